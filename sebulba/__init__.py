@@ -1,0 +1,66 @@
+"""Sebulba: train JAX agents on environments that are not JAX.
+
+The names below are imported when they are first used, so that ``import sebulba`` touches no
+device and costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sebulba.agent import Agent, AgentState
+    from sebulba.envs import env_spec, make_env_factory
+    from sebulba.errors import ActionError, EnvError, HangError, NotFiniteError, UsageError
+    from sebulba.evaluation import evaluate
+    from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+    from sebulba.policy import Policy, load_policy, save_policy
+    from sebulba.types import ActionOutput, EnvSpec, EnvStep, RunSpec, StepInfos, Trajectory
+
+__version__ = "0.1.0"
+
+_ROOMS = {
+    "sebulba.agent": ("Agent", "AgentState"),
+    "sebulba.envs": ("env_spec", "make_env_factory"),
+    "sebulba.errors": ("ActionError", "EnvError", "HangError", "NotFiniteError", "UsageError"),
+    "sebulba.evaluation": ("evaluate",),
+    "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
+    "sebulba.policy": ("Policy", "load_policy", "save_policy"),
+    "sebulba.types": ("ActionOutput", "EnvSpec", "EnvStep", "RunSpec", "StepInfos", "Trajectory"),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = [
+    "ActionError",
+    "ActionOutput",
+    "Agent",
+    "AgentState",
+    "EnvError",
+    "EnvSpec",
+    "EnvStep",
+    "GymnasiumLoop",
+    "HangError",
+    "NotFiniteError",
+    "Policy",
+    "Result",
+    "RunSpec",
+    "StepInfos",
+    "Trajectory",
+    "UsageError",
+    "env_spec",
+    "evaluate",
+    "load_policy",
+    "make_env_factory",
+    "save_policy",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'sebulba' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ROOM_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

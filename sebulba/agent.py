@@ -1,0 +1,231 @@
+"""The agent contract: pure functions, and a state split by who writes it."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar, Generic, NamedTuple, TypeVar, final
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sebulba.types import (
+    ActionOutput,
+    EnvSpec,
+    EnvStep,
+    PyTree,
+    RunSpec,
+    Trajectory,
+    empty_env_step,
+)
+
+LEARNER_AXIS = "learner"
+"""Name of the mesh axis over the update devices."""
+
+TRAJECTORY_SPEC = Trajectory(
+    env_step=P(None, LEARNER_AXIS),  # type: ignore[arg-type]
+    action=P(None, LEARNER_AXIS),  # type: ignore[arg-type]
+    extras=P(None, LEARNER_AXIS),
+    policy_version=P(),  # type: ignore[arg-type]
+    inferencer=P(),  # type: ignore[arg-type]
+    cycle=P(),  # type: ignore[arg-type]
+)
+"""Prefix tree of PartitionSpecs of a trajectory on the update devices: environments are split."""
+
+ConfigT = TypeVar("ConfigT")
+
+
+class AgentState(NamedTuple):
+    """Everything an agent is, split by who writes it."""
+
+    networks: PyTree
+    """Parameters that gradient descent trains; float leaves, each receives a gradient."""
+    opt: PyTree
+    """Optimizer state, target networks, schedules; written by ``optimize``."""
+    experience: PyTree
+    """What the learner keeps from trajectories; written by ``update_experience`` and ``loss``."""
+    step: tuple[PyTree, ...]
+    """One step state per Inferencer; each written by its Inferencer only."""
+
+
+class Agent(abc.ABC, Generic[ConfigT]):
+    """A reinforcement-learning algorithm as pure functions of arrays.
+
+    The loop jits, donates, places and maps these functions, so an agent holds no thread, device
+    or environment code, and must not keep arrays on ``self``. Inside ``update_experience``,
+    ``loss`` and ``optimize`` the axis ``"learner"`` is bound and arrays are this device's shard.
+    """
+
+    config_class: ClassVar[type]
+    """The frozen dataclass of hyper-parameters."""
+
+    def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
+        """Keep the single-environment spaces and the hyper-parameters."""
+        self.spec = spec
+        self.config = config
+
+    # What is made once, on the host.
+
+    @final
+    def new_state(self, key: jax.Array, run: RunSpec) -> AgentState:
+        """Make a whole new state.
+
+        Args:
+          key: Typed PRNG key.
+          run: Sizes that only the loop knows.
+
+        Raises:
+          UsageError: A hyper-parameter does not fit ``run``.
+        """
+        self.check_run(run)
+        networks_key, experience_key, step_key = jax.random.split(key, 3)
+        networks = self.new_networks(networks_key)
+        return AgentState(
+            networks=networks,
+            opt=self.new_opt(networks),
+            experience=self.new_experience(experience_key, networks, run),
+            step=tuple(
+                self.new_step_state(jax.random.fold_in(step_key, j), run, j)
+                for j in range(run.num_inferencers)
+            ),
+        )
+
+    def check_run(self, run: RunSpec) -> None:
+        """Raise UsageError if the hyper-parameters do not fit ``run``; most fit any."""
+        del run
+
+    @abc.abstractmethod
+    def new_networks(self, key: jax.Array) -> PyTree:
+        """Return initial networks."""
+
+    @abc.abstractmethod
+    def new_opt(self, networks: PyTree) -> PyTree:
+        """Return the initial optimizer state for ``networks``."""
+
+    @abc.abstractmethod
+    def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
+        """Return the initial experience, in global (unsharded) shapes."""
+
+    @abc.abstractmethod
+    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
+        """Return what Inferencer ``inferencer`` carries from step to step.
+
+        Its environment i has the global index ``inferencer * run.num_envs + i``.
+        """
+
+    # What an Inferencer runs.
+
+    @abc.abstractmethod
+    def step(
+        self, networks: PyTree, step_state: PyTree, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, PyTree]:
+        """Choose actions for B environments.
+
+        Args:
+          networks: Acting networks (what ``acting_networks`` returned).
+          step_state: Donated. State before ``env_step.obs`` is consumed; the agent resets it
+            where ``env_step.is_first``.
+          env_step: ``[B, ...]``.
+          explore: Static. False is the evaluation policy.
+
+        Returns:
+          Actions with extras, and the next step state.
+        """
+
+    def shard_step_state(
+        self, step_state: PyTree, sharding: NamedSharding, *, num_envs: int
+    ) -> PyTree:
+        """Place a step state on the update devices.
+
+        The default splits leaves whose first dimension is ``num_envs`` as ``sharding`` says and
+        replicates the rest (PRNG keys, scalars).
+
+        Args:
+          step_state: On the inference device.
+          sharding: ``NamedSharding(mesh, P("learner"))``.
+          num_envs: B, environments per Inferencer.
+        """
+        replicated = NamedSharding(sharding.mesh, P())
+
+        def place(leaf: jax.Array) -> jax.Array:
+            split = leaf.ndim > 0 and leaf.shape[0] == num_envs
+            return jax.device_put(leaf, sharding if split else replicated)
+
+        return jax.tree.map(place, step_state)
+
+    # What the update loop runs.
+
+    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return what is staged for Inferencers and saved as the trained policy."""
+        del experience
+        return networks
+
+    @abc.abstractmethod
+    def update_experience(
+        self,
+        experience: PyTree,
+        initial_step_state: PyTree,
+        final_step_state: PyTree,
+        trajectory: Trajectory,
+        networks: PyTree,
+    ) -> PyTree:
+        """Take one trajectory in.
+
+        Args:
+          experience: Donated.
+          initial_step_state: Donated. Step state before row 0 was acted on.
+          final_step_state: Donated. Step state after row T-1, before row T.
+          trajectory: Donated. ``[T+1, B / devices, ...]``.
+          networks: Read only.
+        """
+
+    @abc.abstractmethod
+    def loss(
+        self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
+    ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
+        """Return ``(scalar loss, (experience, scalar metrics))`` of this device's shard.
+
+        The loop takes the mean of gradients and metrics over the devices; a masked mean must
+        therefore divide by ``lax.pmean`` of its count. ``key`` differs by update and device.
+        """
+
+    @abc.abstractmethod
+    def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
+        """Return ``(networks, opt)`` after one update with the mean gradient; both are donated."""
+
+    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
+        """Return how many updates are due after the ``cycle``-th (from 1) consumed trajectory.
+
+        Host-side and pure. 0 while warming up or gathering; at most one other value in a run.
+        """
+        del cycle
+        return 1
+
+    @abc.abstractmethod
+    def experience_spec(self) -> PyTree:
+        """Return a prefix tree of ``PartitionSpec`` over ``"learner"`` for the experience.
+
+        A leaf whose spec is ``P()`` must come out of every function equal on all devices.
+        """
+
+    # Helpers.
+
+    @final
+    def empty_trajectory(self, acting_networks: PyTree, run: RunSpec) -> Trajectory:
+        """Return a trajectory of zeros with the shapes and dtypes that this run will have."""
+        env_step = empty_env_step(self.spec, run.num_envs)
+        step_state = jax.eval_shape(lambda key: self.new_step_state(key, run, 0), jax.random.key(0))
+        output, _ = jax.eval_shape(self.step, acting_networks, step_state, env_step)
+
+        def rows(num_rows: int, tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), tree)
+
+        return Trajectory(
+            env_step=rows(run.steps_per_cycle + 1, env_step),
+            action=rows(run.steps_per_cycle, output.action),
+            extras=rows(run.steps_per_cycle, output.extras),
+            policy_version=jnp.int32(0),
+            inferencer=jnp.int32(0),
+            cycle=jnp.int32(0),
+        )

@@ -1,0 +1,216 @@
+"""The data that flows: environment steps, trajectories, and the specs that shape them.
+
+All arrays are time-major, ``[T, B, ...]``: T environment steps of B environments. This module
+and :mod:`sebulba.agent` are the contracts; everything else depends on them and they on nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import gymnasium
+import jax
+import numpy as np
+
+PyTree: TypeAlias = Any
+"""Any nesting of tuples, dicts and arrays that JAX can flatten."""
+
+
+class EnvStep(NamedTuple):
+    """What a vector environment shows at time t; every leaf is ``[B, ...]``.
+
+    ``reward``, ``terminated`` and ``truncated`` are consequences of ``prev_action``: transition t
+    is ``(obs_t, action_t, reward_{t+1}, terminated_{t+1}, truncated_{t+1}, obs_{t+1})``.
+    """
+
+    obs: PyTree
+    """Observation, ``[B, *observation_shape]`` (a dict of these for a Dict space)."""
+    prev_action: jax.Array | np.ndarray
+    """Action that led here, ``[B, *action_shape]``; zeros before the first step."""
+    reward: jax.Array | np.ndarray
+    """Reward of ``prev_action`` as the learner sees it (perhaps clipped), ``[B]`` float32."""
+    terminated: jax.Array | np.ndarray
+    """The episode ended in a terminal state, ``[B]`` bool: nothing to bootstrap from."""
+    truncated: jax.Array | np.ndarray
+    """The episode was cut short, ``[B]`` bool: bootstrap from the last observation."""
+    is_first: jax.Array | np.ndarray
+    """``obs`` begins an episode, ``[B]`` bool."""
+
+
+class ActionOutput(NamedTuple):
+    """What ``Agent.step`` decides."""
+
+    action: jax.Array
+    """What the environment receives, ``[B, *action_shape]``, in dtype and bounds of its space."""
+    extras: PyTree = ()
+    """Whatever the loss needs from acting, a pytree of ``[B, ...]``."""
+
+
+class Trajectory(NamedTuple):
+    """One cycle of one Inferencer: T transitions of B environments."""
+
+    env_step: EnvStep
+    """``[T+1, B, ...]``; row T is the bootstrap row and row 0 of the next trajectory."""
+    action: jax.Array
+    """``[T, B, ...]``."""
+    extras: PyTree
+    """``ActionOutput.extras``, ``[T, B, ...]``."""
+    policy_version: jax.Array | np.ndarray
+    """Scalar int32: version of the networks that acted."""
+    inferencer: jax.Array | np.ndarray
+    """Scalar int32: which Inferencer made it."""
+    cycle: jax.Array | np.ndarray
+    """Scalar int32: its cycle number there; a gap means that a trajectory is missing between."""
+
+
+class StepInfos(NamedTuple):
+    """Episode bookkeeping of one cycle, host arrays from the environment adapter.
+
+    Not what the learner sees: ``true_reward`` is unclipped, and ``episode_end`` is the end of the
+    whole game even where a lost life is ``terminated``.
+    """
+
+    true_reward: np.ndarray
+    """``[T, B]`` float32."""
+    episode_end: np.ndarray
+    """``[T, B]`` bool."""
+    inserted: np.ndarray
+    """``[T, B]`` bool: not a transition but the reset that follows an end."""
+    episode_returns: np.ndarray
+    """``[N]`` float64: true returns of the N episodes that ended in this cycle, in time order."""
+    episode_lengths: np.ndarray
+    """``[N]`` int64: their lengths in environment steps."""
+
+
+class EnvOutput(NamedTuple):
+    """What an environment adapter returns from ``reset`` and ``step``; leaves are ``[B, ...]``.
+
+    NumPy arrays that nobody writes again, or JAX arrays inside a fused cycle.
+    """
+
+    obs: PyTree
+    reward: Any
+    terminated: Any
+    truncated: Any
+    is_first: Any
+    true_reward: Any
+    """``[B]`` float32: the reward before any clipping."""
+    episode_end: Any
+    """``[B]`` bool: the whole game ended (never a mere lost life)."""
+
+
+class FusedEnv(NamedTuple):
+    """A vector environment as pure JAX functions, for a fused cycle."""
+
+    state: PyTree
+    """Array pytree threaded through every step (handle, previous end flags)."""
+    step: Callable[[PyTree, jax.Array], tuple[PyTree, EnvOutput, jax.Array]]
+    """``(state, action [B, ...]) -> (state, EnvOutput, num_invalid)``.
+
+    Actions outside the space are clamped into it before the environment sees them;
+    ``num_invalid`` (scalar int32) counts them.
+    """
+
+
+class EnvAdapter(Protocol):
+    """One vector environment behind one interface, whatever its backend.
+
+    Rows are always in environment order; arrays are fresh or copied (JAX may alias a NumPy array
+    that it is given, so nothing handed out is written again); dtypes are those of ``spec``.
+    """
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self) -> EnvOutput:
+        """Begin new episodes in all environments; all flags false but ``is_first``."""
+        ...
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Act in all environments; raises ActionError before an invalid action gets through."""
+        ...
+
+    def fused(self) -> FusedEnv | str:
+        """Return the environment as JAX functions, or the reason why it has none.
+
+        Call after ``reset``; from then on step only through what this returned.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything; may be called twice."""
+        ...
+
+
+class EnvFactory(Protocol):
+    """Makes the vector environment of one Inferencer."""
+
+    def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
+        """Make ``num_envs`` environments; environment i is seeded with ``seeds[i]`` (int32)."""
+        ...
+
+
+class MetricWriter(Protocol):
+    """Where the metrics of a run go. What it raises is a warning, never the end of the run."""
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write one window of updates: numbers, None for "not known", ``[H, W, C]`` uint8 images."""
+        ...
+
+    def close(self) -> None:
+        """Flush and free everything; may be called twice."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSpec:
+    """A single environment as an agent sees it.
+
+    Dtypes are those that reach JAX: float64 is float32 and int64 is int32 (the adapter casts).
+    """
+
+    observation_space: gymnasium.Space
+    """Box, Discrete, MultiDiscrete, MultiBinary, or Dict of these."""
+    action_space: gymnasium.Space
+    """Box, Discrete or MultiDiscrete."""
+    frame_stack: int = 0
+    """If positive, axis 0 of an image observation stacks this many frames, newest last."""
+    frame_skip: int = 1
+    """Frames of the game per environment step."""
+    name: str = ""
+    """For messages."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """What only the loop knows when it asks an agent for a new state."""
+
+    num_envs: int
+    """B: environments per Inferencer."""
+    num_inferencers: int
+    """Inferencers over all inference devices."""
+    steps_per_cycle: int
+    """T: the unroll length."""
+    num_update_devices: int
+    """Devices over which B is split for the update."""
+
+
+def empty_env_step(spec: EnvSpec, num_envs: int) -> EnvStep:
+    """Return an ``EnvStep`` of NumPy zeros, ``[B, ...]``, with the dtypes of ``spec``."""
+
+    def zeros(space: gymnasium.Space) -> PyTree:
+        if isinstance(space, gymnasium.spaces.Dict):
+            return {name: zeros(space[name]) for name in sorted(space.spaces)}
+        return np.zeros((num_envs, *(space.shape or ())), space.dtype)
+
+    flag = np.zeros((num_envs,), np.bool_)
+    return EnvStep(
+        obs=zeros(spec.observation_space),
+        prev_action=zeros(spec.action_space),
+        reward=np.zeros((num_envs,), np.float32),
+        terminated=flag,
+        truncated=flag,
+        is_first=flag,
+    )
