@@ -156,7 +156,7 @@ class MetricWriter(Protocol):
     """Where the metrics of a run go. What it raises is a warning, never the end of the run."""
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write one window of updates: numbers, None for "not known", ``[H, W, C]`` uint8 images."""
+        """Write one window of updates: numbers, None (not known), ``[H, W, C]`` uint8 images."""
         ...
 
     def close(self) -> None:
