@@ -78,6 +78,9 @@ class StepInfos(NamedTuple):
     """``[T, B]`` bool."""
     inserted: np.ndarray
     """``[T, B]`` bool: not a transition but the reset that follows an end."""
+    masked_truncation: np.ndarray
+    """``[T, B]`` bool: cut short and reset in the same step, so that its last observation is lost
+    and the loss has nothing to bootstrap from."""
     episode_returns: np.ndarray
     """``[N]`` float64: true returns of the N episodes that ended in this cycle, in time order."""
     episode_lengths: np.ndarray
@@ -135,7 +138,8 @@ class EnvAdapter(Protocol):
     def fused(self) -> FusedEnv | str:
         """Return the environment as JAX functions, or the reason why it has none.
 
-        Call after ``reset``; from then on step only through what this returned.
+        The returned state is that of an environment just ``reset``; once its step has been
+        called, step through nothing else until the next ``reset``.
         """
         ...
 

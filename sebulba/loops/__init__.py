@@ -1,1 +1,1 @@
-"""."""
+"""Loops wire environments, runtime and agents together; ``GymnasiumLoop`` is the first."""

@@ -1,0 +1,35 @@
+"""What a run has counted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass
+class Counters:
+    """Python integers, which do not wrap; they go on over several ``run()`` of one loop."""
+
+    updates: int = 0
+    """Optimizer steps."""
+    env_steps: int = 0
+    """Environment steps of the trajectories that were consumed."""
+    frames: int = 0
+    """``env_steps`` times the frames that the environment skips per step."""
+    cycles: int = 0
+    """Trajectories consumed."""
+    policy_version: int = 0
+    """Publishes."""
+    dropped_lag_cycles: int = 0
+    """Trajectories dropped because their policy lag was above ``max_policy_lag``."""
+    dropped_stop_cycles: int = 0
+    """Trajectories lost because a stop cut them short."""
+    episodes: int = 0
+    """Episodes that ended in consumed trajectories."""
+    masked_truncations: int = 0
+    """Truncated transitions that the loss cannot use, since their last observation was replaced
+    by the reset observation (vector environments that reset in the same step)."""
+
+    @property
+    def dropped_cycles(self) -> int:
+        """All trajectories that were made and not consumed."""
+        return self.dropped_lag_cycles + self.dropped_stop_cycles

@@ -1,0 +1,358 @@
+"""GymnasiumLoop: Inferencer threads on one side of a queue, the pmapped update on the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+
+from sebulba.agent import Agent, AgentState
+from sebulba.envs import make_env_factory, seed_block
+from sebulba.errors import UsageError
+from sebulba.loops.counters import Counters
+from sebulba.loops.metric_window import RecentEpisodes
+from sebulba.loops.update_loop import LoopOptions, ObserveCycle, Session, UpdateLoop
+from sebulba.runtime.cycle import CyclePrograms, make_cycle
+from sebulba.runtime.devices import choose_devices, learner_mesh
+from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
+from sebulba.runtime.staging import Staging
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.runtime.update import HandOffToMesh, Updater, owned_copy
+from sebulba.types import EnvAdapter, EnvFactory, MetricWriter, PyTree, RunSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What ``run()`` returns."""
+
+    state: AgentState
+    """The final state, on the update devices; give it to the next ``run()`` to go on."""
+    counters: Counters
+    """Counts since the state was new."""
+    metrics: dict[str, Any]
+    """The last window's record."""
+    acting_networks: PyTree
+    """The trained policy: what Inferencers would act with next."""
+    stopped: bool = False
+    """``stop()`` ended the run before ``num_cycles``."""
+
+
+class GymnasiumLoop:
+    """Trains an agent on environments that are not JAX.
+
+    A context manager; ``close()`` frees the environments. ``run()`` may be called again: with the
+    state that the last ``run()`` returned it goes on where that ended (environments, episodes and
+    counters included), with any other state it begins anew in fresh episodes.
+    """
+
+    def __init__(
+        self,
+        env_factory: str | Callable | EnvFactory,
+        agent: Agent,
+        num_envs: int,
+        *,
+        seed: int = 0,
+        inference_devices: Sequence[int | jax.Device] | None = None,
+        update_devices: Sequence[int | jax.Device] | None = None,
+        num_inferencers_per_device: int = 2,
+        inference_only: bool = False,
+        schedule: Schedule = "async",
+        max_policy_lag: int | None = None,
+        cycle: Literal["auto", "stepped", "fused"] = "auto",
+        queue_size: int = 2,
+        metric_writer: MetricWriter | None = None,
+        metrics_interval_s: float = 0.5,
+        observe_cycle: ObserveCycle | None = None,
+    ) -> None:
+        """Make the environments and choose the devices; nothing runs yet.
+
+        Args:
+          env_factory: An id, a callable that returns a ``gymnasium.Env``, a callable with
+            parameters ``num_envs`` and ``seeds`` that returns a vector environment, or what
+            ``sebulba.make_env_factory`` returned.
+          agent: The algorithm.
+          num_envs: B, environments per Inferencer; a multiple of the number of update devices.
+          seed: Of the environments and of the updates, an int32.
+          inference_devices: Devices or indices; None chooses.
+          update_devices: Devices or indices; None chooses.
+          num_inferencers_per_device: Threads, each with its own ``num_envs`` environments, per
+            inference device. 0 runs one per device inline, in the calling thread, for debuggers.
+          inference_only: Act and never update.
+          schedule: ``"async"``, or ``"lockstep"`` for bit-reproducible training.
+          max_policy_lag: Drop trajectories whose networks are older than this many versions.
+          cycle: How cycles run; ``"auto"`` goes by the rule of ``runtime.cycle.make_cycle``.
+          queue_size: Trajectories that may wait for the update before Inferencers block.
+          metric_writer: Gets a record a window; what it raises is a warning.
+          metrics_interval_s: Length of a window, rounded up to whole cycles.
+          observe_cycle: Called in the calling thread of ``run()`` with every trajectory, on the
+            update devices, before it is donated (do not keep it), and its episode bookkeeping;
+            returns more metrics, or None.
+
+        Raises:
+          UsageError: An argument breaks one of these rules.
+        """
+        _check_counts(
+            num_envs=(num_envs, 1),
+            num_inferencers_per_device=(num_inferencers_per_device, 0),
+            queue_size=(queue_size, 1),
+            max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
+        )
+        _check_choice("schedule", schedule, ("async", "lockstep"))
+        _check_choice("cycle", cycle, ("auto", "stepped", "fused"))
+        self.inference_devices, self.update_devices = choose_devices(
+            inference_devices, update_devices
+        )
+        _check_divisible(num_envs, len(self.update_devices))
+        self.agent = agent
+        self.num_envs = num_envs
+        self._seed = seed
+        self._num_per_device = max(1, num_inferencers_per_device)
+        self._cycle_kind: Literal["auto", "stepped", "fused"] = cycle
+        self._options = LoopOptions(
+            schedule,
+            num_inferencers_per_device == 0,
+            inference_only,
+            max_policy_lag,
+            queue_size,
+            metric_writer,
+            metrics_interval_s,
+            observe_cycle,
+        )
+        self._mesh = learner_mesh(self.update_devices)
+        self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
+        self._stop_requested = threading.Event()
+        self._closed = False
+        self._run_spec: RunSpec | None = None
+        self._updater: Updater | None = None
+        self._last_state: AgentState | None = None
+        self._cycle_reasons: set[str] = set()
+        self._session = Session([], {device: Staging() for device in self.inference_devices})
+        self._envs = self._make_envs(env_factory)
+
+    # Set-up.
+
+    @property
+    def num_inferencers(self) -> int:
+        """Inferencers over all inference devices."""
+        return self._num_per_device * len(self.inference_devices)
+
+    def _make_envs(self, env_factory: str | Callable | EnvFactory) -> list[EnvAdapter]:
+        factory = make_env_factory(env_factory)
+        envs: list[EnvAdapter] = []
+        try:
+            for inferencer in range(self.num_inferencers):
+                seeds = seed_block(
+                    self._seed,
+                    inferencer=inferencer,
+                    num_inferencers=self.num_inferencers,
+                    num_envs=self.num_envs,
+                )
+                envs.append(factory(self.num_envs, seeds))
+                self._check_spaces(envs[-1])
+        except BaseException:
+            for env in envs:
+                env.close()
+            raise
+        return envs
+
+    def _check_spaces(self, env: EnvAdapter) -> None:
+        for name in ("observation_space", "action_space"):
+            of_env, of_agent = getattr(env.spec, name), getattr(self.agent.spec, name)
+            if of_env != of_agent:
+                raise UsageError(
+                    f"{name}={of_env} of the environment is not the agent's {of_agent}; build the "
+                    "agent with spec=sebulba.env_spec(env_factory) of the same factory"
+                )
+
+    def new_state(self, key: int | jax.Array, steps_per_cycle: int) -> AgentState:
+        """Return a new agent state for this loop.
+
+        Args:
+          key: Typed PRNG key, or the integer seed of one.
+          steps_per_cycle: T, as it will be given to ``run()``.
+        """
+        key = jax.random.key(key) if isinstance(key, int) else key
+        return self.agent.new_state(key, self._new_run_spec(steps_per_cycle))
+
+    def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
+        _check_counts(steps_per_cycle=(steps_per_cycle, 1))
+        return RunSpec(
+            self.num_envs, self.num_inferencers, steps_per_cycle, len(self.update_devices)
+        )
+
+    def describe(self) -> str:
+        """Say in a line which devices do what and, once run, how cycles run and why."""
+
+        def names(devices: Sequence[jax.Device]) -> str:
+            return ", ".join(f"{d.platform}:{d.id}" for d in devices)
+
+        kinds = {inferencer.run_cycle.kind for inferencer in self._session.inferencers}
+        how = f"; {'/'.join(sorted(kinds))} cycles ({'; '.join(sorted(self._cycle_reasons))})"
+        return (
+            f"{self.num_inferencers} Inferencers x {self.num_envs} environments on "
+            f"{names(self.inference_devices)}; updates on {names(self.update_devices)}; "
+            f"{self._options.schedule}{how if kinds else ''}"
+        )
+
+    # Running.
+
+    def run(self, state: AgentState, num_cycles: int, steps_per_cycle: int) -> Result:
+        """Consume ``num_cycles`` trajectories of ``steps_per_cycle`` steps.
+
+        Args:
+          state: From ``new_state`` or from the last ``Result``; copied, so it stays valid.
+          num_cycles: Over all Inferencers; in lockstep a multiple of their number.
+          steps_per_cycle: T, the unroll length.
+
+        Returns:
+          Final state, counters and metrics.
+
+        Raises:
+          UsageError: An argument breaks a rule, or the loop is closed.
+          NotFiniteError: The loss is NaN or infinite.
+          HangError: A thread did not end.
+          BaseException: Whatever an environment, the agent or ``observe_cycle`` raised, with its
+            own traceback; all threads are joined first.
+        """
+        began = time.perf_counter()
+        run_spec = self._new_run_spec(steps_per_cycle)
+        self._check_run(state, num_cycles, run_spec)
+        self._stop_requested.clear()
+        updater = self._prepare(state, run_spec)
+        self._last_state = None  # until this run has ended well
+        loop = UpdateLoop(
+            self._options,
+            self.agent,
+            self._session,
+            updater,
+            self._hand_off,
+            self._stop_requested,
+        )
+        metrics = loop.run(num_cycles, steps_per_cycle, began)
+        step = [owned_copy(i.step_state, i.device) for i in self._session.inferencers]
+        self._last_state = updater.state(step)
+        return Result(
+            self._last_state,
+            dataclasses.replace(self._session.counters),
+            metrics,
+            updater.acting_networks(),
+            stopped=self._stop_requested.is_set(),
+        )
+
+    def _check_run(self, state: AgentState, num_cycles: int, run_spec: RunSpec) -> None:
+        if self._closed:
+            raise UsageError("this loop is closed; make a new GymnasiumLoop")
+        _check_counts(num_cycles=(num_cycles, 1))
+        if self._options.schedule == "lockstep" and num_cycles % self.num_inferencers:
+            raise UsageError(
+                f"num_cycles={num_cycles} must be divisible by the {self.num_inferencers} "
+                "Inferencers in lockstep, whose rounds have one trajectory of each; use "
+                f"{-(-num_cycles // self.num_inferencers) * self.num_inferencers}"
+            )
+        _check_state(
+            state,
+            jax.eval_shape(lambda key: self.agent.new_state(key, run_spec), jax.random.key(0)),
+        )
+
+    def _prepare(self, state: AgentState, run_spec: RunSpec) -> Updater:
+        """Build what no earlier run has left, and put state and Inferencers in place."""
+        session = self._session
+        if self._updater is None or run_spec != self._run_spec:
+            acting = jax.eval_shape(self.agent.acting_networks, state.networks, state.experience)
+            programs = CyclePrograms(self.agent, acting, run_spec)
+            self._updater = Updater(self.agent, self._mesh, jax.random.key(self._seed))
+            self._run_spec = run_spec
+            session.kept_round = []
+            for inferencer in session.inferencers:
+                inferencer.run_cycle.use(programs)
+            if not session.inferencers:
+                new = (self._new_inferencer(j, programs) for j in range(self.num_inferencers))
+                session.inferencers = list(new)
+        if state is not self._last_state:
+            self._begin_anew(state)
+        self._updater.place(state)
+        return self._updater
+
+    def _new_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
+        device = self.inference_devices[index // self._num_per_device]
+        timer = PhaseTimer(*INFERENCER_PHASES)
+        env = self._envs[index]
+        cycle, why = make_cycle(self._cycle_kind, env, programs, device, timer)
+        self._cycle_reasons.add(why)
+        return Inferencer(index, device, env, cycle, self._session.staging[device], timer)
+
+    def _begin_anew(self, state: AgentState) -> None:
+        session = self._session
+        session.counters = Counters()
+        session.episodes = RecentEpisodes()
+        session.kept_round = []
+        for inferencer, step_state in zip(session.inferencers, state.step, strict=True):
+            inferencer.needs_reset = True
+            inferencer.cycle = 0
+            inferencer.step_state = owned_copy(step_state, inferencer.device)
+
+    def stop(self) -> None:
+        """End ``run()`` cleanly, as if it had reached ``num_cycles``; from any thread."""
+        self._stop_requested.set()
+
+    def close(self) -> None:
+        """Free the environments; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for env in self._envs:
+            env.close()
+
+    def __enter__(self) -> GymnasiumLoop:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _check_counts(**counts: tuple[int, int]) -> None:
+    """Raise unless each name's (value, least) is an int of at least that."""
+    for name, (value, least) in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise UsageError(f"{name}={value!r} must be an int; got {type(value).__name__}")
+        if value < least:
+            raise UsageError(f"{name}={value} must be at least {least}")
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+
+
+def _check_divisible(num_envs: int, num_devices: int) -> None:
+    if num_envs % num_devices:
+        below = num_envs // num_devices * num_devices
+        nearest = f"{below} or {below + num_devices}" if below else f"{num_devices}"
+        raise UsageError(
+            f"num_envs={num_envs} must be divisible by the {num_devices} update devices; "
+            f"use {nearest}"
+        )
+
+
+def _check_state(state: AgentState, expected: AgentState) -> None:
+    """Raise unless ``state`` has the structure and shapes that this run's agent makes."""
+    remedy = (
+        "use state = loop.new_state(key, steps_per_cycle) of this loop, with this steps_per_cycle"
+    )
+    if jax.tree.structure(state) != jax.tree.structure(expected):
+        raise UsageError(
+            f"the agent state has another structure than this agent's in this loop "
+            f"({len(state.step)} step states, {len(expected.step)} Inferencers); {remedy}"
+        )
+    for (path, leaf), other in zip(
+        jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(expected), strict=True
+    ):
+        if jax.numpy.shape(leaf) != other.shape:
+            raise UsageError(
+                f"state{jax.tree_util.keystr(path)} has shape {jax.numpy.shape(leaf)}, but this "
+                f"run makes {other.shape}; {remedy}"
+            )

@@ -1,0 +1,313 @@
+"""The update loop of one run: pops trajectories, updates, publishes, counts."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from sebulba.agent import Agent
+from sebulba.errors import HangError
+from sebulba.loops.counters import Counters
+from sebulba.loops.metric_window import MetricWindow, RecentEpisodes, time_shares
+from sebulba.runtime.inferencer import (
+    HandOff,
+    Inferencer,
+    Item,
+    Schedule,
+    Stop,
+    inferencer_thread,
+    run_cycles,
+)
+from sebulba.runtime.staging import Staged, Staging
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.runtime.trajectory_queue import TrajectoryQueue
+from sebulba.runtime.update import Updater, on_device
+from sebulba.types import MetricWriter, StepInfos, Trajectory
+
+LEARNER_PHASES = ("get", "observe", "experience", "update", "publish", "metrics")
+JOIN_S = 60.0
+"""How long a stop waits for the program or the compile in flight in a thread."""
+
+ObserveCycle = Callable[[Trajectory, StepInfos], Mapping[str, Any] | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOptions:
+    """How a loop runs; see ``GymnasiumLoop``."""
+
+    schedule: Schedule
+    inline: bool
+    inference_only: bool
+    max_policy_lag: int | None
+    queue_size: int
+    metric_writer: MetricWriter | None
+    metrics_interval_s: float
+    observe_cycle: ObserveCycle | None
+
+
+@dataclasses.dataclass
+class Session:
+    """What goes on over several runs of one loop."""
+
+    inferencers: list[Inferencer]
+    staging: Mapping[jax.Device, Staging]
+    counters: Counters = dataclasses.field(default_factory=Counters)
+    episodes: RecentEpisodes = dataclasses.field(default_factory=RecentEpisodes)
+    kept_round: list[Item] = dataclasses.field(default_factory=list)
+    """Lockstep: the round that was in flight when the last run stopped."""
+
+
+class UpdateLoop:
+    """Runs the Inferencers and consumes what they make, until a number of cycles is reached."""
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        agent: Agent,
+        session: Session,
+        updater: Updater,
+        hand_off: HandOff,
+        stop_requested: threading.Event,
+    ) -> None:
+        """Prepare a run; ``updater`` holds the state to train."""
+        self._options = options
+        self._agent = agent
+        self._session = session
+        self._updater = updater
+        self._hand_off = hand_off
+        self._stop_requested = stop_requested
+        self._stop = Stop.new()
+        self._queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
+        self._timer = PhaseTimer(*LEARNER_PHASES)
+        self._threads: list[threading.Thread] = []
+        self._inline_items: Iterator[Item] | None = None
+
+    # The run.
+
+    def run(self, num_cycles: int, steps_per_cycle: int, began: float) -> dict[str, Any]:
+        """Consume ``num_cycles`` trajectories, or fewer if a stop was requested.
+
+        Args:
+          num_cycles: How many to consume in this run.
+          steps_per_cycle: T.
+          began: ``time.perf_counter()`` from which ``seconds`` count.
+
+        Returns:
+          The record of the last window.
+        """
+        counters = self._session.counters
+        self._env_steps_per_cycle = steps_per_cycle * self._session.inferencers[0].env.num_envs
+        self._target = counters.cycles + num_cycles
+        self._window = MetricWindow(counters, began)
+        self._readings = self._read_timers()
+        self._publish()
+        try:
+            self._start()
+            if self._options.schedule == "lockstep":
+                self._consume_rounds()
+            else:
+                self._consume_stream()
+            self._stop.soon.set()
+            self._stop.now.set()
+            self._join()
+        except BaseException as error:
+            self._stop.soon.set()
+            self._stop.now.set()
+            try:
+                self._join()
+            except HangError as hang:
+                error.add_note(str(hang))
+            raise
+        counters.dropped_stop_cycles += len(self._queue.drain())
+        for inferencer in self._session.inferencers:
+            counters.dropped_stop_cycles += inferencer.dropped_cycles
+            inferencer.dropped_cycles = 0
+        return self._write_record()
+
+    def _start(self) -> None:
+        runs = [(i, self._hand_off, self._options.schedule) for i in self._session.inferencers]
+        if self._options.inline:
+            # One item of each in turn: the order that threads of equal speed would have.
+            rounds = zip(*(run_cycles(*run, self._stop) for run in runs), strict=True)
+            self._inline_items = itertools.chain.from_iterable(rounds)
+            return
+        self._threads = [
+            threading.Thread(
+                target=inferencer_thread,
+                args=(*run, self._queue, self._stop),
+                name=run[0].thread_name,
+                daemon=True,
+            )
+            for run in runs
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _join(self) -> None:
+        """Wait for all threads, each of which ends with the program it is in."""
+        deadline = time.monotonic() + JOIN_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        alive = [thread for thread in self._threads if thread.is_alive()]
+        if alive:
+            frames = sys._current_frames()
+            stacks = "\n".join(
+                f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+                for thread in alive
+                if thread.ident in frames
+            )
+            raise HangError(
+                f"{len(alive)} threads did not end within {JOIN_S:.0f} s of being stopped; an "
+                f"environment that does not return from step is the usual cause. They are in:\n"
+                f"{stacks}"
+            )
+
+    # Consuming.
+
+    def _next_item(self) -> Item:
+        """Return the next trajectory, whoever made it; raises what its maker raised."""
+        if self._inline_items is not None:
+            return next(self._inline_items)
+        while True:
+            item = self._queue.get()
+            if item is not None:
+                return item
+            if not any(thread.is_alive() for thread in self._threads) and not len(self._queue):
+                return self._queue.get() or _no_thread_left()
+
+    def _consume_stream(self) -> None:
+        """Async: first come, first served; publish after each trajectory that had updates due."""
+        counters = self._session.counters
+        while counters.cycles < self._target and not self._stop_requested.is_set():
+            with self._timer.phase("get"):
+                item = self._next_item()
+            if self._consume(item):
+                counters.policy_version += 1
+                self._publish()
+            self._write_when_due()
+
+    def _consume_rounds(self) -> None:
+        """Lockstep: one trajectory of each Inferencer, in their order, then one publish.
+
+        Nothing is published after the last round, so every Inferencer finishes exactly the round
+        that is in flight, and finds no networks for another; that round is kept for the next run.
+        """
+        counters, session = self._session.counters, self._session
+        while True:
+            items = session.kept_round or self._collect_round()
+            session.kept_round = []
+            for item in items:
+                self._consume(item)
+            counters.policy_version += 1
+            if counters.cycles >= self._target or self._stop_requested.is_set():
+                break
+            self._publish()
+            self._write_when_due()
+        self._stop.soon.set()
+        session.kept_round = self._collect_round()
+
+    def _collect_round(self) -> list[Item]:
+        with self._timer.phase("get"):
+            items = [self._next_item() for _ in self._session.inferencers]
+        return sorted(items, key=lambda item: item.inferencer)
+
+    def _consume(self, item: Item) -> bool:
+        """Count, show and learn from one trajectory; True if updates were due."""
+        options, counters, timer = self._options, self._session.counters, self._timer
+        lag = counters.policy_version - item.policy_version
+        if options.max_policy_lag is not None and lag > options.max_policy_lag:
+            counters.dropped_lag_cycles += 1
+            return False
+        self._count(item)
+        self._window.add_cycle(lag, len(self._queue) / self._queue.size)
+        if options.observe_cycle is not None:
+            with timer.phase("observe"):
+                observed = options.observe_cycle(item.trajectory, item.step_infos)
+                self._window.add_observed(observed)
+        if options.inference_only:
+            return False
+        with timer.phase("update"):
+            self._updater.wait()
+        with timer.phase("experience"):
+            self._updater.update_experience(
+                item.trajectory, item.initial_step_state, item.final_step_state
+            )
+        updates = self._agent.num_off_policy_optims_per_cycle(counters.cycles)
+        with timer.phase("update"):
+            for _ in range(updates):
+                self._updater.update(counters.updates)
+                counters.updates += 1
+        return updates > 0
+
+    def _count(self, item: Item) -> None:
+        counters, session = self._session.counters, self._session
+        counters.cycles += 1
+        counters.env_steps += self._env_steps_per_cycle
+        frame_skip = session.inferencers[item.inferencer].env.spec.frame_skip
+        counters.frames += self._env_steps_per_cycle * frame_skip
+        counters.episodes += len(item.step_infos.episode_returns)
+        counters.masked_truncations += int(item.step_infos.masked_truncation.sum())
+        session.episodes.add(item.step_infos)
+
+    def _publish(self) -> None:
+        with self._timer.phase("publish"):
+            acting = self._updater.acting_networks()
+            for device, staging in self._session.staging.items():
+                version = self._session.counters.policy_version
+                staging.publish(Staged(version, on_device(acting, device)))
+
+    # Metrics.
+
+    def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return seconds so far: of the learner's phases, and of the mean Inferencer's."""
+        readings = [i.timer.seconds() for i in self._session.inferencers]
+        mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
+        return self._timer.seconds(), mean
+
+    def _write_when_due(self) -> None:
+        first = self._session.counters.updates > 0 and not self._window.has_closed
+        if first or self._window.age_s >= self._options.metrics_interval_s:
+            self._write_record()
+
+    def _write_record(self) -> dict[str, Any]:
+        """Close the window and give its record to the writer, whose errors only warn."""
+        with self._timer.phase("metrics"):
+            elapsed_s = self._window.age_s
+            readings = self._read_timers()
+            shares = {
+                f"time/{who}/{phase}": share
+                for who, before, after in zip(
+                    ("learner", "inferencer"), self._readings, readings, strict=True
+                )
+                for phase, share in time_shares(before, after, elapsed_s).items()
+            }
+            self._readings = readings
+            record = self._window.close(
+                self._updater.take_metrics(),
+                self._session.episodes,
+                {"total_cycles": self._target, **shares},
+            )
+            if self._options.metric_writer is not None:
+                try:
+                    self._options.metric_writer.write(record)
+                except Exception as error:
+                    warnings.warn(
+                        f"the metric writer raised, and the run goes on without this record: "
+                        f"{''.join(traceback.format_exception(error))}",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+        return record
+
+
+def _no_thread_left() -> Item:
+    raise RuntimeError("all Inferencer threads ended without an error or a stop")

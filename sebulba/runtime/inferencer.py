@@ -1,0 +1,166 @@
+"""The Inferencer: takes networks, runs cycles, hands trajectories to the update devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from sebulba.runtime.cycle import Cycle, CycleOutput
+from sebulba.runtime.staging import Staged, Staging
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.runtime.trajectory_queue import TrajectoryQueue
+from sebulba.types import EnvAdapter, PyTree, StepInfos, Trajectory
+
+Schedule = Literal["async", "lockstep"]
+
+HandOff = Callable[[Trajectory, PyTree, PyTree], tuple[Trajectory, PyTree, PyTree]]
+"""Places (trajectory, initial step state, final step state) on the update devices."""
+
+INFERENCER_PHASES = ("take", "act", "env_step", "cycle", "finish", "shard", "put")
+
+
+class Item(NamedTuple):
+    """One cycle's result on its way to the update loop; arrays are on the update devices."""
+
+    inferencer: int
+    cycle: int
+    policy_version: int
+    trajectory: Trajectory
+    initial_step_state: PyTree
+    final_step_state: PyTree
+    step_infos: StepInfos
+
+
+class Stop(NamedTuple):
+    """How an Inferencer is told to end."""
+
+    soon: threading.Event
+    """Begin no further cycle."""
+    now: threading.Event
+    """End every wait, and the cycle in flight at its next step or chunk; its rows are lost."""
+
+    @classmethod
+    def new(cls) -> Stop:
+        """Return a stop that has not been asked for."""
+        return cls(threading.Event(), threading.Event())
+
+
+@dataclasses.dataclass
+class Inferencer:
+    """One vector environment on one inference device, and where they stand.
+
+    The fields below ``timer`` are written by the running cycles only, and by the loop between
+    runs.
+    """
+
+    index: int
+    """Its number, over all inference devices."""
+    device: jax.Device
+    env: EnvAdapter
+    run_cycle: Cycle
+    staging: Staging
+    """Its device's slot."""
+    timer: PhaseTimer
+    needs_reset: bool = True
+    """Begin new episodes before the next cycle."""
+    step_state: PyTree = None
+    """Goes with the environment's present position."""
+    cycle: int = 0
+    """Number of the next cycle."""
+    dropped_cycles: int = 0
+    """Cycles that a stop cut short."""
+
+    @property
+    def thread_name(self) -> str:
+        """What its thread is called."""
+        return f"inferencer-{self.index}"
+
+
+def run_cycles(
+    inferencer: Inferencer, hand_off: HandOff, schedule: Schedule, stop: Stop
+) -> Iterator[Item]:
+    """Yield one item a cycle until stopped.
+
+    In lockstep, round r acts with the networks published after round r-2, and those for the next
+    round are taken before this round is handed over: until then the update loop cannot publish
+    any newer, so no Inferencer ever sees others. There a stop ends the wait for networks that
+    will not come, never a round for which they are there.
+    """
+    timer = inferencer.timer
+
+    def take(at_least: int, ended: threading.Event) -> Staged | None:
+        with timer.phase("take"):
+            staged = inferencer.staging.take(ended, at_least)
+            # Otherwise the first step's dispatch waits for the transfer, and with it those of
+            # every other thread.
+            jax.block_until_ready(staged)
+            return staged
+
+    if inferencer.needs_reset:
+        inferencer.run_cycle.reset()
+        inferencer.needs_reset = False
+    lockstep = schedule == "lockstep"
+    staged = take(max(0, inferencer.cycle - 1) if lockstep else 0, stop.soon)
+    while staged is not None and (lockstep or not stop.soon.is_set()):
+        output, inferencer.step_state = inferencer.run_cycle.run(
+            staged.networks, inferencer.step_state, stop.now
+        )
+        cycle = inferencer.cycle
+        inferencer.cycle += 1
+        if output is None:
+            inferencer.dropped_cycles += 1
+            return
+        version = staged.policy_version
+        if lockstep:
+            staged = take(cycle, stop.soon)
+        with timer.phase("shard"):
+            item = _hand_over(inferencer.index, cycle, version, output, hand_off)
+        yield item
+        if not lockstep:
+            staged = take(0, stop.soon)
+
+
+def _hand_over(
+    index: int, cycle: int, version: int, output: CycleOutput, hand_off: HandOff
+) -> Item:
+    trajectory = Trajectory(
+        output.env_step,
+        output.action,
+        output.extras,
+        policy_version=np.int32(version),
+        inferencer=np.int32(index),
+        cycle=np.int32(cycle),
+    )
+    placed = hand_off(trajectory, output.initial_step_state, output.final_step_state)
+    return Item(index, cycle, version, *placed, output.step_infos)
+
+
+def inferencer_thread(
+    inferencer: Inferencer,
+    hand_off: HandOff,
+    schedule: Schedule,
+    queue: TrajectoryQueue[Item],
+    stop: Stop,
+) -> None:
+    """Run an Inferencer: the target of its thread.
+
+    Every way out leaves the queue usable: a failure goes to the update loop, a stop loses at most
+    the cycle in flight, which is counted.
+    """
+    try:
+        for item in run_cycles(inferencer, hand_off, schedule, stop):
+            with inferencer.timer.phase("put"):
+                if not queue.put(item, stop.now):
+                    inferencer.dropped_cycles += 1
+                    return
+    except BaseException as error:
+        error.add_note(
+            f"in thread {inferencer.thread_name!r} (Inferencer {inferencer.index}), "
+            f"cycle {inferencer.cycle}"
+        )
+        queue.fail(error)

@@ -1,0 +1,69 @@
+"""The trajectory queue: bounded, first in first out; a failure always gets through."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Generic, TypeVar
+
+from sebulba.runtime.staging import WAKE_S
+
+T = TypeVar("T")
+
+
+class TrajectoryQueue(Generic[T]):
+    """Between the Inferencers, which block when it is full, and the update loop."""
+
+    def __init__(self, size: int) -> None:
+        """Make a queue for at most ``size`` items."""
+        self.size = size
+        self._items: collections.deque[T] = collections.deque()
+        self._failure: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: T, stop: threading.Event) -> bool:
+        """Append ``item`` once there is room; False if ``stop`` was set first."""
+        with self._changed:
+            while len(self._items) >= self.size:
+                if stop.is_set():
+                    return False
+                self._changed.wait(WAKE_S)
+            if stop.is_set():
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+            return True
+
+    def fail(self, error: BaseException) -> None:
+        """Make every ``get`` from now on raise ``error``; the first failure is kept."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
+
+    def get(self, timeout_s: float = WAKE_S) -> T | None:
+        """Remove and return the oldest item, or None after ``timeout_s`` seconds without one.
+
+        Raises:
+          BaseException: The first failure, with its own traceback, before any item.
+        """
+        with self._changed:
+            if not self._items and self._failure is None:
+                self._changed.wait(timeout_s)
+            if self._failure is not None:
+                raise self._failure
+            if not self._items:
+                return None
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
+
+    def drain(self) -> list[T]:
+        """Remove and return everything."""
+        with self._changed:
+            items = list(self._items)
+            self._items.clear()
+            self._changed.notify_all()
+            return items

@@ -1,0 +1,265 @@
+"""The update: experience in, gradients averaged over the update devices, networks out."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
+from sebulba.types import PyTree, Trajectory
+
+
+def owned_copy(tree: PyTree, sharding: jax.sharding.Sharding | PyTree) -> PyTree:
+    """Return a copy of ``tree`` in ``sharding`` that shares no buffer with it.
+
+    ``jax.device_put`` alone returns the same buffer where it already is in place, which a later
+    donation would delete under its other holder.
+    """
+
+    def copy(leaf: Any) -> jax.Array:
+        return jnp.copy(leaf) if isinstance(leaf, jax.Array) else jnp.array(leaf, copy=True)
+
+    return jax.device_put(jax.tree.map(copy, tree), sharding)
+
+
+class HandOffToMesh:
+    """Places what a cycle made on the update devices, environments split over them."""
+
+    def __init__(self, agent: Agent, mesh: Mesh, num_envs: int) -> None:
+        """Hand over to ``mesh``; B = ``num_envs`` is a multiple of its size."""
+        self._agent = agent
+        self._num_envs = num_envs
+        self._split = NamedSharding(mesh, P(LEARNER_AXIS))
+        self._split_rows = NamedSharding(mesh, P(None, LEARNER_AXIS))
+
+    def __call__(
+        self, trajectory: Trajectory, initial: PyTree, final: PyTree
+    ) -> tuple[Trajectory, PyTree, PyTree]:
+        """Return (trajectory, initial, final) placed; the arguments are not used again."""
+        env_step, action, extras = jax.device_put(trajectory[:3], self._split_rows)
+        shard = self._agent.shard_step_state
+        return (
+            trajectory._replace(env_step=env_step, action=action, extras=extras),
+            shard(initial, self._split, num_envs=self._num_envs),
+            shard(final, self._split, num_envs=self._num_envs),
+        )
+
+
+class Updater:
+    """Owns networks, optimizer and experience on the update devices, and their programs.
+
+    Used by one thread only: collectives that two threads launch can deadlock.
+    """
+
+    def __init__(self, agent: Agent, mesh: Mesh, update_key: jax.Array) -> None:
+        """Prepare the programs; ``place`` comes before anything else.
+
+        Args:
+          agent: Whose ``update_experience``, ``loss`` and ``optimize`` run.
+          mesh: Of the update devices, axis ``"learner"``.
+          update_key: Typed key from which the key of every loss is folded.
+        """
+        self._agent = agent
+        self._mesh = mesh
+        self._replicated = NamedSharding(mesh, P())
+        self._update_key = jax.device_put(update_key, self._replicated)
+        self._networks: PyTree = None
+        self._opt: PyTree = None
+        self._experience: PyTree = None
+        spec = agent.experience_spec()
+        self._update_program = self._map(
+            self._update_shard, (P(), P(), spec, P(), P()), (P(), P(), spec, P())
+        )
+        self._update = jax.jit(self._update_and_sum, donate_argnums=(0, 1, 2, 3))
+        self._acting = jax.jit(
+            self._map(self._acting_shard, (P(), spec), P()),
+        )
+        self._take: Callable | None = None
+        self._metric_sums: dict[str, jax.Array] | None = None
+        self._updates_summed = 0
+        self._one_in_flight = mesh.devices.flat[0].platform == "cpu"
+
+    def _map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        # check_vma=False: otherwise JAX sums the gradient of replicated networks over the axis by
+        # itself, and the pmean below changes nothing (the gradient is then too large).
+        return jax.shard_map(
+            function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+    def place(self, state: AgentState) -> None:
+        """Take copies of networks, optimizer and experience; the caller's stay valid."""
+        self._networks = owned_copy(state.networks, self._replicated)
+        self._opt = owned_copy(state.opt, self._replicated)
+        spec = self._agent.experience_spec()
+        shardings = jax.tree.map(
+            lambda spec: NamedSharding(self._mesh, spec), spec, is_leaf=lambda x: isinstance(x, P)
+        )
+        self._experience = jax.tree.map(
+            lambda sharding, subtree: owned_copy(subtree, sharding), shardings, state.experience
+        )
+
+    def state(self, step: Sequence[PyTree]) -> AgentState:
+        """Return the agent state, which the caller then owns, with these step states."""
+        return AgentState(self._networks, self._opt, self._experience, tuple(step))
+
+    def update_experience(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
+        """Give one trajectory to the agent; all three arguments are donated."""
+        if self._take is None:
+            self._take = self._compile_take(trajectory, initial, final)
+        self._experience = self._take(trajectory, initial, final, self._experience)
+
+    def _compile_take(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> Callable:
+        """Jit ``Agent.update_experience`` for step states sharded as these are."""
+        experience_spec = self._agent.experience_spec()
+
+        def step_spec(step_state: PyTree) -> PyTree:
+            return jax.tree.map(lambda leaf: leaf.sharding.spec, step_state)
+
+        in_specs = (TRAJECTORY_SPEC, step_spec(initial), step_spec(final), experience_spec, P())
+
+        def take(
+            trajectory: Trajectory,
+            initial: PyTree,
+            final: PyTree,
+            experience: PyTree,
+            networks: PyTree,
+        ) -> PyTree:
+            return self._agent.update_experience(experience, initial, final, trajectory, networks)
+
+        mapped = self._map(take, in_specs, experience_spec)
+        donated = (trajectory, initial, final, self._experience)
+        jitted = jit_donating_usable(mapped, donated, self._networks)
+        return lambda *donated: jitted(donated, self._networks)
+
+    def update(self, updates: int) -> None:
+        """Take one optimizer step.
+
+        Args:
+          updates: How many were taken before this one, over all runs; folded into its key.
+        """
+        if self._one_in_flight:
+            self.wait()
+        args = (self._networks, self._opt, self._experience)
+        more = (self._update_key, np.uint32(updates))
+        if self._metric_sums is None:
+            metrics = jax.eval_shape(self._update_program, *args, *more)[3]
+            self._metric_sums = self._zeros(metrics)
+        self._networks, self._opt, self._experience, self._metric_sums = self._update(
+            *args, self._metric_sums, *more
+        )
+        self._updates_summed += 1
+
+    def _zeros(self, metrics: PyTree) -> dict[str, jax.Array]:
+        return jax.device_put(
+            jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics), self._replicated
+        )
+
+    def _update_and_sum(
+        self, networks: PyTree, opt: PyTree, experience: PyTree, sums: PyTree, *more: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """Update, and add its metrics to ``sums``, so that a window costs one fetch."""
+        *state, metrics = self._update_program(networks, opt, experience, *more)
+        return *state, jax.tree.map(jnp.add, sums, metrics)  # type: ignore[return-value]
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the mean metrics of the updates since the last call; empty without updates."""
+        if self._metric_sums is None or not self._updates_summed:
+            return {}
+        sums = jax.device_get(self._metric_sums)
+        means = {name: float(total) / self._updates_summed for name, total in sums.items()}
+        self._metric_sums = self._zeros(sums)
+        self._updates_summed = 0
+        return means
+
+    def wait(self) -> None:
+        """Wait for the update in flight.
+
+        On CPU before every update: collectives of two updates in flight can starve each other
+        of threads and abort the process. Elsewhere before the next trajectory.
+        """
+        jax.block_until_ready((self._networks, self._metric_sums))
+
+    def _update_shard(
+        self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array, updates: jax.Array
+    ) -> tuple[PyTree, PyTree, PyTree, dict[str, jax.Array]]:
+        key = jax.random.fold_in(key, updates)
+        key = jax.random.fold_in(key, jax.lax.axis_index(LEARNER_AXIS))
+        (loss, (experience, metrics)), grads = jax.value_and_grad(self._agent.loss, has_aux=True)(
+            networks, opt, experience, key
+        )
+        grads, metrics = jax.lax.pmean((grads, {**metrics, "loss": loss}), LEARNER_AXIS)
+        networks, opt = self._agent.optimize(networks, opt, grads)
+        return networks, opt, experience, metrics
+
+    def acting_networks(self) -> PyTree:
+        """Return a copy of the acting networks, replicated over the update devices.
+
+        A copy, because the next update donates the originals.
+        """
+        return self._acting(self._networks, self._experience)
+
+    def _acting_shard(self, networks: PyTree, experience: PyTree) -> PyTree:
+        return jax.tree.map(jnp.copy, self._agent.acting_networks(networks, experience))
+
+
+def on_device(tree: PyTree, device: jax.Device) -> PyTree:
+    """Return a tree of replicated arrays on one device, without a transfer where it is there."""
+
+    def one(leaf: jax.Array) -> jax.Array:
+        shards = {shard.device: shard.data for shard in leaf.addressable_shards}
+        return shards.get(device, next(iter(shards.values())))
+
+    return jax.device_put(jax.tree.map(one, tree), device)
+
+
+def jit_donating_usable(function: Callable, donated: PyTree, *others: PyTree) -> Callable:
+    """Jit ``function(*donated, *others)``, donating those leaves that an output can take over.
+
+    Donating more is a warning from JAX at every compile, donating less costs memory. A leaf is
+    usable for an output of the same shape, dtype and sharding that no leaf before it has taken.
+
+    Args:
+      function: Takes the elements of ``donated``, then ``others``.
+      donated: A tuple of arguments, as examples.
+      others: The other arguments, as examples.
+
+    Returns:
+      A function of ``(donated, *others)``.
+    """
+
+    def key(leaf: Any) -> tuple:
+        return tuple(np.shape(leaf)), jnp.result_type(leaf) if not hasattr(
+            leaf, "dtype"
+        ) else leaf.dtype
+
+    free = collections.Counter(
+        key(leaf) for leaf in jax.tree.leaves(jax.eval_shape(function, *donated, *others))
+    )
+    leaves, treedef = jax.tree.flatten(donated)
+    usable = []
+    for leaf in leaves:
+        usable.append(free[key(leaf)] > 0)
+        free[key(leaf)] -= 1
+
+    def call(given: list, kept: list, *others: PyTree) -> PyTree:
+        merged = iter(given), iter(kept)
+        leaves = [next(merged[0] if use else merged[1]) for use in usable]
+        return function(*jax.tree.unflatten(treedef, leaves), *others)
+
+    jitted = jax.jit(call, donate_argnums=(0,))
+
+    def run(donated: PyTree, *others: PyTree) -> PyTree:
+        leaves = jax.tree.leaves(donated)
+        given = [leaf for leaf, use in zip(leaves, usable, strict=True) if use]
+        kept = [leaf for leaf, use in zip(leaves, usable, strict=True) if not use]
+        return jitted(given, kept, *others)
+
+    run.jitted = jitted  # type: ignore[attr-defined]
+    return run
