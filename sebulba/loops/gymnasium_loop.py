@@ -343,7 +343,7 @@ def _check_state(state: AgentState, expected: AgentState) -> None:
     remedy = (
         "use state = loop.new_state(key, steps_per_cycle) of this loop, with this steps_per_cycle"
     )
-    if jax.tree.structure(state) != jax.tree.structure(expected):
+    if jax.tree.structure(state) != jax.tree.structure(expected):  # type: ignore[operator]
         raise UsageError(
             f"the agent state has another structure than this agent's in this loop "
             f"({len(state.step)} step states, {len(expected.step)} Inferencers); {remedy}"

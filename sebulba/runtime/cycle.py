@@ -74,10 +74,9 @@ class CyclePrograms:
         """
         self.agent = agent
         self.run = run
-        empty = jax.eval_shape(agent.empty_trajectory, acting_networks, run)
-        self._shapes = Recording(
-            empty.env_step, empty.action, empty.extras, jax.ShapeDtypeStruct((), jnp.int32)
-        )
+        empty = jax.eval_shape(lambda acting: agent.empty_trajectory(acting, run), acting_networks)
+        row = jax.ShapeDtypeStruct((), jnp.int32)
+        self._shapes: PyTree = Recording(empty.env_step, empty.action, empty.extras, row)  # type: ignore[arg-type]
         self.begin = jax.jit(self._begin)
         self.act = jax.jit(self.record_step, donate_argnums=(1, 2))
         self.finish = jax.jit(self._finish, donate_argnums=(0,))
@@ -230,7 +229,8 @@ class SteppedCycle:
                 return None, step_state
             trajectory, final, finite = programs.finish(recording, env_step, step_state)
             _check_finite(bool(finite), trajectory[0])
-        return CycleOutput(*trajectory, initial, final, step_infos), step_state
+        env_steps, actions, extras = trajectory
+        return CycleOutput(env_steps, actions, extras, initial, final, step_infos), step_state
 
 
 class FusedCycle:
@@ -301,7 +301,8 @@ class FusedCycle:
             trajectory, final, finite = programs.finish(recording, self._env_step, step_state)
             _check_finite(bool(finite), trajectory[0])
             self._split_if_slow(slowest_s)
-        return CycleOutput(*trajectory, initial, final, step_infos), step_state
+        env_steps, actions, extras = trajectory
+        return CycleOutput(env_steps, actions, extras, initial, final, step_infos), step_state
 
     def _compile(self, networks: PyTree, carry: PyTree) -> Callable:
         """Compile ahead of the first call, so that the first cycle's time is its own."""
@@ -422,7 +423,7 @@ def _find_not_finite(env_step: EnvStep) -> str | None:
     named = {"obs": env_step.obs, "reward": env_step.reward}
     for path, leaf in jax.tree_util.tree_leaves_with_path(named):
         array = np.asarray(leaf)
-        bad = np.argwhere(~np.isfinite(array)) if array.dtype.kind == "f" else []
+        bad = np.argwhere(~np.isfinite(array)) if array.dtype.kind == "f" else np.empty(0)
         if len(bad):
             row, *rest = bad[0] if time_major else (0, *bad[0])
             name = jax.tree_util.keystr(path, simple=True, separator=".")

@@ -17,7 +17,7 @@ def local_devices() -> list[jax.Device]:
     try:
         return jax.local_devices()
     except (RuntimeError, AssertionError) as error:
-        platforms = jax.config.jax_platforms or "(any)"
+        platforms = getattr(jax.config, "jax_platforms", None) or "(any)"
         raise UsageError(
             f"JAX cannot start platform {platforms!r}: "
             f"{error or 'this jaxlib has no such backend'}. Install the wheel for it "

@@ -132,9 +132,9 @@ def _hand_over(
         output.env_step,
         output.action,
         output.extras,
-        policy_version=np.int32(version),
-        inferencer=np.int32(index),
-        cycle=np.int32(cycle),
+        policy_version=np.array(version, np.int32),
+        inferencer=np.array(index, np.int32),
+        cycle=np.array(cycle, np.int32),
     )
     placed = hand_off(trajectory, output.initial_step_state, output.final_step_state)
     return Item(index, cycle, version, *placed, output.step_infos)
