@@ -1,0 +1,224 @@
+"""Distributions over actions, one for each action space.
+
+A distribution is a set of pure functions of ``params [..., num_params]``. What it samples is raw:
+class indices, or Gaussian numbers before any squashing. ``action`` turns raw into what the
+environment receives. Log-probability and entropy are those of the raw sample, whose ratio between
+two policies is that of the actions, because the map from one to the other is fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.errors import UsageError
+
+_LOG_STD_RANGE = (-5.0, 2.0)
+_WIDEST_RANGE = 1e6
+_NARROWEST_RANGE = 1e-6
+
+
+class Distribution(Protocol):
+    """Pure functions of distribution parameters, ``[..., num_params + num_free_params]``."""
+
+    num_params: int
+    """Parameters that a network computes from the observation."""
+    num_free_params: int
+    """Parameters that are the same for every observation."""
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a raw sample, ``[...]`` or ``[..., K]``."""
+        ...
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the likeliest raw sample."""
+        ...
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Return the action, ``[..., *action_shape]``, in dtype and bounds of the space."""
+        ...
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-probability (density) of a raw sample, ``[...]``, in nats."""
+        ...
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the (differential) entropy of a raw sample, ``[...]``, in nats."""
+        ...
+
+
+def make_distribution(space: gymnasium.Space) -> Distribution:
+    """Return the distribution for an action space.
+
+    Raises:
+      UsageError: Not a Discrete, a MultiDiscrete or a Box of floats.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return MultiCategorical(space)
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space)
+    raise UsageError(
+        f"action_space={space} must be a Discrete, a MultiDiscrete or a Box of floats; "
+        "wrap the environment to give one"
+    )
+
+
+def _dtype(space: gymnasium.Space) -> np.dtype:
+    """Return the dtype of a space as JAX has it (64 bits become 32 unless enabled)."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(space.dtype))
+
+
+class Categorical:
+    """A softmax over the n actions of a Discrete space; raw is an index from 0, int32."""
+
+    num_free_params = 0
+
+    def __init__(self, space: gymnasium.spaces.Discrete) -> None:
+        """Take size and start from ``space``."""
+        self.num_params = int(space.n)
+        self._start = int(space.start)
+        self._dtype = _dtype(space)
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw an index, ``[...]``."""
+        return jax.random.categorical(key, params).astype(jnp.int32)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the likeliest index, ``[...]``."""
+        return jnp.argmax(params, axis=-1).astype(jnp.int32)
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Return the index as an element of the space."""
+        return (raw + self._start).astype(self._dtype)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-probability of an index, ``[...]``."""
+        # A one-hot product: gathers and their gradient (a scatter) are slow on CPU.
+        chosen = raw[..., None] == jnp.arange(self.num_params, dtype=raw.dtype)
+        return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(params), 0.0), axis=-1)
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the entropy, ``[...]``."""
+        log_probs = jax.nn.log_softmax(params)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+class MultiCategorical:
+    """Independent softmaxes over the entries of a MultiDiscrete; raw is ``[..., K]`` int32."""
+
+    num_free_params = 0
+
+    def __init__(self, space: gymnasium.spaces.MultiDiscrete) -> None:
+        """Take sizes and starts from ``space``; ``nvec`` may have any shape."""
+        self._parts = [Categorical(gymnasium.spaces.Discrete(int(n))) for n in space.nvec.flat]
+        self.num_params = int(space.nvec.sum())
+        self._shape = space.shape
+        self._start = np.asarray(space.start, np.int32)
+        self._dtype = _dtype(space)
+
+    def _split(self, params: jax.Array) -> list[jax.Array]:
+        ends = np.cumsum([part.num_params for part in self._parts])[:-1]
+        return jnp.split(params, ends, axis=-1)
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw indices, ``[..., K]``."""
+        keys = jax.random.split(key, len(self._parts))
+        pieces = zip(self._parts, self._split(params), keys, strict=True)
+        return jnp.stack([part.sample(logits, k) for part, logits, k in pieces], axis=-1)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the likeliest indices, ``[..., K]``."""
+        pieces = zip(self._parts, self._split(params), strict=True)
+        return jnp.stack([part.mode(logits) for part, logits in pieces], axis=-1)
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Return the indices as an element of the space."""
+        shaped = raw.reshape(*raw.shape[:-1], *self._shape)
+        start = self._start.reshape((1,) * (raw.ndim - 1) + self._shape)
+        return (shaped + start).astype(self._dtype)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-probability of all indices together, ``[...]``."""
+        pieces = enumerate(zip(self._parts, self._split(params), strict=True))
+        parts = [part.log_prob(logits, raw[..., k]) for k, (part, logits) in pieces]
+        return jnp.sum(jnp.stack(parts), axis=0)
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the entropy, ``[...]``: the sum over entries."""
+        pieces = zip(self._parts, self._split(params), strict=True)
+        return jnp.sum(jnp.stack([part.entropy(logits) for part, logits in pieces]), axis=0)
+
+
+class Gaussian:
+    """Independent Gaussians for a Box; raw is ``[..., K]`` float32, before squashing.
+
+    A component with two sensible bounds is ``low + (high - low) (tanh(raw) + 1) / 2``; any other
+    is raw. All are clipped into the bounds as float32 numbers. The logarithms of the standard
+    deviations are the free parameters, the last K of ``params``.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        """Take shape and bounds from ``space``."""
+        self._shape = space.shape
+        self._dtype = _dtype(space)
+        self.num_params = self.num_free_params = math.prod(space.shape)
+        low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
+        with np.errstate(over="ignore", invalid="ignore"):
+            width = high - low
+        # Some environments declare bounds of 1e30 or 1e-308: not a range to squash into.
+        self._squash = (width > _NARROWEST_RANGE) & (width < _WIDEST_RANGE)
+        self._scale = np.where(self._squash, width / 2, 1.0).astype(np.float32)
+        self._shift = np.where(self._squash, low + self._scale, 0.0).astype(np.float32)
+        self._low, self._high = _inside(low, high)
+
+    def _split(self, params: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mean, log_std = jnp.split(params, 2, axis=-1)
+        return mean, jnp.clip(log_std, *_LOG_STD_RANGE)
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a Gaussian vector, ``[..., K]``."""
+        mean, log_std = self._split(params)
+        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the mean, ``[..., K]``."""
+        return self._split(params)[0]
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Squash where bounded, clip, and give the shape of the space."""
+
+        def row(bound: np.ndarray) -> np.ndarray:
+            return bound.reshape((1,) * (raw.ndim - 1) + (-1,))
+
+        squashed = jnp.tanh(raw) * row(self._scale) + row(self._shift)
+        flat = jnp.clip(
+            jnp.where(row(self._squash), squashed, raw), row(self._low), row(self._high)
+        )
+        return flat.reshape(*raw.shape[:-1], *self._shape).astype(self._dtype)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-density of raw, ``[...]``."""
+        mean, log_std = self._split(params)
+        z = (raw - mean) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the differential entropy of raw, ``[...]``."""
+        _, log_std = self._split(params)
+        return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+
+def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return float32 bounds that lie within float64 ones."""
+    with np.errstate(over="ignore"):
+        low32, high32 = low.astype(np.float32), high.astype(np.float32)
+    low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
+    high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
+    return low32, high32

@@ -1,0 +1,75 @@
+"""IMPALA: actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561)."""
+
+from __future__ import annotations
+
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from sebulba.agents.configs import ImpalaConfig
+from sebulba.agents.on_policy import Experience, OnPolicyAgent, masked_mean
+from sebulba.agents.returns import transitions, vtrace
+from sebulba.types import EnvSpec, PyTree
+
+
+class Impala(OnPolicyAgent[ImpalaConfig]):
+    """One update a trajectory: V-trace policy gradient, value regression, entropy bonus."""
+
+    config_class: ClassVar[type] = ImpalaConfig
+
+    def __init__(self, spec: EnvSpec, config: ImpalaConfig) -> None:
+        """Build the networks' description; no arrays are made.
+
+        Raises:
+          UsageError: A space that the agent cannot take.
+        """
+        super().__init__(
+            spec,
+            config,
+            value_head=True,
+            lstm_size=config.lstm_size,
+            separate_value_torso=config.separate_value_torso,
+        )
+
+    def loss(
+        self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Experience, dict[str, jax.Array]]]:
+        """Return the sum of policy loss, weighted value loss and weighted negative entropy.
+
+        The policy is evaluated again on all T+1 rows, from the recurrent state that acted first.
+        """
+        del opt, key
+        config, trajectory = self.config, experience.trajectory
+        row = trajectory.env_step
+        output = self.evaluate(networks, row.obs, experience.core, row.is_first)
+        params = output.params[:-1]
+        log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
+        rho = jnp.exp(log_prob - trajectory.extras.log_prob)
+        step = transitions(trajectory, config.discount, config.reward_scale)
+        kernel = functools.partial(
+            vtrace,
+            trace_decay=config.trace_decay,
+            max_rho=config.max_rho,
+            max_c=config.max_c,
+            max_policy_rho=config.max_policy_rho,
+        )
+        targets = jax.vmap(kernel, in_axes=1, out_axes=1)(output.value, step, rho)
+
+        policy_loss = masked_mean(-targets.advantage * log_prob, step.valid)
+        value_error = targets.value_target - output.value[:-1]
+        value_loss = 0.5 * masked_mean(jnp.square(value_error), step.valid)
+        entropy = masked_mean(self.distribution.entropy(params), step.valid)
+        loss = (
+            policy_loss
+            + config.value_coefficient * value_loss
+            - config.entropy_coefficient * entropy
+        )
+        metrics = {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "rho_mean": masked_mean(rho, step.valid),
+        }
+        return loss, (experience, metrics)

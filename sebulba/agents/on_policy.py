@@ -1,0 +1,215 @@
+"""What agents that learn from the newest trajectory share: network, acting, optimizer."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol, TypeVar
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
+
+from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
+from sebulba.agents.configs import OptimizerConfig, TorsoConfig
+from sebulba.agents.distributions import make_distribution
+from sebulba.agents.networks import ActorCritic, ActorCriticOutput, HeadSizes, ObservationEncoder
+from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
+
+
+class OnPolicyConfig(Protocol):
+    """The hyper-parameters that every on-policy agent has."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size of the optimizer."""
+        ...
+
+    @property
+    def initial_std(self) -> float:
+        """Standard deviation of continuous actions before training."""
+        ...
+
+    @property
+    def torso(self) -> TorsoConfig:
+        """Network from observation to features."""
+        ...
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """From gradient to update."""
+        ...
+
+
+ConfigT = TypeVar("ConfigT", bound=OnPolicyConfig)
+
+
+class StepState(NamedTuple):
+    """What an on-policy agent carries from step to step."""
+
+    key: jax.Array
+    """Typed PRNG key of the action noise."""
+    core: PyTree
+    """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
+
+
+class Extras(NamedTuple):
+    """What the loss needs from acting, ``[B, ...]``."""
+
+    raw: jax.Array
+    """The sample before it became an action (see :mod:`sebulba.agents.distributions`)."""
+    log_prob: jax.Array
+    """Its log-probability when it was taken, ``[B]``."""
+
+
+class Experience(NamedTuple):
+    """The newest trajectory."""
+
+    trajectory: Trajectory
+    """``[T+1, B, ...]``."""
+    core: PyTree
+    """Recurrent state before row 0, ``[B, ...]``."""
+
+
+class OnPolicyAgent(Agent[ConfigT]):
+    """An agent that updates once on every trajectory; a subclass adds ``loss``."""
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        config: ConfigT,
+        *,
+        value_head: bool,
+        lstm_size: int = 0,
+        separate_value_torso: bool = False,
+    ) -> None:
+        """Build encoder, network, distribution and optimizer; no arrays are made.
+
+        Raises:
+          UsageError: A space that the agent cannot take.
+        """
+        super().__init__(spec, config)
+        self.distribution = make_distribution(spec.action_space)
+        self.network = ActorCritic(
+            heads=HeadSizes(
+                num_params=self.distribution.num_params,
+                num_free_params=self.distribution.num_free_params,
+                initial_free_param=math.log(config.initial_std),
+            ),
+            torso=config.torso,
+            lstm_size=lstm_size,
+            value_head=value_head,
+            separate_value_torso=separate_value_torso,
+        )
+        self._encode = ObservationEncoder(spec, config.torso)
+        self._optimizer = make_optimizer(config.learning_rate, config.optimizer)
+        # Refuses an observation space here rather than in a thread.
+        jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+
+    def evaluate(
+        self, networks: PyTree, obs: PyTree, core: PyTree, is_first: ArrayLike
+    ) -> ActorCriticOutput:
+        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
+        encoded = self._encode(obs, num_leading=2)
+        return self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))  # type: ignore[return-value]
+
+    def new_networks(self, key: jax.Array) -> PyTree:
+        """Return initial parameters."""
+        encoded = self._encode(_zero_obs(self.spec.observation_space), num_leading=2)
+        is_first = jnp.zeros((1, 1), jnp.bool_)
+        return self.network.init(key, encoded, self._new_core(1), is_first)["params"]
+
+    def new_opt(self, networks: PyTree) -> PyTree:
+        """Return the initial optimizer state."""
+        return self._optimizer.init(networks)
+
+    def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> Experience:
+        """Return a trajectory of zeros."""
+        del key
+        return Experience(self.empty_trajectory(networks, run), self._new_core(run.num_envs))
+
+    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
+        """Return a key and a recurrent state of zeros."""
+        del inferencer
+        return StepState(key, self._new_core(run.num_envs))
+
+    def _new_core(self, num_envs: int) -> PyTree:
+        size = self.network.lstm_size
+        return tuple(jnp.zeros((num_envs, size)) for _ in range(2)) if size else ()
+
+    def step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, StepState]:
+        """Sample actions, or take the likeliest without ``explore``."""
+        obs = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step.obs)
+        is_first = jnp.asarray(env_step.is_first)[None]
+        output = self.evaluate(networks, obs, step_state.core, is_first)
+        params = output.params[0]
+        key, sample_key = jax.random.split(step_state.key)
+        raw = self.distribution.mode(params)
+        if explore:
+            raw = self.distribution.sample(params, sample_key)
+        extras = Extras(raw, self.distribution.log_prob(params, raw))
+        return ActionOutput(self.distribution.action(raw), extras), StepState(key, output.core)
+
+    def update_experience(
+        self,
+        experience: Experience,
+        initial_step_state: StepState,
+        final_step_state: StepState,
+        trajectory: Trajectory,
+        networks: PyTree,
+    ) -> Experience:
+        """Keep this trajectory in place of the last."""
+        del experience, final_step_state, networks
+        return Experience(trajectory, initial_step_state.core)
+
+    def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
+        """Take one optimizer step."""
+        updates, opt = self._optimizer.update(grads, opt, networks)
+        return optax.apply_updates(networks, updates), opt
+
+    def experience_spec(self) -> Experience:
+        """Split environments."""
+        return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS))  # type: ignore[arg-type]
+
+
+def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
+    """Return this device's part of the mean of ``x`` over valid cells of all devices.
+
+    The mean of it over devices is the mean over all valid cells, also where devices hold unequal
+    numbers of them.
+
+    Args:
+      x: ``[T, B]``.
+      valid: ``[T, B]`` bool.
+    """
+    count = jax.lax.pmean(jnp.sum(valid, dtype=jnp.float32), LEARNER_AXIS)
+    # At least one: a batch without any valid cell gives 0, not NaN.
+    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(count, 1e-8)
+
+
+def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.GradientTransformation:
+    """Return the optimizer that ``config`` describes; its count of updates is in its state."""
+    rate: optax.ScalarOrSchedule = learning_rate
+    if config.schedule == "linear":
+        rate = optax.linear_schedule(learning_rate, 0.0, config.schedule_updates)
+    optimizers = {
+        "adam": lambda: optax.adam(rate, eps=config.epsilon),
+        "rmsprop": lambda: optax.rmsprop(rate, decay=config.decay, eps=config.epsilon),
+        "sgd": lambda: optax.sgd(rate),
+    }
+    optimizer = optimizers[config.kind]()
+    if config.max_grad_norm:
+        optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
+    return optimizer
+
+
+def _zero_obs(space: gymnasium.Space) -> PyTree:
+    """Return one row of one environment, ``[1, 1, ...]``."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: _zero_obs(part) for name, part in space.spaces.items()}
+    return np.zeros((1, 1, *(space.shape or ())), jax.dtypes.canonicalize_dtype(space.dtype))
