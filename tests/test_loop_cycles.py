@@ -1,0 +1,124 @@
+"""Stepped and fused cycles are the same cycle; nothing compiles after the start."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import sebulba
+from sebulba.runtime import cycle as cycle_module
+from tests.loop_helpers import Recorder, make_tiny_loop
+
+EXACT = ("obs", "prev_action", "reward", "terminated", "truncated", "is_first")
+
+
+def record(env, cycle, num_cycles, steps, **options):
+    recorder = Recorder()
+    loop, _ = make_tiny_loop(
+        env, cycle=cycle, schedule="lockstep", observe_cycle=recorder, **options
+    )
+    with loop:
+        result = loop.run(loop.new_state(5, steps), num_cycles, steps)
+    return recorder, result
+
+
+@pytest.mark.parametrize(
+    ("env", "num_cycles", "steps"), [("CartPole-v1", 60, 31), ("Pong-v5", 6, 9)]
+)
+def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps):
+    factory = sebulba.make_env_factory(env)
+    stepped, _ = record(factory, "stepped", num_cycles, steps, num_envs=3)
+    fused, _ = record(factory, "fused", num_cycles, steps, num_envs=3)
+    assert len(stepped.trajectories) == len(fused.trajectories) == num_cycles
+    for one, other in zip(stepped.trajectories, fused.trajectories, strict=True):
+        for name in EXACT:
+            np.testing.assert_array_equal(
+                getattr(one.env_step, name), getattr(other.env_step, name), err_msg=name
+            )
+        np.testing.assert_array_equal(one.action, other.action)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+            one.extras,
+            other.extras,
+        )
+    for one, other in zip(stepped.step_infos, fused.step_infos, strict=True):
+        for x, y in zip(one, other, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_chunks_do_not_change_a_fused_cycle(monkeypatch):
+    whole, _ = record("CartPole-v1", "fused", 8, 12)
+    monkeypatch.setattr(cycle_module, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
+    chunked, _ = record("CartPole-v1", "fused", 8, 12)
+    for one, other in zip(whole.trajectories, chunked.trajectories, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
+
+
+def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(monkeypatch):
+    whole, _ = record("CartPole-v1", "fused", 8, 12)
+    monkeypatch.setattr(cycle_module, "CHUNK_S", 1e-9)
+    split, _ = record("CartPole-v1", "fused", 8, 12)
+    for one, other in zip(whole.trajectories, split.trajectories, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
+
+
+def test_auto_says_which_way_it_uses_and_why():
+    loop, _ = make_tiny_loop("CartPole-v1")
+    with loop:
+        loop.run(loop.new_state(0, 5), 2, 5)
+        assert "fused cycles (the environment has an XLA handle" in loop.describe()
+    loop, _ = make_tiny_loop()
+    with loop:
+        loop.run(loop.new_state(0, 5), 2, 5)
+        assert "stepped cycles (" in loop.describe()
+
+
+class CompileCounter:
+    """Counts what XLA compiles, in any thread, once it is switched on."""
+
+    def __init__(self):
+        self.on = False
+        self.names = []
+
+    def __call__(self, event, duration_s, **more):
+        if self.on and event == "/jax/core/compile/backend_compile_duration":
+            self.names.append((event, more))
+
+
+@pytest.fixture
+def compiles():
+    counter = CompileCounter()
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    yield counter
+    jax.monitoring.clear_event_listeners()
+
+
+@pytest.mark.parametrize("cycle", ["stepped", "fused"])
+@pytest.mark.parametrize("devices", [([0], [0]), ([0], [1, 2])])
+def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, devices):
+    def observe(trajectory, step_infos):
+        if int(trajectory.cycle) >= 3:
+            compiles.on = True
+
+    loop, _ = make_tiny_loop(
+        "CartPole-v1",
+        cycle=cycle,
+        schedule="lockstep",
+        observe_cycle=observe,
+        inference_devices=devices[0],
+        update_devices=devices[1],
+        metrics_interval_s=0.0,
+    )
+    with loop:
+        result = loop.run(loop.new_state(0, 5), 40, 5)
+        assert compiles.on
+        compiles_of_first_run = list(compiles.names)
+        programs = loop._session.inferencers[0].run_cycle._programs
+        updater = loop._updater
+        used = [programs.begin, programs.finish, updater._update, updater._acting]
+        if cycle == "stepped":
+            used.append(programs.act)
+        assert [program._cache_size() for program in used] == [1] * len(used)
+        loop.run(result.state, 10, 5)
+    assert not compiles_of_first_run

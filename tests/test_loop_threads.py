@@ -1,0 +1,328 @@
+"""The thread rules: what fails surfaces, what stops ends, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import sebulba
+from sebulba.errors import NotFiniteError, UsageError
+from tests.loop_helpers import counting, inferencer_threads, leaves_equal, make_tiny_loop
+from tests.tiny import CountingEnv, TinyAgent, TinyConfig
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Planted(Exception):
+    """Raised by the tests' own faults."""
+
+
+class FailingReset(CountingEnv):
+    def reset(self, **kwargs):
+        raise Planted("in reset")
+
+
+class FailsInStep(TinyAgent):
+    def step(self, networks, step_state, env_step, *, explore=True):
+        output, step_state = super().step(networks, step_state, env_step, explore=explore)
+
+        def fail(steps):
+            if steps > 40:
+                raise Planted("in Agent.step")
+            return steps
+
+        jax.debug.callback(fail, step_state["steps"][0])
+        return output, step_state
+
+
+class FailsInHandOff(TinyAgent):
+    def shard_step_state(self, step_state, sharding, *, num_envs):
+        raise Planted("in the hand-off")
+
+
+class FailsInLoss(TinyAgent):
+    def loss(self, networks, opt, experience, key):
+        raise Planted("in the loss")
+
+
+class FailsInUpdateCount(TinyAgent):
+    def num_off_policy_optims_per_cycle(self, cycle):
+        if cycle > 3:
+            raise Planted("in the update loop")
+        return 1
+
+
+def failing_observer(trajectory, step_infos):
+    raise Planted("in observe_cycle")
+
+
+FAULTS = {
+    "env step": (dict(env=counting(fail_at=30, error=Planted("in env.step"))), "inferencer-"),
+    "env reset": (dict(env=FailingReset), "inferencer-"),
+    "hand-off": (dict(agent_class=FailsInHandOff), "inferencer-"),
+    "loss": (dict(agent_class=FailsInLoss), None),
+    "update loop": (dict(agent_class=FailsInUpdateCount), None),
+    "observe_cycle": (dict(observe_cycle=failing_observer), None),
+}
+
+
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_surfaces_with_its_own_traceback_and_leaves_no_thread(fault, schedule):
+    options, where = FAULTS[fault]
+    loop, _ = make_tiny_loop(schedule=schedule, **options)
+    with loop, pytest.raises(Planted) as caught:
+        loop.run(loop.new_state(0, 5), 10_000, 5)
+    assert not inferencer_threads()
+    functions = [entry.name for entry in caught.traceback]
+    assert "run" in functions, "it goes through run()"
+    if where:
+        assert any(where in note for note in getattr(caught.value, "__notes__", []))
+
+
+def test_a_fault_inside_a_compiled_step_surfaces():
+    loop, _ = make_tiny_loop(agent_class=FailsInStep)
+    with loop, pytest.raises(Exception, match="in Agent.step"):
+        loop.run(loop.new_state(0, 5), 10_000, 5)
+    assert not inferencer_threads()
+
+
+def test_a_loop_that_failed_can_run_again():
+    fail = [True]
+
+    def observe(trajectory, step_infos):
+        if fail[0]:
+            raise Planted("once")
+
+    loop, _ = make_tiny_loop(observe_cycle=observe)
+    with loop:
+        state = loop.new_state(0, 5)
+        with pytest.raises(Planted):
+            loop.run(state, 4, 5)
+        fail[0] = False
+        assert loop.run(state, 4, 5).counters.cycles == 4
+
+
+def test_a_failing_metric_writer_only_warns():
+    class Failing:
+        def write(self, metrics):
+            raise Planted("disk full")
+
+        def close(self):
+            pass
+
+    loop, _ = make_tiny_loop(metric_writer=Failing())
+    with loop, pytest.warns(RuntimeWarning, match="disk full"):
+        result = loop.run(loop.new_state(0, 5), 6, 5)
+    assert result.counters.cycles == 6
+
+
+def test_a_loss_that_is_not_finite_ends_the_run():
+    class NanLoss(TinyAgent):
+        def loss(self, *args):
+            loss, aux = super().loss(*args)
+            return loss * np.nan, aux
+
+    loop, _ = make_tiny_loop(agent_class=NanLoss)
+    with loop, pytest.raises(NotFiniteError, match="loss = nan"):
+        loop.run(loop.new_state(0, 5), 6, 5)
+
+
+class NanObservation(CountingEnv):
+    def _obs(self):
+        obs = super()._obs()
+        return obs * np.nan if self._steps == 13 else obs
+
+
+@pytest.mark.parametrize("cycle_length", [1, 30])
+def test_a_nan_observation_is_named_by_environment_and_value(cycle_length):
+    loop, _ = make_tiny_loop(env=NanObservation)
+    with loop, pytest.raises(sebulba.EnvError, match=r"(?s)environment \d.*nan"):
+        loop.run(loop.new_state(0, cycle_length), 1000, cycle_length)
+
+
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+@pytest.mark.parametrize("per_device", [0, 1, 2])
+def test_stop_from_another_thread_ends_the_run_cleanly(schedule, per_device):
+    loop, _ = make_tiny_loop(schedule=schedule, num_inferencers_per_device=per_device)
+    with loop:
+        state = loop.new_state(0, 5)
+        threading.Timer(1.0, loop.stop).start()
+        result = loop.run(state, 10**9, 5)
+    assert result.stopped
+    assert 0 < result.counters.cycles < 10**9
+    assert not inferencer_threads()
+
+
+def test_a_full_queue_does_not_keep_inferencers_from_ending():
+    loop, _ = make_tiny_loop(queue_size=1, observe_cycle=lambda *_: time.sleep(0.02))
+    with loop:
+        result = loop.run(loop.new_state(0, 5), 10, 5)
+    assert not inferencer_threads()
+    assert result.counters.dropped_stop_cycles > 0, "what a stop loses is counted"
+
+
+def test_an_environment_that_hangs_is_named(monkeypatch):
+    release = threading.Event()
+
+    class Hanging(CountingEnv):
+        def step(self, action):
+            if self._steps > 20:
+                release.wait(60)
+            return super().step(action)
+
+    monkeypatch.setattr("sebulba.loops.update_loop.JOIN_S", 1.0)
+    loop, _ = make_tiny_loop(env=Hanging, num_inferencers_per_device=1)
+    threading.Timer(2.0, loop.stop).start()
+    stopper = threading.Timer(3.0, loop.stop)
+    stopper.start()
+    with pytest.raises(sebulba.HangError, match=r"(?s)inferencer-0.*release\.wait"):
+        loop.run(loop.new_state(0, 5), 10**9, 5)
+    release.set()
+    for thread in inferencer_threads():
+        thread.join(60)
+    stopper.join()
+    loop.close()
+
+
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+@pytest.mark.parametrize("per_device", [0, 2])
+def test_a_second_run_goes_on_where_the_first_ended(schedule, per_device):
+    rows = []
+
+    def observe(trajectory, step_infos):
+        rows.append((int(trajectory.inferencer), jax.device_get(trajectory.env_step)))
+
+    loop, _ = make_tiny_loop(
+        schedule=schedule, num_inferencers_per_device=per_device, observe_cycle=observe
+    )
+    with loop:
+        first = loop.run(loop.new_state(0, 5), 4, 5)
+        second = loop.run(first.state, 4, 5)
+    assert second.counters.cycles == 8
+    assert second.counters.env_steps == 8 * 5 * 4
+    assert second.counters.updates == 8
+    for inferencer in {i for i, _ in rows}:
+        times = np.concatenate([step.obs[:-1, :, 1] for i, step in rows if i == inferencer])
+        firsts = np.concatenate([step.is_first[:-1] for i, step in rows if i == inferencer])
+        if schedule == "lockstep" or per_device == 0:
+            # Nothing was lost between the runs: every row continues the one before it.
+            assert np.all((times[1:] == times[:-1] + 1) | firsts[1:])
+        assert np.all((times == 0) == firsts), "observations belong to their flags"
+
+
+def test_a_state_of_its_own_begins_anew():
+    loop, _ = make_tiny_loop()
+    with loop:
+        state = loop.new_state(0, 5)
+        loop.run(state, 4, 5)
+        again = loop.run(state, 4, 5)
+    assert again.counters.cycles == 4
+
+
+def test_run_leaves_the_callers_state_valid():
+    loop, _ = make_tiny_loop()
+    with loop:
+        state = loop.new_state(0, 5)
+        before = jax.device_get(state.networks)
+        result = loop.run(state, 4, 5)
+        final = jax.device_get(result.state.networks)
+        loop.run(result.state, 4, 5)
+        assert leaves_equal(before, state.networks)
+        assert leaves_equal(final, result.state.networks)
+        jax.block_until_ready((state.step, result.state))
+
+
+def test_close_may_come_twice_and_run_after_it_is_refused():
+    loop, _ = make_tiny_loop()
+    state = loop.new_state(0, 5)
+    loop.close()
+    loop.close()
+    with pytest.raises(UsageError, match="closed"):
+        loop.run(state, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(num_envs=0), "num_envs=0 must be at least 1"),
+        (dict(num_envs=2.0), "num_envs=2.0 must be an int"),
+        (dict(num_envs=10, update_devices=[0, 1, 2, 3]), "use 8 or 12"),
+        (dict(schedule="sync"), "'async', 'lockstep'"),
+        (dict(cycle="quick"), "'auto', 'stepped', 'fused'"),
+        (dict(queue_size=0), "queue_size=0"),
+        (dict(max_policy_lag=-1), "max_policy_lag"),
+        (dict(cycle="fused"), "fused"),
+        (dict(seed=2**31), "seed"),
+        (dict(seed=1.5), "seed"),
+    ],
+)
+def test_bad_arguments_are_named_with_the_remedy(options, message):
+    with pytest.raises(UsageError, match=message):
+        loop, _ = make_tiny_loop(**options)
+        with loop:
+            loop.run(loop.new_state(0, 5), 4, 5)
+
+
+def test_bad_run_arguments_are_named_with_the_remedy():
+    loop, _ = make_tiny_loop(schedule="lockstep")
+    other, _ = make_tiny_loop(num_inferencers_per_device=1)
+    with loop, other:
+        state = loop.new_state(0, 5)
+        with pytest.raises(UsageError, match="num_cycles=5 must be divisible by the 2.*use 6"):
+            loop.run(state, 5, 5)
+        with pytest.raises(UsageError, match="steps_per_cycle=0"):
+            loop.run(state, 4, 0)
+        with pytest.raises(UsageError, match=r"shape .*steps_per_cycle"):
+            loop.run(state, 4, 7)
+        with pytest.raises(UsageError, match="2 step states, 1 Inferencers"):
+            other.run(state, 4, 5)
+
+
+def test_an_agent_of_other_spaces_is_refused():
+    class Other(CountingEnv):
+        action_space = gymnasium.spaces.Discrete(5)
+
+    agent = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig())
+    with pytest.raises(UsageError, match=r"action_space=Discrete\(5"):
+        sebulba.GymnasiumLoop(Other, agent, 4)
+
+
+def test_ctrl_c_ends_the_process_with_every_thread_joined():
+    program = textwrap.dedent(
+        """
+        import sys, threading
+        from tests.loop_helpers import inferencer_threads, make_tiny_loop
+        def observe(trajectory, step_infos):
+            print("running", flush=True)
+        loop, _ = make_tiny_loop(observe_cycle=observe)
+        try:
+            loop.run(loop.new_state(0, 5), 10**9, 5)
+        except KeyboardInterrupt:
+            print("threads left:", len(inferencer_threads()), flush=True)
+            sys.exit(130)
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
+    for line in process.stdout:
+        if line.startswith("running"):
+            break
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=50)
+    assert "threads left: 0" in output
+    assert process.returncode == 130

@@ -1,0 +1,186 @@
+"""Staging, queue, timer, episode statistics, devices, donation: each alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sebulba.errors import UsageError
+from sebulba.runtime.cycle import equal_chunks
+from sebulba.runtime.devices import choose_devices
+from sebulba.runtime.episodes import EpisodeStatistics
+from sebulba.runtime.staging import Staged, Staging
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.runtime.trajectory_queue import TrajectoryQueue
+from sebulba.runtime.update import jit_donating_usable, owned_copy
+
+DEADLINE_S = 10.0
+"""Ten times what a stop or a failure promises."""
+
+
+def in_thread(target, *args):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(target(*args)), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_staging_keeps_only_the_newest():
+    staging = Staging()
+    for version in range(3):
+        staging.publish(Staged(version, f"networks {version}"))
+    assert staging.take(threading.Event()) == (2, "networks 2")
+    assert staging.take(threading.Event()) == (2, "networks 2"), "taking leaves it for others"
+
+
+def test_staging_take_waits_for_its_version_and_no_longer_than_a_stop():
+    staging, stop = Staging(), threading.Event()
+    staging.publish(Staged(0, "old"))
+    thread, results = in_thread(staging.take, stop, 1)
+    thread.join(0.1)
+    assert thread.is_alive()
+    staging.publish(Staged(1, "new"))
+    thread.join(DEADLINE_S)
+    assert results == [(1, "new")]
+    thread, results = in_thread(staging.take, stop, 2)
+    stop.set()
+    thread.join(DEADLINE_S)
+    assert results == [None]
+
+
+def test_queue_is_first_in_first_out_and_bounded():
+    queue, stop = TrajectoryQueue(2), threading.Event()
+    assert queue.put("a", stop)
+    assert queue.put("b", stop)
+    thread, results = in_thread(queue.put, "c", stop)
+    thread.join(0.1)
+    assert thread.is_alive(), "a full queue must block"
+    assert [queue.get(), queue.get(DEADLINE_S)] == ["a", "b"]
+    thread.join(DEADLINE_S)
+    assert results == [True]
+    assert queue.get() == "c"
+
+
+def test_queue_put_does_not_hang_after_stop():
+    queue, stop = TrajectoryQueue(1), threading.Event()
+    queue.put("a", stop)
+    thread, results = in_thread(queue.put, "b", stop)
+    stop.set()
+    thread.join(DEADLINE_S)
+    assert results == [False]
+    assert queue.drain() == ["a"]
+
+
+def test_queue_lets_a_failure_through_when_full_and_keeps_the_first():
+    queue, stop = TrajectoryQueue(1), threading.Event()
+    queue.put("a", stop)
+    first = ValueError("first")
+    queue.fail(first)
+    queue.fail(ValueError("second"))
+    with pytest.raises(ValueError) as caught:
+        queue.get()
+    assert caught.value is first
+
+
+def test_queue_get_wakes_up_on_a_failure():
+    queue = TrajectoryQueue(1)
+    caught = []
+
+    def get():
+        try:
+            queue.get(timeout_s=10 * DEADLINE_S)
+        except ValueError as error:
+            caught.append(error)
+
+    thread, _ = in_thread(get)
+    queue.fail(ValueError("planted"))
+    thread.join(DEADLINE_S)
+    assert caught
+
+
+def test_timer_adds_up_and_refuses_unknown_phases():
+    timer = PhaseTimer("a", "b")
+    for _ in range(2):
+        with timer.phase("a"):
+            time.sleep(0.01)
+    assert timer.seconds()["a"] >= 0.02
+    assert timer.seconds()["b"] == 0.0
+    with pytest.raises(KeyError):
+        timer.phase("c")
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 9))
+def test_episode_statistics_equal_a_loop_over_cells(seed, num_envs, num_rows):
+    rng = np.random.default_rng(seed)
+    statistics = EpisodeStatistics(num_envs)
+    returns, lengths = np.zeros(num_envs), np.zeros(num_envs, int)
+    for _ in range(3):
+        reward = rng.integers(-3, 4, (num_rows, num_envs)).astype(np.float32)
+        end = rng.random((num_rows, num_envs)) < 0.3
+        inserted = rng.random((num_rows, num_envs)) < 0.2
+        infos = statistics.add(reward, end, inserted, np.zeros_like(end))
+        expected = []
+        for t, b in np.ndindex(num_rows, num_envs):
+            returns[b] += 0 if inserted[t, b] else reward[t, b]
+            lengths[b] += not inserted[t, b]
+            if end[t, b]:
+                expected.append((returns[b], lengths[b]))
+                returns[b] = lengths[b] = 0
+        assert list(zip(infos.episode_returns, infos.episode_lengths, strict=True)) == expected
+
+
+@given(st.integers(1, 300), st.floats(0.1, 400))
+def test_equal_chunks_divide_and_respect_the_most(length, most):
+    chunks = equal_chunks(length, most)
+    assert length % chunks == 0
+    assert length / chunks <= max(most, 1)
+
+
+def test_devices_that_do_not_exist_or_repeat_are_refused_by_number():
+    count = len(jax.local_devices())
+    with pytest.raises(UsageError, match=rf"device {count}, but there are {count}"):
+        choose_devices([count], None)
+    with pytest.raises(UsageError, match="twice"):
+        choose_devices(None, [0, 0])
+    with pytest.raises(UsageError, match="at least one"):
+        choose_devices([], None)
+
+
+def test_devices_default_to_a_quarter_that_infers_and_the_rest_that_updates():
+    inference, update = choose_devices(None, None)
+    count = len(jax.local_devices())
+    assert len(inference) == max(1, count // 4)
+    assert not set(inference) & set(update)
+    assert choose_devices([0], None)[1] == jax.local_devices()[1:]
+
+
+def test_owned_copy_survives_a_donation_of_the_copy():
+    original = jnp.arange(5.0)
+    copy = owned_copy({"x": original}, jax.local_devices()[0])
+    jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)(copy)
+    assert copy["x"].is_deleted()
+    np.testing.assert_array_equal(original, np.arange(5.0))
+
+
+def test_owned_copy_does_not_alias_host_memory():
+    host = np.zeros(4096, np.float32)
+    copy = owned_copy(host, jax.local_devices()[0])
+    host[:] = 1
+    np.testing.assert_array_equal(copy, 0)
+
+
+def test_donation_takes_only_leaves_that_an_output_can_use():
+    used, unused = jnp.zeros((3, 2)), jnp.zeros((5,))
+    function = jit_donating_usable(lambda a, b, c: a + b.sum() + c, (used, unused), 1.0)
+    result = function((used, unused), 1.0)  # a warning about donation would be an error here
+    assert result.shape == (3, 2)
+    assert used.is_deleted()
+    assert not unused.is_deleted()
