@@ -1,1 +1,1 @@
-"""."""
+"""Ready experiments, typed; free of JAX."""

@@ -1,0 +1,232 @@
+"""The command line: ``sebulba train`` and ``sebulba eval``.
+
+Everything that can be wrong with the words is found before JAX is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sebulba
+from sebulba.errors import EnvError, HangError, NotFiniteError, UsageError
+
+if TYPE_CHECKING:
+    from sebulba.configs.experiment import ExperimentConfig
+
+EXIT_OK = 0
+EXIT_OTHER = 1
+EXIT_USAGE = 2
+EXIT_ENV = 3
+EXIT_NOT_FINITE = 4
+EXIT_HANG = 5
+EXIT_SIGNAL = 128
+"""Plus the number of the signal that ended the run: 130 for Ctrl-C, 143 for SIGTERM."""
+
+USAGE = """\
+usage: sebulba train CONFIG [options]    train an agent
+       sebulba eval RUN [options]        play a trained policy
+       sebulba --version
+
+"sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.
+"""
+
+SHORT_OPTIONS = {
+    "--learning-rate": "--agent.learning-rate",
+    "--agent.torso": "--agent.torso.kind",
+}
+"""Options of a component that are common enough to be given without its name."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+      argv: Arguments after the program's name; None takes those of the process.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(argv)
+    except SystemExit as exit_:  # tyro and argparse have printed why
+        return exit_.code if isinstance(exit_.code, int) else EXIT_USAGE
+    except KeyboardInterrupt:
+        print("sebulba: interrupted", file=sys.stderr)
+        return EXIT_SIGNAL + 2
+    except UsageError as error:
+        print(f"sebulba: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except NotFiniteError as error:
+        print(f"sebulba: not finite: {error}", file=sys.stderr)
+        return EXIT_NOT_FINITE
+    except HangError as error:
+        print(f"sebulba: hang: {error}", file=sys.stderr)
+        return EXIT_HANG
+    except Exception as error:
+        traceback.print_exc()
+        from_env = _is_from_env(error)
+        kind = "environment" if from_env else "error"
+        print(f"sebulba: {kind}: {type(error).__name__}: {error}", file=sys.stderr)
+        return EXIT_ENV if from_env else EXIT_OTHER
+
+
+def entry_point() -> None:
+    """Run the command of this process and end it."""
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == EXIT_HANG:
+        # A thread that is still inside XLA would abort the interpreter's own way out.
+        os._exit(code)
+    sys.exit(code)
+
+
+def _is_from_env(error: BaseException) -> bool:
+    """Tell whether an environment raised, in our adapters or below them."""
+    if isinstance(error, EnvError):
+        return True
+    return any(
+        frame.f_globals.get("__name__", "").startswith("sebulba.envs.")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
+def _command(argv: list[str]) -> int:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for --env.id my_package.envs:MyEnv
+    commands = {"train": _train, "eval": _eval}
+    if not argv:
+        print(USAGE, end="", file=sys.stderr)
+        return EXIT_USAGE
+    word, *rest = argv
+    if word in ("-h", "--help"):
+        print(USAGE, end="")
+        return EXIT_OK
+    if word == "--version":
+        print(f"sebulba {sebulba.__version__}")
+        return EXIT_OK
+    if word not in commands:
+        raise UsageError(
+            f"command {word!r} is unknown; use {_nearest(word, commands)}, see sebulba --help"
+        )
+    return commands[word](rest)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known words near ``word``, or all of them."""
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return " or ".join(near or known)
+
+
+def _train(argv: list[str]) -> int:
+    from sebulba.configs.presets import PRESETS
+
+    if not argv:
+        print(_train_help(), end="", file=sys.stderr)
+        return EXIT_USAGE
+    preset, *options = argv
+    if preset in ("-h", "--help"):
+        print(_train_help(), end="")
+        return EXIT_OK
+    if preset not in PRESETS:
+        raise UsageError(
+            f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)} "
+            "(sebulba train CONFIG [options]; --env.id trains on any other environment)"
+        )
+    config = _parse(preset, options)
+    from sebulba.run_folder import choose_run_folder
+
+    folder = choose_run_folder(config, preset)
+    from sebulba.experiment import train
+
+    return train(config, folder, preset=preset, command=["sebulba", "train", *argv])
+
+
+def _train_help() -> str:
+    from sebulba.configs.presets import PRESETS
+
+    lines = [f"  {name:<12} {preset.summary}" for name, preset in PRESETS.items()]
+    return "\n".join(
+        [
+            "usage: sebulba train CONFIG [options]",
+            "",
+            "configurations:",
+            *lines,
+            "",
+            "Any other environment: sebulba train CONFIG --env.id ID, where ID is known to envpool",
+            "or Gymnasium, or is my_package.envs:MyEnv (a class or a factory).",
+            '"sebulba train CONFIG --help" lists the options.',
+            "",
+        ]
+    )
+
+
+def _parse(preset: str, options: list[str]) -> ExperimentConfig:
+    import tyro
+
+    from sebulba.configs.experiment import ExperimentConfig
+    from sebulba.configs.presets import PRESETS
+
+    short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())
+    return tyro.cli(
+        ExperimentConfig,
+        prog=f"sebulba train {preset}",
+        description=f"{PRESETS[preset].summary} ({short}.)",
+        default=PRESETS[preset].make(),
+        args=[_long_option(option) for option in options],
+        # The preset chooses the algorithm; without this each class would be a sub-command.
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+
+
+def _long_option(option: str) -> str:
+    name, equals, value = option.partition("=")
+    return SHORT_OPTIONS.get(name.replace("_", "-"), name) + equals + value
+
+
+def _eval(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="sebulba eval", description="Play the trained policy of a run and print its return."
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--num-envs", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--explore", action="store_true", help="sample actions as in training, not the best ones"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the result there")
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
+    arguments = parser.parse_args(argv)
+    for name in ("episodes", "num_envs"):
+        if (value := getattr(arguments, name)) < 1:
+            raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
+    from sebulba.run_folder import RunFolder
+
+    folder = RunFolder(Path(arguments.run))
+    env = folder.read_env_config()
+    from sebulba.experiment import evaluate_run
+
+    evaluation = evaluate_run(
+        folder,
+        env,
+        num_episodes=arguments.episodes,
+        num_envs=arguments.num_envs,
+        seed=arguments.seed,
+        explore=arguments.explore,
+        platform=arguments.platform,
+    )
+    print(evaluation)
+    if arguments.json is not None:
+        Path(arguments.json).write_text(json.dumps(evaluation.record(), indent=2) + "\n")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    entry_point()

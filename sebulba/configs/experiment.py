@@ -1,0 +1,155 @@
+"""What describes a run: typed, frozen, checked on construction, and free of JAX.
+
+The command line parses these before JAX is imported, so that a wrong option ends at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, TypeAlias
+
+from sebulba.agents.configs import ImpalaConfig, SimplePolicyGradientConfig
+from sebulba.errors import UsageError
+
+AgentConfig: TypeAlias = ImpalaConfig | SimplePolicyGradientConfig
+OptionValue: TypeAlias = bool | int | float | str
+
+INT32 = range(-(2**31), 2**31)
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvConfig:
+    """An environment. None leaves an option to the backend's own default."""
+
+    id: str
+    """Id known to envpool or Gymnasium, or module:attribute of an environment class or factory."""
+    backend: Literal["envpool", "gymnasium"] | None = None
+    """None: envpool where it has the id, else Gymnasium."""
+    num_threads: int | None = None
+    """envpool: threads per Inferencer. None: by the cost of a step in its family."""
+    vectorization: Literal["sync", "async"] = "sync"
+    """Gymnasium: environments in this process, or one process each."""
+    episodic_life: bool | None = None
+    """Atari: a lost life is a terminal state for the learner (not for the episode return)."""
+    reward_clip: bool | None = None
+    """Atari: the learner sees the sign of the reward."""
+    noop_max: int | None = None
+    """Atari: at most this many no-op actions after a reset."""
+    frame_skip: int | None = None
+    """Atari: frames of the game per environment step."""
+    stack_num: int | None = None
+    """Atari: frames in an observation."""
+    max_episode_steps: int | None = None
+    """Truncate episodes after this many environment steps."""
+    options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
+    """More options of envpool.make or gymnasium.make, as NAME VALUE pairs."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the environment.
+
+        Raises:
+          UsageError: An empty id, or an option given twice.
+        """
+        if not self.id.strip():
+            raise UsageError("env.id='' must name an environment; use an id such as CartPole-v1")
+        twice = sorted(set(self.options) & {field.name for field in dataclasses.fields(self)})
+        if twice:
+            raise UsageError(
+                f"env.options names {twice[0]}, which has an option of its own; "
+                f"use --env.{twice[0].replace('_', '-')}"
+            )
+
+    def factory_arguments(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``sebulba.make_env_factory`` and ``sebulba.env_spec``."""
+        values = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("id", "options")
+        }
+        return {k: v for k, v in values.items() if v is not None} | self.options
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """A training run."""
+
+    env: EnvConfig
+    """Environment."""
+    agent: AgentConfig
+    """Hyper-parameters of the agent; their class chooses the algorithm."""
+    total_env_steps: int
+    """Environment steps to train for, rounded up to whole cycles."""
+    num_envs: int = 64
+    """Environments per Inferencer; a multiple of the number of update devices."""
+    num_inferencers_per_device: int = 2
+    """Inferencers per inference device; 0 runs everything in one thread, for debuggers."""
+    steps_per_cycle: int = 32
+    """Environment steps in a trajectory (the unroll length)."""
+    seed: int = 0
+    """Seed of networks, actions and environments, a 32-bit integer."""
+    schedule: Literal["async", "lockstep"] = "async"
+    """async is fastest; lockstep gives bit-identical networks for the same seed."""
+    cycle: Literal["auto", "stepped", "fused"] = "auto"
+    """How an Inferencer runs a cycle: one program a step, or one program a cycle."""
+    max_policy_lag: int | None = None
+    """Drop trajectories that are more policy versions behind than this; None keeps all."""
+    queue_size: int = 2
+    """Trajectories that may wait for the update before Inferencers wait too."""
+    metrics_interval_s: float = 0.5
+    """Seconds between records in metrics.jsonl, rounded up to whole cycles."""
+    platform: Literal["cpu", "cuda", "tpu"] | None = None
+    """What JAX runs on; None takes the best there is."""
+    num_cpu_devices: int | None = None
+    """Split the CPU into this many devices."""
+    inference_devices: tuple[int, ...] | None = None
+    """Indices of the devices that infer; None: the first quarter of several."""
+    update_devices: tuple[int, ...] | None = None
+    """Indices of the devices that update; None: those that do not infer."""
+    name: str | None = None
+    """Name of the folder under runs/; None makes one of the preset and the time."""
+    run_dir: str | None = None
+    """Folder of the run, instead of runs/NAME."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without JAX.
+
+        Raises:
+          UsageError: A value breaks a rule.
+        """
+        for name in ("total_env_steps", "num_envs", "steps_per_cycle", "queue_size"):
+            _at_least(1, name, getattr(self, name))
+        _at_least(0, "num_inferencers_per_device", self.num_inferencers_per_device)
+        _at_least(0, "max_policy_lag", self.max_policy_lag)
+        _at_least(1, "num_cpu_devices", self.num_cpu_devices)
+        if not self.metrics_interval_s >= 0:
+            raise UsageError(
+                f"metrics_interval_s={self.metrics_interval_s} must not be negative; use 0.5"
+            )
+        if self.seed not in INT32:
+            raise UsageError(
+                f"seed={self.seed} must be a 32-bit integer; use one from {INT32[0]} to {INT32[-1]}"
+            )
+        if self.num_cpu_devices is not None and self.platform not in (None, "cpu"):
+            raise UsageError(
+                f"num_cpu_devices={self.num_cpu_devices} splits the CPU, but platform="
+                f"{self.platform}; use platform=cpu, or leave one of them out"
+            )
+        if self.name is not None and (not self.name.strip() or "/" in self.name):
+            raise UsageError(
+                f"name={self.name!r} must be one folder name; use --run-dir for another place"
+            )
+
+    def num_cycles(self, num_inferencers: int) -> int:
+        """Return the trajectories that ``total_env_steps`` take.
+
+        In lockstep they come in whole rounds, one trajectory from each Inferencer.
+        """
+        cycles = -(-self.total_env_steps // (self.num_envs * self.steps_per_cycle))
+        if self.schedule == "lockstep":
+            cycles = -(-cycles // num_inferencers) * num_inferencers
+        return cycles
+
+
+def _at_least(least: int, name: str, value: int | None) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")

@@ -1,0 +1,141 @@
+"""Ready experiments, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, TorsoConfig
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A ready experiment."""
+
+    summary: str
+    """What it is, in a line."""
+    make: Callable[[], ExperimentConfig]
+    """Makes its configuration."""
+
+
+def cartpole() -> ExperimentConfig:
+    """Return Impala with a small MLP on envpool's CartPole-v1.
+
+    Its rewards of 1 add up to values near 100, whose loss would drown the policy's in a shared
+    torso; scaled rewards keep values near 1.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("CartPole-v1"),
+        agent=ImpalaConfig(
+            learning_rate=1e-3,
+            discount=0.99,
+            entropy_coefficient=0.01,
+            reward_scale=0.02,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+        ),
+        total_env_steps=1_500_000,
+        num_envs=64,
+        steps_per_cycle=32,
+    )
+
+
+def pendulum() -> ExperimentConfig:
+    """Return Impala with a Gaussian policy on Pendulum-v1.
+
+    Rewards lie between -16 and 0; the short horizon and the scale bring values near -1.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("Pendulum-v1"),
+        agent=ImpalaConfig(
+            learning_rate=1e-3,
+            discount=0.9,
+            entropy_coefficient=0.0,
+            reward_scale=0.05,
+            separate_value_torso=True,
+        ),
+        total_env_steps=3_000_000,
+        num_envs=32,
+        steps_per_cycle=32,
+    )
+
+
+def pong() -> ExperimentConfig:
+    """Return the Atari experiment on Pong."""
+    return _atari("Pong-v5")
+
+
+def breakout() -> ExperimentConfig:
+    """Return the Atari experiment on Breakout, where a lost life ends an episode of the learner."""
+    return _atari("Breakout-v5", episodic_life=True)
+
+
+def _atari(env_id: str, *, episodic_life: bool = False) -> ExperimentConfig:
+    """Return Impala on an Atari game.
+
+    Environment: Mnih et al. 2015 (doi 10.1038/nature14236), methods: frame skip 4, stack of 4,
+    up to 30 no-ops, clipped rewards. Agent: Espeholt et al. 2018 (arXiv 1802.01561), table G.1:
+    unroll length 20, RMSProp with decay 0.99 and epsilon 0.01, learning rate 6e-4 that falls
+    linearly to 0, gradient norm 40, entropy 0.01, value loss 0.5, discount 0.99. The losses there
+    are sums over a batch of 32 unrolls of 20 steps and ours are means over valid transitions,
+    which RMSProp's epsilon and the gradient norm feel: both are divided by 640 here.
+    """
+    num_envs, steps_per_cycle, total_env_steps = 32, 20, 10_000_000
+    return ExperimentConfig(
+        env=EnvConfig(
+            env_id,
+            episodic_life=episodic_life,
+            reward_clip=True,
+            noop_max=30,
+            frame_skip=4,
+            stack_num=4,
+        ),
+        agent=ImpalaConfig(
+            learning_rate=6e-4,
+            discount=0.99,
+            entropy_coefficient=0.01,
+            value_coefficient=0.5,
+            torso=TorsoConfig(kind="nature_cnn"),
+            optimizer=OptimizerConfig(
+                kind="rmsprop",
+                decay=0.99,
+                epsilon=0.01 / 640,
+                max_grad_norm=40 / 640,
+                schedule="linear",
+                schedule_updates=total_env_steps // (num_envs * steps_per_cycle),
+            ),
+        ),
+        total_env_steps=total_env_steps,
+        num_envs=num_envs,
+        steps_per_cycle=steps_per_cycle,
+    )
+
+
+def halfcheetah() -> ExperimentConfig:
+    """Return Impala with a Gaussian policy on MuJoCo's HalfCheetah-v4.
+
+    Torso and learning rate are those of PPO in Schulman et al. 2017 (arXiv 1707.06347), table 3.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("HalfCheetah-v4"),
+        agent=ImpalaConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            entropy_coefficient=0.0,
+            reward_scale=0.1,
+            separate_value_torso=True,
+        ),
+        total_env_steps=10_000_000,
+        num_envs=32,
+        steps_per_cycle=32,
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "cartpole": Preset("Impala, small MLP, envpool CartPole-v1", cartpole),
+    "pendulum": Preset("Impala, Gaussian policy, envpool Pendulum-v1", pendulum),
+    "pong": Preset("Impala, Nature CNN, envpool Pong-v5", pong),
+    "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
+    "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
+}
+"""By the name that the command line knows."""

@@ -1,0 +1,211 @@
+"""Everything around a run: builds environment, agent, loop and writers from a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+
+from sebulba.agent import Agent
+from sebulba.agents.registry import make_agent
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.envs import env_spec, make_env_factory
+from sebulba.errors import UsageError
+from sebulba.evaluation import Evaluation, evaluate
+from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.loops.metric_writers import (
+    CompositeWriter,
+    JsonLinesWriter,
+    LinesWriter,
+    TensorBoardWriter,
+    number,
+)
+from sebulba.plots import learning_curve
+from sebulba.policy import load_policy, save_policy
+from sebulba.run_folder import RunFolder
+from sebulba.types import EnvFactory, MetricWriter, RunSpec
+
+CPU_POOL_THREADS = 8
+"""Fewer XLA threads than this can starve a collective among forced CPU devices."""
+
+Platform = Literal["cpu", "cuda", "tpu"]
+
+
+def train(
+    config: ExperimentConfig, folder: RunFolder, *, preset: str = "", command: Sequence[str] = ()
+) -> int:
+    """Train as ``config`` says and leave everything in ``folder``.
+
+    Returns:
+      0, or 128 plus the number of the signal that ended the run early; the policy is saved
+      either way.
+
+    Raises:
+      UsageError: Something in ``config`` breaks a rule.
+      Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
+    """
+    configure_jax(config.platform, config.num_cpu_devices)
+    with StopOnSignal() as stop_on_signal:
+        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        agent = make_agent(env_spec(factory), config.agent)
+        title = preset or config.env.id
+        writers = CompositeWriter(
+            JsonLinesWriter(folder.metrics), TensorBoardWriter(folder.tensorboard)
+        )
+        with _make_loop(config, factory, agent, writers) as loop:
+            state = loop.new_state(config.seed, config.steps_per_cycle)
+            # Nothing can be wrong with the configuration any more: now write.
+            folder.create()
+            folder.write_config(config, preset, command)
+            stop_on_signal.attach(loop)
+            try:
+                with contextlib.closing(writers):
+                    writers.add(_progress_writer(title, folder, loop.describe))
+                    result = loop.run(
+                        state, config.num_cycles(loop.num_inferencers), config.steps_per_cycle
+                    )
+                save_policy(folder.policy, agent, result.acting_networks, _run_spec(config, loop))
+            finally:
+                _draw_learning_curve(folder, title)
+    _print_summary(result, folder)
+    return 128 + stop_on_signal.signal if stop_on_signal.signal else 0
+
+
+def _make_loop(
+    config: ExperimentConfig, factory: EnvFactory, agent: Agent, writer: MetricWriter
+) -> GymnasiumLoop:
+    return GymnasiumLoop(
+        factory,
+        agent,
+        config.num_envs,
+        seed=config.seed,
+        inference_devices=config.inference_devices,
+        update_devices=config.update_devices,
+        num_inferencers_per_device=config.num_inferencers_per_device,
+        schedule=config.schedule,
+        max_policy_lag=config.max_policy_lag,
+        cycle=config.cycle,
+        queue_size=config.queue_size,
+        metric_writer=writer,
+        metrics_interval_s=config.metrics_interval_s,
+    )
+
+
+def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
+    return RunSpec(
+        config.num_envs, loop.num_inferencers, config.steps_per_cycle, len(loop.update_devices)
+    )
+
+
+def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str]) -> MetricWriter:
+    """Return a live panel on a terminal, plain lines elsewhere."""
+    if not sys.stdout.isatty():
+        return LinesWriter(sys.stdout, describe)
+    from sebulba.loops.live_panel import PanelWriter
+
+    panel = PanelWriter(title, str(folder.path), describe)
+    panel.start()
+    return panel
+
+
+def evaluate_run(
+    folder: RunFolder,
+    env: EnvConfig,
+    *,
+    num_episodes: int,
+    num_envs: int,
+    seed: int,
+    explore: bool = False,
+    platform: Platform | None = None,
+) -> Evaluation:
+    """Play the trained policy of a run in its environment; see ``sebulba.evaluate``."""
+    configure_jax(platform, None)
+    policy = load_policy(folder.path, explore=explore, seed=seed)
+    factory = make_env_factory(env.id, **env.factory_arguments())
+    return evaluate(policy, factory, num_episodes=num_episodes, num_envs=num_envs, seed=seed)
+
+
+def configure_jax(platform: Platform | None, num_cpu_devices: int | None) -> None:
+    """Choose JAX's platform and split the CPU, before its backend starts.
+
+    Raises:
+      UsageError: The backend has started already, with another number of devices.
+    """
+    if platform is not None:
+        jax.config.update("jax_platforms", platform)
+    if num_cpu_devices is None:
+        return
+    os.environ["NPROC"] = str(
+        max(CPU_POOL_THREADS, num_cpu_devices, int(os.environ.get("NPROC", 0)))
+    )
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        jax.config.update("jax_num_cpu_devices", num_cpu_devices)
+    except RuntimeError as error:
+        raise UsageError(
+            f"num_cpu_devices={num_cpu_devices} must be set before JAX starts, and it has "
+            f"started with {len(jax.devices())} devices; use a new process"
+        ) from error
+
+
+class StopOnSignal:
+    """Turns Ctrl-C and SIGTERM into ``loop.stop()``; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        """Change nothing yet."""
+        self.signal: int | None = None
+        """The signal that asked for the stop."""
+        self._loop: GymnasiumLoop | None = None
+        self._before: dict[int, object] = {}
+
+    def attach(self, loop: GymnasiumLoop) -> None:
+        """Stop this loop from now on; before, a signal interrupts at once."""
+        self._loop = loop
+
+    def _handle(self, which: int, frame: types.FrameType | None) -> None:
+        del frame
+        if self._loop is not None and self.signal is None:
+            self.signal = which
+            self._loop.stop()
+        elif which == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + which)
+
+    def __enter__(self) -> StopOnSignal:
+        for which in (signal.SIGINT, signal.SIGTERM):
+            self._before[which] = signal.signal(which, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for which, before in self._before.items():
+            signal.signal(which, before)  # type: ignore[arg-type]
+
+
+def _draw_learning_curve(folder: RunFolder, title: str) -> None:
+    """Draw what there is; on the way out of a failed run nothing may hide why it failed."""
+    try:
+        if folder.metrics.exists():
+            learning_curve(folder.metrics, folder.learning_curve, title)
+    except Exception as error:
+        warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
+
+
+def _print_summary(result: Result, folder: RunFolder) -> None:
+    metrics, counters = result.metrics, result.counters
+    print(
+        f"{'stopped' if result.stopped else 'done'}: "
+        f"mean return {number(metrics.get('episode_return_mean'))} (last 100 episodes), "
+        f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
+        f"{metrics.get('seconds') or 0.0:.1f} s\n"
+        f"run folder: {folder.path}\n"
+        f"play it:    sebulba eval {folder.path}",
+        flush=True,
+    )

@@ -1,0 +1,213 @@
+"""Where the metrics of a run go: JSON lines, TensorBoard, plain lines.
+
+Every writer opens its file at the first record, so that a run that never starts leaves nothing.
+The live panel has a module of its own, :mod:`sebulba.loops.live_panel`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from sebulba.types import MetricWriter
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
+
+
+class CompositeWriter:
+    """Gives every record to several writers; one that raises is warned about and left out."""
+
+    def __init__(self, *writers: MetricWriter) -> None:
+        """Write to these, in order."""
+        self._writers = list(writers)
+
+    def add(self, writer: MetricWriter) -> None:
+        """Write to this one too."""
+        self._writers.append(writer)
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write one record everywhere."""
+        self._each(lambda writer: writer.write(metrics))
+
+    def close(self) -> None:
+        """Close all writers."""
+        self._each(lambda writer: writer.close())
+
+    def _each(self, act: Callable[[MetricWriter], None]) -> None:
+        for writer in list(self._writers):
+            try:
+                act(writer)
+            except Exception as error:
+                self._writers.remove(writer)
+                warnings.warn(
+                    f"{type(writer).__name__} failed and writes no more: "
+                    f"{type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+
+class JsonLinesWriter:
+    """One JSON object a record; unknown and not finite numbers are null, images are left out."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Write to ``path``, which is made at the first record."""
+        self._path = Path(path)
+        self._file: IO[str] | None = None
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write one line and flush it, so that a reader sees whole lines as they happen."""
+        if self._file is None:
+            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        record = {name: to_json(value) for name, value in metrics.items() if np.ndim(value) == 0}
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def to_json(value: Any) -> Any:
+    """Return a scalar (or a dict of scalars) as JSON can hold it: NaN and infinities are None."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, str | bool | None):
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+class TensorBoardWriter:
+    """TensorBoard events, over environment steps."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Write into ``folder``, which is made at the first record."""
+        self._folder = str(folder)
+        self._writer: SummaryWriter | None = None
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write numbers as scalars and ``[H, W, C]`` uint8 arrays as images."""
+        if self._writer is None:
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(self._folder)
+        step = metrics.get("env_steps")
+        for name, value in metrics.items():
+            if np.ndim(value) == 3:
+                self._writer.add_image(name, np.asarray(value), step, dataformats="HWC")
+            elif _is_number(value):
+                self._writer.add_scalar(name, float(value), step)
+
+    def close(self) -> None:
+        """Flush and close the events file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and isinstance(value, int | float | np.number)
+
+
+class LinesWriter:
+    """A plain line now and then, for logs."""
+
+    MIN_S, MAX_S = 1.0, 30.0
+    """Seconds between lines: a twentieth of the run so far, within these."""
+
+    def __init__(self, stream: IO[str], describe: Callable[[], str] = str) -> None:
+        """Write to ``stream``; ``describe()`` is said before the first line."""
+        self._stream = stream
+        self._describe = describe
+        self._next_s = 0.0
+        self._last: Mapping[str, Any] | None = None
+        self._shown = False
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write a line if one is due."""
+        if self._last is None and (about := self._describe()):
+            print(about, file=self._stream, flush=True)
+        self._last, self._shown = metrics, False
+        seconds = metrics.get("seconds") or 0.0
+        if seconds >= self._next_s:
+            self._next_s = seconds + min(self.MAX_S, max(self.MIN_S, seconds / 20))
+            self._show()
+
+    def _show(self) -> None:
+        assert self._last is not None
+        print(plain_line(self._last), file=self._stream, flush=True)
+        self._shown = True
+
+    def close(self) -> None:
+        """Write the last record if it has not been."""
+        if self._last is not None and not self._shown:
+            self._show()
+
+
+def plain_line(metrics: Mapping[str, Any]) -> str:
+    """Return the heart of a record in one line."""
+    parts = [
+        f"{duration(metrics.get('seconds') or 0.0):>8}",
+        f"{count(metrics.get('env_steps')):>7} env steps",
+        f"return {number(metrics.get('episode_return_mean')):>8}",
+        f"{count(metrics.get('env_steps_per_s')):>6} env steps/s",
+        f"loss {number(metrics.get('loss')):>9}",
+        f"lag {number(metrics.get('policy_lag_mean'))}",
+    ]
+    if (fill := metrics.get("queue_fill")) is not None:
+        parts.append(f"queue {fill:.0%}")
+    if (left := seconds_left(metrics)) is not None:
+        parts.append(f"{duration(left)} left")
+    return "  ".join(parts)
+
+
+# Numbers for people.
+
+
+def number(value: float | None) -> str:
+    """Return a number in about four digits; a dash for what is not known."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    magnitude = abs(value)
+    if magnitude >= 10_000:
+        return count(value)
+    if magnitude >= 100:
+        return f"{value:.1f}"
+    return f"{value:.3g}" if magnitude < 0.01 and value else f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def count(value: float | None) -> str:
+    """Return a count in three digits with k, M or G; a dash for what is not known."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scaled = value / (1e3 if unit == "k" else limit)
+            return f"{scaled:.3g}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as m:ss or h:mm:ss."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def seconds_left(metrics: Mapping[str, Any]) -> float | None:
+    """Return the time left at the mean pace so far, None if it is not known."""
+    cycles, total = metrics.get("cycles"), metrics.get("total_cycles")
+    seconds = metrics.get("seconds")
+    if not cycles or not total or not seconds:
+        return None
+    return max(0.0, (total - cycles) * seconds / cycles)
