@@ -101,8 +101,8 @@ class Categorical:
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
         """Return the log-probability of an index, ``[...]``."""
         # A one-hot product: gathers and their gradient (a scatter) are slow on CPU.
-        chosen = raw[..., None] == jnp.arange(self.num_params, dtype=raw.dtype)
-        return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(params), 0.0), axis=-1)
+        chosen = jax.nn.one_hot(raw, self.num_params)
+        return jnp.sum(chosen * jax.nn.log_softmax(params), axis=-1)
 
     def entropy(self, params: jax.Array) -> jax.Array:
         """Return the entropy, ``[...]``."""

@@ -1,0 +1,87 @@
+"""Hyper-parameters: bad ones are refused in words, and JAX is not needed to say so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+
+from sebulba.agents.configs import (
+    ImpalaConfig,
+    OptimizerConfig,
+    SimplePolicyGradientConfig,
+    TorsoConfig,
+)
+from sebulba.agents.impala import Impala
+from sebulba.agents.registry import make_agent
+from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec
+
+spaces = gymnasium.spaces
+
+
+def test_does_not_import_jax() -> None:
+    code = "import sys, sebulba.agents.configs; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("config_class", "name", "value"),
+    [
+        (ImpalaConfig, "learning_rate", 0.0),
+        (ImpalaConfig, "learning_rate", float("nan")),
+        (ImpalaConfig, "discount", 1.01),
+        (ImpalaConfig, "discount", "0.9"),
+        (ImpalaConfig, "entropy_coefficient", -0.1),
+        (ImpalaConfig, "value_coefficient", -1.0),
+        (ImpalaConfig, "trace_decay", 2.0),
+        (ImpalaConfig, "max_rho", 0.0),
+        (ImpalaConfig, "lstm_size", -1),
+        (ImpalaConfig, "lstm_size", 2.5),
+        (SimplePolicyGradientConfig, "reward_scale", -1.0),
+        (SimplePolicyGradientConfig, "initial_std", float("inf")),
+        (TorsoConfig, "kind", "resnet"),
+        (TorsoConfig, "hidden_sizes", (64, 0)),
+        (TorsoConfig, "resnet_channels", ()),
+        (OptimizerConfig, "kind", "adamw"),
+        (OptimizerConfig, "max_grad_norm", -1.0),
+        (OptimizerConfig, "schedule_updates", True),
+    ],
+)
+def test_refuses_with_name_and_remedy(config_class: type, name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=rf"{name}=.*; use"):
+        config_class(**{name: value})
+
+
+def test_refuses_a_linear_schedule_without_an_end() -> None:
+    with pytest.raises(UsageError, match="schedule_updates=0 must be a whole number of at least 1"):
+        OptimizerConfig(schedule="linear")
+
+
+def test_refuses_an_lstm_with_a_separate_value_torso() -> None:
+    with pytest.raises(UsageError, match="cannot go with lstm_size=8"):
+        ImpalaConfig(separate_value_torso=True, lstm_size=8)
+
+
+def test_make_agent_goes_by_the_class_of_the_config() -> None:
+    spec = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2, dtype=np.int32))
+    assert isinstance(make_agent(spec, ImpalaConfig()), Impala)
+    assert isinstance(make_agent(spec, SimplePolicyGradientConfig()), SimplePolicyGradient)
+    with pytest.raises(UsageError, match="belongs to no agent"):
+        make_agent(spec, TorsoConfig())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("space", [spaces.Box(0, 9, (2,), np.int32), spaces.MultiBinary(3)])
+def test_refuses_action_spaces_without_a_distribution(space: gymnasium.Space) -> None:
+    with pytest.raises(UsageError, match="must be a Discrete, a MultiDiscrete or a Box of floats"):
+        make_agent(EnvSpec(spaces.Box(-1, 1, (3,)), space), ImpalaConfig())
+
+
+def test_refuses_images_too_small_for_nature_cnn() -> None:
+    spec = EnvSpec(spaces.Box(0, 255, (3, 20, 24), np.uint8), spaces.Discrete(2, dtype=np.int32))
+    with pytest.raises(UsageError, match=r"20 x 24 pixels.*use impala_resnet or mlp"):
+        make_agent(spec, ImpalaConfig(torso=TorsoConfig("nature_cnn")))

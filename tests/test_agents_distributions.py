@@ -1,0 +1,110 @@
+"""Action distributions: against distrax, and inside the space whatever the parameters are."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba.agents.distributions import Categorical, Gaussian, MultiCategorical, make_distribution
+
+spaces = gymnasium.spaces
+
+DISCRETE = spaces.Discrete(5, start=-2, dtype=np.int32)
+MULTI = spaces.MultiDiscrete(
+    np.array([[3, 2], [4, 6]]), np.int32, start=np.array([[0, 7], [-1, 0]])
+)
+BOUNDED = spaces.Box(np.float32([-2, 0, 1]), np.float32([2, 0.1, 9]))
+MIXED = spaces.Box(
+    np.float32([[-np.inf, -1], [0, -1e30]]), np.float32([[np.inf, 1], [np.inf, 1e30]])
+)
+
+
+def distrax() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import distrax
+    return distrax
+
+
+def random_params(dist: Any, *leading: int) -> jax.Array:
+    size = dist.num_params + dist.num_free_params
+    return jax.random.normal(jax.random.key(3), (*leading, size))
+
+
+@pytest.mark.parametrize("space", [DISCRETE, MULTI, BOUNDED, MIXED], ids=str)
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
+def test_actions_are_in_the_space(space: Any, scale: float) -> None:
+    dist = make_distribution(space)
+    params = scale * random_params(dist, 7, 3)
+    for raw in (dist.sample(params, jax.random.key(1)), dist.mode(params)):
+        action = np.asarray(dist.action(raw))
+        assert action.dtype == space.dtype
+        assert action.shape == (7, 3, *space.shape)
+        assert all(space.contains(a) for a in action.reshape(-1, *space.shape))
+        assert dist.log_prob(params, raw).shape == dist.entropy(params).shape == (7, 3)
+
+
+def test_categorical_is_that_of_distrax() -> None:
+    dist = Categorical(DISCRETE)
+    params = 2 * random_params(dist, 11)
+    oracle = distrax().Categorical(params)
+    raw = dist.sample(params, jax.random.key(0))
+    np.testing.assert_allclose(dist.log_prob(params, raw), oracle.log_prob(raw), atol=1e-6)
+    np.testing.assert_allclose(dist.entropy(params), oracle.entropy(), atol=1e-6)
+    np.testing.assert_array_equal(dist.action(jnp.arange(5)), [-2, -1, 0, 1, 2])
+
+
+def test_multi_categorical_is_the_product_of_its_parts() -> None:
+    dist = MultiCategorical(MULTI)
+    params = 2 * random_params(dist, 11)
+    raw = dist.sample(params, jax.random.key(0))
+    parts = np.split(params, [3, 5, 9], axis=-1)
+    oracles = [distrax().Categorical(logits) for logits in parts]
+    log_prob = sum(oracle.log_prob(raw[:, k]) for k, oracle in enumerate(oracles))
+    np.testing.assert_allclose(dist.log_prob(params, raw), log_prob, atol=1e-5)
+    entropy = sum(oracle.entropy() for oracle in oracles)
+    np.testing.assert_allclose(dist.entropy(params), entropy, atol=1e-5)
+    action = dist.action(jnp.asarray([2, 1, 3, 5]))
+    np.testing.assert_array_equal(action, [[2, 8], [2, 5]])
+
+
+def test_entries_of_a_multi_categorical_are_drawn_independently() -> None:
+    dist = MultiCategorical(spaces.MultiDiscrete([2, 2], np.int32))
+    raw = np.asarray(dist.sample(jnp.zeros((4000, 4)), jax.random.key(0)))
+    assert abs(np.mean(raw[:, 0] == raw[:, 1]) - 0.5) < 0.05
+
+
+def test_gaussian_is_that_of_distrax() -> None:
+    dist = Gaussian(BOUNDED)
+    params = random_params(dist, 11)
+    mean, log_std = np.split(params, 2, axis=-1)
+    oracle = distrax().MultivariateNormalDiag(mean, np.exp(log_std))
+    raw = dist.sample(params, jax.random.key(0))
+    np.testing.assert_allclose(dist.log_prob(params, raw), oracle.log_prob(raw), atol=1e-5)
+    np.testing.assert_allclose(dist.entropy(params), oracle.entropy(), atol=1e-5)
+    np.testing.assert_allclose(dist.mode(params), mean)
+
+
+def test_squashing_meets_both_bounds_and_the_middle() -> None:
+    dist = Gaussian(BOUNDED)
+    for raw, expected in ((-50.0, [-2, 0, 1]), (0.0, [0, 0.05, 5]), (50.0, [2, 0.1, 9])):
+        np.testing.assert_allclose(dist.action(jnp.full(3, raw)), expected, rtol=1e-6)
+
+
+def test_unbounded_and_absurdly_bounded_components_are_not_squashed() -> None:
+    action = Gaussian(MIXED).action(jnp.asarray([3.0, 3.0, -3.0, 3.0]))
+    np.testing.assert_allclose(action, [[3.0, np.tanh(3.0)], [0.0, 3.0]], rtol=1e-6)
+
+
+def test_float64_bounds_are_not_exceeded_in_float32() -> None:
+    space = spaces.Box(np.float64([-0.3, 0.1]), np.float64([0.7, 0.9]), dtype=np.float64)
+    dist = Gaussian(space)
+    for raw in (-1e3, 1e3):
+        action = np.asarray(dist.action(jnp.full(2, raw))).astype(np.float64)
+        assert np.all(space.low <= action) and np.all(action <= space.high)

@@ -1,0 +1,150 @@
+"""Networks: what each space becomes, and what the recurrent core remembers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba.agents.configs import ImpalaConfig, TorsoConfig
+from sebulba.agents.impala import Impala
+from sebulba.agents.networks import ObservationEncoder
+from sebulba.types import EnvSpec
+
+spaces = gymnasium.spaces
+TWO = spaces.Discrete(2, dtype=np.int32)
+SMALL = TorsoConfig(hidden_sizes=(5,), image_features=6, resnet_channels=(2, 3))
+
+
+def encode(space: Any, obs: Any, frame_stack: int = 0, **options: Any) -> Any:
+    """Encode one observation; returns its vector and its images."""
+    encoder = ObservationEncoder(EnvSpec(space, TWO, frame_stack), TorsoConfig(**options))
+    one = {k: np.asarray(v)[None] for k, v in obs.items()} if isinstance(obs, dict) else obs[None]
+    encoded = encoder(one, num_leading=1)
+    return np.asarray(encoded.vector)[0], [np.asarray(image)[0] for image in encoded.images]
+
+
+def test_encodes_every_space() -> None:
+    space = spaces.Dict(
+        b=spaces.Discrete(3, start=4),
+        a=spaces.Box(-1, 1, (2, 2)),
+        d=spaces.MultiDiscrete([2, 3], start=[1, 0]),
+        c=spaces.MultiBinary(3),
+    )
+    obs = {"b": 5, "a": [[0.1, 0.2], [0.3, 0.4]], "d": [2, 0], "c": np.int8([1, 0, 1])}
+    vector, images = encode(space, obs)
+    assert images == []
+    expected = [0.1, 0.2, 0.3, 0.4] + [0, 1, 0] + [1, 0, 1] + [0, 1] + [1, 0, 0]
+    np.testing.assert_allclose(vector, expected, rtol=1e-6)
+
+
+def test_images_become_channels_last_floats() -> None:
+    frames = np.arange(4 * 6 * 5, dtype=np.uint8).reshape(4, 6, 5)
+    _, (image,) = encode(spaces.Box(0, 255, (4, 6, 5), np.uint8), frames, frame_stack=4)
+    np.testing.assert_allclose(image, np.moveaxis(frames, 0, -1) / 255, rtol=1e-6)
+    _, (image,) = encode(spaces.Box(0, 255, (6, 5, 3), np.uint8), frames.reshape(8, 5, 3)[:6])
+    assert image.shape == (6, 5, 3)
+    _, (image,) = encode(spaces.Box(0, 255, (6, 5), np.uint8), frames[0])
+    assert image.shape == (6, 5, 1)
+
+
+def test_a_stack_of_colour_frames_becomes_channels() -> None:
+    frames = np.random.default_rng(0).integers(0, 255, (2, 6, 5, 3), np.uint8)
+    _, (image,) = encode(spaces.Box(0, 255, frames.shape, np.uint8), frames, frame_stack=2)
+    np.testing.assert_allclose(image[..., :3], frames[0] / 255, rtol=1e-6)
+    np.testing.assert_allclose(image[..., 3:], frames[1] / 255, rtol=1e-6)
+
+
+def test_mlp_flattens_images() -> None:
+    space = spaces.Box(0, 255, (2, 3, 4), np.uint8)
+    vector, images = encode(space, np.full((2, 3, 4), 51, np.uint8), kind="mlp")
+    assert images == []
+    np.testing.assert_allclose(vector, np.full(24, 0.2), rtol=1e-6)
+
+
+def test_scales_bounded_components_only() -> None:
+    space = spaces.Box(np.float32([0, -np.inf, -4, -1e30]), np.float32([8, 5, 4, 1e30]))
+    obs = np.float32([6, 3, -4, 7])
+    scaled, _ = encode(space, obs, scale_bounded_observations=True)
+    np.testing.assert_allclose(scaled, [0.5, 3, -1, 7], rtol=1e-6)
+    np.testing.assert_allclose(encode(space, obs)[0], obs)
+
+
+def make(space: Any, action: Any = TWO, frame_stack: int = 0, **options: Any) -> Impala:
+    options = {"torso": SMALL} | options
+    return Impala(EnvSpec(space, action, frame_stack), ImpalaConfig(**options))
+
+
+def test_mixed_dict_goes_through_cnn_and_mlp() -> None:
+    agent = make(
+        spaces.Dict(pixels=spaces.Box(0, 255, (9, 8, 3), np.uint8), x=spaces.Box(-1, 1, (4,)))
+    )
+    networks = agent.new_networks(jax.random.key(0))
+    assert networks["policy"]["kernel"].shape == (6 + 5, 2)
+
+
+@pytest.mark.parametrize(("pixels", "conv"), [(84, (8, 8, 4, 32)), (21, (3, 3, 4, 2))])
+def test_auto_takes_the_network_that_fits(pixels: int, conv: tuple[int, ...]) -> None:
+    agent = make(spaces.Box(0, 255, (4, pixels, pixels), np.uint8), frame_stack=4)
+    networks = jax.eval_shape(agent.new_networks, jax.random.key(0))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(networks)]
+    assert conv in shapes
+
+
+def test_separate_value_torso_keeps_the_value_gradient_off_the_policy() -> None:
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(3, 4, 6)).astype(np.float32)
+    for separate in (False, True):
+        agent = make(spaces.Box(-1, 1, (6,)), separate_value_torso=separate)
+        networks = agent.new_networks(jax.random.key(0))
+
+        def value(networks: Any, agent: Impala = agent) -> jax.Array:
+            return agent.evaluate(networks, obs, (), np.zeros((3, 4), bool)).value.sum()
+
+        torso = jax.tree.leaves(jax.grad(value)(networks)["torso"])
+        assert any(np.any(leaf) for leaf in torso) != separate
+
+
+@pytest.mark.parametrize("lstm_size", [0, 7])
+def test_one_row_at_a_time_is_all_rows_at_once(lstm_size: int) -> None:
+    agent = make(spaces.Box(-1, 1, (6,)), spaces.Box(-1, 1, (3,)), lstm_size=lstm_size)
+    networks = agent.new_networks(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(5, 4, 6)).astype(np.float32)
+    is_first = rng.random((5, 4)) < 0.3
+    core = tuple(jnp.asarray(rng.normal(size=(4, lstm_size)), jnp.float32) for _ in range(2))
+    core = core if lstm_size else ()
+    whole = agent.evaluate(networks, obs, core, is_first)
+    for t in range(5):
+        row = agent.evaluate(networks, obs[t : t + 1], core, is_first[t : t + 1])
+        core = row.core
+        np.testing.assert_allclose(row.params[0], whole.params[t], atol=1e-5)
+        np.testing.assert_allclose(row.value[0], whole.value[t], atol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), core, whole.core)
+
+
+def test_recurrent_state_is_reset_before_the_first_observation_of_an_episode() -> None:
+    agent = make(spaces.Box(-1, 1, (6,)), lstm_size=7)
+    networks = agent.new_networks(jax.random.key(0))
+    obs = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
+    stale = tuple(jnp.full((4, 7), 3.0) for _ in range(2))
+    zero = tuple(jnp.zeros((4, 7)) for _ in range(2))
+    first = np.array([[True] * 4, [False] * 4])
+    a, b = (agent.evaluate(networks, obs, core, first).value for core in (stale, zero))
+    np.testing.assert_array_equal(a, b)
+    c = agent.evaluate(networks, obs, stale, ~first).value
+    assert not np.allclose(a[0], c[0])
+    # Reset at row 1: what row 0 left is forgotten.
+    d = agent.evaluate(networks, obs[1:], zero, first[:1]).value
+    np.testing.assert_allclose(c[1], d[0], atol=1e-5)
+
+
+def test_the_free_parameter_of_a_gaussian_is_the_initial_std() -> None:
+    agent = make(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,)), initial_std=0.25)
+    networks = agent.new_networks(jax.random.key(0))
+    out = agent.evaluate(networks, np.ones((1, 4, 3), np.float32), (), np.zeros((1, 4), bool))
+    np.testing.assert_allclose(out.params[..., 2:], np.full((1, 4, 2), np.log(0.25)), rtol=1e-6)
