@@ -1,0 +1,69 @@
+# Two commands: "make train" and "make test". Each makes its own virtual environment first.
+#
+#   make train                          train on CartPole
+#   make train PRESET=pendulum ARGS="--seed 1"
+#   make test [PYTHON=python3.12] [ARGS="-k policy"]
+#   make lint
+#   make clean                          remove what the other targets made
+
+PYTHON ?= python3
+PRESET ?= cartpole
+ARGS ?=
+
+# Every interpreter has its own environment, so that they do not take turns to rebuild one.
+VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# A shim of pyenv is on the path for versions that are not selected, too, and fails: ask pyenv.
+INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
+  ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
+
+.PHONY: train test lint clean find-python
+.DEFAULT_GOAL := train
+
+train: $(VENV)/.ready
+	@$(BIN)/sebulba train $(PRESET) $(ARGS)
+
+test: $(VENV)/.ready-test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find sebulba tests -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps: older than pyproject.toml means install again.
+
+$(VENV)/.ready: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV): about 1.5 GB, a few minutes, once"
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.ready-test: pyproject.toml | $(BIN)/python
+	@echo "Installing into $(VENV) with what the tests need: about 2 GB, a few minutes, once"
+	@$(PIP) install --editable '.[test]'
+	@touch $(VENV)/.ready $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-test
+	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(BIN)/python:
+	@$(MAKE) --no-print-directory find-python
+	@rm -rf $(VENV)
+	@$(INTERPRETER) -m venv $(VENV)
+
+# Prints the interpreter that $(PYTHON) names, or says why there is none that will do.
+find-python:
+	@test -n "$(INTERPRETER)" || \
+	  { echo "$(PYTHON) is not installed; use PYTHON=... for Python 3.11 to 3.13" >&2; exit 1; }
+	@$(INTERPRETER) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "$$($(INTERPRETER) --version) is not 3.11 to 3.13; use PYTHON=python3.12" >&2; exit 1; }
+	@$(INTERPRETER) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(INTERPRETER) has no venv; install it (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "Python: $(INTERPRETER)"
