@@ -1,0 +1,205 @@
+"""A wrapper that holds one user-provided environment to its contract.
+
+This module needs no JAX: worker processes import it.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.envs.spaces import (
+    canonical_action_space,
+    canonical_observation_space,
+    make_native_action,
+)
+from sebulba.errors import EnvError, UsageError
+
+
+class CheckedEnv(gymnasium.Env):
+    """One environment with canonical spaces and dtypes, whose every output is checked.
+
+    Infos are dropped: nothing here reads them, and vector environments stumble over infos whose
+    keys vary.
+    """
+
+    def __init__(
+        self, make_env: Callable[[], gymnasium.Env], index: int, *, in_worker: bool = False
+    ) -> None:
+        """Make the environment.
+
+        Args:
+          make_env: Makes it.
+          index: Which environment of the vector it is, for messages.
+          in_worker: What is raised will be pickled on its way to the main process.
+        """
+        self._index = index
+        self._in_worker = in_worker
+        self._num_steps = 0
+        env = make_env()
+        if not isinstance(env, gymnasium.Env):
+            raise UsageError(
+                f"the environment factory returned a {type(env).__name__}; it must return a "
+                "gymnasium.Env, or take the parameters num_envs and seeds and return a "
+                "gymnasium.vector.VectorEnv"
+            )
+        self.env = env
+        self.metadata = env.metadata
+        self.render_mode = env.render_mode
+        self.observation_space = canonical_observation_space(env.observation_space)
+        self.action_space = canonical_action_space(env.action_space)
+        self._check_obs = _make_obs_check(self.observation_space)
+        self._native_action = make_native_action(env.action_space)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        """Reset; EnvError unless ``(observation, info)`` comes back."""
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._with_place(error) from error.__cause__
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise self._broken("reset", "a tuple (obs, info)", _describe_result(result))
+        return self._checked_obs(result[0], "obs of reset"), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Step; EnvError unless five values of the right kind come back."""
+        self._num_steps += 1
+        # An array of its own: the rows of the vector's action may be read-only or aliased.
+        native = self._native_action(np.array(action))
+        try:
+            result = self.env.step(native if native.ndim else native[()])
+        except Exception as error:
+            raise self._with_place(error) from error.__cause__
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise self._broken(
+                "step",
+                "a tuple of 5 (obs, reward, terminated, truncated, info)",
+                _describe_result(result),
+            )
+        obs, reward, terminated, truncated, _ = result
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                raise self._broken(name, "a bool", f"{flag!r} ({type(flag).__name__})")
+        obs = self._checked_obs(obs, "obs")
+        return obs, self._checked_reward(reward), bool(terminated), bool(truncated), {}
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _checked_obs(self, obs: Any, name: str) -> Any:
+        checked, problem = self._check_obs(obs, name)
+        if problem is not None:
+            raise self._broken(*problem)
+        return checked
+
+    def _checked_reward(self, reward: Any) -> float:
+        try:
+            value = float(reward) if np.ndim(reward) == 0 else math.nan
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise self._broken("reward", "a finite number", repr(reward))
+        return value
+
+    def _broken(self, name: str, expected: str, got: str) -> EnvError:
+        return EnvError(f"{self._place()}: {name} must be {expected}; got {got}")
+
+    def _place(self) -> str:
+        return f"environment {self._index}, step {self._num_steps}"
+
+    def _with_place(self, error: Exception) -> Exception:
+        """Return ``error``, which the environment raised, with a note that says where."""
+        if self._in_worker:
+            # A traceback does not travel between processes, its text does.
+            error.add_note("".join(traceback.format_exception(error)).rstrip())
+        error.add_note(f"raised by {self._place()}")
+        return error if not self._in_worker or _survives_pickle(error) else self._stand_in(error)
+
+    def _stand_in(self, error: Exception) -> EnvError:
+        stand_in = EnvError(f"{type(error).__name__}: {error}")
+        for note in error.__notes__:
+            stand_in.add_note(note)
+        return stand_in
+
+
+def _survives_pickle(error: Exception) -> bool:
+    try:
+        return type(pickle.loads(pickle.dumps(error))) is type(error)
+    except Exception:
+        # Whatever a user's exception does when it is copied, it cannot be sent as it is.
+        return False
+
+
+def _describe_result(result: Any) -> str:
+    return (
+        f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    )
+
+
+Problem = tuple[str, str, str]
+"""Name, what was expected, what came."""
+ObsCheck = Callable[[Any, str], tuple[Any, Problem | None]]
+
+
+def _make_obs_check(space: gymnasium.Space) -> ObsCheck:
+    """Return ``check(obs, name) -> (canonical obs, problem or None)``."""
+    if not isinstance(space, spaces.Dict):
+        return _make_leaf_check(space)
+    checks = {name: _make_leaf_check(space[name]) for name in space.spaces}
+
+    def check(obs: Any, name: str) -> tuple[Any, Problem | None]:
+        if not isinstance(obs, dict) or obs.keys() != checks.keys():
+            got = f"keys {sorted(obs, key=str)}" if isinstance(obs, dict) else f"a {type(obs)}"
+            return None, (name, f"a dict with keys {list(checks)}", got)
+        checked = {}
+        for key, check_leaf in checks.items():
+            checked[key], problem = check_leaf(obs[key], f"{name}[{key!r}]")
+            if problem is not None:
+                return None, problem
+        return checked, None
+
+    return check
+
+
+def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
+    shape, dtype = space.shape or (), np.dtype(space.dtype)
+    low, high = _value_range(space)
+
+    def check(obs: Any, name: str) -> tuple[Any, Problem | None]:
+        array = np.asarray(obs)
+        if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+            expected = f"an array of shape {shape} and dtype {dtype}"
+            return None, (name, expected, f"shape {array.shape} and dtype {array.dtype}")
+        if dtype.kind == "f":
+            # A NaN or an infinity makes the sum not finite; so may a huge sum, hence the second.
+            if array.size and not math.isfinite(array.sum()) and not np.isfinite(array).all():
+                value = array[~np.isfinite(array)][0]
+                return None, (name, "finite numbers", f"{value}")
+        elif low is not None and ((array < low) | (array > high)).any():
+            return None, (name, f"inside {space}", f"{array}")
+        return array.astype(dtype, copy=False), None
+
+    return check
+
+
+def _value_range(space: gymnasium.Space) -> tuple[Any, Any]:
+    """Return the smallest and the largest value, (None, None) for a Box of floats or bytes."""
+    match space:
+        case spaces.Discrete():
+            return space.start, space.start + space.n - 1
+        case spaces.MultiDiscrete():
+            return space.start, space.start + space.nvec - 1
+        case spaces.MultiBinary():
+            return 0, 1
+    assert isinstance(space, spaces.Box)
+    if space.dtype.kind in "iu" and space.dtype.itemsize > 1:
+        return space.low, space.high
+    return None, None

@@ -1,0 +1,368 @@
+"""envpool behind the EnvAdapter protocol, stepped and fused.
+
+envpool aborts the process on bad input, so everything is checked here, in Python, before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.envs.option_checks import check_number, check_option_names
+from sebulba.envs.seeds import check_seed
+from sebulba.envs.spaces import (
+    canonical_action_space,
+    canonical_observation_space,
+    make_action_check,
+    make_native_action,
+)
+from sebulba.errors import EnvError, UsageError
+from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
+
+NUM_INFERENCERS = 2
+"""Inferencers that are expected to share the cores, for the default number of threads."""
+_ONE_THREAD_FAMILIES = ("envpool.classic_control", "envpool.toy_text")
+_OURS = {
+    "num_envs": "the loop sets it",
+    "seed": "the loop gives each environment its own",
+    "env_seed": "the loop gives each environment its own",
+    "batch_size": "all environments step together here",
+    "max_num_players": "environments have one player here",
+    "gym_reset_return_info": "it is always on",
+    "base_path": "envpool knows where its files are",
+    "task": "the id says it",
+    "task_name": "the id says it",
+}
+_SMALLEST = {
+    "frame_skip": 1,
+    "frame_stack": 1,
+    "img_height": 1,
+    "img_width": 1,
+    "max_episode_steps": 1,
+    "noop_max": 1,
+    "num_threads": 1,
+    "render_height": 1,
+    "render_width": 1,
+    "screen_height": 1,
+    "screen_width": 1,
+    "stack_num": 1,
+    "difficulty": -1,
+    "mode": -1,
+    "thread_affinity_offset": -1,
+    "repeat_action_probability": 0.0,
+}
+_LARGEST = {
+    "img_height": 4096,
+    "img_width": 4096,
+    "num_threads": 1024,
+    "repeat_action_probability": 1.0,
+    "stack_num": 1024,
+}
+
+
+class EnvpoolAdapter:
+    """An envpool (or anything with its interface) with next-step autoreset.
+
+    One thread at a time may use it: two threads on one pool abort the process.
+    """
+
+    def __init__(self, pool: Any, *, name: str = "") -> None:
+        """Take over ``pool``, made in synchronous mode with ``env_type="gymnasium"``.
+
+        Raises:
+          UsageError: It is multi-player or asynchronous, or a space is not supported.
+        """
+        config = pool.config
+        _check_one_player(config, name)
+        self.num_envs = int(config["num_envs"])
+        if config.get("batch_size", 0) not in (0, self.num_envs):
+            raise UsageError(
+                f"batch_size={config['batch_size']} of {name!r} must be num_envs={self.num_envs}: "
+                "all environments step together"
+            )
+        self._pool = pool
+        self.spec = pool_spec(pool, config, name)
+        self._check_action = make_action_check(self.spec.action_space, self.num_envs)
+        self._native_action = make_native_action(pool.action_space)
+        self._cast_obs = _make_obs_cast(pool.observation_space, self.spec.observation_space)
+        self._in_order = np.arange(self.num_envs, dtype=np.int32)
+        self._ends = np.zeros(self.num_envs, np.bool_)
+
+    def reset(self) -> EnvOutput:
+        """Begin new episodes in all environments."""
+        obs, info = self._open_pool().reset()
+        if (order := self._order(info)) is not None:
+            obs = _scatter(obs, order)
+        self._ends = np.zeros(self.num_envs, np.bool_)
+        no_flag = np.zeros(self.num_envs, np.bool_)
+        no_reward = np.zeros(self.num_envs, np.float32)
+        return EnvOutput(
+            obs=self._cast_obs(obs),
+            reward=no_reward,
+            terminated=no_flag,
+            truncated=no_flag,
+            is_first=np.ones(self.num_envs, np.bool_),
+            true_reward=no_reward,
+            episode_end=no_flag,
+        )
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Act; raises ActionError before an invalid action reaches native code."""
+        pool = self._open_pool()
+        self._check_action(action)
+        rows = pool.step(self._native_action(action))
+        info = rows[4]
+        true_reward, game_over = _game(rows[1], rows[2], info)
+        fields = rows[0], rows[1], rows[2], rows[3], true_reward, game_over
+        if (order := self._order(info)) is not None:
+            fields = _scatter(fields, order)
+        obs, reward, terminated, truncated, true_reward, game_over = fields
+        # The row after an end is the reset. `elapsed_step == 0` would miss lost lives.
+        is_first, self._ends = self._ends, terminated | truncated
+        return EnvOutput(
+            obs=self._cast_obs(obs),
+            reward=reward.astype(np.float32, copy=False),
+            terminated=terminated,
+            truncated=truncated,
+            is_first=is_first,
+            true_reward=true_reward.astype(np.float32, copy=False),
+            episode_end=game_over.astype(np.bool_, copy=False) | truncated,
+        )
+
+    def fused(self) -> FusedEnv | str:
+        """Return the environment as JAX functions, or the reason why it has none."""
+        pool = self._open_pool()
+        if not sys.platform.startswith("linux"):
+            return f"envpool has its XLA interface on Linux only, not on {sys.platform}"
+        if (wide := _wide_array(pool)) and not jax.config.read("jax_enable_x64"):
+            return f"{wide} of envpool is 64 bits wide, which needs jax_enable_x64"
+        handle, _, _, pool_step = pool.xla()
+        step = functools.partial(
+            _fused_step,
+            pool_step,
+            self.spec,
+            pool.action_space.dtype,
+        )
+        return FusedEnv((handle, np.zeros(self.num_envs, np.bool_)), step)
+
+    def close(self) -> None:
+        """Free the pool and its threads."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _open_pool(self) -> Any:
+        if self._pool is None:
+            raise EnvError(f"environment {self.spec.name!r} is closed; make a new one")
+        return self._pool
+
+    def _order(self, info: dict) -> np.ndarray | None:
+        """Return the environments that the rows are of, None if they are in order."""
+        order = info["env_id"]
+        return None if (order == self._in_order).all() else order
+
+
+def _game(reward: Any, terminated: Any, info: dict) -> tuple[Any, Any]:
+    """Return the unclipped reward and whether the game is over, not only a life (Atari)."""
+    if "lives" in info and "reward" in info and "terminated" in info:
+        return info["reward"], info["terminated"]
+    return reward, terminated
+
+
+def _scatter(tree: PyTree, order: np.ndarray) -> PyTree:
+    def scatter(rows: np.ndarray) -> np.ndarray:
+        in_order = np.empty_like(rows)
+        in_order[order] = rows
+        return in_order
+
+    return jax.tree.map(scatter, tree)
+
+
+def _make_obs_cast(native: gymnasium.Space, canonical: gymnasium.Space) -> Any:
+    """Return a cast of observations, NumPy or JAX, to the canonical dtypes.
+
+    envpool hands out fresh memory at every call, so what needs no cast needs no copy.
+    """
+    if not isinstance(canonical, gymnasium.spaces.Dict):
+        dtype = canonical.dtype
+        return lambda obs: obs if obs.dtype == dtype else obs.astype(dtype)
+    casts = {key: _make_obs_cast(native, canonical[key]) for key in canonical.spaces}
+    return lambda obs: {key: cast(obs[key]) for key, cast in casts.items()}
+
+
+def _fused_step(
+    pool_step: Any, spec: EnvSpec, native_dtype: Any, state: PyTree, action: jax.Array
+) -> tuple[PyTree, EnvOutput, jax.Array]:
+    """Clamp, step and put in order, as one pure function; see ``FusedEnv.step``."""
+    handle, ends = state
+    action, num_invalid = _clamp(action, spec.action_space)
+    handle, (obs, reward, terminated, truncated, info) = pool_step(
+        handle, action.astype(native_dtype)
+    )
+    true_reward, game_over = _game(reward, terminated, info)
+    order = info["env_id"]
+    rows = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
+    obs, reward, terminated, truncated, true_reward, game_over = jax.tree.map(
+        lambda x: x[rows], (obs, reward, terminated, truncated, true_reward, game_over)
+    )
+    output = EnvOutput(
+        obs=_make_obs_cast(spec.observation_space, spec.observation_space)(obs),
+        reward=reward.astype(jnp.float32),
+        terminated=terminated,
+        truncated=truncated,
+        is_first=ends,
+        true_reward=true_reward.astype(jnp.float32),
+        episode_end=game_over.astype(jnp.bool_) | truncated,
+    )
+    return (handle, terminated | truncated), output, num_invalid
+
+
+def _clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Array]:
+    """Return actions ``[B, ...]`` inside ``space`` and how many were not; NaN is not."""
+    if isinstance(space, gymnasium.spaces.Box):
+        limit = np.finfo(space.dtype).max
+        low, high = np.clip(space.low, -limit, limit), np.clip(space.high, -limit, limit)
+        middle = np.clip(np.zeros_like(low), low, high)
+        inside = jnp.where(jnp.isnan(action), middle[None], jnp.clip(action, low[None], high[None]))
+    else:
+        assert isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
+        count = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
+        first = np.asarray(space.start, np.int32)[None]
+        last = np.asarray(first + count - 1, np.int32)
+        inside = jnp.clip(action, first, last)
+    is_invalid = (inside != action).reshape(len(action), -1).any(axis=1)
+    return inside, is_invalid.sum(dtype=jnp.int32)
+
+
+def _wide_array(pool: Any) -> str | None:
+    """Return the name of an array that is 64 bits wide, if there is one."""
+    arrays = {**pool.spec.state_array_spec, **pool.spec.action_array_spec}
+    return next((k for k, v in arrays.items() if np.dtype(v.dtype).itemsize == 8), None)
+
+
+def _check_one_player(config: dict, name: str) -> None:
+    if (players := config.get("max_num_players", 1)) > 1:
+        raise UsageError(
+            f"env={name!r} has max_num_players={players}; it must be 1, multi-player environments "
+            "are not supported"
+        )
+
+
+def pool_spec(pool: Any, config: dict, name: str) -> EnvSpec:
+    """Return the spec of one environment of a pool (or of an envpool spec)."""
+    space = canonical_observation_space(pool.observation_space)
+    stack = config.get("stack_num", 0)
+    # Only a stack of single-channel images has one frame in each row of axis 0.
+    is_stack = stack > 0 and len(space.shape or ()) == 3 and space.shape[0] == stack  # type: ignore[index]
+    return EnvSpec(
+        observation_space=space,
+        action_space=canonical_action_space(pool.action_space),
+        frame_stack=stack if is_stack else 0,
+        frame_skip=config.get("frame_skip", 1) if "stack_num" in config else 1,
+        name=name,
+    )
+
+
+def envpool_id(env: str) -> str | None:
+    """Return envpool's name of an id (``ALE/Pong-v5`` is ``Pong-v5`` there), None if unknown."""
+    import envpool
+
+    known = envpool.list_all_envs()
+    short = env.removeprefix("ALE/")
+    return next((one for one in (env, short) if one in known), None)
+
+
+def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
+    """Raise UsageError for options that envpool would not know, or would abort on."""
+    import envpool
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            defaults = envpool.make_spec(env_id).config._asdict()
+        except Exception as error:
+            # Families check for files and system libraries here, each with its own exception.
+            raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
+    _check_one_player(defaults, env_id)
+    for name in options:
+        if name in _OURS:
+            raise UsageError(f"option {name!r} of {env_id} cannot be given: {_OURS[name]}")
+    check_option_names(options, defaults.keys() - _OURS.keys(), env_id)
+    for name, value in options.items():
+        _check_option(env_id, name, value, defaults[name])
+
+
+def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
+    where = f"option {name}={value!r} of {env_id}"
+    if isinstance(default, bool) or not isinstance(default, int | float):
+        if not isinstance(value, type(default)) and not isinstance(default, list | tuple | dict):
+            raise UsageError(f"{where} must be a {type(default).__name__}, such as {default!r}")
+        return
+    check_number(
+        where,
+        value,
+        is_int=isinstance(default, int),
+        smallest=_SMALLEST.get(name),
+        largest=_LARGEST.get(name),
+        default=default,
+    )
+
+
+def default_num_threads(env_id: str, num_envs: int) -> int:
+    """Return a number of envpool threads for two Inferencers that share the cores.
+
+    One for environments so cheap that waking a thread costs more than a step (classic control, toy
+    text); otherwise half of the cores each, and no more than environments.
+    """
+    from envpool.registration import registry
+
+    if registry.specs[env_id][0] in _ONE_THREAD_FAMILIES:
+        return 1
+    num_cores = len(os.sched_getaffinity(0))
+    return max(1, min(num_envs, num_cores // NUM_INFERENCERS))
+
+
+def make_envpool(
+    env_id: str,
+    num_envs: int,
+    seeds: Sequence[int],
+    *,
+    num_threads: int | None,
+    options: dict[str, Any],
+) -> EnvpoolAdapter:
+    """Make an envpool whose environment i has ``seeds[i]``; ``options`` have been checked.
+
+    Raises:
+      UsageError: Wrong seeds, or an environment that is not supported.
+    """
+    import envpool
+
+    if len(seeds) != num_envs:
+        raise UsageError(f"seeds must be {num_envs}, one per environment; got {len(seeds)}")
+    num_threads = num_threads or default_num_threads(env_id, num_envs)
+    with warnings.catch_warnings():
+        # Spaces warn about precision when they are built.
+        warnings.simplefilter("ignore")
+        try:
+            pool = envpool.make(
+                env_id,
+                env_type="gymnasium",
+                num_envs=num_envs,
+                num_threads=min(num_threads, num_envs),
+                seed=[check_seed(seed, f"seeds[{i}]") for i, seed in enumerate(seeds)],
+                **options,
+            )
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
+        return EnvpoolAdapter(pool, name=env_id)

@@ -1,0 +1,379 @@
+"""Environment factories of every form, and the spec of what they make."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import gymnasium
+from gymnasium.vector import VectorEnv
+
+from sebulba.envs.checked_env import CheckedEnv
+from sebulba.envs.gymnasium_adapter import (
+    STEP_TIMEOUT_S,
+    GymnasiumAdapter,
+    make_vector_env,
+    vector_env_spec,
+)
+from sebulba.envs.option_checks import check_number, check_option_names, nearest
+from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
+from sebulba.errors import UsageError
+from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
+
+Backend = Literal["envpool", "gymnasium"]
+Vectorization = Literal["sync", "async"]
+
+_MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
+"""Options of ``gymnasium.make`` itself; the others go to the environment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Factory:
+    """An EnvFactory that checks its arguments."""
+
+    make: Callable[[int, list[int]], EnvAdapter]
+    name: str
+    make_spec: Callable[[], EnvSpec] | None = None
+    """A shorter way to the spec than making a vector environment of one."""
+
+    def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
+        check_number(
+            f"num_envs={num_envs!r}",
+            num_envs,
+            is_int=True,
+            smallest=1,
+            largest=None,
+            default=16,
+        )
+        return self.make(int(num_envs), seeds)
+
+
+def make_env_factory(
+    env: Any,
+    *,
+    backend: Backend | None = None,
+    num_threads: int | None = None,
+    vectorization: Vectorization = "sync",
+    step_timeout_s: float = STEP_TIMEOUT_S,
+    **options: Any,
+) -> EnvFactory:
+    """Return what makes the vector environment of one Inferencer.
+
+    Args:
+      env: One of
+
+        * an id: ``"CartPole-v1"``, by envpool where it has it, else by Gymnasium;
+        * ``"module:attribute"``, one of the callables below;
+        * a callable ``() -> gymnasium.Env`` (a class is one): vectorised here, next-step autoreset,
+          seeded at its first reset;
+        * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
+          environment, in any autoreset mode, or an EnvAdapter;
+        * what this function returned.
+      backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
+      num_threads: Threads of each envpool. None: 1 for classic control and toy text, where waking a
+        thread costs more than a step, otherwise half of the cores, for two Inferencers.
+      vectorization: ``"sync"`` or ``"async"`` (a process per environment, which pays above about
+        0.3 ms per step) for single environments.
+      step_timeout_s: Longest that worker processes may take for a step.
+      **options: For the environment: of ``envpool.make``, ``gymnasium.make`` or the callable.
+
+    Raises:
+      UsageError: An unknown id (the nearest is named), module, attribute or option, or a bad value.
+    """
+    if backend not in (None, "envpool", "gymnasium"):
+        raise UsageError(f"backend={backend!r} must be 'envpool', 'gymnasium' or None")
+    if vectorization not in ("sync", "async"):
+        raise UsageError(f"vectorization={vectorization!r} must be 'sync' or 'async'")
+    check_number(
+        f"step_timeout_s={step_timeout_s!r}",
+        step_timeout_s,
+        is_int=False,
+        smallest=0.001,
+        largest=None,
+        default=STEP_TIMEOUT_S,
+    )
+    if num_threads is not None:
+        check_number(
+            f"num_threads={num_threads!r}",
+            num_threads,
+            is_int=True,
+            smallest=1,
+            largest=1024,
+            default=1,
+        )
+    if isinstance(env, _Factory):
+        _check_nothing_left(env.name, options)
+        return env
+    if isinstance(env, str) and not _is_attribute(env):
+        if _choose_backend(env, backend) == "envpool":
+            return _envpool_factory(env, num_threads, options)
+        make_env, name = _gymnasium_maker(env, options), env
+    else:
+        if backend == "envpool":
+            raise UsageError(f"backend='envpool' takes ids, not env={env!r}; drop backend")
+        make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
+        if not callable(make_env):
+            raise UsageError(
+                f"env={env!r} must be an id, 'module:attribute' or a callable, not a "
+                f"{type(make_env).__name__}"
+            )
+        parameters = _parameters(make_env, name)
+        if parameters.keys() >= {"num_envs", "seeds"}:
+            return _vector_factory(make_env, name, parameters, options, step_timeout_s)
+        _check_single(make_env, name, parameters, options)
+        make_env = functools.partial(make_env, **options) if options else make_env
+    if num_threads is not None:
+        raise UsageError(
+            f"num_threads={num_threads} is an option of envpool, which does not make {name!r}; "
+            "drop it"
+        )
+    return _single_factory(make_env, name, vectorization, step_timeout_s)
+
+
+def env_spec(env: Any, **options: Any) -> EnvSpec:
+    """Return the spaces and frame structure of one environment.
+
+    Args:
+      env: What ``make_env_factory`` takes (one environment is made and closed); or an EnvAdapter, a
+        vector environment or a ``gymnasium.Env``, which is only looked at.
+      **options: Those of ``make_env_factory``.
+
+    Raises:
+      UsageError: As ``make_env_factory``, or a space that is not supported.
+    """
+    if isinstance(getattr(env, "spec", None), EnvSpec):
+        return env.spec
+    if _is_envpool(env):
+        from sebulba.envs.envpool_adapter import pool_spec
+
+        return pool_spec(env, env.config, _name(env))
+    if isinstance(env, VectorEnv):
+        return vector_env_spec(env, _name(env))
+    if isinstance(env, gymnasium.Env):
+        return EnvSpec(
+            observation_space=canonical_observation_space(env.observation_space),
+            action_space=canonical_action_space(env.action_space),
+            name=_name(env),
+        )
+    factory = make_env_factory(env, **options)
+    if isinstance(factory, _Factory) and factory.make_spec is not None:
+        return factory.make_spec()
+    adapter = factory(1, [0])
+    try:
+        return adapter.spec
+    finally:
+        adapter.close()
+
+
+def _is_attribute(env: str) -> bool:
+    """Tell ``module:attribute`` from ids, also Gymnasium's ``module:Id-v0``."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", env) is not None
+
+
+def _choose_backend(env: str, backend: Backend | None) -> Backend:
+    from sebulba.envs.envpool_adapter import envpool_id
+
+    if backend != "gymnasium" and envpool_id(env):
+        return "envpool"
+    if backend != "envpool" and _has_gymnasium_id(env):
+        return "gymnasium"
+    known = set()
+    if backend != "gymnasium":
+        import envpool
+
+        known |= set(envpool.list_all_envs())
+    if backend != "envpool":
+        known |= gymnasium.registry.keys()
+    where = backend or "envpool or gymnasium"
+    hint = nearest(env, known) or "; 'module:attribute' names an environment of your own"
+    if env.startswith("ALE/") and backend == "gymnasium":
+        hint = "; `pip install ale-py` brings these to gymnasium, envpool has them without"
+    raise UsageError(f"env={env!r} is not an id of {where}{hint}")
+
+
+def _has_gymnasium_id(env: str) -> bool:
+    if env.startswith("ALE/") and env not in gymnasium.registry:
+        try:
+            gymnasium.register_envs(importlib.import_module("ale_py"))
+        except ImportError:
+            return False
+    module, _, env_id = env.rpartition(":")
+    if module:
+        _import(module, env)
+    return env_id in gymnasium.registry
+
+
+def _import(module: str, env: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            raise  # the module exists, and what it imports does not
+        raise UsageError(
+            f"env={env!r} names the module {module!r}, which is not found; check the name, the "
+            "folder you are in and PYTHONPATH"
+        ) from error
+
+
+def _load(env: str) -> Any:
+    module, _, path = env.partition(":")
+    found = _import(module, env)
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise UsageError(
+                f"env={env!r}: {module!r} has no attribute {attribute!r}"
+                f"{nearest(attribute, dir(found))}"
+            )
+        found = getattr(found, attribute)
+    return found
+
+
+def _name(env: Any) -> str:
+    if isinstance(env, str):
+        return env
+    spec = getattr(env, "spec", None)
+    return getattr(spec, "id", None) or getattr(env, "__qualname__", None) or type(env).__name__
+
+
+def _parameters(make_env: Callable, name: str) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(make_env).parameters)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"env={name!r} has no signature to read; wrap it in a function") from error
+
+
+def _check_single(
+    make_env: Callable, name: str, parameters: dict[str, inspect.Parameter], options: dict
+) -> None:
+    """Raise UsageError unless ``make_env(**options)`` can be called."""
+    named = {
+        key
+        for key, one in parameters.items()
+        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    }
+    if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        check_option_names(options, named, name)
+    missing = [
+        key
+        for key, one in parameters.items()
+        if one.default is one.empty
+        and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        and key not in options
+    ]
+    if missing:
+        raise UsageError(
+            f"env={name!r} must be callable without arguments, or have the parameters num_envs and "
+            f"seeds; it needs {', '.join(missing)}; give these as options"
+        )
+
+
+def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
+    if options:
+        raise UsageError(
+            f"env={name!r} is already a factory and takes no options; got {', '.join(options)}"
+        )
+
+
+def _envpool_factory(env: str, num_threads: int | None, options: dict[str, Any]) -> EnvFactory:
+    from sebulba.envs import envpool_adapter
+
+    env_id = envpool_adapter.envpool_id(env)
+    assert env_id is not None
+    envpool_adapter.check_envpool_options(env_id, options)
+    make = functools.partial(
+        envpool_adapter.make_envpool, env_id, num_threads=num_threads, options=options
+    )
+    return _Factory(make, env)
+
+
+def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
+    entry_point: Any = gymnasium.spec(env).entry_point
+    if isinstance(entry_point, str):
+        entry_point = gymnasium.envs.registration.load_env_creator(entry_point)
+    if entry_point is not None:
+        parameters = _parameters(entry_point, env)
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            check_option_names(options, parameters.keys() | _MAKE_OPTIONS, env)
+    return functools.partial(_make_gymnasium, env, {"disable_env_checker": True, **options})
+
+
+def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
+    with warnings.catch_warnings():
+        # Spaces warn about precision, versions about their age, when they are made.
+        warnings.simplefilter("ignore")
+        try:
+            return gymnasium.make(env, **options)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise UsageError(f"env={env!r} needs a package: {error}") from error
+
+
+def _single_factory(
+    make_env: Callable, name: str, vectorization: Vectorization, step_timeout_s: float
+) -> EnvFactory:
+    def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            vector_env = make_vector_env(make_env, num_envs, vectorization)
+        return _adapt(vector_env, seeds, name, step_timeout_s)
+
+    def make_spec() -> EnvSpec:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            env = CheckedEnv(make_env, 0)
+        env.close()
+        return EnvSpec(env.observation_space, env.action_space, name=name)
+
+    return _Factory(make, name, make_spec)
+
+
+def _vector_factory(
+    make_env: Callable,
+    name: str,
+    parameters: dict[str, inspect.Parameter],
+    options: dict[str, Any],
+    step_timeout_s: float,
+) -> EnvFactory:
+    _check_single(make_env, name, parameters, {"num_envs": None, "seeds": None, **options})
+
+    def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
+        result = make_env(num_envs=num_envs, seeds=list(seeds), **options)
+        adapter = result if isinstance(getattr(result, "spec", None), EnvSpec) else None
+        adapter = adapter or _adapt(result, seeds, name, step_timeout_s)
+        if adapter.num_envs != num_envs:
+            adapter.close()
+            raise UsageError(
+                f"{name!r} made {adapter.num_envs} environments; it must make the "
+                f"num_envs={num_envs} that it was asked for"
+            )
+        return adapter
+
+    return _Factory(make, name)
+
+
+def _is_envpool(env: Any) -> bool:
+    return hasattr(env, "all_env_ids") and hasattr(env, "config")
+
+
+def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) -> EnvAdapter:
+    """Put an adapter before a vector environment, which is closed if it does not fit."""
+    if not isinstance(vector_env, VectorEnv):
+        raise UsageError(
+            f"{name!r} has the parameters num_envs and seeds and returned a "
+            f"{type(vector_env).__name__}; it must return a gymnasium.vector.VectorEnv or an "
+            "EnvAdapter"
+        )
+    try:
+        if _is_envpool(vector_env):
+            from sebulba.envs.envpool_adapter import EnvpoolAdapter
+
+            return EnvpoolAdapter(vector_env, name=name)
+        return GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
+    except BaseException:
+        vector_env.close()
+        raise

@@ -1,0 +1,344 @@
+"""Gymnasium environments and vector environments behind the EnvAdapter protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+
+from sebulba.envs.checked_env import CheckedEnv
+from sebulba.envs.seeds import check_seed
+from sebulba.envs.spaces import (
+    canonical_action_space,
+    canonical_observation_space,
+    make_action_check,
+    make_native_action,
+)
+from sebulba.errors import EnvError, UsageError
+from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
+
+STEP_TIMEOUT_S = 60.0
+"""A worker process that needs longer than this for one step is taken for hung."""
+
+
+class GymnasiumAdapter:
+    """A Gymnasium vector environment in any of the three autoreset modes.
+
+    NEXT_STEP passes through. SAME_STEP and DISABLED deliver, in the step that ended an episode,
+    its reward and flags together with the next episode's first observation (``is_first``), so no
+    row is inserted and the last observation of a truncated episode is not seen.
+    """
+
+    def __init__(
+        self,
+        vector_env: VectorEnv,
+        seeds: Sequence[int],
+        *,
+        name: str = "",
+        step_timeout_s: float = STEP_TIMEOUT_S,
+    ) -> None:
+        """Take over ``vector_env`` and close it in the end.
+
+        Args:
+          vector_env: Any Gymnasium vector environment that says its autoreset mode.
+          seeds: ``[B]`` non-negative int32, given to the first ``reset``.
+          name: For messages.
+          step_timeout_s: Longest that worker processes may take for one step.
+
+        Raises:
+          UsageError: Spaces or the autoreset mode are not supported.
+        """
+        self._vector_env = vector_env
+        self._is_closed = False
+        self.num_envs = vector_env.num_envs
+        self._seeds: list[int] | None = _check_gymnasium_seeds(seeds, self.num_envs)
+        self._step_timeout_s = step_timeout_s
+        self._mode = _autoreset_mode(vector_env)
+        self.spec = vector_env_spec(vector_env, name)
+        self._check_action = make_action_check(self.spec.action_space, self.num_envs)
+        self._native_action = make_native_action(vector_env.single_action_space)
+        self._ends = np.zeros(self.num_envs, np.bool_)
+        self._leaves = _expected_leaves(self.spec, self.num_envs)
+
+    def reset(self) -> EnvOutput:
+        """Begin new episodes everywhere; the first time with the seeds."""
+        self._check_open()
+        seed: Any = self._seeds
+        if seed is not None and not isinstance(
+            self._vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv
+        ):
+            # The base class promises no more than one integer.
+            seed = seed[0]
+        with self._worker_errors():
+            obs, _ = self._vector_env.reset(seed=seed)
+        self._seeds = None
+        self._ends = np.zeros(self.num_envs, np.bool_)
+        no_flag = np.zeros(self.num_envs, np.bool_)
+        no_reward = np.zeros(self.num_envs, np.float32)
+        return EnvOutput(
+            obs=self._own(obs),
+            reward=no_reward,
+            terminated=no_flag,
+            truncated=no_flag,
+            is_first=np.ones(self.num_envs, np.bool_),
+            true_reward=no_reward,
+            episode_end=no_flag,
+        )
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Act; raises ActionError before an invalid action gets through.
+
+        Raises:
+          EnvError: A worker died or hung, or the environment broke its contract.
+        """
+        self._check_open()
+        self._check_action(action)
+        with self._worker_errors():
+            obs, reward, terminated, truncated, _ = self._step_raw(self._native_action(action))
+        obs = self._own(obs)
+        reward = self._own_reward(reward)
+        terminated, truncated = self._own_flag(terminated), self._own_flag(truncated)
+        ends = terminated | truncated
+        if self._mode is AutoresetMode.NEXT_STEP:
+            is_first, self._ends = self._ends, ends
+        else:
+            is_first = ends
+            if self._mode is AutoresetMode.DISABLED and ends.any():
+                obs = self._reset_some(ends, obs)
+        return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends)
+
+    def fused(self) -> FusedEnv | str:
+        """Return the reason why there is no fused cycle."""
+        return "a Gymnasium environment is Python code, not JAX functions"
+
+    def close(self) -> None:
+        """Close the vector environment; worker processes that hang or failed are ended."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        env = self._vector_env
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if isinstance(env, AsyncVectorEnv) and _has_failed(env):
+                _terminate(env)
+            else:
+                env.close()
+
+    def _step_raw(self, action: np.ndarray) -> tuple:
+        env = self._vector_env
+        if not isinstance(env, AsyncVectorEnv):
+            return env.step(action)
+        env.step_async(action)
+        return env.step_wait(self._step_timeout_s)
+
+    def _reset_some(self, ends: np.ndarray, obs: PyTree) -> PyTree:
+        """Return ``obs`` with rows ``ends`` replaced by the next episodes' first observations."""
+        with self._worker_errors():
+            first, _ = self._vector_env.reset(options={"reset_mask": ends.copy()})
+        first = self._own(first)
+        if not isinstance(obs, dict):
+            obs[ends] = first[ends]
+        else:
+            for key, leaf in obs.items():
+                leaf[ends] = first[key][ends]
+        return obs
+
+    def _own(self, obs: Any) -> PyTree:
+        """Return a checked copy: vector environments write their buffers again."""
+        if isinstance(self._leaves, tuple):
+            return _own_leaf(obs, "obs", *self._leaves)
+        if not isinstance(obs, dict) or obs.keys() != self._leaves.keys():
+            got = f"keys {sorted(obs, key=str)}" if isinstance(obs, dict) else f"a {type(obs)}"
+            raise EnvError(f"obs must be a dict with keys {list(self._leaves)}; got {got}")
+        return {
+            key: _own_leaf(obs[key], f"obs[{key!r}]", *expected)
+            for key, expected in self._leaves.items()
+        }
+
+    def _own_reward(self, reward: Any) -> np.ndarray:
+        reward = np.array(reward, np.float32)
+        if reward.shape != (self.num_envs,):
+            raise EnvError(f"reward must have shape ({self.num_envs},); got {reward.shape}")
+        if not np.isfinite(reward).all():
+            index = int(np.argmin(np.isfinite(reward)))
+            raise EnvError(
+                f"environment {index}: reward must be a finite float32 number; got {reward[index]}"
+            )
+        return reward
+
+    def _own_flag(self, flag: Any) -> np.ndarray:
+        flag = np.array(flag)
+        if flag.shape != (self.num_envs,) or flag.dtype != np.bool_:
+            raise EnvError(
+                f"terminated and truncated must have shape ({self.num_envs},) and dtype bool; got "
+                f"{flag.shape} and {flag.dtype}"
+            )
+        return flag
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EnvError(f"environment {self.spec.name!r} is closed; make a new one")
+
+    @contextlib.contextmanager
+    def _worker_errors(self) -> Iterator[None]:
+        """Turn what a dead or hung worker process shows itself as into an EnvError."""
+        try:
+            yield
+        except multiprocessing.TimeoutError as error:
+            workers = _workers(self._vector_env, lambda pipe, process: not pipe.poll())
+            raise EnvError(
+                f"environment {workers} gave no answer within {self._step_timeout_s:g} s; mend it "
+                "or pass a larger step_timeout_s"
+            ) from error
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            if not isinstance(self._vector_env.unwrapped, AsyncVectorEnv):
+                raise
+            workers = _workers(self._vector_env.unwrapped, _has_died)
+            raise EnvError(f"the worker process of environment {workers} died") from error
+
+
+class SafeAsyncVectorEnv(AsyncVectorEnv):
+    """AsyncVectorEnv that raises a worker's exception as it was, with its notes."""
+
+    def _raise_if_errors(self, successes: Any) -> None:
+        failed = [index for index, success in enumerate(successes) if not success]
+        if not failed:
+            return
+        errors = {}
+        for _ in failed:
+            index, _, error, _ = self.error_queue.get(timeout=5)
+            errors[index] = error
+        raise errors[min(errors)]
+
+
+def make_vector_env(
+    make_env: Callable[[], gymnasium.Env],
+    num_envs: int,
+    vectorization: Literal["sync", "async"],
+) -> VectorEnv:
+    """Make a next-step vector environment of ``num_envs`` checked single environments.
+
+    Args:
+      make_env: Makes one; called once per environment.
+      num_envs: B.
+      vectorization: "sync" in this thread, or "async" in worker processes, which pays above
+        about 0.3 ms per environment step. Workers import the main module again, so a script needs
+        ``if __name__ == "__main__":``.
+    """
+    if vectorization == "async":
+        try:
+            return SafeAsyncVectorEnv(
+                [
+                    functools.partial(CheckedEnv, make_env, i, in_worker=True)
+                    for i in range(num_envs)
+                ],
+                copy=False,  # the adapter copies
+                context="forkserver",
+                autoreset_mode=AutoresetMode.NEXT_STEP,
+            )
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            raise EnvError(
+                "a worker process died while it made its environment (its traceback is above); a "
+                "script must begin its work under `if __name__ == '__main__':`"
+            ) from error
+    envs = [CheckedEnv(make_env, i) for i in range(num_envs)]
+    if len({id(env.env) for env in envs}) < num_envs:
+        raise UsageError(
+            "the environment factory returned the same environment twice; it must make a new one "
+            "at each call"
+        )
+    return SyncVectorEnv(
+        [lambda env=env: env for env in envs],  # type: ignore[misc]
+        copy=False,  # the adapter copies
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+    )
+
+
+def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:
+    """Return the spec of one environment of ``vector_env``."""
+    for attribute in ("single_observation_space", "single_action_space"):
+        if not isinstance(getattr(vector_env, attribute, None), gymnasium.Space):
+            raise UsageError(f"{name or vector_env} must have a {attribute}")
+    return EnvSpec(
+        observation_space=canonical_observation_space(vector_env.single_observation_space),
+        action_space=canonical_action_space(vector_env.single_action_space),
+        name=name,
+    )
+
+
+def _autoreset_mode(vector_env: VectorEnv) -> AutoresetMode:
+    mode = (vector_env.metadata or {}).get("autoreset_mode")
+    try:
+        return mode if isinstance(mode, AutoresetMode) else AutoresetMode(mode)
+    except ValueError as error:
+        modes = ", ".join(str(m) for m in AutoresetMode)
+        raise UsageError(
+            f"metadata['autoreset_mode']={mode!r} of {vector_env} must be one of {modes}; set it "
+            "to what the vector environment does"
+        ) from error
+
+
+def _check_gymnasium_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
+    if len(seeds) != num_envs:
+        raise UsageError(f"seeds must be {num_envs}, one per environment; got {len(seeds)}")
+    checked = [check_seed(seed, f"seeds[{i}]") for i, seed in enumerate(seeds)]
+    for i, seed in enumerate(checked):
+        if seed < 0:
+            raise UsageError(
+                f"seeds[{i}]={seed} must not be negative for Gymnasium; use seed_block"
+            )
+    return checked
+
+
+def _expected_leaves(spec: EnvSpec, num_envs: int) -> Any:
+    space = spec.observation_space
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {key: ((num_envs, *leaf.shape), leaf.dtype) for key, leaf in space.items()}
+    return (num_envs, *(space.shape or ())), space.dtype
+
+
+def _own_leaf(leaf: Any, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise EnvError(
+            f"{name} must have shape {shape} and dtype {dtype}; got {array.shape} and {array.dtype}"
+        )
+    return np.array(array, dtype, order="C")
+
+
+def _workers(env: Any, is_guilty: Callable[[Any, Any], bool]) -> str:
+    """Name the worker processes that are to blame, with exit codes."""
+    guilty = [
+        f"{i}" + (f" (exit code {process.exitcode})" if process.exitcode is not None else "")
+        for i, (pipe, process) in enumerate(zip(env.parent_pipes, env.processes, strict=True))
+        if pipe is not None and is_guilty(pipe, process)
+    ]
+    return ", ".join(guilty) or "unknown"
+
+
+def _has_died(pipe: Any, process: Any) -> bool:
+    # The pipe breaks a moment before the process can be waited for.
+    process.join(0.2)
+    return not process.is_alive()
+
+
+def _has_failed(env: AsyncVectorEnv) -> bool:
+    return env._state.value != "default" or not all(p.is_alive() for p in env.processes)
+
+
+def _terminate(env: AsyncVectorEnv) -> None:
+    for process in env.processes:
+        process.kill()
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    for process in env.processes:
+        process.join()
+    env.closed = True

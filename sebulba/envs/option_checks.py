@@ -1,0 +1,61 @@
+"""Checks of options by name and value."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from sebulba.errors import UsageError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; the nearest are A, B"``, or nothing if none is near."""
+    by_lower: dict[str, str] = {}
+    for one in known:
+        by_lower.setdefault(one.lower(), one)
+    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f"; the nearest are {', '.join(by_lower[one] for one in near)}" if near else ""
+
+
+def check_option_names(options: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raise UsageError for an option that ``what`` does not have."""
+    for name in options:
+        if name not in known:
+            hint = nearest(name, known) or f"; it has {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(f"{what} has no option {name!r}{hint}")
+
+
+def check_number(
+    where: str,
+    value: Any,
+    *,
+    is_int: bool,
+    smallest: float | None,
+    largest: float | None,
+    default: float,
+) -> None:
+    """Raise UsageError unless ``value`` is a number of the right kind and size.
+
+    Args:
+      where: Name and value, the beginning of the message.
+      value: To check.
+      is_int: It must be an int that fits 32 bits (a bool is not one), else any finite number.
+      smallest: Inclusive, None for no bound.
+      largest: Inclusive, None for no bound.
+      default: Named as the remedy.
+    """
+    kind = "an integer" if is_int else "a finite number"
+    allowed = (int, np.integer) if is_int else (int, float, np.integer, np.floating)
+    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
+        raise UsageError(f"{where} must be {kind}; the default is {default!r}")
+    if is_int:
+        smallest = -(2**31) if smallest is None else smallest
+        largest = 2**31 - 1 if largest is None else largest
+    if smallest is not None and value < smallest:
+        raise UsageError(f"{where} must be at least {smallest}; the default is {default!r}")
+    if largest is not None and value > largest:
+        raise UsageError(f"{where} must be at most {largest}; the default is {default!r}")

@@ -1,0 +1,83 @@
+"""Seeds of environments: one block per Inferencer, no two blocks overlap."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from sebulba.errors import UsageError
+
+_BITS = 31
+_MASK = (1 << _BITS) - 1
+
+
+def check_seed(seed: Any, name: str = "seed") -> int:
+    """Return ``seed`` as a Python int.
+
+    Raises:
+      UsageError: It is not an integer (a bool is not one) that fits 32 bits.
+    """
+    if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
+        raise UsageError(
+            f"{name}={seed!r} must be an integer, not {type(seed).__name__}; use for example 0"
+        )
+    value = operator.index(seed)
+    if not -(2**31) <= value < 2**31:
+        raise UsageError(
+            f"{name}={value} must fit 32 bits, -2147483648 to 2147483647; use a smaller one"
+        )
+    return value
+
+
+def seed_block(
+    seed: int, *, inferencer: int, num_inferencers: int, num_envs: int, host: int = 0
+) -> list[int]:
+    """Return the seeds of one Inferencer's environments.
+
+    Every environment of every host has an index of its own; a bijection of the 31-bit numbers,
+    chosen by ``seed``, turns it into a seed. So within a run no two environments share a seed, and
+    neighbouring indices or run seeds do not give neighbouring seeds.
+
+    Args:
+      seed: Of the run, an int32.
+      inferencer: Which Inferencer on this host, from 0.
+      num_inferencers: Inferencers per host.
+      num_envs: Environments per Inferencer.
+      host: Which host, from 0.
+
+    Returns:
+      ``num_envs`` non-negative int32 seeds (Gymnasium takes no negative ones).
+
+    Raises:
+      UsageError: ``seed`` is not an int32, or there are more than 2^31 environments.
+    """
+    key = check_seed(seed) & 0xFFFFFFFF
+    first = (host * num_inferencers + inferencer) * num_envs
+    if not 0 <= inferencer < num_inferencers or host < 0 or num_envs < 0:
+        raise UsageError(
+            f"inferencer={inferencer} must be in 0 to {num_inferencers - 1} and host={host} and "
+            f"num_envs={num_envs} must not be negative"
+        )
+    if first + num_envs > _MASK + 1:
+        raise UsageError(
+            f"environments {first} to {first + num_envs - 1} need more than the 2^31 seeds there "
+            "are; use fewer environments"
+        )
+    return [_permute(index, key) for index in range(first, first + num_envs)]
+
+
+def _permute(x: int, key: int) -> int:
+    """Map 31-bit ``x`` to a 31-bit number, one to one for each ``key``.
+
+    Each line is invertible: adding, multiplying by an odd number, xor with the own high bits.
+    """
+    for round_constant in (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35):
+        key = (key * 0x5851F42D4C957F2D + round_constant) & 0xFFFFFFFFFFFFFFFF
+        x = (x + (key >> 33)) & _MASK
+        x = (x * 0x2C1B3C6D) & _MASK
+        x ^= x >> 15
+        x = (x * 0x297A2D39) & _MASK
+        x ^= x >> 16
+    return x

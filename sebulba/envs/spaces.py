@@ -1,0 +1,197 @@
+"""Spaces as they reach JAX, and checks of what goes through them.
+
+This module needs no JAX: worker processes import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.errors import ActionError, UsageError
+
+OBSERVATION_SPACES = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
+ACTION_SPACES = "Box of floats, Discrete or MultiDiscrete"
+
+_NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
+_LARGEST = 1e30
+"""A bound beyond this, or nearer to 0 than its inverse without being 0, is no bound: environments
+report the largest and the smallest positive float where they know none."""
+
+
+def canonical_observation_space(space: Any) -> gymnasium.Space:
+    """Return ``space`` with the dtypes that reach JAX (no 64-bit ones).
+
+    Raises:
+      UsageError: Naming the path of a space that is not supported.
+    """
+    if not isinstance(space, spaces.Dict):
+        return _canonical(space, "observation_space", OBSERVATION_SPACES)
+    if not space.spaces:
+        raise UsageError("observation_space is a Dict without entries; give it at least one")
+    return spaces.Dict(
+        {
+            name: _canonical(space[name], f"observation_space[{name!r}]", OBSERVATION_SPACES)
+            for name in sorted(space.spaces)
+        }
+    )
+
+
+def canonical_action_space(space: Any) -> gymnasium.Space:
+    """Return ``space`` with the dtypes that reach JAX (no 64-bit ones).
+
+    Raises:
+      UsageError: It is not supported.
+    """
+    name = "action_space"
+    if isinstance(space, spaces.Dict | spaces.MultiBinary) or (
+        isinstance(space, spaces.Box) and space.dtype.kind != "f"
+    ):
+        raise UsageError(f"{name}={space} is not supported; it must be {ACTION_SPACES}")
+    return _canonical(space, name, ACTION_SPACES)
+
+
+def _canonical(space: Any, path: str, supported: str) -> gymnasium.Space:
+    match space:
+        case spaces.Box():
+            return _canonical_box(space, path)
+        case spaces.Discrete():
+            _check_int32(path, space, space.start, space.start + space.n - 1)
+            return spaces.Discrete(int(space.n), start=int(space.start), dtype=np.int32)
+        case spaces.MultiDiscrete():
+            _check_size(path, space)
+            _check_int32(path, space, space.start, space.start + space.nvec - 1)
+            return spaces.MultiDiscrete(space.nvec, dtype=np.int32, start=space.start)
+        case spaces.MultiBinary():
+            _check_size(path, space)
+            return spaces.MultiBinary(space.n)
+    raise UsageError(f"{path}={space} is not supported; it must be {supported}")
+
+
+def _canonical_box(space: spaces.Box, path: str) -> spaces.Box:
+    _check_size(path, space)
+    low, high = space.low, space.high
+    dtype: Any = _NARROW.get(space.dtype.name, space.dtype.type)
+    if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
+        raise UsageError(f"{path}={space} has bounds that are NaN or crossed; mend low and high")
+    if space.dtype.kind != "f":
+        return spaces.Box(*_narrow_int_bounds(path, space, dtype), dtype=dtype)
+    # Over the bounds that the environment declared, before they are rounded.
+    no_low, no_high = _is_no_bound(low), _is_no_bound(high)
+    low, high = low.astype(np.float64), high.astype(np.float64)
+    return spaces.Box(
+        np.where(no_low, -np.inf, low).astype(dtype),
+        np.where(no_high, np.inf, high).astype(dtype),
+        dtype=dtype,
+    )
+
+
+def _is_no_bound(bound: np.ndarray) -> np.ndarray:
+    size = np.abs(bound.astype(np.float64))
+    return (size > _LARGEST) | ((size > 0) & (size < 1 / _LARGEST))
+
+
+def _narrow_int_bounds(path: str, space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    if np.dtype(dtype) == space.dtype:
+        return space.low, space.high
+    wide, narrow = np.iinfo(space.low.dtype.name), np.iinfo(dtype)
+    low = np.where(space.low == wide.min, narrow.min, space.low)
+    high = np.where(space.high == wide.max, narrow.max, space.high)
+    if (low < narrow.min).any() or (high > narrow.max).any():
+        raise UsageError(
+            f"{path}={space} must have bounds that fit 32 bits; JAX has no 64-bit ones"
+        )
+    return low.astype(dtype), high.astype(dtype)
+
+
+def _check_size(path: str, space: gymnasium.Space) -> None:
+    if 0 in (space.shape or ()):
+        raise UsageError(f"{path}={space} has shape {space.shape}, without elements; none may be 0")
+
+
+def _check_int32(path: str, space: gymnasium.Space, low: Any, high: Any) -> None:
+    if np.min(low) < -(2**31) or np.max(high) >= 2**31:
+        raise UsageError(f"{path}={space} must have values that fit 32 bits")
+
+
+ActionCheck = Callable[[np.ndarray], None]
+
+
+def make_action_check(space: gymnasium.Space, num_envs: int) -> ActionCheck:
+    """Return a check of actions ``[B, *shape]`` that costs a few microseconds.
+
+    Args:
+      space: Canonical action space of one environment.
+      num_envs: B.
+
+    Returns:
+      A function that raises ActionError naming the environment, the value and the rule.
+    """
+    shape, dtype = (num_envs, *(space.shape or ())), space.dtype
+    is_inside = _make_is_inside(space)
+
+    def check(action: np.ndarray) -> None:
+        # `type` before `shape`: a list has neither a shape nor a dtype.
+        if type(action) is not np.ndarray or action.shape != shape or action.dtype != dtype:
+            raise ActionError(_describe_wrong_array(action, shape, dtype))
+        if not is_inside(action):
+            raise ActionError(_describe_outside(action, space))
+
+    return check
+
+
+def _make_is_inside(space: gymnasium.Space) -> Callable[[np.ndarray], bool]:
+    if isinstance(space, spaces.Box):
+        # Infinite bounds become the largest finite numbers, so that infinite actions are outside;
+        # NaN fails every comparison.
+        limit = np.finfo(space.dtype).max
+        low, high = np.clip(space.low, -limit, limit), np.clip(space.high, -limit, limit)
+        return lambda action: bool(((action >= low) & (action <= high)).all())
+    # In unsigned arithmetic modulo 2^32 one comparison tests both ends, whatever `start` is.
+    if isinstance(space, spaces.Discrete):
+        n, start = np.uint32(space.n), np.int32(space.start)
+        if start == 0:
+            return lambda action: bool(action.view(np.uint32).max() < n)
+        return lambda action: bool((action - start).view(np.uint32).max() < n)
+    assert isinstance(space, spaces.MultiDiscrete)
+    nvec, first = space.nvec.astype(np.uint32), space.start
+    return lambda action: bool(((action - first).view(np.uint32) < nvec).all())
+
+
+def _describe_wrong_array(action: Any, shape: tuple[int, ...], dtype: Any) -> str:
+    got = (
+        f"shape {action.shape} and dtype {action.dtype}"
+        if isinstance(action, np.ndarray)
+        else f"a {type(action).__name__}"
+    )
+    return (
+        f"actions must be a NumPy array of shape {shape} and dtype {dtype}, one row per "
+        f"environment; got {got}"
+    )
+
+
+def _describe_outside(action: np.ndarray, space: gymnasium.Space) -> str:
+    is_inside = _make_is_inside(space)
+    index = next(i for i in range(len(action)) if not is_inside(action[i : i + 1]))
+    return (
+        f"action {action[index]} for environment {index} is outside {space}; the agent must "
+        "return actions inside the space, without NaN"
+    )
+
+
+def make_native_action(native: gymnasium.Space) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what turns checked actions into those that the environment itself declared.
+
+    A bound rounded to float32 may lie just outside the float64 one, so actions are clipped there.
+    """
+    dtype = np.dtype(native.dtype)
+    if dtype != np.float64:
+        return lambda action: action.astype(dtype, copy=False)
+    assert isinstance(native, spaces.Box)
+    no_low, no_high = _is_no_bound(native.low), _is_no_bound(native.high)
+    low, high = np.where(no_low, -np.inf, native.low), np.where(no_high, np.inf, native.high)
+    return lambda action: np.clip(action.astype(np.float64), low, high)
