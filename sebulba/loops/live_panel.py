@@ -221,13 +221,14 @@ def stacked_bar(phases: Mapping[str, float], width: int) -> Text:
 
 
 def legend(phases: Mapping[str, float], width: int) -> Text:
-    """Name the segments of ``stacked_bar``, as many as fit."""
+    """Name the segments of ``stacked_bar``, largest first, as many as fit."""
     text = Text()
-    for color, (name, share) in zip(_colors(phases), phases.items(), strict=True):
-        part = f"■ {name} {share:.0%}  "
-        if len(text) + len(part) > width + 2:
+    colors = dict(zip(phases, _colors(phases), strict=True))
+    for name in sorted(phases, key=phases.__getitem__, reverse=True):
+        part = f" {name} {phases[name]:.0%}  "
+        if len(text) + 1 + len(part) > width + 2:
             break
-        text.append("■ ", color).append(part[2:])
+        text.append("■", colors[name]).append(part)
     return text
 
 

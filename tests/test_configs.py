@@ -1,0 +1,97 @@
+"""Configurations: checked on construction, complete, and what the presets promise."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sebulba.agents.configs import ImpalaConfig
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.presets import PRESETS
+from sebulba.errors import UsageError
+
+
+def config(**fields) -> ExperimentConfig:
+    fields = {"total_env_steps": 1000, "num_envs": 7, "steps_per_cycle": 5} | fields
+    return ExperimentConfig(env=EnvConfig("CartPole-v1"), agent=ImpalaConfig(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"num_envs": 0}, ["num_envs=0", "at least 1"]),
+        ({"steps_per_cycle": -3}, ["steps_per_cycle=-3", "at least 1"]),
+        ({"total_env_steps": 0}, ["total_env_steps=0"]),
+        ({"queue_size": 0}, ["queue_size=0"]),
+        ({"num_inferencers_per_device": -1}, ["num_inferencers_per_device=-1", "at least 0"]),
+        ({"max_policy_lag": -1}, ["max_policy_lag=-1"]),
+        ({"num_cpu_devices": 0}, ["num_cpu_devices=0"]),
+        ({"metrics_interval_s": float("nan")}, ["metrics_interval_s=nan"]),
+        ({"seed": 2**31}, ["seed=2147483648", "32-bit", "2147483647"]),
+        ({"num_cpu_devices": 2, "platform": "cuda"}, ["num_cpu_devices=2", "cuda"]),
+        ({"name": "a/b"}, ["'a/b'", "--run-dir"]),
+        ({"name": " "}, ["name=' '"]),
+    ],
+)
+def test_refuses_a_bad_value_and_names_it(fields, words):
+    with pytest.raises(UsageError) as caught:
+        config(**fields)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_env_config_refuses_an_empty_id_and_an_option_given_twice():
+    with pytest.raises(UsageError, match="must name an environment"):
+        EnvConfig(" ")
+    with pytest.raises(UsageError, match="--env.noop-max"):
+        EnvConfig("Pong-v5", options={"noop_max": 3})
+
+
+def test_factory_arguments_leave_out_what_is_not_given():
+    env = EnvConfig("Pong-v5", episodic_life=False, noop_max=7, options={"use_inter_area": True})
+    assert env.factory_arguments() == {
+        "vectorization": "sync",
+        "episodic_life": False,
+        "noop_max": 7,
+        "use_inter_area": True,
+    }
+
+
+def test_num_cycles_rounds_up_and_lockstep_to_whole_rounds():
+    assert config(total_env_steps=70).num_cycles(3) == 2
+    assert config(total_env_steps=71).num_cycles(3) == 3
+    assert config(total_env_steps=106, schedule="lockstep").num_cycles(3) == 6
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_documented_and_frozen(name):
+    preset = PRESETS[name]
+    made = preset.make()
+    assert preset.summary and preset.make.__doc__
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.seed = 1  # type: ignore[misc]
+    # Two, four and eight update devices can split every preset.
+    assert made.num_envs % 8 == 0
+
+
+def test_presets_are_those_that_the_manual_names():
+    assert list(PRESETS) == ["cartpole", "pendulum", "pong", "breakout", "halfcheetah"]
+
+
+def test_every_field_of_a_configuration_is_documented():
+    import ast
+    import inspect
+
+    import sebulba.agents.configs as agents
+    import sebulba.configs.experiment as experiment
+
+    for module in (experiment, agents):
+        for node in ast.parse(inspect.getsource(module)).body:
+            if not (isinstance(node, ast.ClassDef) and node.name.endswith("Config")):
+                continue
+            for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(field, ast.AnnAssign):
+                    documented = isinstance(after, ast.Expr) and isinstance(
+                        after.value, ast.Constant
+                    )
+                    assert documented, f"{node.name}.{ast.unparse(field.target)}"
