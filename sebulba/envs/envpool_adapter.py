@@ -92,7 +92,9 @@ class EnvpoolAdapter:
         self._pool = pool
         self.spec = pool_spec(pool, config, name)
         self._check_action = make_action_check(self.spec.action_space, self.num_envs)
-        self._native_action = make_native_action(pool.action_space)
+        *_, action_array = pool.spec.action_array_spec.values()
+        self._action_dtype = np.dtype(action_array.dtype)  # the space of an int32 says int64
+        self._native_action = make_native_action(pool.action_space, self._action_dtype)
         self._cast_obs = _make_obs_cast(pool.observation_space, self.spec.observation_space)
         self._in_order = np.arange(self.num_envs, dtype=np.int32)
         self._ends = np.zeros(self.num_envs, np.bool_)
@@ -150,7 +152,7 @@ class EnvpoolAdapter:
             _fused_step,
             pool_step,
             self.spec,
-            pool.action_space.dtype,
+            self._action_dtype,
         )
         return FusedEnv((handle, np.zeros(self.num_envs, np.bool_)), step)
 

@@ -300,7 +300,7 @@ def _check_gymnasium_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
 def _expected_leaves(spec: EnvSpec, num_envs: int) -> Any:
     space = spec.observation_space
     if isinstance(space, gymnasium.spaces.Dict):
-        return {key: ((num_envs, *leaf.shape), leaf.dtype) for key, leaf in space.items()}
+        return {key: ((num_envs, *(leaf.shape or ())), leaf.dtype) for key, leaf in space.items()}
     return (num_envs, *(space.shape or ())), space.dtype
 
 

@@ -183,12 +183,18 @@ def _describe_outside(action: np.ndarray, space: gymnasium.Space) -> str:
     )
 
 
-def make_native_action(native: gymnasium.Space) -> Callable[[np.ndarray], np.ndarray]:
+def make_native_action(
+    native: gymnasium.Space, dtype: Any = None
+) -> Callable[[np.ndarray], np.ndarray]:
     """Return what turns checked actions into those that the environment itself declared.
 
     A bound rounded to float32 may lie just outside the float64 one, so actions are clipped there.
+
+    Args:
+      native: The action space as declared.
+      dtype: What the environment receives, if not the dtype of ``native``.
     """
-    dtype = np.dtype(native.dtype)
+    dtype = np.dtype(native.dtype if dtype is None else dtype)
     if dtype != np.float64:
         return lambda action: action.astype(dtype, copy=False)
     assert isinstance(native, spaces.Box)
