@@ -272,7 +272,8 @@ def _read_arrays(file: Path, shapes: PyTree) -> PyTree:
     """Return the arrays in ``file`` in the structure of ``shapes``."""
     names, leaves = _named_leaves(shapes)
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        # Opened here: np.load leaves a damaged file open.
+        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
     except OSError as error:
         raise UsageError(

@@ -43,7 +43,7 @@ def test_refuses_a_bad_value_and_names_it(fields, words):
 def test_env_config_refuses_an_empty_id_and_an_option_given_twice():
     with pytest.raises(UsageError, match="must name an environment"):
         EnvConfig(" ")
-    with pytest.raises(UsageError, match="--env.noop-max"):
+    with pytest.raises(UsageError, match=r"--env\.noop-max"):
         EnvConfig("Pong-v5", options={"noop_max": 3})
 
 
