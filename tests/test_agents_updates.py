@@ -18,7 +18,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.agents.impala import Impala
-from sebulba.agents.on_policy import make_optimizer
+from sebulba.agents.on_policy import make_optimizer, masked_mean
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.runtime.devices import learner_mesh
 from sebulba.runtime.update import HandOffToMesh, Updater
@@ -160,6 +160,16 @@ def test_four_devices_are_one_after_ten_updates(name: str) -> None:
 
 def _pairs(a: Any, b: Any) -> Any:
     return zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+
+
+def test_masked_mean_over_devices_is_that_over_all_valid_cells() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4, T, B)).astype(np.float32)
+    valid = rng.random((4, T, B)) < np.array([0.0, 0.1, 0.5, 1.0])[:, None, None]
+    parts = jax.vmap(masked_mean, axis_name="learner")(x, valid)
+    np.testing.assert_allclose(parts.mean(), x[valid].mean(), atol=1e-6)
+    nothing = jax.vmap(masked_mean, axis_name="learner")(x, np.zeros_like(valid))
+    np.testing.assert_array_equal(nothing, 0.0)
 
 
 @pytest.mark.parametrize("name", ["impala", "impala-lstm", "impala-box", "reinforce"])
