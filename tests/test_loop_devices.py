@@ -46,7 +46,7 @@ def batches(agent, count):
 
 
 def train(num_devices, num_updates=10):
-    agent = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig())
+    agent = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig(learning_rate=2.0))
     mesh = learner_mesh(jax.local_devices()[:num_devices])
     state = agent.new_state(jax.random.key(0), RunSpec(B, 1, T, num_devices))
     updater = Updater(agent, mesh, jax.random.key(1))

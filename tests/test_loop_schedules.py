@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -69,7 +71,7 @@ def test_async_trajectories_of_an_inferencer_continue_one_another():
     for inferencer in range(2):
         trajectories = recorder.of(inferencer)
         assert [int(t.cycle) for t in trajectories] == list(range(len(trajectories)))
-        for before, after in zip(trajectories, trajectories[1:], strict=False):
+        for before, after in itertools.pairwise(trajectories):
             for last, first in zip(before.env_step, after.env_step, strict=True):
                 np.testing.assert_array_equal(last[-1], first[0])
             assert np.all(after.extras["steps"][0] == before.extras["steps"][-1] + 1)

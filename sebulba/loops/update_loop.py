@@ -157,40 +157,60 @@ class UpdateLoop:
         deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            raise self._hang_error()
+
+    def _hang_error(self) -> HangError:
+        """Say which threads still run, and where they are."""
         alive = [thread for thread in self._threads if thread.is_alive()]
-        if alive:
-            frames = sys._current_frames()
-            stacks = "\n".join(
-                f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
-                for thread in alive
-                if thread.ident in frames
-            )
-            raise HangError(
-                f"{len(alive)} threads did not end within {JOIN_S:.0f} s of being stopped; an "
-                f"environment that does not return from step is the usual cause. They are in:\n"
-                f"{stacks}"
-            )
+        frames = sys._current_frames()
+        stacks = "\n".join(
+            f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+            for thread in alive
+            if thread.ident in frames
+        )
+        return HangError(
+            f"{len(alive)} threads did not end within {JOIN_S:.0f} s of being stopped; an "
+            f"environment that does not return from step is the usual cause. They are in:\n"
+            f"{stacks}"
+        )
 
     # Consuming.
 
-    def _next_item(self) -> Item:
-        """Return the next trajectory, whoever made it; raises what its maker raised."""
+    def _next_item(self, wait_s: float) -> Item | None:
+        """Return the next trajectory, whoever made it; raises what its maker raised.
+
+        Args:
+          wait_s: How long to wait on after a stop was requested.
+
+        Returns:
+          None if a stop was requested and nothing came.
+
+        Raises:
+          RuntimeError: Nobody is left to make one.
+        """
         if self._inline_items is not None:
             return next(self._inline_items)
+        deadline = None
         while True:
+            nobody_left = not any(thread.is_alive() for thread in self._threads)
             item = self._queue.get()
             if item is not None:
                 return item
-            if not any(thread.is_alive() for thread in self._threads) and not len(self._queue):
-                return self._queue.get() or _no_thread_left()
+            if nobody_left:
+                raise RuntimeError("all Inferencer threads ended without an error or a stop")
+            if self._stop_requested.is_set() or self._stop.soon.is_set():
+                deadline = deadline or time.monotonic() + wait_s
+                if time.monotonic() >= deadline:
+                    return None
 
     def _consume_stream(self) -> None:
         """Async: first come, first served; publish after each trajectory that had updates due."""
         counters = self._session.counters
         while counters.cycles < self._target and not self._stop_requested.is_set():
             with self._timer.phase("get"):
-                item = self._next_item()
-            if self._consume(item):
+                item = self._next_item(wait_s=0.0)
+            if item is not None and self._consume(item):
                 counters.policy_version += 1
                 self._publish()
             self._write_when_due()
@@ -216,8 +236,13 @@ class UpdateLoop:
         session.kept_round = self._collect_round()
 
     def _collect_round(self) -> list[Item]:
+        items = []
         with self._timer.phase("get"):
-            items = [self._next_item() for _ in self._session.inferencers]
+            for _ in self._session.inferencers:
+                item = self._next_item(wait_s=JOIN_S)
+                if item is None:
+                    raise self._hang_error()
+                items.append(item)
         return sorted(items, key=lambda item: item.inferencer)
 
     def _consume(self, item: Item) -> bool:
@@ -307,7 +332,3 @@ class UpdateLoop:
                         stacklevel=2,
                     )
         return record
-
-
-def _no_thread_left() -> Item:
-    raise RuntimeError("all Inferencer threads ended without an error or a stop")

@@ -74,12 +74,22 @@ class Updater:
         self._opt: PyTree = None
         self._experience: PyTree = None
         spec = agent.experience_spec()
+        # Outputs are placed explicitly: on a mesh of one device JAX would otherwise simplify their
+        # specs, and the next call with them would be compiled again.
+        self._shardings = jax.tree.map(
+            lambda leaf: NamedSharding(mesh, leaf), spec, is_leaf=lambda x: isinstance(x, P)
+        )
         self._update_program = self._map(
             self._update_shard, (P(), P(), spec, P(), P()), (P(), P(), spec, P())
         )
-        self._update = jax.jit(self._update_and_sum, donate_argnums=(0, 1, 2, 3))
+        replicated = self._replicated
+        self._update = jax.jit(
+            self._update_and_sum,
+            donate_argnums=(0, 1, 2, 3),
+            out_shardings=(replicated, replicated, self._shardings, replicated),
+        )
         self._acting = jax.jit(
-            self._map(self._acting_shard, (P(), spec), P()),
+            self._map(self._acting_shard, (P(), spec), P()), out_shardings=replicated
         )
         self._take: Callable | None = None
         self._metric_sums: dict[str, jax.Array] | None = None
@@ -97,12 +107,10 @@ class Updater:
         """Take copies of networks, optimizer and experience; the caller's stay valid."""
         self._networks = owned_copy(state.networks, self._replicated)
         self._opt = owned_copy(state.opt, self._replicated)
-        spec = self._agent.experience_spec()
-        shardings = jax.tree.map(
-            lambda spec: NamedSharding(self._mesh, spec), spec, is_leaf=lambda x: isinstance(x, P)
-        )
         self._experience = jax.tree.map(
-            lambda sharding, subtree: owned_copy(subtree, sharding), shardings, state.experience
+            lambda sharding, subtree: owned_copy(subtree, sharding),
+            self._shardings,
+            state.experience,
         )
 
     def state(self, step: Sequence[PyTree]) -> AgentState:
@@ -135,7 +143,7 @@ class Updater:
 
         mapped = self._map(take, in_specs, experience_spec)
         donated = (trajectory, initial, final, self._experience)
-        jitted = jit_donating_usable(mapped, donated, self._networks)
+        jitted = jit_donating_usable(mapped, donated, self._networks, out=self._shardings)
         return lambda *donated: jitted(donated, self._networks)
 
     def update(self, updates: int) -> None:
@@ -219,7 +227,9 @@ def on_device(tree: PyTree, device: jax.Device) -> PyTree:
     return jax.device_put(jax.tree.map(one, tree), device)
 
 
-def jit_donating_usable(function: Callable, donated: PyTree, *others: PyTree) -> Callable:
+def jit_donating_usable(
+    function: Callable, donated: PyTree, *others: PyTree, out: PyTree = None
+) -> Callable:
     """Jit ``function(*donated, *others)``, donating those leaves that an output can take over.
 
     Donating more is a warning from JAX at every compile, donating less costs memory. A leaf is
@@ -229,6 +239,7 @@ def jit_donating_usable(function: Callable, donated: PyTree, *others: PyTree) ->
       function: Takes the elements of ``donated``, then ``others``.
       donated: A tuple of arguments, as examples.
       others: The other arguments, as examples.
+      out: Shardings of the outputs, or None.
 
     Returns:
       A function of ``(donated, *others)``.
@@ -253,7 +264,7 @@ def jit_donating_usable(function: Callable, donated: PyTree, *others: PyTree) ->
         leaves = [next(merged[0] if use else merged[1]) for use in usable]
         return function(*jax.tree.unflatten(treedef, leaves), *others)
 
-    jitted = jax.jit(call, donate_argnums=(0,))
+    jitted = jax.jit(call, donate_argnums=(0,), out_shardings=out)
 
     def run(donated: PyTree, *others: PyTree) -> PyTree:
         leaves = jax.tree.leaves(donated)
@@ -261,5 +272,4 @@ def jit_donating_usable(function: Callable, donated: PyTree, *others: PyTree) ->
         kept = [leaf for leaf, use in zip(leaves, usable, strict=True) if not use]
         return jitted(given, kept, *others)
 
-    run.jitted = jitted  # type: ignore[attr-defined]
     return run
