@@ -72,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         from_env = _is_from_env(error)
         kind = "environment" if from_env else "error"
-        print(f"sebulba: {kind}: {type(error).__name__}: {error}", file=sys.stderr)
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        print(f"sebulba: {kind}: {type(error).__name__}: {error}{where}", file=sys.stderr)
         return EXIT_ENV if from_env else EXIT_OTHER
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ from sebulba.types import EnvFactory, MetricWriter, RunSpec
 CPU_POOL_THREADS = 8
 """Fewer XLA threads than this can starve a collective among forced CPU devices."""
 
+COMPILE_CACHE_S = 30 * 24 * 3600.0
+"""Age at which a compiled program is removed."""
+
 Platform = Literal["cpu", "cuda", "tpu"]
 
 
@@ -51,7 +55,7 @@ def train(
       UsageError: Something in ``config`` breaks a rule.
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
-    configure_jax(config.platform, config.num_cpu_devices)
+    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
     with StopOnSignal() as stop_on_signal:
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
         agent = make_agent(env_spec(factory), config.agent)
@@ -126,20 +130,31 @@ def evaluate_run(
     platform: Platform | None = None,
 ) -> Evaluation:
     """Play the trained policy of a run in its environment; see ``sebulba.evaluate``."""
-    configure_jax(platform, None)
+    configure_jax(platform)
     policy = load_policy(folder.path, explore=explore, seed=seed)
     factory = make_env_factory(env.id, **env.factory_arguments())
     return evaluate(policy, factory, num_episodes=num_episodes, num_envs=num_envs, seed=seed)
 
 
-def configure_jax(platform: Platform | None, num_cpu_devices: int | None) -> None:
-    """Choose JAX's platform and split the CPU, before its backend starts.
+def configure_jax(
+    platform: Platform | None = None,
+    num_cpu_devices: int | None = None,
+    compile_cache: str = "auto",
+) -> None:
+    """Choose JAX's platform, split the CPU and keep compiled programs, before JAX's backend starts.
+
+    Args:
+      platform: None takes the best there is.
+      num_cpu_devices: None leaves the CPU whole.
+      compile_cache: A folder, ``"auto"`` for ``~/.cache/sebulba``, or ``"off"``.
 
     Raises:
       UsageError: The backend has started already, with another number of devices.
     """
     if platform is not None:
         jax.config.update("jax_platforms", platform)
+    if compile_cache != "off":
+        _use_compile_cache(compile_cache)
     if num_cpu_devices is None:
         return
     os.environ["NPROC"] = str(
@@ -153,6 +168,38 @@ def configure_jax(platform: Platform | None, num_cpu_devices: int | None) -> Non
             f"num_cpu_devices={num_cpu_devices} must be set before JAX starts, and it has "
             f"started with {len(jax.devices())} devices; use a new process"
         ) from error
+
+
+def _use_compile_cache(folder: str) -> None:
+    """Let JAX keep compiled programs: a second start on CartPole is about 2 s shorter.
+
+    Fused programs do not profit, since the address of their environments is part of them; they
+    are why old files have to be removed.
+    """
+    is_ours = folder == "auto"
+    if is_ours:
+        if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            return  # JAX's own variable: the user has chosen.
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        folder = os.path.join(os.path.expanduser(home), "sebulba", "jax")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        if is_ours:
+            _remove_old_files(folder)
+    except OSError as error:
+        warnings.warn(f"compiled programs are not kept in {folder}: {error}", stacklevel=3)
+        return
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def _remove_old_files(folder: str) -> None:
+    with os.scandir(folder) as entries:
+        old = [e.path for e in entries if e.stat().st_mtime < time.time() - COMPILE_CACHE_S]
+    for path in old:
+        # Another run may have been faster.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 class StopOnSignal:

@@ -105,6 +105,8 @@ class ExperimentConfig:
     """Indices of the devices that infer; None: the first quarter of several."""
     update_devices: tuple[int, ...] | None = None
     """Indices of the devices that update; None: those that do not infer."""
+    compile_cache: str = "auto"
+    """Folder that keeps compiled programs for the next start; auto: ~/.cache/sebulba, off: none."""
     name: str | None = None
     """Name of the folder under runs/; None makes one of the preset and the time."""
     run_dir: str | None = None
