@@ -57,13 +57,11 @@ class CheckedEnv(gymnasium.Env):
         self.action_space = canonical_action_space(env.action_space)
         self._check_obs = _make_obs_check(self.observation_space)
         self._native_action = make_native_action(env.action_space)
+        self._is_discrete = isinstance(env.action_space, spaces.Discrete)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """Reset; EnvError unless ``(observation, info)`` comes back."""
-        try:
-            result = self.env.reset(seed=seed, options=options)
-        except Exception as error:
-            raise self._with_place(error) from error.__cause__
+        result = self._call(self.env.reset, seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._broken("reset", "a tuple (obs, info)", _describe_result(result))
         return self._checked_obs(result[0], "obs of reset"), {}
@@ -73,10 +71,7 @@ class CheckedEnv(gymnasium.Env):
         self._num_steps += 1
         # An array of its own: the rows of the vector's action may be read-only or aliased.
         native = self._native_action(np.array(action))
-        try:
-            result = self.env.step(native if native.ndim else native[()])
-        except Exception as error:
-            raise self._with_place(error) from error.__cause__
+        result = self._call(self.env.step, native[()] if self._is_discrete else native)
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._broken(
                 "step",
@@ -115,19 +110,25 @@ class CheckedEnv(gymnasium.Env):
     def _place(self) -> str:
         return f"environment {self._index}, step {self._num_steps}"
 
-    def _with_place(self, error: Exception) -> Exception:
-        """Return ``error``, which the environment raised, with a note that says where."""
-        if self._in_worker:
+    def _call(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Call; what the environment raises gets a note that says where."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error)).rstrip()
+            error.add_note(f"raised by {self._place()}")
+            if not self._in_worker:
+                raise
             # A traceback does not travel between processes, its text does.
-            error.add_note("".join(traceback.format_exception(error)).rstrip())
-        error.add_note(f"raised by {self._place()}")
-        return error if not self._in_worker or _survives_pickle(error) else self._stand_in(error)
+            error.add_note(f"in a worker process:\n{trace}")
+            raise (error if _survives_pickle(error) else _stand_in(error)) from None
 
-    def _stand_in(self, error: Exception) -> EnvError:
-        stand_in = EnvError(f"{type(error).__name__}: {error}")
-        for note in error.__notes__:
-            stand_in.add_note(note)
-        return stand_in
+
+def _stand_in(error: Exception) -> EnvError:
+    stand_in = EnvError(f"{type(error).__name__}: {error}")
+    for note in error.__notes__:
+        stand_in.add_note(note)
+    return stand_in
 
 
 def _survives_pickle(error: Exception) -> bool:

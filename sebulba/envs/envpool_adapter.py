@@ -304,6 +304,8 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
 
 
 def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
+    if value == default and type(value) is type(default):
+        return
     where = f"option {name}={value!r} of {env_id}"
     if isinstance(default, bool) or not isinstance(default, int | float):
         if not isinstance(value, type(default)) and not isinstance(default, list | tuple | dict):

@@ -120,8 +120,8 @@ def make_env_factory(
         make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
         if not callable(make_env):
             raise UsageError(
-                f"env={env!r} must be an id, 'module:attribute' or a callable, not a "
-                f"{type(make_env).__name__}"
+                f"env={env!r} must be an id, 'module:attribute' or a callable that makes the "
+                f"environment, not a {type(make_env).__name__}"
             )
         parameters = _parameters(make_env, name)
         if parameters.keys() >= {"num_envs", "seeds"}:
@@ -191,7 +191,10 @@ def _choose_backend(env: str, backend: Backend | None) -> Backend:
     if backend != "envpool":
         known |= gymnasium.registry.keys()
     where = backend or "envpool or gymnasium"
-    hint = nearest(env, known) or "; 'module:attribute' names an environment of your own"
+    hint = (
+        nearest(env.removeprefix("ALE/"), known)
+        or "; 'module:attribute' names an environment of your own"
+    )
     if env.startswith("ALE/") and backend == "gymnasium":
         hint = "; `pip install ale-py` brings these to gymnasium, envpool has them without"
     raise UsageError(f"env={env!r} is not an id of {where}{hint}")

@@ -57,6 +57,7 @@ class GymnasiumAdapter:
         """
         self._vector_env = vector_env
         self._is_closed = False
+        self._has_failed = False
         self.num_envs = vector_env.num_envs
         self._seeds: list[int] | None = _check_gymnasium_seeds(seeds, self.num_envs)
         self._step_timeout_s = step_timeout_s
@@ -126,7 +127,7 @@ class GymnasiumAdapter:
         env = self._vector_env
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if isinstance(env, AsyncVectorEnv) and _has_failed(env):
+            if isinstance(env, AsyncVectorEnv) and self._has_failed:
                 _terminate(env)
             else:
                 env.close()
@@ -189,8 +190,10 @@ class GymnasiumAdapter:
     @contextlib.contextmanager
     def _worker_errors(self) -> Iterator[None]:
         """Turn what a dead or hung worker process shows itself as into an EnvError."""
+        self._has_failed = True  # until the block has run to its end
         try:
             yield
+            self._has_failed = False
         except multiprocessing.TimeoutError as error:
             workers = _workers(self._vector_env, lambda pipe, process: not pipe.poll())
             raise EnvError(
@@ -327,10 +330,6 @@ def _has_died(pipe: Any, process: Any) -> bool:
     # The pipe breaks a moment before the process can be waited for.
     process.join(0.2)
     return not process.is_alive()
-
-
-def _has_failed(env: AsyncVectorEnv) -> bool:
-    return env._state.value != "default" or not all(p.is_alive() for p in env.processes)
 
 
 def _terminate(env: AsyncVectorEnv) -> None:

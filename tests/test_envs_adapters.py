@@ -1,0 +1,399 @@
+"""What adapters deliver: dtypes, spaces, games, fused equality, ownership, silence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from sebulba.envs import env_spec, make_env_factory
+from sebulba.types import EnvOutput
+from tests.oracle import ORACLES, DictOracleEnv, OracleEnv, pool_adapter, ready_made
+
+
+def make_vec_cartpole(num_envs, seeds):
+    """Gymnasium's own vectorised CartPole, which takes one seed."""
+    return gymnasium.make_vec("CartPole-v1", num_envs=num_envs)
+
+
+class SpaceEnv(gymnasium.Env):
+    """Samples of any space."""
+
+    def __init__(self, observation_space, action_space=spaces.Discrete(3)):  # noqa: B008
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} of {type(action)}"
+        self.actions.append(action)
+        return self.observation_space.sample(), 1, False, False, {}
+
+
+OBSERVATION_SPACES = [
+    spaces.Box(-3, 3, (2, 3), np.float64),
+    spaces.Box(-3, 3, (), np.float32),
+    spaces.Box(0, 255, (4, 5, 6), np.uint8),
+    spaces.Box(-9, 9, (2,), np.int64),
+    spaces.Discrete(5, start=-2),
+    spaces.MultiDiscrete([3, 4]),
+    spaces.MultiBinary((2, 3)),
+    spaces.Dict(
+        b=spaces.Discrete(3), a=spaces.Box(-1, 1, (2,), np.float64), c=spaces.MultiBinary(4)
+    ),
+]
+
+
+def leaves_of(space):
+    return [space[key] for key in space.spaces] if isinstance(space, spaces.Dict) else [space]
+
+
+@pytest.mark.parametrize("space", OBSERVATION_SPACES, ids=str)
+@pytest.mark.parametrize("form", ["single", "vector"])
+def test_observations_have_the_canonical_dtypes_and_shapes_of_the_spec(space, form):
+    def one():
+        return SpaceEnv(space)
+
+    def vector(num_envs, seeds):
+        return SyncVectorEnv([one] * num_envs)
+
+    adapter = make_env_factory(one if form == "single" else vector)(3, [1, 2, 3])
+    outputs = [adapter.reset(), adapter.step(np.zeros(3, np.int32))]
+    adapter.close()
+    expected = [(3, *leaf.shape) for leaf in leaves_of(adapter.spec.observation_space)]
+    for output in outputs:
+        obs = jax.tree.leaves(output.obs)
+        assert [leaf.shape for leaf in obs] == expected
+        for leaf, one_space in zip(obs, leaves_of(adapter.spec.observation_space), strict=True):
+            assert leaf.dtype == one_space.dtype
+            assert leaf.dtype.itemsize < 8
+            assert all(one_space.contains(np.asarray(row)) for row in leaf)
+        assert output.reward.dtype == output.true_reward.dtype == np.float32
+        for flag in (output.terminated, output.truncated, output.is_first, output.episode_end):
+            assert flag.dtype == np.bool_
+
+
+@pytest.mark.parametrize(
+    ("space", "vectorization"),
+    [
+        (spaces.Discrete(3, start=4), "sync"),
+        (spaces.MultiDiscrete([2, 3], start=[1, -1]), "sync"),
+        (spaces.Box(-0.1, 0.1, (2,), np.float64), "sync"),
+        (spaces.Box(-0.1, 0.1, (2,), np.float64), "async"),
+        (spaces.Box(-2, 2, (1, 3), np.float32), "sync"),
+        (spaces.Box(-2, 2, (), np.float32), "sync"),
+    ],
+    ids=str,
+)
+def test_actions_arrive_as_the_environment_declared_them(space, vectorization):
+    env = SpaceEnvFactory(space)
+    adapter = make_env_factory(env, vectorization=vectorization)(2, [1, 2])
+    adapter.reset()
+    action_space = adapter.spec.action_space
+    action_space.seed(0)
+    for bound in ("low", "high", None):  # the bounds, rounded to float32, are inside as well
+        if bound and not isinstance(space, spaces.Box):
+            continue
+        one = getattr(action_space, bound) if bound else action_space.sample()
+        adapter.step(np.stack([one, one]).astype(action_space.dtype))
+    adapter.close()
+
+
+class SpaceEnvFactory:
+    """Picklable, for worker processes."""
+
+    def __init__(self, action_space):
+        self._action_space = action_space
+
+    def __call__(self):
+        return SpaceEnv(spaces.Box(-1, 1, (2,), np.float32), self._action_space)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_absurd_bounds_are_no_bounds(dtype):
+    tiny, largest = np.finfo(dtype).tiny, np.finfo(dtype).max
+    low, high = np.array([tiny, -largest, -1], dtype), np.array([largest, 1e31, 1], dtype)
+    space = env_spec(SpaceEnv(spaces.Box(low, high, dtype=dtype))).observation_space
+    np.testing.assert_array_equal(space.low, [-np.inf, -np.inf, -1])
+    np.testing.assert_array_equal(space.high, [np.inf, np.inf, 1])
+
+
+def test_specs_of_ids():
+    pong = env_spec("ALE/Pong-v5")
+    assert (pong.frame_stack, pong.frame_skip, pong.name) == (4, 4, "Pong-v5")
+    assert pong == env_spec(make_env_factory("ALE/Pong-v5"))
+    assert env_spec("Pong-v5", stack_num=3, frame_skip=2).frame_stack == 3
+    cheetah = env_spec("HalfCheetah-v4")
+    assert cheetah.observation_space.dtype == np.float32
+    assert (cheetah.frame_stack, cheetah.frame_skip) == (0, 1)
+    assert env_spec("CartPole-v1", backend="gymnasium").action_space == (
+        env_spec("CartPole-v1").action_space
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in ORACLES if not name.startswith("async")])
+def test_specs_of_every_form_agree_with_the_adapter(name):
+    env, options, _ = ORACLES[name]
+    adapter = make_env_factory(env, **{**options, "vectorization": "sync"})(2, [1, 2])
+    assert env_spec(env, **options).observation_space == adapter.spec.observation_space
+    assert env_spec(adapter) == adapter.spec
+    adapter.close()
+
+
+def test_specs_of_instances():
+    expected = env_spec(OracleEnv)
+    for env in (OracleEnv(), SyncVectorEnv([OracleEnv] * 2)):
+        spec = env_spec(env)
+        assert spec.observation_space == expected.observation_space
+        assert spec.action_space == expected.action_space
+
+
+def played(adapter, actions) -> list[EnvOutput]:
+    outputs = [adapter.reset()]
+    outputs.extend(adapter.step(action) for action in actions)
+    adapter.close()
+    return outputs
+
+
+def breakout_games():
+    adapter = make_env_factory(
+        "Breakout-v5", episodic_life=True, reward_clip=True, img_height=21, img_width=20
+    )(3, [4, 5, 6])
+    lives = []
+    raw_step = adapter._pool.step
+
+    def step(action):
+        result = raw_step(action)
+        lives.append(result[4]["lives"].copy())
+        return result
+
+    adapter._pool.step = step
+    rng = np.random.default_rng(0)
+    outputs = played(adapter, rng.integers(4, size=(1200, 3), dtype=np.int32))[1:]
+    return jax.tree.map(lambda *x: np.stack(x), *outputs), np.stack(lives)
+
+
+def test_a_lost_life_is_terminated_and_only_the_last_one_ends_the_game():
+    steps, lives = breakout_games()
+    lost = (np.diff(lives, axis=0) < 0)[..., :]
+    np.testing.assert_array_equal(steps.terminated[1:], lost)
+    # Five lives a game.
+    np.testing.assert_array_equal(steps.episode_end[1:], lost & (lives[1:] == 0))
+    assert steps.episode_end.sum() >= 6
+    assert steps.terminated.sum() >= 5 * steps.episode_end.sum()
+    # After each lost life, and not only after each game, a row is inserted.
+    np.testing.assert_array_equal(steps.is_first[1:], steps.terminated[:-1])
+    inserted = steps.is_first & ~steps.terminated & ~steps.truncated
+    assert not steps.reward[inserted].any() and not steps.true_reward[inserted].any()
+    assert not (steps.terminated & steps.is_first).any()
+
+
+def test_true_reward_is_not_clipped():
+    # A seed and actions are not needed to score above 1 here: one brick of Atlantis is worth 100.
+    adapter = make_env_factory("Atlantis-v5", reward_clip=True, img_height=21, img_width=20)(
+        2, [1, 2]
+    )
+    rng = np.random.default_rng(0)
+    outputs = played(adapter, rng.integers(4, size=(300, 2), dtype=np.int32))
+    reward = np.stack([output.reward for output in outputs])
+    true_reward = np.stack([output.true_reward for output in outputs])
+    assert true_reward.max() > 1
+    np.testing.assert_array_equal(reward, np.sign(true_reward))
+
+
+FUSED = {
+    "CartPole-v1": ({}, lambda rng, n: rng.integers(2, size=(n, 3), dtype=np.int32)),
+    "Pendulum-v1": ({}, lambda rng, n: rng.uniform(-2, 2, (n, 3, 1)).astype(np.float32)),
+    "Pong-v5": (
+        {"img_height": 21, "img_width": 20},
+        lambda rng, n: rng.integers(6, size=(n, 3), dtype=np.int32),
+    ),
+    "Breakout-v5": (
+        {"img_height": 21, "img_width": 20, "episodic_life": True, "reward_clip": True},
+        lambda rng, n: rng.integers(4, size=(n, 3), dtype=np.int32),
+    ),
+}
+
+
+def run_fused(adapter, actions):
+    adapter.reset()
+    fused = adapter.fused()
+    assert not isinstance(fused, str), fused
+
+    def body(state, action):
+        state, output, num_invalid = fused.step(state, action)
+        return state, (output, num_invalid)
+
+    scan = jax.jit(lambda state, actions: jax.lax.scan(body, state, actions)[1])
+    outputs, num_invalid = jax.device_get(scan(jax.tree.map(jnp.array, fused.state), actions))
+    adapter.close()
+    return outputs, num_invalid
+
+
+@pytest.mark.parametrize("env", FUSED)
+def test_fused_and_stepped_environments_are_the_same(env):
+    options, make_actions = FUSED[env]
+    actions = make_actions(np.random.default_rng(0), 600)
+    factory = make_env_factory(env, **options)
+    stepped = jax.tree.map(lambda *x: np.stack(x), *played(factory(3, [1, 2, 3]), actions)[1:])
+    fused, num_invalid = run_fused(factory(3, [1, 2, 3]), actions)
+    jax.tree.map(np.testing.assert_array_equal, fused, stepped)
+    jax.tree.map(lambda x, y: x.dtype == y.dtype or pytest.fail(), fused, stepped)
+    assert not num_invalid.any()
+    assert env == "Pong-v5" or (stepped.terminated | stepped.truncated).any()
+
+
+@pytest.mark.parametrize(
+    ("env", "wrong", "clamped"),
+    [
+        (
+            "CartPole-v1",
+            np.array([[-1, 0, 7], [2**31 - 1, -(2**31), 1]], np.int32),
+            np.array([[0, 0, 1], [1, 0, 1]], np.int32),
+        ),
+        (
+            "Pendulum-v1",
+            np.array([[np.nan, 9, 1], [-np.inf, np.inf, -2]], np.float32)[..., None],
+            np.array([[0, 2, 1], [-2, 2, -2]], np.float32)[..., None],
+        ),
+    ],
+)
+def test_fused_environments_clamp_and_count_invalid_actions(env, wrong, clamped):
+    factory = make_env_factory(env)
+    outputs, num_invalid = run_fused(factory(3, [1, 2, 3]), wrong)
+    expected, none_invalid = run_fused(factory(3, [1, 2, 3]), clamped)
+    jax.tree.map(np.testing.assert_array_equal, outputs, expected)
+    assert num_invalid.tolist() == [2, 2]
+    assert none_invalid.tolist() == [0, 0]
+
+
+def test_environments_without_a_fused_form_say_why():
+    for env, why in (("HalfCheetah-v4", "jax_enable_x64"), (OracleEnv, "Python code")):
+        adapter = make_env_factory(env)(2, [1, 2])
+        assert why in adapter.fused()
+        adapter.close()
+
+
+X64 = """
+import jax, numpy as np
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_enable_x64", True)
+from tests.test_envs_adapters import make_env_factory, played, run_fused
+actions = np.random.default_rng(0).uniform(-1, 1, (40, 2, 6)).astype(np.float32)
+factory = make_env_factory("HalfCheetah-v4", max_episode_steps=15)
+outputs, num_invalid = run_fused(factory(2, [1, 2]), actions)
+stepped = jax.tree.map(lambda *x: np.stack(x), *played(factory(2, [1, 2]), actions)[1:])
+jax.tree.map(np.testing.assert_array_equal, outputs, stepped)
+assert outputs.obs.dtype == np.float32 and outputs.truncated.any() and not num_invalid.any()
+"""
+
+
+def test_fused_mujoco_with_64_bits_is_the_same_as_stepped():
+    done = subprocess.run([sys.executable, "-c", X64], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "CartPole-v1",
+        OracleEnv,
+        DictOracleEnv,
+        ready_made(AutoresetMode.DISABLED),
+        lambda num_envs, seeds: AsyncVectorEnv([OracleEnv] * 2, copy=False, context="forkserver"),
+        pool_adapter,
+    ],
+)
+def test_what_was_handed_out_is_not_written_again(env):
+    adapter = make_env_factory(env)(2, [1, 2])
+    outputs = [adapter.reset()]
+    copies = [jax.tree.map(np.copy, outputs[0])]
+    for _ in range(40):
+        outputs.append(adapter.step(np.ones(2, np.int32)))
+        copies.append(jax.tree.map(np.copy, outputs[-1]))
+    adapter.close()
+    for output, copy in zip(outputs, copies, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, output, copy)
+
+
+class Scribbler(OracleEnv):
+    """Writes into the action it is given and into the observation it gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = spaces.MultiDiscrete([4, 4])
+        self._out = np.zeros(5, np.float32)
+
+    def step(self, action):
+        last = int(action[0])
+        action[:] = 77
+        self._out[:], *rest = super().step(last)
+        return self._out, *rest
+
+
+def test_environments_may_write_into_what_they_get_and_gave():
+    adapter = make_env_factory(Scribbler)(2, [1, 2])
+    adapter.reset()
+    action = np.array([[1, 2], [3, 0]], np.int32)
+    action.setflags(write=False)  # as np.asarray of a JAX array is
+    first = adapter.step(action)
+    kept = first.obs.copy()
+    adapter.step(action)
+    np.testing.assert_array_equal(first.obs, kept)
+    np.testing.assert_array_equal(action, [[1, 2], [3, 0]])
+    adapter.close()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pong-v5", "HalfCheetah-v4", "AcrobotSwingup-v1"])
+def test_environments_are_silent(env, capfd):
+    adapter = make_env_factory(env)(2, [1, 2])
+    adapter.reset()
+    adapter.step(np.zeros((2, *adapter.spec.action_space.shape), adapter.spec.action_space.dtype))
+    adapter.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_ready_made_envpool_goes_through_its_own_adapter():
+    import envpool
+
+    def make(num_envs, seeds):
+        return envpool.make(
+            "Catch-v0", env_type="gymnasium", num_envs=num_envs, num_threads=1, seed=list(seeds)
+        )
+
+    adapter = make_env_factory(make)(3, [1, 2, 3])
+    assert not isinstance(adapter.fused(), str)
+    assert env_spec(make).observation_space.shape == (10, 5)
+    adapter.close()
+
+
+def test_factories_pass_through():
+    factory = make_env_factory(OracleEnv)
+    assert make_env_factory(factory) is factory
+    adapter = make_env_factory(pool_adapter)(2, [1, 2])
+    assert type(adapter).__name__ == "EnvpoolAdapter"
+    with pytest.raises(ValueError, match="already a factory"):
+        make_env_factory(factory, size=3)
+
+
+def test_options_reach_the_environment():
+    def make(width, height=2):
+        return SpaceEnv(spaces.Box(-1, 1, (width, height)))
+
+    assert env_spec(make, width=3, height=4).observation_space.shape == (3, 4)
+    stacked = env_spec("Pong-v5", img_height=30, img_width=31)
+    assert stacked.observation_space.shape == (4, 30, 31)
+    seven = make_env_factory("CartPole-v1", backend="gymnasium", max_episode_steps=7)
+    outputs = played(seven(2, [1, 2]), [np.array([t % 2] * 2, np.int32) for t in range(7)])
+    assert outputs[-1].truncated.all()
