@@ -144,6 +144,8 @@ def _train(argv: list[str]) -> int:
     from sebulba.run_folder import choose_run_folder
 
     folder = choose_run_folder(config, preset)
+    # Said now, since importing JAX and compiling take seconds.
+    print(f"sebulba: {preset} in {folder.path}", flush=True)
     from sebulba.experiment import train
 
     return train(config, folder, preset=preset, command=["sebulba", "train", *argv])

@@ -252,7 +252,6 @@ def _print_summary(result: Result, folder: RunFolder) -> None:
         f"mean return {number(metrics.get('episode_return_mean'))} (last 100 episodes), "
         f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
         f"{metrics.get('seconds') or 0.0:.1f} s\n"
-        f"run folder: {folder.path}\n"
-        f"play it:    sebulba eval {folder.path}",
+        f"play it: sebulba eval {folder.path}",
         flush=True,
     )

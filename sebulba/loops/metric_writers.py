@@ -205,9 +205,14 @@ def duration(seconds: float) -> str:
 
 
 def seconds_left(metrics: Mapping[str, Any]) -> float | None:
-    """Return the time left at the mean pace so far, None if it is not known."""
-    cycles, total = metrics.get("cycles"), metrics.get("total_cycles")
-    seconds = metrics.get("seconds")
-    if not cycles or not total or not seconds:
+    """Return the time left at the pace of the last window, None if it is not known.
+
+    Nor is it in the first window, most of which is compiling.
+    """
+    names = ("cycles", "total_cycles", "seconds", "env_steps", "env_steps_per_s")
+    cycles, total, seconds, env_steps, pace = (metrics.get(name) for name in names)
+    if not (cycles and total and seconds and env_steps and pace):
         return None
-    return max(0.0, (total - cycles) * seconds / cycles)
+    if abs(env_steps - pace * seconds) < 0.01 * env_steps and cycles < total:
+        return None
+    return max(0.0, (total - cycles) * (env_steps / cycles) / pace)

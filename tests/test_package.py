@@ -1,0 +1,196 @@
+"""The package as a whole: dependencies point one way, imports are cheap, the wheel is complete."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "sebulba"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+
+# Who may import whom, by room: the folder below sebulba, or the module at its top.
+CONTRACTS = {"types", "agent", "errors"}
+ALLOWED = {
+    "errors": set(),
+    "types": set(),
+    "agent": {"types", "errors"},
+    "envs": CONTRACTS,
+    "runtime": CONTRACTS,
+    "agents": CONTRACTS,
+    "loops": CONTRACTS | {"envs", "runtime"},
+    "configs": {"errors", "agents"},
+    "policy": CONTRACTS,
+    "evaluation": CONTRACTS | {"envs", "policy"},
+    "plots": {"errors"},
+    "run_folder": {"errors", "configs"},
+    "experiment": CONTRACTS
+    | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"},
+    "cli": {"errors", "configs", "run_folder", "experiment"},
+    "__main__": {"cli"},
+    "benchmarks": None,  # may import everything
+}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(module: str, *, at_import: bool) -> set[str]:
+    """Return the modules of the package that ``module`` imports.
+
+    Args:
+      module: Full name.
+      at_import: Only what runs when it is imported; otherwise also imports in functions and for
+        type checkers.
+    """
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            found.update(names & MODULES.keys())
+        elif isinstance(node, ast.Import):
+            found.update({alias.name for alias in node.names} & MODULES.keys())
+        if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            return
+        if at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(MODULES[module].read_text()))
+    return found - {module}
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if m != "sebulba"))
+def test_dependencies_point_one_way(module):
+    assert room(module) in ALLOWED, f"say in ALLOWED what {module} may import"
+    allowed = ALLOWED[room(module)]
+    if allowed is None:
+        return
+    rooms = {room(imported) for imported in imports(module, at_import=False)} - {""}
+    assert rooms - {room(module)} <= allowed
+
+
+def test_there_is_no_import_cycle():
+    graph = {module: imports(module, at_import=True) for module in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        if module not in done:
+            for imported in sorted(graph[module]):
+                visit(imported, (*path, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+def test_a_planted_import_is_seen(monkeypatch, tmp_path):
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f():\n    from sebulba.agents import impala\n")
+    monkeypatch.setitem(MODULES, "sebulba.runtime.planted", planted)
+    assert "sebulba.agents.impala" in imports("sebulba.runtime.planted", at_import=False)
+    assert not imports("sebulba.runtime.planted", at_import=True)
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_what_the_command_line_needs_imports_no_jax():
+    code = (
+        "import os, sys\n"
+        "before = dict(os.environ)\n"
+        "import sebulba, sebulba.cli, sebulba.configs.presets, sebulba.run_folder\n"
+        "assert dict(os.environ) == before\n"
+        "heavy = {'jax', 'flax', 'envpool', 'gymnasium', 'matplotlib', 'rich', 'tensorboardX'}\n"
+        "print(sorted(heavy & sys.modules.keys()))\n"
+    )
+    assert run_python(code) == "[]\n"
+
+
+def test_importing_everything_touches_no_device_and_no_environment_variable():
+    modules = sorted(m for m in MODULES if not m.endswith("__main__"))
+    code = (
+        "import importlib, os, sys\n"
+        "import jax, flax, envpool, matplotlib\n"
+        "before = dict(os.environ)\n"
+        f"for module in {modules!r}: importlib.import_module(module)\n"
+        "from jax._src import xla_bridge\n"
+        "print(xla_bridge.backends_are_initialized(), dict(os.environ) == before)\n"
+    )
+    assert run_python(code) == "False True\n"
+
+
+def test_everything_that_the_package_promises_is_there():
+    import sebulba
+
+    for name in sebulba.__all__:
+        assert getattr(sebulba, name) is not None
+    assert sorted(sebulba.__all__) == sebulba.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = sebulba.nothing
+
+
+def test_version_is_the_same_everywhere():
+    import sebulba
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == sebulba.__version__
+    assert f"## [{sebulba.__version__}]" in (ROOT / "CHANGELOG.md").read_text() or (
+        "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+    )
+
+
+def test_the_rooms_at_the_top_are_relative_links():
+    for name in ("agents", "benchmarks", "configs", "loops"):
+        link = ROOT / name
+        assert link.is_symlink() and str(link.readlink()) == f"sebulba/{name}"
+
+
+def test_the_wheel_holds_every_module_and_nothing_else(tmp_path):
+    build = "from setuptools.build_meta import build_wheel; import sys; build_wheel(sys.argv[1])"
+    copy = tmp_path / "copy"
+    for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
+        copy.mkdir(exist_ok=True)
+        (copy / path.name).write_bytes(path.read_bytes())
+    for path in [*PACKAGE.rglob("*.py"), PACKAGE / "py.typed"]:
+        target = copy / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    (copy / "agents").symlink_to("sebulba/agents")
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = next(name for name in names if name.endswith("METADATA"))
+        metadata = archive.read(info).decode()
+        entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
+    modules = {str(path.relative_to(ROOT)) for path in MODULES.values()} | {"sebulba/py.typed"}
+    assert {name for name in names if ".dist-info/" not in name} == modules
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "sebulba = sebulba.cli:entry_point" in entry_points
+    for wanted in ("License-Expression: Apache-2.0", "Author: The Sebulba authors", "cuda", "tpu"):
+        assert re.search(wanted, metadata), wanted
