@@ -80,7 +80,7 @@ class CheckedEnv(gymnasium.Env):
             )
         obs, reward, terminated, truncated, _ = result
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
+            if not (flag is False or flag is True or isinstance(flag, np.bool_)):
                 raise self._broken(name, "a bool", f"{flag!r} ({type(flag).__name__})")
         obs = self._checked_obs(obs, "obs")
         return obs, self._checked_reward(reward), bool(terminated), bool(truncated), {}
@@ -97,7 +97,8 @@ class CheckedEnv(gymnasium.Env):
 
     def _checked_reward(self, reward: Any) -> float:
         try:
-            value = float(reward) if np.ndim(reward) == 0 else math.nan
+            is_scalar = isinstance(reward, float) or np.ndim(reward) == 0
+            value = float(reward) if is_scalar else math.nan
         except (TypeError, ValueError):
             value = math.nan
         if not math.isfinite(value):
@@ -176,12 +177,14 @@ def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
 
     def check(obs: Any, name: str) -> tuple[Any, Problem | None]:
         array = np.asarray(obs)
-        if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
+        if array.shape != shape or not (
+            array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")
+        ):
             expected = f"an array of shape {shape} and dtype {dtype}"
             return None, (name, expected, f"shape {array.shape} and dtype {array.dtype}")
         if dtype.kind == "f":
-            # A NaN or an infinity makes the sum not finite; so may a huge sum, hence the second.
-            if array.size and not math.isfinite(array.sum()) and not np.isfinite(array).all():
+            # The sum of squares is the cheaper question, but it may also overflow.
+            if not math.isfinite(np.vdot(array, array)) and not np.isfinite(array).all():
                 value = array[~np.isfinite(array)][0]
                 return None, (name, "finite numbers", f"{value}")
         elif low is not None and ((array < low) | (array > high)).any():
