@@ -1,0 +1,304 @@
+"""The command line: what it refuses and how, what a run leaves behind, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import sebulba
+from sebulba import cli
+from sebulba.configs.presets import PRESETS
+from sebulba.plots import read_records
+
+ROOT = Path(__file__).parent.parent
+
+
+class Guess(gymnasium.Env):
+    """Observes a Dict; an episode is 5 guesses."""
+
+    observation_space = spaces.Dict({"x": spaces.Box(-1, 1, (3,)), "k": spaces.Discrete(2)})
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def _obs(self):
+        self.k = int(self.np_random.integers(2))
+        return {"x": self.np_random.uniform(-1, 1, 3).astype(np.float32), "k": self.k}
+
+    def step(self, action):
+        reward = float(action == self.k)
+        self.t += 1
+        return self._obs(), reward, False, self.t >= 5, {}
+
+
+class Breaks(Guess):
+    def step(self, action):
+        if self.t == 3:
+            raise RuntimeError("planted in step")
+        return super().step(action)
+
+
+class FourTuple(Guess):
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+class ExplodingReward(Guess):
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, 3e38, terminated, truncated, info
+
+
+SMALL = [
+    *("--num-envs", "4", "--steps-per-cycle", "5", "--total-env-steps", "600"),
+    *("--num-inferencers-per-device", "1", "--agent.torso.hidden-sizes", "8"),
+    *("--compile-cache", "off", "--metrics-interval-s", "0"),
+]
+ONE_DEVICE = ["--inference-devices", "0", "--update-devices", "0"]
+
+
+def train(folder: Path | None, env: str, *options: str) -> int:
+    where = [] if folder is None else ["--run-dir", str(folder)]
+    env = f"tests.test_cli:{env}" if env in globals() else env
+    return cli.main(["train", "cartpole", "--env.id", env, *SMALL, *ONE_DEVICE, *where, *options])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "guess"
+    assert train(folder, "Guess", "--learning-rate", "0.02", "--seed", "3") == 0
+    return folder
+
+
+# What a run leaves behind.
+
+
+def test_a_run_leaves_everything_in_its_folder(run):
+    names = {path.name for path in run.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "tensorboard", "learning_curve.png", "policy"}
+    assert len(list((run / "tensorboard").iterdir())) == 1
+    assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_metrics_have_every_promised_name_and_grow(run):
+    records = read_records(run / "metrics.jsonl")
+    names = {
+        *("updates", "env_steps", "seconds", "env_steps_per_s", "episode_return_mean"),
+        *("episode_length_mean", "policy_lag_mean", "policy_lag_max", "loss"),
+    }
+    assert all(names <= record.keys() for record in records)
+    assert records[0]["episode_return_mean"] is None
+    assert records[-1]["env_steps"] == 600 and records[-1]["updates"] == 30
+    assert records[-1]["episode_length_mean"] == 5.0
+    for name in ("env_steps", "updates", "seconds"):
+        values = [record[name] for record in records]
+        assert values == sorted(values)
+
+
+def test_the_config_says_what_ran(run):
+    record = json.loads((run / "config.json").read_text())
+    assert record["agent"]["learning_rate"] == 0.02
+    assert record["seed"] == 3
+    assert record["env"]["id"] == "tests.test_cli:Guess"
+    assert record["command"][:3] == ["sebulba", "train", "cartpole"]
+    assert record["preset"] == "cartpole" and record["sebulba"] == sebulba.__version__
+
+
+def test_the_policy_acts_and_is_evaluated(run, capsys, tmp_path):
+    policy = sebulba.load_policy(run)
+    env = Guess()
+    obs, _ = env.reset(seed=1)
+    state = None
+    for _ in range(5):
+        action, state = policy(obs, state)
+        obs, *_ = env.step(action)
+    file = tmp_path / "result.json"
+    options = ["--episodes", "11", "--num-envs", "3", "--seed", "7", "--json", str(file)]
+    assert cli.main(["eval", str(run), *options]) == 0
+    shown = capsys.readouterr().out
+    assert "over 11 episodes, mean length 5.0" in shown and "95 % confidence" in shown
+    assert len(json.loads(file.read_text())["returns"]) == 11
+
+
+def test_a_folder_that_holds_a_run_is_refused(run, capsys):
+    before = (run / "metrics.jsonl").read_bytes()
+    assert train(run, "Guess") == cli.EXIT_USAGE
+    assert "already holds a run" in capsys.readouterr().err
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_folders_without_a_name_do_not_collide(tmp_path, monkeypatch):
+    from sebulba.run_folder import choose_run_folder
+
+    monkeypatch.chdir(tmp_path)
+    config = PRESETS["pong"].make()
+    folders = []
+    for _ in range(3):
+        folders.append(choose_run_folder(config, "pong"))
+        folders[-1].create()
+    assert len({folder.path for folder in folders}) == 3
+    assert all(folder.path.name.startswith("pong-2") for folder in folders)
+
+
+# What is refused.
+
+
+def refused(capsys, *argv: str) -> str:
+    assert cli.main(argv) == cli.EXIT_USAGE
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    # Boxes break lines anywhere.
+    return " ".join(captured.err.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ([], "usage:"),
+        (["trian"], "use train"),
+        (["train"], "cartpole"),
+        (["train", "cartpol"], "use cartpole"),
+        (["train", "zzz"], "use cartpole or pendulum or pong"),
+        (["train", "cartpole", "--num-env", "3"], "--num-envs"),
+        (["train", "cartpole", "--agent.learning-rat", "3"], "--agent.learning-rate"),
+        (["train", "cartpole", "--seed", "x"], "'x'"),
+        (["train", "cartpole", "--seed", "2147483648"], "seed=2147483648 must be a 32-bit"),
+        (["train", "cartpole", "--num-envs", "0"], "num_envs=0 must be at least 1"),
+        (["train", "cartpole", "--schedule", "lock"], "lockstep"),
+        (["train", "cartpole", "--learning-rate", "-1"], "learning_rate=-1.0 must be"),
+        (["train", "cartpole", "--learning_rate=nan"], "learning_rate=nan"),
+        (["train", "cartpole", "--agent.torso", "resnet"], "impala_resnet"),
+        (["eval"], "RUN"),
+        (["eval", "nowhere"], "nowhere/config.json cannot be read"),
+        (["eval", "nowhere", "--episodes", "0"], "episodes=0 must be at least 1"),
+    ],
+)
+def test_wrong_words_are_refused_and_what_is_near_is_named(capsys, argv, words):
+    assert words in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--env.id", "CartPole-v9"], "CartPole-v1"),
+        (["--env.id", "tests.test_cli:Nothing"], "Nothing"),
+        (["--env.id", "no_such_module:Env"], "no_such_module"),
+        (["--env.noop-max", "3"], "noop_max"),
+        (["--inference-devices", "99"], "99"),
+        (["--num-envs", "3", "--update-devices", "0", "1"], "num_envs=3 must be divisible by"),
+        (["--num-cpu-devices", "5"], "num_cpu_devices=5"),
+    ],
+)
+def test_a_run_that_cannot_start_is_refused_and_leaves_no_folder(capsys, tmp_path, options, words):
+    argv = ["train", "cartpole", "--compile-cache", "off", "--run-dir", str(tmp_path / "r")]
+    assert words in refused(capsys, *argv, *options)
+    assert not (tmp_path / "r").exists()
+
+
+def test_help_goes_to_standard_output_and_lists_what_there_is(capsys):
+    for argv, words in (
+        (["--help"], ["train", "eval"]),
+        (["train", "--help"], list(PRESETS)),
+        (["train", "pong", "--help"], ["--num-envs", "--env.episodic-life", "--learning-rate"]),
+        (["eval", "--help"], ["--episodes"]),
+        (["--version"], [sebulba.__version__]),
+    ):
+        assert cli.main(argv) == 0
+        shown = capsys.readouterr().out
+        assert all(word in shown for word in words)
+
+
+def test_a_wrong_option_ends_before_jax_is_imported():
+    code = (
+        "import sys\n"
+        "from sebulba.cli import main\n"
+        "codes = [main(['train', 'cartpole', '--num-env', '3']), main(['train', 'x']),\n"
+        "         main(['train', 'cartpole', '--help']), main(['eval', 'nowhere'])]\n"
+        "print(codes, 'jax' in sys.modules, 'gymnasium' in sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "[2, 2, 0, 2] False False"
+
+
+# How a run fails.
+
+
+def test_an_environment_that_raises_ends_with_its_traceback_and_3(capsys, tmp_path):
+    assert train(tmp_path / "r", "Breaks") == cli.EXIT_ENV
+    error = capsys.readouterr().err
+    assert "test_cli.py" in error and 'raise RuntimeError("planted in step")' in error
+    last = error.splitlines()[-1]
+    assert last.startswith("sebulba: environment: RuntimeError: planted in step")
+    assert "environment" in last and "step 4" in last
+
+
+def test_an_environment_that_breaks_its_contract_ends_with_3(capsys, tmp_path):
+    assert train(tmp_path / "r", "FourTuple") == cli.EXIT_ENV
+    assert "tuple of 4" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_loss_that_is_not_finite_ends_with_4_and_saves_no_policy(capsys, tmp_path):
+    options = ["--agent.reward-scale", "1e30"]
+    assert train(tmp_path / "r", "ExplodingReward", *options) == cli.EXIT_NOT_FINITE
+    assert "sebulba: not finite:" in capsys.readouterr().err
+    assert not (tmp_path / "r" / "policy").exists()
+
+
+def test_other_errors_are_not_blamed_on_the_environment():
+    try:
+        raise KeyError("ours")
+    except KeyError as error:
+        assert not cli._is_from_env(error)
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, capsys):
+    folder = tmp_path / "r"
+
+    def send() -> None:
+        while not (folder / "metrics.jsonl").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), which)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    before = signal.getsignal(which)
+    assert train(folder, "Guess", "--total-env-steps", "100000000") == 128 + which
+    sender.join()
+    assert signal.getsignal(which) is before
+    assert "stopped:" in capsys.readouterr().out
+    assert (folder / "learning_curve.png").exists()
+    sebulba.load_policy(folder)
+
+
+# Around the command line.
+
+
+def test_forced_cpu_devices_in_a_process_of_its_own(tmp_path):
+    options = ["--num-cpu-devices", "4", "--inference-devices", "0", "--update-devices", "1", "3"]
+    command = [sys.executable, "-m", "sebulba", "train", "cartpole", "--run-dir", "r"]
+    done = subprocess.run(
+        [*command, *SMALL, *options],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "on cpu:0; updates on cpu:1, cpu:3" in done.stdout
+    assert (tmp_path / "r" / "policy" / "arrays.npz").exists()
