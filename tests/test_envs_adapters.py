@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs import env_spec, make_env_factory
+from sebulba.envs.envpool_adapter import _clamp
 from sebulba.types import EnvOutput
 from tests.oracle import ORACLES, DictOracleEnv, OracleEnv, pool_adapter, ready_made
 
@@ -276,6 +277,30 @@ def test_fused_environments_clamp_and_count_invalid_actions(env, wrong, clamped)
     jax.tree.map(np.testing.assert_array_equal, outputs, expected)
     assert num_invalid.tolist() == [2, 2]
     assert none_invalid.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong", "clamped"),
+    [
+        (spaces.Discrete(3, start=-1, dtype=np.int32), [-5, 1, 9], [-1, 1, 1]),
+        (
+            spaces.MultiDiscrete([2, 3], dtype=np.int32, start=[5, -1]),
+            [[5, 1], [7, -3], [4, 0]],
+            [[5, 1], [6, -1], [5, 0]],
+        ),
+        (
+            spaces.Box(np.float32([1, -np.inf]), np.float32([2, np.inf])),
+            [[1.5, -7], [np.nan, np.nan], [3, np.inf]],
+            [[1.5, -7], [1, 0], [2, np.finfo(np.float32).max]],
+        ),
+    ],
+    ids=str,
+)
+def test_clamped_actions_are_the_nearest_inside(space, wrong, clamped):
+    inside, num_invalid = _clamp(jnp.asarray(wrong, space.dtype), space)
+    assert inside.dtype == space.dtype
+    np.testing.assert_array_equal(inside, np.asarray(clamped, space.dtype))
+    assert num_invalid == 2
 
 
 def test_environments_without_a_fused_form_say_why():

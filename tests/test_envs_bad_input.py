@@ -147,8 +147,14 @@ def test_a_dead_worker_is_named():
     adapter.close()
 
 
-def test_a_hung_worker_is_named_and_ended():
-    adapter = make_env_factory(Hanging, vectorization="async", step_timeout_s=0.5)(1, [1])
+class HangingAtReset(Broken):
+    def reset(self, *, seed=None, options=None):
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("env", [Hanging, HangingAtReset])
+def test_a_hung_worker_is_named_and_ended(env):
+    adapter = make_env_factory(env, vectorization="async", step_timeout_s=0.5)(1, [1])
     with pytest.raises(EnvError, match=r"environment 0 gave no answer within 0.5 s"):
         three_steps(adapter)
     adapter.close()
@@ -217,6 +223,9 @@ def test_action_check_knows_both_ends(space, good, bad):
         ("Pong-v5", {"backend": "gymnasium"}, "not an id of gymnasium"),
         ("Acrobot-v1", {"backend": "envpol"}, "backend='envpol' must be"),
         ("CartPole-v1", {"vectorization": "threads"}, "'threads' must be 'sync' or 'async'"),
+        ("CartPole-v1", {"vectorization": "async"}, "'async' is for single environments"),
+        (pool_adapter, {"vectorization": "async"}, "'async' is for single environments"),
+        (pool_adapter, {"num_threads": 2}, "num_threads=2 is an option of envpool"),
         ("CartPole-v1", {"num_threads": -1}, "num_threads=-1 must be at least 1"),
         ("CartPole-v1", {"num_threads": 0}, "num_threads=0 must be at least 1"),
         ("CartPole-v1", {"num_threads": True}, "num_threads=True must be an integer"),

@@ -51,7 +51,7 @@ class CheckedEnv(gymnasium.Env):
                 "gymnasium.vector.VectorEnv"
             )
         self.env = env
-        self.metadata = env.metadata
+        self.metadata = env.metadata or {}
         self.render_mode = env.render_mode
         self.observation_space = canonical_observation_space(env.observation_space)
         self.action_space = canonical_action_space(env.action_space)

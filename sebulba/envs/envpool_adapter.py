@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -95,7 +95,7 @@ class EnvpoolAdapter:
         *_, action_array = pool.spec.action_array_spec.values()
         self._action_dtype = np.dtype(action_array.dtype)  # the space of an int32 says int64
         self._native_action = make_native_action(pool.action_space, self._action_dtype)
-        self._cast_obs = _make_obs_cast(pool.observation_space, self.spec.observation_space)
+        self._cast_obs = _make_obs_cast(self.spec.observation_space)
         self._in_order = np.arange(self.num_envs, dtype=np.int32)
         self._ends = np.zeros(self.num_envs, np.bool_)
 
@@ -189,7 +189,7 @@ def _scatter(tree: PyTree, order: np.ndarray) -> PyTree:
     return jax.tree.map(scatter, tree)
 
 
-def _make_obs_cast(native: gymnasium.Space, canonical: gymnasium.Space) -> Any:
+def _make_obs_cast(canonical: gymnasium.Space) -> Callable[[PyTree], PyTree]:
     """Return a cast of observations, NumPy or JAX, to the canonical dtypes.
 
     envpool hands out fresh memory at every call, so what needs no cast needs no copy.
@@ -197,7 +197,7 @@ def _make_obs_cast(native: gymnasium.Space, canonical: gymnasium.Space) -> Any:
     if not isinstance(canonical, gymnasium.spaces.Dict):
         dtype = canonical.dtype
         return lambda obs: obs if obs.dtype == dtype else obs.astype(dtype)
-    casts = {key: _make_obs_cast(native, canonical[key]) for key in canonical.spaces}
+    casts = {key: _make_obs_cast(canonical[key]) for key in canonical.spaces}
     return lambda obs: {key: cast(obs[key]) for key, cast in casts.items()}
 
 
@@ -217,7 +217,7 @@ def _fused_step(
         lambda x: x[rows], (obs, reward, terminated, truncated, true_reward, game_over)
     )
     output = EnvOutput(
-        obs=_make_obs_cast(spec.observation_space, spec.observation_space)(obs),
+        obs=_make_obs_cast(spec.observation_space)(obs),
         reward=reward.astype(jnp.float32),
         terminated=terminated,
         truncated=truncated,

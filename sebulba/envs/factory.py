@@ -112,6 +112,7 @@ def make_env_factory(
         return env
     if isinstance(env, str) and not _is_attribute(env):
         if _choose_backend(env, backend) == "envpool":
+            _check_not_async(vectorization, env, "; or pass backend='gymnasium'")
             return _envpool_factory(env, num_threads, options)
         make_env, name = _gymnasium_maker(env, options), env
     else:
@@ -125,14 +126,12 @@ def make_env_factory(
             )
         parameters = _parameters(make_env, name)
         if parameters.keys() >= {"num_envs", "seeds"}:
+            _check_no_threads(num_threads, name)
+            _check_not_async(vectorization, name)
             return _vector_factory(make_env, name, parameters, options, step_timeout_s)
         _check_single(make_env, name, parameters, options)
         make_env = functools.partial(make_env, **options) if options else make_env
-    if num_threads is not None:
-        raise UsageError(
-            f"num_threads={num_threads} is an option of envpool, which does not make {name!r}; "
-            "drop it"
-        )
+    _check_no_threads(num_threads, name)
     return _single_factory(make_env, name, vectorization, step_timeout_s)
 
 
@@ -273,6 +272,22 @@ def _check_single(
         raise UsageError(
             f"env={name!r} must be callable without arguments, or have the parameters num_envs and "
             f"seeds; it needs {', '.join(missing)}; give these as options"
+        )
+
+
+def _check_no_threads(num_threads: int | None, name: str) -> None:
+    if num_threads is not None:
+        raise UsageError(
+            f"num_threads={num_threads} is an option of envpool, which does not make {name!r}; "
+            "drop it"
+        )
+
+
+def _check_not_async(vectorization: Vectorization, name: str, or_else: str = "") -> None:
+    if vectorization == "async":
+        raise UsageError(
+            f"vectorization='async' is for single environments, and {name!r} is a vector "
+            f"environment by itself; drop it{or_else}"
         )
 
 

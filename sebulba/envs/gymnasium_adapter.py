@@ -50,7 +50,7 @@ class GymnasiumAdapter:
           vector_env: Any Gymnasium vector environment that says its autoreset mode.
           seeds: ``[B]`` non-negative int32, given to the first ``reset``.
           name: For messages.
-          step_timeout_s: Longest that worker processes may take for one step.
+          step_timeout_s: Longest that worker processes may take for one step or reset.
 
         Raises:
           UsageError: Spaces or the autoreset mode are not supported.
@@ -78,7 +78,7 @@ class GymnasiumAdapter:
             # The base class promises no more than one integer.
             seed = seed[0]
         with self._worker_errors():
-            obs, _ = self._vector_env.reset(seed=seed)
+            obs, _ = self._reset_raw(seed=seed)
         self._seeds = None
         self._ends = np.zeros(self.num_envs, np.bool_)
         no_flag = np.zeros(self.num_envs, np.bool_)
@@ -132,6 +132,13 @@ class GymnasiumAdapter:
             else:
                 env.close()
 
+    def _reset_raw(self, **arguments: Any) -> tuple:
+        env = self._vector_env
+        if not isinstance(env, AsyncVectorEnv):
+            return env.reset(**arguments)
+        env.reset_async(**arguments)
+        return env.reset_wait(self._step_timeout_s)
+
     def _step_raw(self, action: np.ndarray) -> tuple:
         env = self._vector_env
         if not isinstance(env, AsyncVectorEnv):
@@ -142,7 +149,7 @@ class GymnasiumAdapter:
     def _reset_some(self, ends: np.ndarray, obs: PyTree) -> PyTree:
         """Return ``obs`` with rows ``ends`` replaced by the next episodes' first observations."""
         with self._worker_errors():
-            first, _ = self._vector_env.reset(options={"reset_mask": ends.copy()})
+            first, _ = self._reset_raw(options={"reset_mask": ends.copy()})
         first = self._own(first)
         if not isinstance(obs, dict):
             obs[ends] = first[ends]
