@@ -116,18 +116,13 @@ class UpdateLoop:
                 self._consume_rounds()
             else:
                 self._consume_stream()
-            self._stop.soon.set()
-            self._stop.now.set()
             self._join()
         except BaseException as error:
-            self._stop.soon.set()
-            self._stop.now.set()
             try:
                 self._join()
             except HangError as hang:
                 error.add_note(str(hang))
             raise
-        counters.dropped_stop_cycles += len(self._queue.drain())
         for inferencer in self._session.inferencers:
             counters.dropped_stop_cycles += inferencer.dropped_cycles
             inferencer.dropped_cycles = 0
@@ -153,7 +148,11 @@ class UpdateLoop:
             thread.start()
 
     def _join(self) -> None:
-        """Wait for all threads, each of which ends with the program it is in."""
+        """Stop all threads and wait for them; each ends with the program it is in."""
+        self._stop.soon.set()
+        self._stop.now.set()
+        counters = self._session.counters
+        counters.dropped_stop_cycles += len(self._queue.drain())  # and wakes who waits to put
         deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

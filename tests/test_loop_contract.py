@@ -1,0 +1,88 @@
+"""Agents that stress the contract from all ends go through every kind of loop."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sebulba
+from sebulba.agents.configs import ImpalaConfig, SimplePolicyGradientConfig, TorsoConfig
+from sebulba.agents.registry import make_agent
+from tests import contract_agents
+from tests.loop_helpers import inferencer_threads, leaves_equal
+
+SMALL = TorsoConfig(hidden_sizes=(8,))
+
+AGENTS = {
+    "minibatch": lambda spec: contract_agents.MinibatchAgent(
+        spec, contract_agents.MinibatchConfig()
+    ),
+    "replay": lambda spec: contract_agents.RecurrentReplayAgent(
+        spec, contract_agents.ReplayConfig()
+    ),
+    "target": lambda spec: contract_agents.TargetNetworkAgent(spec, contract_agents.TargetConfig()),
+    "impala": lambda spec: make_agent(spec, ImpalaConfig(torso=SMALL)),
+    "impala lstm": lambda spec: make_agent(spec, ImpalaConfig(torso=SMALL, lstm_size=6)),
+    "simple policy gradient": lambda spec: make_agent(
+        spec, SimplePolicyGradientConfig(torso=SMALL)
+    ),
+}
+NUM_CYCLES, T, B = 16, 6, 8
+
+
+def run(name, num_cycles=NUM_CYCLES, **options):
+    agent = AGENTS[name](sebulba.env_spec("CartPole-v1"))
+    options = {"inference_devices": [0], "update_devices": [0], "seed": 1} | options
+    with sebulba.GymnasiumLoop("CartPole-v1", agent, B, **options) as loop:
+        state = loop.new_state(7, T)
+        return agent, loop.run(state, num_cycles, T)
+
+
+def due(agent, num_cycles=NUM_CYCLES):
+    return sum(agent.num_off_policy_optims_per_cycle(c) for c in range(1, num_cycles + 1))
+
+
+@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(schedule="async", cycle="stepped"),
+        dict(schedule="async", cycle="fused", update_devices=[1, 2, 3, 4]),
+        dict(schedule="lockstep", cycle="fused", inference_devices=[0, 1], update_devices=[2]),
+        dict(schedule="async", num_inferencers_per_device=0),
+    ],
+    ids=["stepped", "fused to 4 devices", "lockstep from 2 devices", "inline"],
+)
+def test_every_agent_goes_through_every_loop(name, options):
+    agent, result = run(name, **options)
+    assert result.counters.cycles == NUM_CYCLES
+    assert result.counters.updates == due(agent) > 0
+    assert np.isfinite(result.metrics["loss"])
+    assert not inferencer_threads()
+    for leaf in jax.tree.leaves(result.state):
+        assert not jnp.issubdtype(leaf.dtype, jnp.floating) or np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_every_agent_is_bit_reproducible_in_lockstep(name):
+    first, second = (run(name, schedule="lockstep")[1] for _ in range(2))
+    assert leaves_equal(first.state.networks, second.state.networks)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_replicated_leaves_come_out_equal_on_all_devices(name):
+    _, result = run(name, update_devices=[0, 1, 2, 3])
+    for leaf in jax.tree.leaves(result.state):
+        if leaf.is_fully_replicated and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
+            for shard in shards[1:]:
+                np.testing.assert_array_equal(shards[0], shard)
+
+
+@pytest.mark.parametrize("name", ["replay", "target"])
+def test_updates_below_one_per_cycle_publish_only_when_due(name):
+    agent, result = run(name)
+    publishing = sum(agent.num_off_policy_optims_per_cycle(c) > 0 for c in range(1, NUM_CYCLES + 1))
+    assert result.counters.policy_version == publishing < NUM_CYCLES
