@@ -24,6 +24,7 @@ from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 CONFIG_FILE = "config.json"
 ARRAYS_FILE = "arrays.npz"
 FORMAT = 1
+SMALLEST_RUN = RunSpec(num_envs=1, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
 
 
 class PolicyState(NamedTuple):
@@ -42,7 +43,7 @@ class Policy:
         self,
         agent: Agent,
         acting_networks: PyTree,
-        run: RunSpec,
+        run: RunSpec = SMALLEST_RUN,
         *,
         explore: bool = False,
         seed: int = 0,
@@ -52,7 +53,8 @@ class Policy:
         Args:
           agent: The algorithm.
           acting_networks: ``Result.acting_networks``, or what ``load_policy`` read.
-          run: Sizes of the run that trained it.
+          run: Sizes of the run that trained it, for agents whose acting networks or exploration
+            depend on them.
           explore: Act as in training, not as the evaluation policy.
           seed: Of the step state, for policies that draw random numbers.
         """
@@ -156,14 +158,17 @@ def _as_batch(obs: PyTree, space: gymnasium.Space) -> tuple[PyTree, bool]:
 # On disk.
 
 
-def save_policy(folder: str | Path, agent: Agent, acting_networks: PyTree, run: RunSpec) -> None:
+def save_policy(
+    folder: str | Path, agent: Agent, acting_networks: PyTree, run: RunSpec = SMALLEST_RUN
+) -> None:
     """Write a policy into ``folder``: ``config.json`` and ``arrays.npz``.
 
     Args:
       folder: Made if it is not there.
       agent: The algorithm; its class must be importable where the policy is loaded.
       acting_networks: ``Result.acting_networks``.
-      run: Sizes of the run that trained it.
+      run: Sizes of the run that trained it, for agents whose acting networks or exploration
+        depend on them.
 
     Raises:
       UsageError: The agent's class is inside a function, where it cannot be imported.

@@ -28,3 +28,7 @@ def test_a_run_that_never_gets_there_says_so_and_is_not_in_the_median():
         "1 of 3 seeds reached -300; median 0.5 s, slowest 0.5 s"
     )
     assert {len(table_row(r)) for r in (never, failed, reached)} == {len(HEADER)}
+
+
+def test_a_mean_of_zero_is_a_mean():
+    assert seed_result(records(None, 0.0), 1, 0, -5, 9.0).env_steps_to_threshold == 2000

@@ -91,9 +91,13 @@ def seed_result(
     records: Sequence[dict], seed: int, exit_code: int, threshold: float, wall_s: float
 ) -> SeedResult:
     """Reduce the records of a run."""
-    means = [record["episode_return_mean"] for record in records]
     reached = next(
-        (r for r, mean in zip(records, means, strict=True) if (mean or -1e300) >= threshold), {}
+        (
+            record
+            for record in records
+            if (mean := record["episode_return_mean"]) is not None and mean >= threshold
+        ),
+        {},
     )
     last = records[-1] if records else {}
     return SeedResult(
