@@ -13,7 +13,7 @@ ARGS ?=
 # Every interpreter has its own environment, so that they do not take turns to rebuild one.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 # A shim of pyenv is on the path for versions that are not selected, too, and fails: ask pyenv.
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \

@@ -152,11 +152,16 @@ def test_numbers_for_people():
 
 
 def test_time_left_goes_by_the_last_window_and_not_by_the_compile():
-    first = {"cycles": 2, "total_cycles": 8, "seconds": 4.0, "env_steps": 40}
-    assert seconds_left({**first, "env_steps_per_s": 10.0}) is None
-    later = {"cycles": 4, "total_cycles": 8, "seconds": 5.0, "env_steps": 80}
-    assert seconds_left({**later, "env_steps_per_s": 40.0}) == 2.0
-    assert seconds_left({**later, "env_steps_per_s": None}) is None
+    metrics = {"cycles": 4, "total_cycles": 8, "env_steps": 80, "env_steps_per_s": 40.0}
+    assert seconds_left(metrics) == 2.0
+    for unknown in metrics:
+        assert seconds_left({**metrics, unknown: None}) is None
+    stream = io.StringIO()
+    writer = LinesWriter(stream)
+    writer.write(record(1) | {"seconds": 4.0})
+    writer.write(record(2) | {"seconds": 6.0})
+    first, second = stream.getvalue().splitlines()
+    assert "left" not in first and "left" in second
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

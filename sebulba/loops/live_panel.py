@@ -84,6 +84,7 @@ class PanelView:
         self._folder = folder
         self._describe = describe
         self._metrics: Mapping[str, Any] | None = None
+        self._num_records = 0
         self._returns: list[float] = []
         self.began = time.perf_counter()
         self.finished = False
@@ -94,6 +95,7 @@ class PanelView:
         if mean is not None:
             self._returns = [*self._returns, mean]
         self._metrics = metrics
+        self._num_records += 1
 
     def __rich_console__(self, console: Console, options: Any) -> Any:
         """Draw for the width of the console."""
@@ -143,7 +145,8 @@ class PanelView:
         elapsed = metrics.get("seconds") or 0.0
         left = seconds_left(metrics)
         text = f" {share:4.0%}  {count(metrics.get('env_steps'))} env steps  {duration(elapsed)}"
-        if left is not None and not self.finished:
+        # Most of the first window is compiling: its pace says nothing about the time left.
+        if left is not None and self._num_records > 1 and not self.finished:
             text += f", {duration(left)} left"
         return bar(share, max(8, width - len(text) - 1), "green") + Text(text)
 

@@ -132,10 +132,12 @@ class LinesWriter:
         self._next_s = 0.0
         self._last: Mapping[str, Any] | None = None
         self._shown = False
+        self._is_first = True
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Write a line if one is due."""
-        if self._last is None and (about := self._describe()):
+        self._is_first = self._last is None
+        if self._is_first and (about := self._describe()):
             print(about, file=self._stream, flush=True)
         self._last, self._shown = metrics, False
         seconds = metrics.get("seconds") or 0.0
@@ -145,7 +147,9 @@ class LinesWriter:
 
     def _show(self) -> None:
         assert self._last is not None
-        print(plain_line(self._last), file=self._stream, flush=True)
+        # Most of the first window is compiling: its pace says nothing about the time left.
+        line = plain_line(self._last, with_time_left=not self._is_first)
+        print(line, file=self._stream, flush=True)
         self._shown = True
 
     def close(self) -> None:
@@ -154,7 +158,7 @@ class LinesWriter:
             self._show()
 
 
-def plain_line(metrics: Mapping[str, Any]) -> str:
+def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> str:
     """Return the heart of a record in one line."""
     parts = [
         f"{duration(metrics.get('seconds') or 0.0):>8}",
@@ -166,7 +170,7 @@ def plain_line(metrics: Mapping[str, Any]) -> str:
     ]
     if (fill := metrics.get("queue_fill")) is not None:
         parts.append(f"queue {fill:.0%}")
-    if (left := seconds_left(metrics)) is not None:
+    if with_time_left and (left := seconds_left(metrics)) is not None:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
 
@@ -205,14 +209,9 @@ def duration(seconds: float) -> str:
 
 
 def seconds_left(metrics: Mapping[str, Any]) -> float | None:
-    """Return the time left at the pace of the last window, None if it is not known.
-
-    Nor is it in the first window, most of which is compiling.
-    """
-    names = ("cycles", "total_cycles", "seconds", "env_steps", "env_steps_per_s")
-    cycles, total, seconds, env_steps, pace = (metrics.get(name) for name in names)
-    if not (cycles and total and seconds and env_steps and pace):
-        return None
-    if abs(env_steps - pace * seconds) < 0.01 * env_steps and cycles < total:
+    """Return the time left at the pace of the last window, None if it is not known."""
+    names = ("cycles", "total_cycles", "env_steps", "env_steps_per_s")
+    cycles, total, env_steps, pace = (metrics.get(name) for name in names)
+    if not (cycles and total and env_steps and pace):
         return None
     return max(0.0, (total - cycles) * (env_steps / cycles) / pace)
