@@ -42,29 +42,9 @@ _OURS = {
     "task": "the id says it",
     "task_name": "the id says it",
 }
-_SMALLEST = {
-    "frame_skip": 1,
-    "frame_stack": 1,
-    "img_height": 1,
-    "img_width": 1,
-    "max_episode_steps": 1,
-    "noop_max": 1,
-    "num_threads": 1,
-    "render_height": 1,
-    "render_width": 1,
-    "screen_height": 1,
-    "screen_width": 1,
-    "stack_num": 1,
-    "difficulty": -1,
-    "mode": -1,
-    "thread_affinity_offset": -1,
-    "repeat_action_probability": 0.0,
-}
 _LARGEST = {
     "img_height": 4096,
     "img_width": 4096,
-    "num_threads": 1024,
-    "repeat_action_probability": 1.0,
     "stack_num": 1024,
 }
 
@@ -311,14 +291,14 @@ def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
         if not isinstance(value, type(default)) and not isinstance(default, list | tuple | dict):
             raise UsageError(f"{where} must be a {type(default).__name__}, such as {default!r}")
         return
-    check_number(
-        where,
-        value,
-        is_int=isinstance(default, int),
-        smallest=_SMALLEST.get(name),
-        largest=_LARGEST.get(name),
-        default=default,
-    )
+    is_int = isinstance(default, int)
+    # Sizes and counts below their usual sign abort or hang in native code: whatever is 1 or more by
+    # default stays so, and what is 0 or -1 by default goes no lower.
+    smallest = min(default, 1) if is_int else None
+    largest = _LARGEST.get(name)
+    if name == "repeat_action_probability":
+        smallest, largest = 0, 1
+    check_number(where, value, is_int=is_int, smallest=smallest, largest=largest, default=default)
 
 
 def default_num_threads(env_id: str, num_envs: int) -> int:
