@@ -31,7 +31,7 @@ from sebulba.loops.metric_writers import (
 from sebulba.plots import learning_curve
 from sebulba.policy import load_policy, save_policy
 from sebulba.run_folder import RunFolder
-from sebulba.types import EnvFactory, MetricWriter, RunSpec
+from sebulba.types import EnvFactory, EnvSpec, MetricWriter, RunSpec
 
 CPU_POOL_THREADS = 8
 """Fewer XLA threads than this can starve a collective among forced CPU devices."""
@@ -58,7 +58,7 @@ def train(
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
     with StopOnSignal() as stop_on_signal:
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-        agent = make_agent(env_spec(factory), config.agent)
+        agent = _make_agent(config, env_spec(factory))
         title = preset or config.env.id
         writers = CompositeWriter(
             JsonLinesWriter(folder.metrics), TensorBoardWriter(folder.tensorboard)
@@ -80,6 +80,13 @@ def train(
                 _draw_learning_curve(folder, title)
     _print_summary(result, folder)
     return 128 + stop_on_signal.signal if stop_on_signal.signal else 0
+
+
+def _make_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
+    """Return the agent, told how many updates this run will have."""
+    agent = make_agent(spec, config.agent)
+    due = map(agent.num_off_policy_optims_per_cycle, range(1, config.num_cycles(1) + 1))
+    return make_agent(spec, config.agent_for(sum(due)))
 
 
 def _make_loop(

@@ -63,6 +63,12 @@ def test_num_cycles_rounds_up_and_lockstep_to_whole_rounds():
     assert config(total_env_steps=106, schedule="lockstep").num_cycles(3) == 6
 
 
+def test_an_annealed_learning_rate_follows_the_length_of_the_run():
+    assert config().agent_for(7) == config().agent
+    optimizer = config(anneal_learning_rate=True).agent_for(7).optimizer
+    assert (optimizer.schedule, optimizer.schedule_updates) == ("linear", 7)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_is_documented_and_frozen(name):
     preset = PRESETS[name]

@@ -85,6 +85,8 @@ class ExperimentConfig:
     """Inferencers per inference device; 0 runs everything in one thread, for debuggers."""
     steps_per_cycle: int = 32
     """Environment steps in a trajectory (the unroll length)."""
+    anneal_learning_rate: bool = False
+    """Let the learning rate fall linearly to 0 over the run, however long it is."""
     seed: int = 0
     """Seed of networks, actions and environments, a 32-bit integer."""
     schedule: Literal["async", "lockstep"] = "async"
@@ -150,6 +152,15 @@ class ExperimentConfig:
         if self.schedule == "lockstep":
             cycles = -(-cycles // num_inferencers) * num_inferencers
         return cycles
+
+    def agent_for(self, num_updates: int) -> AgentConfig:
+        """Return the agent's hyper-parameters for a run of ``num_updates``."""
+        if not self.anneal_learning_rate:
+            return self.agent
+        optimizer = dataclasses.replace(
+            self.agent.optimizer, schedule="linear", schedule_updates=num_updates
+        )
+        return dataclasses.replace(self.agent, optimizer=optimizer)
 
 
 def _at_least(least: int, name: str, value: int | None) -> None:

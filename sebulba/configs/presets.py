@@ -80,7 +80,6 @@ def _atari(env_id: str, *, episodic_life: bool = False) -> ExperimentConfig:
     are sums over a batch of 32 unrolls of 20 steps and ours are means over valid transitions,
     which RMSProp's epsilon and the gradient norm feel: both are divided by 640 here.
     """
-    num_envs, steps_per_cycle, total_env_steps = 32, 20, 10_000_000
     return ExperimentConfig(
         env=EnvConfig(
             env_id,
@@ -101,13 +100,12 @@ def _atari(env_id: str, *, episodic_life: bool = False) -> ExperimentConfig:
                 decay=0.99,
                 epsilon=0.01 / 640,
                 max_grad_norm=40 / 640,
-                schedule="linear",
-                schedule_updates=total_env_steps // (num_envs * steps_per_cycle),
             ),
         ),
-        total_env_steps=total_env_steps,
-        num_envs=num_envs,
-        steps_per_cycle=steps_per_cycle,
+        anneal_learning_rate=True,
+        total_env_steps=10_000_000,
+        num_envs=32,
+        steps_per_cycle=20,
     )
 
 
