@@ -103,6 +103,13 @@ class EnvOutput(NamedTuple):
     episode_end: Any
     """``[B]`` bool: the whole game ended (never a mere lost life)."""
 
+    @classmethod
+    def first(cls, obs: PyTree, num_envs: int) -> EnvOutput:
+        """Return the output of a reset: no reward, no flag but ``is_first``."""
+        no_flag = np.zeros(num_envs, np.bool_)
+        no_reward = np.zeros(num_envs, np.float32)
+        return cls(obs, no_reward, no_flag, no_flag, ~no_flag, no_reward, no_flag)
+
 
 class FusedEnv(NamedTuple):
     """A vector environment as pure JAX functions, for a fused cycle."""

@@ -85,17 +85,7 @@ class EnvpoolAdapter:
         if (order := self._order(info)) is not None:
             obs = _scatter(obs, order)
         self._ends = np.zeros(self.num_envs, np.bool_)
-        no_flag = np.zeros(self.num_envs, np.bool_)
-        no_reward = np.zeros(self.num_envs, np.float32)
-        return EnvOutput(
-            obs=self._cast_obs(obs),
-            reward=no_reward,
-            terminated=no_flag,
-            truncated=no_flag,
-            is_first=np.ones(self.num_envs, np.bool_),
-            true_reward=no_reward,
-            episode_end=no_flag,
-        )
+        return EnvOutput.first(self._cast_obs(obs), self.num_envs)
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act; raises ActionError before an invalid action reaches native code."""

@@ -81,17 +81,7 @@ class GymnasiumAdapter:
             obs, _ = self._reset_raw(seed=seed)
         self._seeds = None
         self._ends = np.zeros(self.num_envs, np.bool_)
-        no_flag = np.zeros(self.num_envs, np.bool_)
-        no_reward = np.zeros(self.num_envs, np.float32)
-        return EnvOutput(
-            obs=self._own(obs),
-            reward=no_reward,
-            terminated=no_flag,
-            truncated=no_flag,
-            is_first=np.ones(self.num_envs, np.bool_),
-            true_reward=no_reward,
-            episode_end=no_flag,
-        )
+        return EnvOutput.first(self._own(obs), self.num_envs)
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act; raises ActionError before an invalid action gets through.
