@@ -47,7 +47,6 @@ class MetricWindow:
         """Open the first window of a run that began at ``began`` (``time.perf_counter()``)."""
         self._counters = counters
         self._began = began
-        self.has_closed = False
         self._open()
 
     def _open(self) -> None:
@@ -57,6 +56,11 @@ class MetricWindow:
         self._lags: list[int] = []
         self._observed: dict[str, list[Any]] = collections.defaultdict(list)
         self._queue_fill: list[float] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """No trajectory was consumed since the window opened."""
+        return not self._lags
 
     @property
     def age_s(self) -> float:
@@ -116,7 +120,6 @@ class MetricWindow:
             **{k: v[0] if np.ndim(v[0]) else float(np.mean(v)) for k, v in self._observed.items()},
             **more,
         }
-        self.has_closed = True
         self._open()
         return record
 

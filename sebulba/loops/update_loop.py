@@ -109,6 +109,7 @@ class UpdateLoop:
         self._target = counters.cycles + num_cycles
         self._window = MetricWindow(counters, began)
         self._readings = self._read_timers()
+        self._last_record: dict[str, Any] | None = None
         self._publish()
         try:
             self._start()
@@ -126,6 +127,8 @@ class UpdateLoop:
         for inferencer in self._session.inferencers:
             counters.dropped_stop_cycles += inferencer.dropped_cycles
             inferencer.dropped_cycles = 0
+        if self._window.is_empty and self._last_record is not None:
+            return self._last_record
         return self._write_record()
 
     def _start(self) -> None:
@@ -298,7 +301,7 @@ class UpdateLoop:
         return self._timer.seconds(), mean
 
     def _write_when_due(self) -> None:
-        first = self._session.counters.updates > 0 and not self._window.has_closed
+        first = self._session.counters.updates > 0 and self._last_record is None
         if first or self._window.age_s >= self._options.metrics_interval_s:
             self._write_record()
 
@@ -330,4 +333,5 @@ class UpdateLoop:
                         RuntimeWarning,
                         stacklevel=2,
                     )
+        self._last_record = record
         return record

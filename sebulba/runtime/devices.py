@@ -20,7 +20,7 @@ def local_devices() -> list[jax.Device]:
         platforms = getattr(jax.config, "jax_platforms", None) or "(any)"
         raise UsageError(
             f"JAX cannot start platform {platforms!r}: "
-            f"{error or 'this jaxlib has no such backend'}. Install the wheel for it "
+            f"{str(error) or 'this jaxlib has no such backend'}. Install the wheel for it "
             "(pip install 'sebulba[cuda]' or 'sebulba[tpu]') or choose cpu."
         ) from error
 

@@ -9,11 +9,11 @@ from types import TracebackType
 class _Phase:
     """Adds the seconds between entering and leaving; reusable, not reentrant."""
 
-    __slots__ = ("_began", "seconds")
+    __slots__ = ("_began", "_left")
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._began = 0.0
+        self._left = 0.0
+        self._began: float | None = None
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
@@ -24,7 +24,14 @@ class _Phase:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self.seconds += time.perf_counter() - self._began
+        began, self._began = self._began, None
+        assert began is not None
+        self._left += time.perf_counter() - began
+
+    def seconds(self) -> float:
+        """Return the seconds so far, those of a phase that is still on included."""
+        began = self._began
+        return self._left + (0.0 if began is None else time.perf_counter() - began)
 
 
 class PhaseTimer:
@@ -43,4 +50,4 @@ class PhaseTimer:
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each phase since the timer was made."""
-        return {name: phase.seconds for name, phase in self._phases.items()}
+        return {name: phase.seconds() for name, phase in self._phases.items()}
