@@ -44,6 +44,19 @@ SHORT_OPTIONS = {
 }
 """Options of a component that are common enough to be given without its name."""
 
+COMMON_OPTIONS = {
+    "--env.id ID": "environment",
+    "--env.backend NAME": "envpool or gymnasium; chosen by the id when not given",
+    "--total-env-steps N": "environment steps to train for",
+    "--num-envs N": "environments per Inferencer",
+    "--steps-per-cycle N": "environment steps in a trajectory",
+    "--learning-rate X": "step size of the optimizer",
+    "--seed N": "of networks, actions and environments",
+    "--schedule NAME": "async, or lockstep for bit-identical networks",
+    "--run-dir DIR": "folder of the run, instead of runs/NAME",
+}
+"""What ``sebulba train --help`` shows of the options; a test holds that each exists."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
@@ -164,7 +177,11 @@ def _train_help() -> str:
             "",
             "Any other environment: sebulba train CONFIG --env.id ID, where ID is known to envpool",
             "or Gymnasium, or is my_package.envs:MyEnv (a class or a factory).",
-            '"sebulba train CONFIG --help" lists the options.',
+            "",
+            "common options:",
+            *(f"  {option:<30} {what}" for option, what in COMMON_OPTIONS.items()),
+            "",
+            '"sebulba train CONFIG --help" lists all options with their defaults.',
             "",
         ]
     )

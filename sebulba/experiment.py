@@ -76,6 +76,9 @@ def train(
                         state, config.num_cycles(loop.num_inferencers), config.steps_per_cycle
                     )
                 save_policy(folder.policy, agent, result.acting_networks, _run_spec(config, loop))
+            except BaseException:
+                _rescue_policy(folder, agent, loop, _run_spec(config, loop))
+                raise
             finally:
                 _draw_learning_curve(folder, title)
     _print_summary(result, folder)
@@ -107,6 +110,19 @@ def _make_loop(
         metric_writer=writer,
         metrics_interval_s=config.metrics_interval_s,
     )
+
+
+def _rescue_policy(folder: RunFolder, agent: Agent, loop: GymnasiumLoop, run: RunSpec) -> None:
+    """Save what a failed run had learned; nothing here may hide why it failed."""
+    networks = loop.newest_networks()
+    leaves = jax.tree.leaves(networks)
+    if networks is None or not all(bool(jax.numpy.isfinite(leaf).all()) for leaf in leaves):
+        return
+    try:
+        save_policy(folder.policy, agent, networks, run)
+        print(f"the policy as it was last published is saved in {folder.policy}", flush=True)
+    except Exception as error:
+        warnings.warn(f"no policy: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:

@@ -222,6 +222,13 @@ def test_help_goes_to_standard_output_and_lists_what_there_is(capsys):
         assert all(word in shown for word in words)
 
 
+def test_every_common_option_exists(capsys):
+    cli.main(["train", "cartpole", "--help"])
+    shown = capsys.readouterr().out
+    for option in cli.COMMON_OPTIONS:
+        assert option.split()[0] + " " in shown
+
+
 def test_a_wrong_option_ends_before_jax_is_imported():
     code = (
         "import sys\n"
@@ -244,6 +251,26 @@ def test_an_environment_that_raises_ends_with_its_traceback_and_3(capsys, tmp_pa
     last = error.splitlines()[-1]
     assert last.startswith("sebulba: environment: RuntimeError: planted in step")
     assert "environment" in last and "step 4" in last
+
+
+class BreaksLate(Guess):
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100:
+            raise RuntimeError("planted late")
+        return super().step(action)
+
+
+def test_what_was_learned_before_a_failure_is_saved(capsys, tmp_path):
+    run = tmp_path / "r"
+    assert train(run, "BreaksLate", "--total-env-steps", "1000000") == cli.EXIT_ENV
+    assert "as it was last published" in capsys.readouterr().out
+    observation = {"x": np.zeros(3, np.float32), "k": 1}
+    action, _ = sebulba.load_policy(run)(observation, None)
+    assert action in Guess.action_space
+    assert (run / "learning_curve.png").exists()
 
 
 def test_an_environment_that_breaks_its_contract_ends_with_3(capsys, tmp_path):

@@ -176,7 +176,9 @@ class GymnasiumLoop:
           steps_per_cycle: T, as it will be given to ``run()``.
         """
         key = jax.random.key(key) if isinstance(key, int) else key
-        return self.agent.new_state(key, self._new_run_spec(steps_per_cycle))
+        run_spec = self._new_run_spec(steps_per_cycle)
+        # One program: initialisers run op by op take twice as long to compile.
+        return jax.jit(lambda key: self.agent.new_state(key, run_spec))(key)
 
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
         _check_counts(steps_per_cycle=(steps_per_cycle, 1))
@@ -294,6 +296,14 @@ class GymnasiumLoop:
             inferencer.needs_reset = True
             inferencer.cycle = 0
             inferencer.step_state = owned_copy(step_state, inferencer.device)
+
+    def newest_networks(self) -> PyTree | None:
+        """Return the acting networks that were published last, also after a run that failed.
+
+        None while nothing has been learned.
+        """
+        staged = self._session.staging[self.inference_devices[0]].newest()
+        return staged.networks if staged is not None and staged.policy_version else None
 
     def stop(self) -> None:
         """End ``run()`` cleanly, as if it had reached ``num_cycles``; from any thread."""

@@ -33,6 +33,11 @@ class Staging:
             self._slot.append(staged)
             self._published.notify_all()
 
+    def newest(self) -> Staged | None:
+        """Return what is staged, without waiting; None before the first publish."""
+        with self._published:
+            return self._slot[-1] if self._slot else None
+
     def take(self, stop: threading.Event, at_least: int = 0) -> Staged | None:
         """Return the newest networks, which stay staged for the device's other Inferencers.
 
