@@ -24,6 +24,9 @@ def cartpole() -> ExperimentConfig:
 
     Its rewards of 1 add up to values near 100, whose loss would drown the policy's in a shared
     torso; scaled rewards keep values near 10. Short unrolls give more updates for the same steps.
+    Adam's epsilon is large because a solved CartPole has almost no gradient: with 1e-5 the first
+    failure after a long perfect stretch took a step so large that 2 of 3 seeds collapsed for good
+    within 3M env steps, with 1e-3 none did.
     """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
@@ -33,8 +36,10 @@ def cartpole() -> ExperimentConfig:
             entropy_coefficient=0.002,
             reward_scale=0.1,
             torso=TorsoConfig(hidden_sizes=(64, 64)),
+            optimizer=OptimizerConfig(epsilon=1e-3),
         ),
         total_env_steps=1_000_000,
+        anneal_learning_rate=True,
         num_envs=32,
         steps_per_cycle=16,
     )
