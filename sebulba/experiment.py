@@ -114,11 +114,11 @@ def _make_loop(
 
 def _rescue_policy(folder: RunFolder, agent: Agent, loop: GymnasiumLoop, run: RunSpec) -> None:
     """Save what a failed run had learned; nothing here may hide why it failed."""
-    networks = loop.newest_networks()
-    leaves = jax.tree.leaves(networks)
-    if networks is None or not all(bool(jax.numpy.isfinite(leaf).all()) for leaf in leaves):
-        return
     try:
+        networks = loop.newest_networks()
+        leaves = jax.tree.leaves(networks)
+        if networks is None or not all(bool(jax.numpy.isfinite(leaf).all()) for leaf in leaves):
+            return
         save_policy(folder.policy, agent, networks, run)
         print(f"the policy as it was last published is saved in {folder.policy}", flush=True)
     except Exception as error:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from tests.loop_helpers import Recorder, leaves_equal, make_tiny_loop
+from tests.tiny import TinyAgent
 
 
 def run_lockstep(num_cycles_of_runs, seed=3, **options):
@@ -36,8 +40,66 @@ def test_lockstep_in_two_runs_is_bit_identical_to_one(per_device):
     whole, recorded = run_lockstep([24], **options)
     parts, recorded_parts = run_lockstep([8, 16], **options)
     assert leaves_equal(whole.state.networks, parts.state.networks)
-    assert len(recorded.trajectories) == len(recorded_parts.trajectories) == 24
     assert whole.counters == parts.counters
+    # Also which networks acted: nearly equal ones may choose equal actions.
+    assert len(recorded.trajectories) == 24
+    for one, other in zip(recorded.trajectories, recorded_parts.trajectories, strict=True):
+        assert leaves_equal(one, other)
+    versions = [int(t.policy_version) for t in recorded_parts.trajectories]
+    inferencers = max(1, per_device)
+    assert versions == [max(0, i // inferencers - 1) for i in range(24)]
+
+
+class NoTrajectory(TinyAgent):
+    """Keeps nothing of the length of a cycle, so that it may change between runs."""
+
+    def new_experience(self, key, networks, run):
+        return {"reward": jnp.zeros(())}
+
+    def update_experience(self, experience, initial, final, trajectory, networks):
+        return {"reward": jax.lax.pmean(trajectory.env_step.reward.mean(), "learner")}
+
+    def loss(self, networks, opt, experience, key):
+        return (networks["w"] ** 2).sum() * experience["reward"], (experience, {})
+
+    def experience_spec(self):
+        return {"reward": P()}
+
+
+@pytest.mark.parametrize("per_device", [0, 2])
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+def test_a_second_run_may_have_other_cycles(schedule, per_device):
+    recorder = Recorder()
+    loop, _ = make_tiny_loop(
+        agent_class=NoTrajectory,
+        schedule=schedule,
+        num_inferencers_per_device=per_device,
+        observe_cycle=recorder,
+    )
+    with loop:
+        first = loop.run(loop.new_state(0, 6), 8, 6)
+        second = loop.run(first.state, 8, 4)
+    assert second.counters.cycles == 16
+    assert second.counters.env_steps == 4 * (8 * 6 + 8 * 4)
+    if schedule == "lockstep":
+        assert second.counters.dropped_stop_cycles == max(1, per_device), "the round kept"
+        assert all(
+            int(t.policy_version) >= first.counters.policy_version
+            for t in recorder.trajectories[8:]
+        )
+
+
+def test_inline_inferencers_lose_no_cycle_between_runs():
+    recorder = Recorder()
+    loop, _ = make_tiny_loop(
+        num_inferencers_per_device=0, inference_devices=[0, 1], observe_cycle=recorder
+    )
+    with loop:
+        first = loop.run(loop.new_state(0, 5), 3, 5)
+        loop.run(first.state, 3, 5)
+    for inferencer in range(2):
+        cycles = [int(t.cycle) for t in recorder.of(inferencer)]
+        assert cycles == list(range(len(cycles)))
 
 
 def test_lockstep_acts_with_the_networks_published_after_the_round_before_last():

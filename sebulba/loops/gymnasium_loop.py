@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -23,6 +24,10 @@ from sebulba.runtime.staging import Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.update import HandOffToMesh, Updater, owned_copy
 from sebulba.types import EnvAdapter, EnvFactory, MetricWriter, PyTree, RunSpec
+
+UPDATE_STREAM = 0xFFFFFFFF
+"""Folded into the seed's key for the updates, which else would share keys with a state that was
+made from the same seed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +107,11 @@ class GymnasiumLoop:
             max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
         )
         _check_choice("schedule", schedule, ("async", "lockstep"))
+        if schedule == "lockstep" and max_policy_lag == 0:
+            raise UsageError(
+                "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
+                "use 1 or None"
+            )
         _check_choice("cycle", cycle, ("auto", "stepped", "fused"))
         self.inference_devices, self.update_devices = choose_devices(
             inference_devices, update_devices
@@ -126,6 +136,7 @@ class GymnasiumLoop:
         self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
         self._stop_requested = threading.Event()
         self._closed = False
+        self._hangs = False
         self._run_spec: RunSpec | None = None
         self._updater: Updater | None = None
         self._last_state: AgentState | None = None
@@ -143,7 +154,7 @@ class GymnasiumLoop:
     def _make_envs(self, env_factory: str | Callable | EnvFactory) -> list[EnvAdapter]:
         factory = make_env_factory(env_factory)
         envs: list[EnvAdapter] = []
-        try:
+        with contextlib.ExitStack() as close_again:
             for inferencer in range(self.num_inferencers):
                 seeds = seed_block(
                     self._seed,
@@ -152,11 +163,9 @@ class GymnasiumLoop:
                     num_envs=self.num_envs,
                 )
                 envs.append(factory(self.num_envs, seeds))
+                close_again.callback(envs[-1].close)
                 self._check_spaces(envs[-1])
-        except BaseException:
-            for env in envs:
-                env.close()
-            raise
+            close_again.pop_all()
         return envs
 
     def _check_spaces(self, env: EnvAdapter) -> None:
@@ -216,14 +225,13 @@ class GymnasiumLoop:
         Raises:
           UsageError: An argument breaks a rule, or the loop is closed.
           NotFiniteError: The loss is NaN or infinite.
-          HangError: A thread did not end.
+          HangError: A thread did not end; this loop cannot run again.
           BaseException: Whatever an environment, the agent or ``observe_cycle`` raised, with its
-            own traceback; all threads are joined first.
+            own traceback; all threads that end are joined first, others named in a note.
         """
         began = time.perf_counter()
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
-        self._stop_requested.clear()
         updater = self._prepare(state, run_spec)
         self._last_state = None  # until this run has ended well
         loop = UpdateLoop(
@@ -234,7 +242,11 @@ class GymnasiumLoop:
             self._hand_off,
             self._stop_requested,
         )
-        metrics = loop.run(num_cycles, steps_per_cycle, began)
+        try:
+            metrics = loop.run(num_cycles, steps_per_cycle, began)
+        finally:
+            self._hangs = loop.hangs
+            self._stop_requested = threading.Event()
         step = [owned_copy(i.step_state, i.device) for i in self._session.inferencers]
         self._last_state = updater.state(step)
         return Result(
@@ -242,12 +254,14 @@ class GymnasiumLoop:
             dataclasses.replace(self._session.counters),
             metrics,
             updater.acting_networks(),
-            stopped=self._stop_requested.is_set(),
+            stopped=loop.stopped,
         )
 
     def _check_run(self, state: AgentState, num_cycles: int, run_spec: RunSpec) -> None:
         if self._closed:
             raise UsageError("this loop is closed; make a new GymnasiumLoop")
+        if self._hangs:
+            raise UsageError("a thread of this loop still hangs; make a new GymnasiumLoop")
         _check_counts(num_cycles=(num_cycles, 1))
         if self._options.schedule == "lockstep" and num_cycles % self.num_inferencers:
             raise UsageError(
@@ -266,14 +280,17 @@ class GymnasiumLoop:
         if self._updater is None or run_spec != self._run_spec:
             acting = jax.eval_shape(self.agent.acting_networks, state.networks, state.experience)
             programs = CyclePrograms(self.agent, acting, run_spec)
-            self._updater = Updater(self.agent, self._mesh, jax.random.key(self._seed))
-            self._run_spec = run_spec
-            session.kept_round = []
             for inferencer in session.inferencers:
                 inferencer.run_cycle.use(programs)
             if not session.inferencers:
                 new = (self._new_inferencer(j, programs) for j in range(self.num_inferencers))
                 session.inferencers = list(new)
+            # A round that was kept has the length of the run before.
+            session.counters.dropped_stop_cycles += len(session.kept_round)
+            session.kept_round = []
+            update_key = jax.random.fold_in(jax.random.key(self._seed), UPDATE_STREAM)
+            self._updater = Updater(self.agent, self._mesh, update_key)
+            self._run_spec = run_spec
         if state is not self._last_state:
             self._begin_anew(state)
         self._updater.place(state)
@@ -295,6 +312,7 @@ class GymnasiumLoop:
         for inferencer, step_state in zip(session.inferencers, state.step, strict=True):
             inferencer.needs_reset = True
             inferencer.cycle = 0
+            inferencer.dropped_cycles = 0
             inferencer.step_state = owned_copy(step_state, inferencer.device)
 
     def newest_networks(self) -> PyTree | None:
@@ -306,7 +324,10 @@ class GymnasiumLoop:
         return staged.networks if staged is not None and staged.policy_version else None
 
     def stop(self) -> None:
-        """End ``run()`` cleanly, as if it had reached ``num_cycles``; from any thread."""
+        """End ``run()`` cleanly, as if it had reached ``num_cycles``; from any thread.
+
+        Before ``run()`` has begun, it ends that as soon as it begins.
+        """
         self._stop_requested.set()
 
     def close(self) -> None:
@@ -314,8 +335,9 @@ class GymnasiumLoop:
         if self._closed:
             return
         self._closed = True
-        for env in self._envs:
-            env.close()
+        with contextlib.ExitStack() as stack:  # one that raises does not keep the others open
+            for env in self._envs:
+                stack.callback(env.close)
 
     def __enter__(self) -> GymnasiumLoop:
         return self

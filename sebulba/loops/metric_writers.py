@@ -6,6 +6,7 @@ The live panel has a module of its own, :mod:`sebulba.loops.live_panel`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import warnings
@@ -46,6 +47,8 @@ class CompositeWriter:
                 act(writer)
             except Exception as error:
                 self._writers.remove(writer)
+                with contextlib.suppress(Exception):  # it may close, even if it cannot write
+                    writer.close()
                 warnings.warn(
                     f"{type(writer).__name__} failed and writes no more: "
                     f"{type(error).__name__}: {error}",

@@ -89,7 +89,17 @@ class UpdateLoop:
         self._queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         self._timer = PhaseTimer(*LEARNER_PHASES)
         self._threads: list[threading.Thread] = []
-        self._inline_items: Iterator[Item] | None = None
+        self._inline_cycles: Iterator[Iterator[Item]] | None = None
+
+    @property
+    def hangs(self) -> bool:
+        """A thread of this run is still alive; true after the run only where one hangs."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop ended the run before its last cycle."""
+        return self._session.counters.cycles < self._target
 
     # The run.
 
@@ -118,6 +128,9 @@ class UpdateLoop:
             else:
                 self._consume_stream()
             self._join()
+            self._queue.raise_failure()  # of the cycle that was in flight at the end
+        except HangError:
+            raise
         except BaseException as error:
             try:
                 self._join()
@@ -128,24 +141,37 @@ class UpdateLoop:
             counters.dropped_stop_cycles += inferencer.dropped_cycles
             inferencer.dropped_cycles = 0
         if self._window.is_empty and self._last_record is not None:
-            return self._last_record
+            return self._last_record | {"dropped_cycles": counters.dropped_cycles}
         return self._write_record()
 
     def _start(self) -> None:
-        runs = [(i, self._hand_off, self._options.schedule) for i in self._session.inferencers]
-        if self._options.inline:
+        session, options = self._session, self._options
+        cycles = []
+        for inferencer in session.inferencers:
+            staged = inferencer.staging.newest()
+            assert staged is not None, "publishing comes first"
+            cycles.append(
+                run_cycles(
+                    inferencer,
+                    staged,
+                    self._hand_off,
+                    options.schedule,
+                    bool(session.kept_round),
+                    self._stop,
+                )
+            )
+        if options.inline:
             # One item of each in turn: the order that threads of equal speed would have.
-            rounds = zip(*(run_cycles(*run, self._stop) for run in runs), strict=True)
-            self._inline_items = itertools.chain.from_iterable(rounds)
+            self._inline_cycles = itertools.cycle(cycles)
             return
         self._threads = [
             threading.Thread(
                 target=inferencer_thread,
-                args=(*run, self._queue, self._stop),
-                name=run[0].thread_name,
+                args=(inferencer, its_cycles, self._queue, self._stop),
+                name=inferencer.thread_name,
                 daemon=True,
             )
-            for run in runs
+            for inferencer, its_cycles in zip(session.inferencers, cycles, strict=True)
         ]
         for thread in self._threads:
             thread.start()
@@ -158,8 +184,9 @@ class UpdateLoop:
         counters.dropped_stop_cycles += len(self._queue.drain())  # and wakes who waits to put
         deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, deadline - time.monotonic()))
+        if self.hangs:
             raise self._hang_error()
 
     def _hang_error(self) -> HangError:
@@ -191,8 +218,8 @@ class UpdateLoop:
         Raises:
           RuntimeError: Nobody is left to make one.
         """
-        if self._inline_items is not None:
-            return next(self._inline_items)
+        if self._inline_cycles is not None:
+            return next(next(self._inline_cycles))
         deadline = None
         while True:
             nobody_left = not any(thread.is_alive() for thread in self._threads)

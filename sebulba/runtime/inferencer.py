@@ -82,7 +82,12 @@ class Inferencer:
 
 
 def run_cycles(
-    inferencer: Inferencer, hand_off: HandOff, schedule: Schedule, stop: Stop
+    inferencer: Inferencer,
+    staged: Staged,
+    hand_off: HandOff,
+    schedule: Schedule,
+    round_is_kept: bool,
+    stop: Stop,
 ) -> Iterator[Item]:
     """Yield one item a cycle until stopped.
 
@@ -90,39 +95,50 @@ def run_cycles(
     round are taken before this round is handed over: until then the update loop cannot publish
     any newer, so no Inferencer ever sees others. There a stop ends the wait for networks that
     will not come, never a round for which they are there.
+
+    Args:
+      inferencer: Whose environment steps.
+      staged: What the first cycle acts with: the newest networks when the run began.
+      hand_off: Places a cycle's output on the update devices.
+      schedule: async takes the newest networks after every cycle.
+      round_is_kept: Lockstep: the update loop begins with a round of the run before, so that one
+        more version than otherwise will be there for the second cycle of this run.
+      stop: How it is told to end.
     """
     timer = inferencer.timer
+    lockstep = schedule == "lockstep"
+    next_version = staged.policy_version + round_is_kept if lockstep else 0
 
-    def take(at_least: int, ended: threading.Event) -> Staged | None:
+    def take() -> Staged | None:
         with timer.phase("take"):
-            staged = inferencer.staging.take(ended, at_least)
-            # Otherwise the first step's dispatch waits for the transfer, and with it those of
-            # every other thread.
-            jax.block_until_ready(staged)
-            return staged
+            return inferencer.staging.take(stop.soon, at_least=next_version)
 
     if inferencer.needs_reset:
         inferencer.run_cycle.reset()
         inferencer.needs_reset = False
-    lockstep = schedule == "lockstep"
-    staged = take(max(0, inferencer.cycle - 1) if lockstep else 0, stop.soon)
-    while staged is not None and (lockstep or not stop.soon.is_set()):
+    newest: Staged | None = staged
+    while newest is not None and (lockstep or not stop.soon.is_set()):
+        with timer.phase("take"):
+            # Otherwise the first step's dispatch waits for the transfer, and with it those of
+            # every other thread.
+            jax.block_until_ready(newest)
         output, inferencer.step_state = inferencer.run_cycle.run(
-            staged.networks, inferencer.step_state, stop.now
+            newest.networks, inferencer.step_state, stop.now
         )
         cycle = inferencer.cycle
         inferencer.cycle += 1
         if output is None:
             inferencer.dropped_cycles += 1
             return
-        version = staged.policy_version
+        version = newest.policy_version
         if lockstep:
-            staged = take(cycle, stop.soon)
+            newest = take()
+            next_version += 1
         with timer.phase("shard"):
             item = _hand_over(inferencer.index, cycle, version, output, hand_off)
         yield item
         if not lockstep:
-            staged = take(0, stop.soon)
+            newest = take()
 
 
 def _hand_over(
@@ -141,19 +157,15 @@ def _hand_over(
 
 
 def inferencer_thread(
-    inferencer: Inferencer,
-    hand_off: HandOff,
-    schedule: Schedule,
-    queue: TrajectoryQueue[Item],
-    stop: Stop,
+    inferencer: Inferencer, cycles: Iterator[Item], queue: TrajectoryQueue[Item], stop: Stop
 ) -> None:
-    """Run an Inferencer: the target of its thread.
+    """Run the ``cycles`` of an Inferencer: the target of its thread.
 
     Every way out leaves the queue usable: a failure goes to the update loop, a stop loses at most
     the cycle in flight, which is counted.
     """
     try:
-        for item in run_cycles(inferencer, hand_off, schedule, stop):
+        for item in cycles:
             with inferencer.timer.phase("put"):
                 if not queue.put(item, stop.now):
                     inferencer.dropped_cycles += 1

@@ -9,14 +9,15 @@ from types import TracebackType
 class _Phase:
     """Adds the seconds between entering and leaving; reusable, not reentrant."""
 
-    __slots__ = ("_began", "_left")
+    __slots__ = ("_reading",)
 
     def __init__(self) -> None:
-        self._left = 0.0
-        self._began: float | None = None
+        # (seconds of finished visits, when the present one began): replaced whole, so that
+        # another thread never reads the one without the other.
+        self._reading: tuple[float, float | None] = (0.0, None)
 
     def __enter__(self) -> None:
-        self._began = time.perf_counter()
+        self._reading = (self._reading[0], time.perf_counter())
 
     def __exit__(
         self,
@@ -24,14 +25,12 @@ class _Phase:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        began, self._began = self._began, None
-        assert began is not None
-        self._left += time.perf_counter() - began
+        self._reading = (self.seconds(), None)
 
     def seconds(self) -> float:
         """Return the seconds so far, those of a phase that is still on included."""
-        began = self._began
-        return self._left + (0.0 if began is None else time.perf_counter() - began)
+        finished, began = self._reading
+        return finished if began is None else finished + time.perf_counter() - began
 
 
 class PhaseTimer:

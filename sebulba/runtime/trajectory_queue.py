@@ -52,13 +52,17 @@ class TrajectoryQueue(Generic[T]):
         with self._changed:
             if not self._items and self._failure is None:
                 self._changed.wait(timeout_s)
-            if self._failure is not None:
-                raise self._failure
+            self.raise_failure()
             if not self._items:
                 return None
             item = self._items.popleft()
             self._changed.notify_all()
             return item
+
+    def raise_failure(self) -> None:
+        """Raise the first failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
 
     def drain(self) -> list[T]:
         """Remove and return everything."""

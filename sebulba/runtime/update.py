@@ -105,6 +105,7 @@ class Updater:
 
     def place(self, state: AgentState) -> None:
         """Take copies of networks, optimizer and experience; the caller's stay valid."""
+        self._metric_sums, self._updates_summed = None, 0  # of a run that failed, perhaps
         self._networks = owned_copy(state.networks, self._replicated)
         self._opt = owned_copy(state.opt, self._replicated)
         self._experience = jax.tree.map(
@@ -187,12 +188,12 @@ class Updater:
         return means
 
     def wait(self) -> None:
-        """Wait for the update in flight.
+        """Wait for the programs in flight.
 
-        On CPU before every update: collectives of two updates in flight can starve each other
+        On CPU before every update: collectives of two programs in flight can starve each other
         of threads and abort the process. Elsewhere before the next trajectory.
         """
-        jax.block_until_ready((self._networks, self._metric_sums))
+        jax.block_until_ready((self._networks, self._experience, self._metric_sums))
 
     def _update_shard(
         self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array, updates: jax.Array
@@ -233,7 +234,7 @@ def jit_donating_usable(
     """Jit ``function(*donated, *others)``, donating those leaves that an output can take over.
 
     Donating more is a warning from JAX at every compile, donating less costs memory. A leaf is
-    usable for an output of the same shape, dtype and sharding that no leaf before it has taken.
+    usable for an output of the same shape, dtype and shards that no leaf before it has taken.
 
     Args:
       function: Takes the elements of ``donated``, then ``others``.
@@ -245,19 +246,23 @@ def jit_donating_usable(
       A function of ``(donated, *others)``.
     """
 
-    def key(leaf: Any) -> tuple:
-        return tuple(np.shape(leaf)), jnp.result_type(leaf) if not hasattr(
-            leaf, "dtype"
-        ) else leaf.dtype
+    def key(leaf: Any, sharding: Any) -> tuple:
+        shape = tuple(leaf.shape)
+        return shape, leaf.dtype, shape if sharding is None else sharding.shard_shape(shape)
 
-    free = collections.Counter(
-        key(leaf) for leaf in jax.tree.leaves(jax.eval_shape(function, *donated, *others))
-    )
+    result = jax.eval_shape(function, *donated, *others)
+    free: collections.Counter[tuple] = collections.Counter()
+
+    def count(sharding: Any, subtree: PyTree) -> None:
+        free.update(key(leaf, sharding) for leaf in jax.tree.leaves(subtree))
+
+    jax.tree.map(count, out, result, is_leaf=lambda x: x is None)
     leaves, treedef = jax.tree.flatten(donated)
     usable = []
     for leaf in leaves:
-        usable.append(free[key(leaf)] > 0)
-        free[key(leaf)] -= 1
+        taken = key(leaf, getattr(leaf, "sharding", None))
+        usable.append(free[taken] > 0)
+        free[taken] -= 1
 
     def call(given: list, kept: list, *others: PyTree) -> PyTree:
         merged = iter(given), iter(kept)
