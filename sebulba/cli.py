@@ -1,6 +1,7 @@
 """The command line: ``sebulba train`` and ``sebulba eval``.
 
-Everything that can be wrong with the words is found before JAX is imported.
+Wrong names of commands, configurations and options, and values that break a rule by themselves, are
+found before JAX is imported; what only the environment knows, before anything runs.
 """
 
 from __future__ import annotations
@@ -212,6 +213,9 @@ def _long_option(option: str) -> str:
 
 
 def _eval(argv: list[str]) -> int:
+    from sebulba.configs.experiment import INT32
+    from sebulba.run_folder import RunFolder
+
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."
     )
@@ -225,10 +229,13 @@ def _eval(argv: list[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="also write the result there")
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
     arguments = parser.parse_args(argv)
+    if arguments.seed not in INT32:
+        raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
+    if arguments.json is not None and not Path(arguments.json).absolute().parent.is_dir():
+        raise UsageError(f"--json {arguments.json} is in a folder that does not exist; make it")
     for name in ("episodes", "num_envs"):
         if (value := getattr(arguments, name)) < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
-    from sebulba.run_folder import RunFolder
 
     folder = RunFolder(Path(arguments.run))
     env = folder.read_env_config()

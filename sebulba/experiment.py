@@ -31,6 +31,7 @@ from sebulba.loops.metric_writers import (
 from sebulba.plots import learning_curve
 from sebulba.policy import load_policy, save_policy
 from sebulba.run_folder import RunFolder
+from sebulba.runtime.devices import local_devices
 from sebulba.types import EnvFactory, EnvSpec, MetricWriter, RunSpec
 
 CPU_POOL_THREADS = 8
@@ -88,6 +89,8 @@ def train(
 def _make_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
     """Return the agent, told how many updates this run will have."""
     agent = make_agent(spec, config.agent)
+    if not config.anneal_learning_rate:
+        return agent
     due = map(agent.num_off_policy_optims_per_cycle, range(1, config.num_cycles(1) + 1))
     return make_agent(spec, config.agent_for(sum(due)))
 
@@ -154,6 +157,7 @@ def evaluate_run(
 ) -> Evaluation:
     """Play the trained policy of a run in its environment; see ``sebulba.evaluate``."""
     configure_jax(platform)
+    local_devices()  # says in words what is wrong with the platform
     policy = load_policy(folder.path, explore=explore, seed=seed)
     factory = make_env_factory(env.id, **env.factory_arguments())
     return evaluate(policy, factory, num_episodes=num_episodes, num_envs=num_envs, seed=seed)

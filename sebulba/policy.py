@@ -61,6 +61,8 @@ class Policy:
         self.agent = agent
         self.acting_networks = acting_networks
         self.run = run
+        if seed not in range(-(2**31), 2**31):
+            raise UsageError(f"seed={seed!r} must be a 32-bit integer; use for example 0")
         self._key = jax.random.key(seed)
         self._step = jax.jit(partial(agent.step, explore=explore))
 
@@ -124,8 +126,9 @@ class Policy:
     def new_state(self, num_envs: int) -> PolicyState:
         """Return the state before the first observation of ``num_envs`` environments."""
         run = dataclasses.replace(self.run, num_envs=num_envs, num_inferencers=1)
+        self._key, step_key = jax.random.split(self._key)  # no two states draw the same noise
         return PolicyState(
-            self.agent.new_step_state(self._key, run, 0),
+            self.agent.new_step_state(step_key, run, 0),
             np.asarray(empty_env_step(self.spec, num_envs).prev_action),
         )
 
@@ -218,6 +221,10 @@ def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Pol
     if (folder / "policy").is_dir():
         folder = folder / "policy"
     record = _read_config(folder)
+    if "format" not in record and "total_env_steps" in record:
+        raise UsageError(
+            f"{folder} has no policy yet; it is saved when the run ends, or is stopped by Ctrl-C"
+        )
     file = folder / CONFIG_FILE
     try:
         if record["format"] != FORMAT:
@@ -385,7 +392,7 @@ def space_to_json(space: gymnasium.Space) -> dict[str, Any]:
         case spaces.MultiDiscrete():
             return record | {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
         case spaces.MultiBinary():
-            return record | {"shape": list(space.shape)}
+            return record | {"n": space.n if isinstance(space.n, int) else list(space.shape)}
     raise UsageError(
         f"space {space} cannot be saved; use Box, Discrete, MultiDiscrete, MultiBinary or a Dict"
     )
@@ -412,7 +419,7 @@ def space_from_json(record: Mapping[str, Any]) -> gymnasium.Space:
                 np.array(record["nvec"]), dtype=dtype.type, start=np.array(record["start"])
             )
         case "MultiBinary":
-            return spaces.MultiBinary(record["shape"])
+            return spaces.MultiBinary(record["n"])
     raise UsageError(f"space type {record['type']!r} is unknown; train again")
 
 

@@ -182,7 +182,14 @@ def refused(capsys, *argv: str) -> str:
         (["train", "cartpole", "--learning-rate", "-1"], "learning_rate=-1.0 must be"),
         (["train", "cartpole", "--learning_rate=nan"], "learning_rate=nan"),
         (["train", "cartpole", "--agent.torso", "resnet"], "impala_resnet"),
+        (["train", "cartpole", "--name", ".."], "name='..' must be one folder name"),
+        (
+            ["train", "cartpole", "--schedule", "lockstep", "--max-policy-lag", "0"],
+            "use 1 or None",
+        ),
         (["eval"], "RUN"),
+        (["eval", "nowhere", "--seed", "99999999999"], "seed=99999999999 must be a 32-bit"),
+        (["eval", "nowhere", "--json", "no/where/x.json"], "make it"),
         (["eval", "nowhere"], "nowhere/config.json cannot be read"),
         (["eval", "nowhere", "--episodes", "0"], "episodes=0 must be at least 1"),
     ],
@@ -283,6 +290,37 @@ def test_a_loss_that_is_not_finite_ends_with_4_and_saves_no_policy(capsys, tmp_p
     assert train(tmp_path / "r", "ExplodingReward", *options) == cli.EXIT_NOT_FINITE
     assert "sebulba: not finite:" in capsys.readouterr().err
     assert not (tmp_path / "r" / "policy").exists()
+
+
+class Continuous(Guess):
+    action_space = spaces.Box(-1, 1, (2,))
+
+    def step(self, action):
+        self.k = 0
+        return super().step(0)
+
+
+def test_networks_that_are_not_finite_are_not_blamed_on_the_environment(capsys, tmp_path):
+    options = ["--learning-rate", "1e30", "--total-env-steps", "100000"]
+    assert train(tmp_path / "r", "Continuous", *options) == cli.EXIT_NOT_FINITE
+    assert "sebulba: not finite:" in capsys.readouterr().err
+
+
+class Exits(Guess):
+    def step(self, action):
+        sys.exit(0)
+
+
+def test_an_environment_that_exits_does_not_end_the_run_as_if_all_were_well(capsys, tmp_path):
+    assert train(tmp_path / "r", "Exits") == cli.EXIT_ENV
+    error = capsys.readouterr().err
+    assert "sys.exit(0)" in error and "in step" in error
+
+
+def test_a_run_without_a_policy_yet_is_not_called_damaged(capsys, tmp_path):
+    assert train(tmp_path / "r", "Breaks") == cli.EXIT_ENV
+    capsys.readouterr()
+    assert "no policy yet" in refused(capsys, "eval", str(tmp_path / "r"))
 
 
 def test_other_errors_are_not_blamed_on_the_environment():

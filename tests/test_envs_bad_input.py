@@ -397,3 +397,31 @@ def test_broken_vector_environments_are_named(bad, expected):
     with pytest.raises(EnvError, match=expected):
         three_steps(adapter)
     adapter.close()
+
+
+def test_a_vector_environment_with_a_short_step_is_named():
+    class Short(SyncVectorEnv):
+        def step(self, actions):
+            return super().step(actions)[:4]
+
+    factory = make_env_factory(lambda num_envs, seeds: Short([OracleEnv] * num_envs))
+    env = factory(2, [1, 2])
+    env.reset()
+    with pytest.raises(EnvError, match=r"step 1: step must return a tuple of 5 .* a tuple of 4"):
+        env.step(np.zeros(2, np.int32))
+    env.close()
+
+
+def test_an_environment_without_spaces_is_named():
+    class NoSpace(gymnasium.Env):
+        pass
+
+    with pytest.raises(UsageError, match="NoSpace must have an attribute observation_space"):
+        env_spec(NoSpace)
+
+
+def test_a_gymnasium_id_may_name_the_module_that_registers_it():
+    env_id = "gymnasium.envs.classic_control:CartPole-v1"
+    env = make_env_factory(env_id, backend="gymnasium")(2, [1, 2])
+    assert env.reset().obs.shape == (2, 4)
+    env.close()

@@ -35,7 +35,8 @@ ALLOWED = {
     "plots": {"errors"},
     "run_folder": {"errors", "configs"},
     "experiment": CONTRACTS
-    | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"},
+    | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
+    | {"runtime"},
     "cli": {"errors", "configs", "run_folder", "experiment"},
     "__main__": {"cli"},
     "benchmarks": None,  # may import everything

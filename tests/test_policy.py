@@ -267,6 +267,7 @@ def test_a_policy_loads_without_environments_or_loop(saved):
         spaces.Discrete(5, start=-2),
         spaces.MultiDiscrete([3, 4], start=[1, -1]),
         spaces.MultiBinary((2, 3)),
+        spaces.MultiBinary(4),
         spaces.Dict({"z": spaces.Discrete(2), "a": spaces.Dict({"b": VECTOR})}),
     ],
 )

@@ -133,12 +133,17 @@ class ExperimentConfig:
             raise UsageError(
                 f"seed={self.seed} must be a 32-bit integer; use one from {INT32[0]} to {INT32[-1]}"
             )
+        if self.schedule == "lockstep" and self.max_policy_lag == 0:
+            raise UsageError(
+                "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
+                "use 1 or None"
+            )
         if self.num_cpu_devices is not None and self.platform not in (None, "cpu"):
             raise UsageError(
                 f"num_cpu_devices={self.num_cpu_devices} splits the CPU, but platform="
                 f"{self.platform}; use platform=cpu, or leave one of them out"
             )
-        if self.name is not None and (not self.name.strip() or "/" in self.name):
+        if self.name is not None and (self.name.strip() in ("", ".", "..") or "/" in self.name):
             raise UsageError(
                 f"name={self.name!r} must be one folder name; use --run-dir for another place"
             )

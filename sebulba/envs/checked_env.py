@@ -50,6 +50,12 @@ class CheckedEnv(gymnasium.Env):
                 "gymnasium.Env, or take the parameters num_envs and seeds and return a "
                 "gymnasium.vector.VectorEnv"
             )
+        for attribute in ("observation_space", "action_space"):
+            if not isinstance(getattr(env, attribute, None), gymnasium.Space):
+                raise UsageError(
+                    f"{type(env).__name__} must have an attribute {attribute} that is a "
+                    f"gymnasium.Space; got {getattr(env, attribute, 'nothing')!r}"
+                )
         self.env = env
         self.metadata = env.metadata or {}
         self.render_mode = env.render_mode

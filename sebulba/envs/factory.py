@@ -311,7 +311,8 @@ def _envpool_factory(env: str, num_threads: int | None, options: dict[str, Any])
 
 
 def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
-    entry_point: Any = gymnasium.spec(env).entry_point
+    # In "module:Id" the module, which registers the id, has been imported.
+    entry_point: Any = gymnasium.spec(env.rpartition(":")[2]).entry_point
     if isinstance(entry_point, str):
         entry_point = gymnasium.envs.registration.load_env_creator(entry_point)
     if entry_point is not None:

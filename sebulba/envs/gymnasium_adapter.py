@@ -58,6 +58,7 @@ class GymnasiumAdapter:
         self._vector_env = vector_env
         self._is_closed = False
         self._has_failed = False
+        self._num_steps = 0
         self.num_envs = vector_env.num_envs
         self._seeds: list[int] | None = _check_gymnasium_seeds(seeds, self.num_envs)
         self._step_timeout_s = step_timeout_s
@@ -92,7 +93,17 @@ class GymnasiumAdapter:
         self._check_open()
         self._check_action(action)
         with self._worker_errors():
-            obs, reward, terminated, truncated, _ = self._step_raw(self._native_action(action))
+            result = self._step_raw(self._native_action(action))
+        self._num_steps += 1
+        if not isinstance(result, tuple) or len(result) != 5:
+            got = (
+                f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+            )
+            raise EnvError(
+                f"vector environment {self.spec.name!r}, step {self._num_steps}: step must return "
+                f"a tuple of 5 (obs, reward, terminated, truncated, info); got {got}"
+            )
+        obs, reward, terminated, truncated, _ = result
         obs = self._own(obs)
         reward = self._own_reward(reward)
         terminated, truncated = self._own_flag(terminated), self._own_flag(truncated)

@@ -96,7 +96,7 @@ class MetricWindow:
         Raises:
           NotFiniteError: The loss or another metric of an update is NaN or infinite.
         """
-        self._check_finite(update_metrics)
+        self.check_finite(update_metrics)
         counters, now = self._counters, time.perf_counter()
         elapsed = max(now - self._opened, 1e-9)
         record: dict[str, Any] = {
@@ -123,7 +123,8 @@ class MetricWindow:
         self._open()
         return record
 
-    def _check_finite(self, update_metrics: Mapping[str, float]) -> None:
+    def check_finite(self, update_metrics: Mapping[str, float]) -> None:
+        """Raise NotFiniteError if one of these is NaN or infinite."""
         for name, value in update_metrics.items():
             if not math.isfinite(value):
                 raise NotFiniteError(

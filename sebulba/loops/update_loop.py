@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from sebulba.agent import Agent
-from sebulba.errors import HangError
+from sebulba.errors import ActionError, HangError
 from sebulba.loops.counters import Counters
 from sebulba.loops.metric_window import MetricWindow, RecentEpisodes, time_shares
 from sebulba.runtime.inferencer import (
@@ -136,6 +136,9 @@ class UpdateLoop:
                 self._join()
             except HangError as hang:
                 error.add_note(str(hang))
+            if isinstance(error, ActionError):
+                # Not the environment's fault if the networks that acted were not finite.
+                self._window.check_finite(self._updater.take_metrics())
             raise
         for inferencer in self._session.inferencers:
             counters.dropped_stop_cycles += inferencer.dropped_cycles

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
+from sebulba.errors import EnvError
 from sebulba.runtime.cycle import Cycle, CycleOutput
 from sebulba.runtime.staging import Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
@@ -170,7 +171,12 @@ def inferencer_thread(
                 if not queue.put(item, stop.now):
                     inferencer.dropped_cycles += 1
                     return
-    except BaseException as error:
+    except BaseException as raised:
+        error = raised
+        if isinstance(raised, SystemExit):
+            # It would end the interpreter, silently and with a success for an exit code.
+            error = EnvError(f"an environment or an agent called sys.exit({raised.code!r})")
+            error.__cause__ = raised
         error.add_note(
             f"in thread {inferencer.thread_name!r} (Inferencer {inferencer.index}), "
             f"cycle {inferencer.cycle}"
