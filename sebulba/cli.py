@@ -1,4 +1,4 @@
-"""The command line: ``sebulba train`` and ``sebulba eval``.
+"""The command line: ``sebulba train``, ``sebulba eval`` and ``sebulba bench``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -35,6 +35,7 @@ EXIT_SIGNAL = 128
 USAGE = """\
 usage: sebulba train CONFIG [options]    train an agent
        sebulba eval RUN [options]        play a trained policy
+       sebulba bench inference [options] measure acting against a bare loop
        sebulba --version
 
 "sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.
@@ -116,7 +117,7 @@ def _is_from_env(error: BaseException) -> bool:
 def _command(argv: list[str]) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # for --env.id my_package.envs:MyEnv
-    commands = {"train": _train, "eval": _eval}
+    commands = {"train": _train, "eval": _eval, "bench": _bench}
     if not argv:
         print(USAGE, end="", file=sys.stderr)
         return EXIT_USAGE
@@ -231,8 +232,7 @@ def _eval(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.seed not in INT32:
         raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
-    if arguments.json is not None and not Path(arguments.json).absolute().parent.is_dir():
-        raise UsageError(f"--json {arguments.json} is in a folder that does not exist; make it")
+    _check_folder_of("--json", arguments.json)
     for name in ("episodes", "num_envs"):
         if (value := getattr(arguments, name)) < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
@@ -254,6 +254,30 @@ def _eval(argv: list[str]) -> int:
     if arguments.json is not None:
         Path(arguments.json).write_text(json.dumps(evaluation.record(), indent=2) + "\n")
     return EXIT_OK
+
+
+def _bench(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="sebulba bench", description="Measure this machine.")
+    benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    inference = benchmarks.add_parser(
+        "inference",
+        help="the loop's acting, fused and stepped, against a bare loop and plain bookkeeping",
+    )
+    inference.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
+    inference.add_argument("--json", metavar="FILE", help="also write figures and machine there")
+    arguments = parser.parse_args(argv)
+    if arguments.repeats < 5:
+        raise UsageError(f"repeats={arguments.repeats} must be at least 5; use 5 or more")
+    _check_folder_of("--json", arguments.json)
+    from sebulba.benchmarks import inference as bench_inference
+
+    bench_inference.run(repeats=arguments.repeats, json_file=arguments.json)
+    return EXIT_OK
+
+
+def _check_folder_of(option: str, file: str | None) -> None:
+    if file is not None and not Path(file).absolute().parent.is_dir():
+        raise UsageError(f"{option} {file} is in a folder that does not exist; make it")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def failing_observer(trajectory, step_infos):
 
 
 FAULTS = {
-    "env step": (dict(env=counting(fail_at=30, error=Planted("in env.step"))), "step"),
+    "env step": (dict(env=counting(fail_at=30, make_error=Planted)), "step"),
     "env reset": (dict(env=FailingReset), "reset"),
     "hand-off": (dict(agent_class=FailsInHandOff), "shard_step_state"),
     "loss": (dict(agent_class=FailsInLoss), "loss"),
@@ -376,7 +376,8 @@ def test_an_agent_of_other_spaces_is_refused():
 def test_ctrl_c_ends_the_process_with_every_thread_joined():
     program = textwrap.dedent(
         """
-        import sys, threading
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent may ignore it
         from tests.loop_helpers import inferencer_threads, make_tiny_loop
         def observe(trajectory, step_infos):
             print("running", flush=True)
@@ -394,10 +395,14 @@ def test_ctrl_c_ends_the_process_with_every_thread_joined():
         text=True,
         env=os.environ | {"PYTHONPATH": os.getcwd()},
     )
-    for line in process.stdout:
-        if line.startswith("running"):
-            break
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=50)
+    with process:
+        try:
+            for line in process.stdout:
+                if line.startswith("running"):
+                    break
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=50)
+        finally:
+            process.kill()
     assert "threads left: 0" in output
     assert process.returncode == 130

@@ -37,7 +37,7 @@ ALLOWED = {
     "experiment": CONTRACTS
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
     | {"runtime"},
-    "cli": {"errors", "configs", "run_folder", "experiment"},
+    "cli": {"errors", "configs", "run_folder", "experiment", "benchmarks"},
     "__main__": {"cli"},
     "benchmarks": None,  # may import everything
 }

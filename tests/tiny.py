@@ -104,10 +104,12 @@ class CountingEnv(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
 
-    def __init__(self, length: int = 7, fail_at: int | None = None, error: Any = None) -> None:
+    def __init__(
+        self, length: int = 7, fail_at: int | None = None, make_error: Any = RuntimeError
+    ) -> None:
         self._length = length
         self._fail_at = fail_at
-        self._error = error or RuntimeError("planted in step")
+        self._make_error = make_error
         self._episode = -1
         self._t = 0
         self._steps = 0
@@ -124,6 +126,6 @@ class CountingEnv(gymnasium.Env):
     def step(self, action: Any) -> Any:
         self._steps += 1
         if self._fail_at is not None and self._steps >= self._fail_at:
-            raise self._error
+            raise self._make_error()
         self._t += 1
         return self._obs(), 1.0, self._t >= self._length, False, {}

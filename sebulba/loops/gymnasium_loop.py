@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -17,7 +17,7 @@ from sebulba.errors import UsageError
 from sebulba.loops.counters import Counters
 from sebulba.loops.metric_window import RecentEpisodes
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, Session, UpdateLoop
-from sebulba.runtime.cycle import CyclePrograms, make_cycle
+from sebulba.runtime.cycle import CycleKind, CyclePrograms, MakeCycle, make_cycle
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
 from sebulba.runtime.staging import Staging
@@ -67,7 +67,7 @@ class GymnasiumLoop:
         inference_only: bool = False,
         schedule: Schedule = "async",
         max_policy_lag: int | None = None,
-        cycle: Literal["auto", "stepped", "fused"] = "auto",
+        cycle: CycleKind | MakeCycle = "auto",
         queue_size: int = 2,
         metric_writer: MetricWriter | None = None,
         metrics_interval_s: float = 0.5,
@@ -89,7 +89,8 @@ class GymnasiumLoop:
           inference_only: Act and never update.
           schedule: ``"async"``, or ``"lockstep"`` for bit-reproducible training.
           max_policy_lag: Drop trajectories whose networks are older than this many versions.
-          cycle: How cycles run; ``"auto"`` goes by the rule of ``runtime.cycle.make_cycle``.
+          cycle: How cycles run; ``"auto"`` goes by the rule of ``runtime.cycle.make_cycle``. A
+            function of (environment, programs, device, timer) makes one of your own.
           queue_size: Trajectories that may wait for the update before Inferencers block.
           metric_writer: Gets a record a window; what it raises is a warning.
           metrics_interval_s: Length of a window, rounded up to whole cycles.
@@ -112,7 +113,8 @@ class GymnasiumLoop:
                 "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
                 "use 1 or None"
             )
-        _check_choice("cycle", cycle, ("auto", "stepped", "fused"))
+        if not callable(cycle):
+            _check_choice("cycle", cycle, ("auto", "stepped", "fused"))
         self.inference_devices, self.update_devices = choose_devices(
             inference_devices, update_devices
         )
@@ -121,7 +123,7 @@ class GymnasiumLoop:
         self.num_envs = num_envs
         self._seed = seed
         self._num_per_device = max(1, num_inferencers_per_device)
-        self._cycle_kind: Literal["auto", "stepped", "fused"] = cycle
+        self._cycle_kind: CycleKind | MakeCycle = cycle
         self._options = LoopOptions(
             schedule,
             num_inferencers_per_device == 0,
@@ -269,6 +271,8 @@ class GymnasiumLoop:
                 "Inferencers in lockstep, whose rounds have one trajectory of each; use "
                 f"{-(-num_cycles // self.num_inferencers) * self.num_inferencers}"
             )
+        if state is self._last_state and run_spec == self._run_spec:
+            return  # it is this loop's own
         _check_state(
             state,
             jax.eval_shape(lambda key: self.agent.new_state(key, run_spec), jax.random.key(0)),

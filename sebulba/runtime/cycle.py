@@ -192,8 +192,8 @@ class SteppedCycle:
 
     def reset(self) -> None:
         output = self._env.reset()
-        prev_action = jax.device_put(_no_action(self._env), self._device)
-        self._env_step = _env_step(output, prev_action)
+        prev_action = jax.device_put(no_action(self._env), self._device)
+        self._env_step = env_step_of(output, prev_action)
         self._statistics = EpisodeStatistics(self._env.num_envs)
 
     def run(
@@ -219,11 +219,11 @@ class SteppedCycle:
                         raise EnvError(f"an environment returned {where}") from error
                     raise
             # The device's own action goes back as prev_action, so nothing is uploaded for it.
-            self._env_step = env_step = _env_step(output, action)
+            self._env_step = env_step = env_step_of(output, action)
             rows.append(output)
         with timer.phase("finish"):
             if rows:
-                columns = zip(*map(_info_columns, rows), strict=True)
+                columns = zip(*map(info_columns, rows), strict=True)
                 step_infos = self._statistics.add(*map(np.stack, columns))
             if len(rows) < programs.run.steps_per_cycle:
                 return None, step_state
@@ -264,7 +264,7 @@ class FusedCycle:
         self._speed_is_known = False
 
     def reset(self) -> None:
-        env_step = _env_step(self._env.reset(), _no_action(self._env))
+        env_step = env_step_of(self._env.reset(), no_action(self._env))
         self._env_step = jax.device_put(jax.tree.map(np.copy, env_step), self._device)
         self._env_state = jax.device_put(
             jax.tree.map(lambda x: np.array(x, copy=True), self._fused.state), self._device
@@ -339,14 +339,18 @@ def _run_chunk(
         step_state, recording, env_state, env_step = carry
         action, step_state, recording = record_step(networks, step_state, recording, env_step)
         env_state, output, num_invalid = env_step_fn(env_state, action)
-        carry = step_state, recording, env_state, _env_step(output, action)
-        return carry, (_info_columns(output), num_invalid)
+        carry = step_state, recording, env_state, env_step_of(output, action)
+        return carry, (info_columns(output), num_invalid)
 
     return jax.lax.scan(body, carry, None, length=length)
 
 
+CycleKind = Literal["auto", "stepped", "fused"]
+MakeCycle = Callable[[EnvAdapter, CyclePrograms, jax.Device, PhaseTimer], Cycle]
+
+
 def make_cycle(
-    kind: Literal["auto", "stepped", "fused"],
+    kind: CycleKind | MakeCycle,
     env: EnvAdapter,
     programs: CyclePrograms,
     device: jax.Device,
@@ -360,6 +364,8 @@ def make_cycle(
     Raises:
       UsageError: ``kind="fused"`` and the environment or the device does not allow it.
     """
+    if callable(kind):
+        return kind(env, programs, device, timer), "given"
     if kind == "stepped":
         return SteppedCycle(env, programs, device, timer), "asked for"
     fused = env.fused()
@@ -380,7 +386,7 @@ def equal_chunks(length: int, most: float) -> int:
     )
 
 
-def _env_step(output: EnvOutput, prev_action: PyTree) -> EnvStep:
+def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
     return EnvStep(
         output.obs,
         prev_action,
@@ -391,7 +397,7 @@ def _env_step(output: EnvOutput, prev_action: PyTree) -> EnvStep:
     )
 
 
-def _no_action(env: EnvAdapter) -> np.ndarray:
+def no_action(env: EnvAdapter) -> np.ndarray:
     return np.asarray(empty_env_step(env.spec, env.num_envs).prev_action)
 
 
@@ -399,7 +405,7 @@ def _zero(device: jax.Device) -> jax.Array:
     return jax.device_put(np.int32(0), device)
 
 
-def _info_columns(output: EnvOutput) -> tuple:
+def info_columns(output: EnvOutput) -> tuple:
     """Return (true_reward, episode_end, inserted, masked_truncation), ``[B]`` each."""
     return (
         output.true_reward,

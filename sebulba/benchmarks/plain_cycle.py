@@ -1,0 +1,77 @@
+"""A stepped cycle whose bookkeeping is plain Python: what jitting and donating it is worth."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.runtime.cycle import (
+    CycleOutput,
+    CyclePrograms,
+    env_step_of,
+    info_columns,
+    no_action,
+)
+from sebulba.runtime.episodes import EpisodeStatistics
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.types import EnvAdapter, EnvStep, PyTree
+
+
+class PlainCycle:
+    """Acts by the same jitted policy, undonated; lists of rows, stacked eagerly at the end."""
+
+    kind = "plain"
+
+    def __init__(
+        self, env: EnvAdapter, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
+    ) -> None:
+        """Take what ``SteppedCycle`` takes."""
+        self._env = env
+        self._device = device
+        self._timer = timer
+        self._env_step: EnvStep | None = None
+        self._statistics = EpisodeStatistics(env.num_envs)
+        self.use(programs)
+
+    def use(self, programs: CyclePrograms) -> None:
+        """Use other programs from the next cycle on."""
+        self._length = programs.run.steps_per_cycle
+        self._act: Callable = jax.jit(programs.agent.step)
+
+    def reset(self) -> None:
+        """Begin new episodes."""
+        prev_action = jax.device_put(no_action(self._env), self._device)
+        self._env_step = env_step_of(self._env.reset(), prev_action)
+        self._statistics = EpisodeStatistics(self._env.num_envs)
+
+    def run(
+        self, networks: PyTree, step_state: PyTree, stop: threading.Event
+    ) -> tuple[CycleOutput | None, PyTree]:
+        """Run one cycle; see ``Cycle.run``."""
+        env_step, initial = self._env_step, step_state
+        assert env_step is not None, "reset comes first"
+        env_steps, outputs, rows = [env_step], [], []
+        for _ in range(self._length):
+            if stop.is_set():
+                self._env_step = env_step
+                return None, step_state
+            with self._timer.phase("act"):
+                output, step_state = self._act(networks, step_state, env_step)
+                action = np.asarray(output.action)
+            with self._timer.phase("env_step"):
+                env_output = self._env.step(action)
+            env_step = env_step_of(env_output, output.action)
+            env_steps.append(env_step)
+            outputs.append(output)
+            rows.append(env_output)
+        self._env_step = env_step
+        with self._timer.phase("finish"):
+            stacked = jax.tree.map(lambda *x: jnp.stack(x), *env_steps)
+            actions, extras = jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+            columns = zip(*map(info_columns, rows), strict=True)
+            infos = self._statistics.add(*map(np.stack, columns))
+        return CycleOutput(stacked, actions, extras, initial, step_state, infos), step_state
