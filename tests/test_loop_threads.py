@@ -249,16 +249,18 @@ def test_a_full_queue_does_not_keep_inferencers_from_ending():
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
     release = threading.Event()
+    loops = []
 
     class Hanging(CountingEnv):
         def step(self, action):
             if self._steps > 20:
+                loops[0].stop()
                 release.wait(60)
             return super().step(action)
 
     monkeypatch.setattr("sebulba.loops.update_loop.JOIN_S", 1.0)
     loop, _ = make_tiny_loop(env=Hanging, num_inferencers_per_device=1, schedule=schedule)
-    threading.Timer(2.0, loop.stop).start()
+    loops.append(loop)
     with pytest.raises(sebulba.HangError, match=r"(?s)inferencer-0.*release\.wait"):
         loop.run(loop.new_state(0, 5), 10**9, 5)
     with pytest.raises(UsageError, match="still hangs"):
@@ -266,6 +268,7 @@ def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
     release.set()
     for thread in inferencer_threads():
         thread.join(60)
+    assert not inferencer_threads(), "it was told to stop, and ends when it can"
     loop.close()
 
 

@@ -57,7 +57,7 @@ def train(env, num_cycles, **options):
 
 
 def test_a_class_with_dict_observations_learns():
-    result = train(FollowTheCue, 400)
+    result = train(FollowTheCue, 400, schedule="lockstep")
     assert result.metrics["episode_length_mean"] == 8
     assert result.metrics["episode_return_mean"] > 7, "2.7 by chance, 8 at best"
 

@@ -130,6 +130,7 @@ class UpdateLoop:
             self._join()
             self._queue.raise_failure()  # of the cycle that was in flight at the end
         except HangError:
+            self._tell_to_stop()  # the threads that do not hang, and those that will not for ever
             raise
         except BaseException as error:
             try:
@@ -181,16 +182,19 @@ class UpdateLoop:
 
     def _join(self) -> None:
         """Stop all threads and wait for them; each ends with the program it is in."""
-        self._stop.soon.set()
-        self._stop.now.set()
-        counters = self._session.counters
-        counters.dropped_stop_cycles += len(self._queue.drain())  # and wakes who waits to put
+        self._tell_to_stop()
         deadline = time.monotonic() + JOIN_S
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, deadline - time.monotonic()))
         if self.hangs:
             raise self._hang_error()
+
+    def _tell_to_stop(self) -> None:
+        self._stop.soon.set()
+        self._stop.now.set()
+        counters = self._session.counters
+        counters.dropped_stop_cycles += len(self._queue.drain())  # and wakes who waits to put
 
     def _hang_error(self) -> HangError:
         """Say which threads still run, and where they are."""
