@@ -21,7 +21,8 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
-from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree
+from sebulba.runtime.cycle import env_step_of
+from sebulba.types import EnvAdapter, EnvStep, PyTree
 
 NUM_ACTIONS = 4
 LONGEST_EPISODE = 12
@@ -221,18 +222,6 @@ def rollout(env: EnvAdapter, actions: np.ndarray, first: EnvStep | None = None) 
     rows = [first]
     rows.extend(env_step_of(env.step(action), action) for action in actions)
     return jax.tree.map(lambda *x: np.stack(x), *rows)
-
-
-def env_step_of(output: EnvOutput, prev_action: Any) -> EnvStep:
-    """Return the EnvStep of an adapter's output."""
-    return EnvStep(
-        output.obs,
-        prev_action,
-        output.reward,
-        output.terminated,
-        output.truncated,
-        output.is_first,
-    )
 
 
 def misplaced_cells(env_step: EnvStep, action: Any, *, mode: Mode) -> int:
