@@ -69,7 +69,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
     @final
     def new_state(self, key: jax.Array, run: RunSpec) -> AgentState:
-        """Make a whole new state.
+        """Make a whole new state; the loop compiles this as one program.
 
         Args:
           key: Typed PRNG key.
