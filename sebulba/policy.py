@@ -19,6 +19,7 @@ from gymnasium import spaces
 
 from sebulba.agent import Agent
 from sebulba.errors import UsageError
+from sebulba.json_files import read_json_object
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
 CONFIG_FILE = "config.json"
@@ -220,7 +221,7 @@ def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Pol
     folder = Path(run)
     if (folder / "policy").is_dir():
         folder = folder / "policy"
-    record = _read_config(folder)
+    record = read_json_object(folder / CONFIG_FILE)
     if "format" not in record and "total_env_steps" in record:
         raise UsageError(
             f"{folder} has no policy yet; it is saved when the run ends, or is stopped by Ctrl-C"
@@ -252,22 +253,6 @@ def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Pol
         ) from error
     networks = _read_arrays(folder / ARRAYS_FILE, _acting_networks_shapes(agent, run_spec))
     return Policy(agent, networks, run_spec, explore=explore, seed=seed)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG_FILE
-    try:
-        record = json.loads(file.read_text())
-    except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read ({error.strerror}); give the folder of a finished run, "
-            "such as runs/NAME"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{file} is damaged ({error}); restore it or train again") from error
-    if not isinstance(record, dict):
-        raise UsageError(f"{file} is damaged (not a JSON object); restore it or train again")
-    return record
 
 
 def _acting_networks_shapes(agent: Agent, run: RunSpec) -> PyTree:

@@ -7,11 +7,11 @@ import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import sebulba
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
+from sebulba.json_files import read_json_object
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing or damaged.
         """
-        record = read_json(self.config)
+        record = read_json_object(self.config)
         try:
             return EnvConfig(**record["env"])
         except (KeyError, TypeError) as error:
@@ -85,25 +85,6 @@ class RunFolder:
                 f"{self.config} does not describe an environment ({error}); "
                 "expected the config.json that a run wrote"
             ) from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in ``path``.
-
-    Raises:
-      UsageError: The file is missing or is not a JSON object.
-    """
-    try:
-        record = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be read ({error.strerror}); give a run folder such as runs/NAME"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"{path} is damaged ({error}); restore it or train again") from error
-    if not isinstance(record, dict):
-        raise UsageError(f"{path} is damaged (not a JSON object); restore it or train again")
-    return record
 
 
 def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:

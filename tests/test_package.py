@@ -30,10 +30,11 @@ ALLOWED = {
     "agents": CONTRACTS,
     "loops": CONTRACTS | {"envs", "runtime"},
     "configs": {"errors", "agents"},
-    "policy": CONTRACTS,
+    "json_files": {"errors"},
+    "policy": CONTRACTS | {"json_files"},
     "evaluation": CONTRACTS | {"envs", "policy"},
     "plots": {"errors"},
-    "run_folder": {"errors", "configs"},
+    "run_folder": {"errors", "configs", "json_files"},
     "experiment": CONTRACTS
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
     | {"runtime"},
