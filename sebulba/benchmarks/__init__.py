@@ -1,1 +1,1 @@
-"""."""
+"""Benchmarks: figures with the command, the configuration and the machine that made them."""
