@@ -28,6 +28,7 @@ from sebulba.loops.metric_writers import (
     TensorBoardWriter,
     number,
 )
+from sebulba.loops.update_loop import ObserveCycle
 from sebulba.plots import learning_curve
 from sebulba.policy import load_policy, save_policy
 from sebulba.run_folder import RunFolder
@@ -59,12 +60,12 @@ def train(
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
     with StopOnSignal() as stop_on_signal:
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-        agent = _make_agent(config, env_spec(factory))
+        agent = build_agent(config, env_spec(factory))
         title = preset or config.env.id
         writers = CompositeWriter(
             JsonLinesWriter(folder.metrics), TensorBoardWriter(folder.tensorboard)
         )
-        with _make_loop(config, factory, agent, writers) as loop:
+        with build_loop(config, factory, agent, writers) as loop:
             state = loop.new_state(config.seed, config.steps_per_cycle)
             # Nothing can be wrong with the configuration any more: now write.
             folder.create()
@@ -86,7 +87,7 @@ def train(
     return 128 + stop_on_signal.signal if stop_on_signal.signal else 0
 
 
-def _make_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
+def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
     """Return the agent, told how many updates this run will have."""
     agent = make_agent(spec, config.agent)
     if not config.anneal_learning_rate:
@@ -95,9 +96,14 @@ def _make_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
     return make_agent(spec, config.agent_for(sum(due)))
 
 
-def _make_loop(
-    config: ExperimentConfig, factory: EnvFactory, agent: Agent, writer: MetricWriter
+def build_loop(
+    config: ExperimentConfig,
+    factory: EnvFactory,
+    agent: Agent,
+    writer: MetricWriter,
+    observe_cycle: ObserveCycle | None = None,
 ) -> GymnasiumLoop:
+    """Return the loop of this run; see ``GymnasiumLoop`` for the last two arguments."""
     return GymnasiumLoop(
         factory,
         agent,
@@ -112,6 +118,7 @@ def _make_loop(
         queue_size=config.queue_size,
         metric_writer=writer,
         metrics_interval_s=config.metrics_interval_s,
+        observe_cycle=observe_cycle,
     )
 
 
