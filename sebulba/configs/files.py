@@ -1,0 +1,135 @@
+"""Configuration files: a preset and options for it, as JSON that people can read and edit.
+
+``{"config": "cartpole", "options": {"num-envs": 64, "inference-devices": [0]}, "measured": {}}``
+
+The options are those of ``sebulba train``, without the dashes. They become command-line words, so
+that one parser checks them wherever they come from. ``measured`` is for the reader alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.presets import PRESETS
+from sebulba.errors import UsageError
+from sebulba.json_files import read_json_object
+
+Scalar: TypeAlias = bool | int | float | str | None
+Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
+"""Value of an option: a scalar, a list, or pairs of name and value."""
+
+KEYS = ("config", "options", "measured")
+
+NOT_KEPT = ("name", "run_dir")
+"""Fields of an ``ExperimentConfig`` that belong to one run, not to a configuration."""
+
+
+def read_config_file(path: str | Path) -> tuple[str, list[str]]:
+    """Return what a configuration file stands for on the command line of ``sebulba train``.
+
+    Args:
+      path: The file.
+
+    Returns:
+      The preset's name, and its options as command-line words.
+
+    Raises:
+      UsageError: It is missing or damaged, or does not have the form above. Whether the options
+        exist is for the command line to say.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(
+            f"configuration file {path} does not exist; use one that sebulba bench tune wrote, "
+            f"or a configuration: {', '.join(PRESETS)}"
+        )
+    record = read_json_object(path)
+    unknown = sorted(set(record) - set(KEYS))
+    if unknown:
+        raise UsageError(f"{path} has the unknown key {unknown[0]!r}; use {', '.join(KEYS)}")
+    preset, options = record.get("config"), record.get("options", {})
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise UsageError(
+            f"{path} names the unknown configuration {preset!r} under 'config'; "
+            f"use {', '.join(PRESETS)}"
+        )
+    if not isinstance(options, dict):
+        raise UsageError(
+            f"{path} has options={options!r}, which must be an object of names and values; "
+            'use {"num-envs": 64}'
+        )
+    default = PRESETS[preset].make()
+    words = [word for name, value in options.items() for word in _words(default, name, value)]
+    return preset, words
+
+
+def write_config_file(
+    path: str | Path,
+    preset: str,
+    options: Mapping[str, Option],
+    measured: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a configuration file.
+
+    Args:
+      path: The file; one that is there is replaced.
+      preset: Name of the configuration that the options change.
+      options: Value by name, as ``config_options`` returns them.
+      measured: Anything worth telling the reader, as JSON.
+
+    Raises:
+      UsageError: It cannot be written.
+    """
+    record = {"config": preset, "options": dict(options), "measured": dict(measured or {})}
+    try:
+        Path(path).write_text(json.dumps(record, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"configuration file {path} cannot be written ({error.strerror}); use another name"
+        ) from error
+
+
+def config_options(config: ExperimentConfig, preset: str) -> dict[str, Option]:
+    """Return the options that make ``config`` of a preset, without those of a single run."""
+    default = PRESETS[preset].make()
+    own = dataclasses.replace(config, **{name: getattr(default, name) for name in NOT_KEPT})
+    return dict(_differences(default, own, ""))
+
+
+def _differences(default: Any, config: Any, prefix: str) -> list[tuple[str, Option]]:
+    found: list[tuple[str, Option]] = []
+    for field in dataclasses.fields(default):
+        before, after = getattr(default, field.name), getattr(config, field.name)
+        name = prefix + field.name.replace("_", "-")
+        if dataclasses.is_dataclass(before):
+            found += _differences(before, after, f"{name}.")
+        elif before != after:
+            found.append((name, list(after) if isinstance(after, tuple) else after))
+    return found
+
+
+def _words(default: ExperimentConfig, name: str, value: Any) -> list[str]:
+    """Return an option as command-line words."""
+    if isinstance(value, bool) and _is_flag(default, name):
+        path, dot, last = name.rpartition(".")
+        return [f"--{path}{dot}{'' if value else 'no-'}{last}"]
+    if isinstance(value, dict):
+        return [f"--{name}", *(str(word) for pair in value.items() for word in pair)]
+    if isinstance(value, list):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}={value}"]  # one word, so that a value may begin with a dash
+
+
+def _is_flag(default: Any, name: str) -> bool:
+    """Tell whether the command line has --x and --no-x for it, rather than --x VALUE."""
+    first, _, rest = name.replace("-", "_").partition(".")
+    hints = typing.get_type_hints(type(default))
+    if first not in hints:
+        return False  # the command line will say that it is unknown
+    return _is_flag(getattr(default, first), rest) if rest else hints[first] is bool

@@ -1,0 +1,119 @@
+"""Configuration files: what is written is what is parsed, and bad ones are refused in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from sebulba.cli import _parse
+from sebulba.configs.files import config_options, read_config_file, write_config_file
+from sebulba.configs.presets import PRESETS
+from sebulba.errors import UsageError
+
+
+def written(tmp_path, record):
+    file = tmp_path / "config.json"
+    file.write_text(record if isinstance(record, str) else json.dumps(record))
+    return file
+
+
+def changed(preset):
+    """Return a preset's configuration with options of every kind changed."""
+    config = PRESETS[preset].make()
+    torso = dataclasses.replace(config.agent.torso, hidden_sizes=(7, 5))
+    optimizer = dataclasses.replace(config.agent.optimizer, epsilon=1.25e-7)
+    return dataclasses.replace(
+        config,
+        num_envs=6,
+        steps_per_cycle=11,
+        num_cpu_devices=3,
+        inference_devices=(0, 2),
+        update_devices=(1,),
+        anneal_learning_rate=not config.anneal_learning_rate,
+        max_policy_lag=4,
+        compile_cache="-odd",
+        env=dataclasses.replace(
+            config.env, episodic_life=True, reward_clip=None, options={"a": 3, "b": True}
+        ),
+        agent=dataclasses.replace(
+            config.agent, separate_value_torso=True, torso=torso, optimizer=optimizer
+        ),
+    )
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
+    file = tmp_path / "tuned.json"
+    for config in (changed(preset), PRESETS[preset].make()):
+        write_config_file(file, preset, config_options(config, preset), {"gain": 1.5})
+        name, options = read_config_file(file)
+        assert name == preset
+        assert _parse(name, options) == config
+
+
+def test_only_what_differs_from_the_preset_is_written():
+    config = dataclasses.replace(PRESETS["cartpole"].make(), num_envs=128, update_devices=(1, 2))
+    assert config_options(config, "cartpole") == {"num-envs": 128, "update-devices": [1, 2]}
+
+
+def test_name_and_folder_of_a_run_are_not_written():
+    config = dataclasses.replace(PRESETS["cartpole"].make(), name="one", run_dir="there")
+    assert config_options(config, "cartpole") == {}
+
+
+def test_options_on_the_command_line_win_over_those_of_the_file(tmp_path):
+    file = written(tmp_path, {"config": "cartpole", "options": {"num-envs": 64, "seed": 3}})
+    preset, options = read_config_file(file)
+    config = _parse(preset, [*options, "--num-envs", "16"])
+    assert (config.num_envs, config.seed) == (16, 3)
+
+
+def test_short_options_are_taken(tmp_path):
+    file = written(tmp_path, {"config": "cartpole", "options": {"learning-rate": 0.25}})
+    assert _parse(*read_config_file(file)).agent.learning_rate == 0.25
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ("{", "config.json is damaged"),
+        ([1], "not a JSON object"),
+        ({"options": {}}, "unknown configuration None under 'config'; use cartpole"),
+        ({"config": "cartpol"}, "unknown configuration 'cartpol'"),
+        ({"config": ["cartpole"]}, "unknown configuration ['cartpole']"),
+        ({"config": "cartpole", "options": [3]}, "options=[3], which must be an object"),
+        ({"config": "cartpole", "option": {}}, "unknown key 'option'; use config, options"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path, record, words):
+    with pytest.raises(UsageError) as refused:
+        read_config_file(written(tmp_path, record))
+    assert words in str(refused.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.json does not exist; use one that .* tune wrote"):
+        read_config_file(tmp_path / "none.json")
+
+
+def test_a_file_that_cannot_be_written_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_config_file(tmp_path / "no" / "where.json", "cartpole", {})
+
+
+@pytest.mark.parametrize("option", ["num-env", "agent.learning-rat", "env.rewardclip"])
+def test_an_unknown_option_is_refused_by_the_command_line(tmp_path, capsys, option):
+    file = written(tmp_path, {"config": "cartpole", "options": {option: True}})
+    preset, options = read_config_file(file)
+    with pytest.raises(SystemExit):
+        _parse(preset, options)
+    assert option in capsys.readouterr().err
+
+
+def test_reading_does_not_import_jax():
+    code = "import sys, sebulba.configs.files; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
