@@ -1,0 +1,280 @@
+"""One configuration, trained in a process of its own, a short while at a time.
+
+A process each gives clean memory figures and any number of devices; that it stays alive between
+measurements lets configurations be measured in turn without compiling again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import multiprocessing
+import os
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import jax
+
+from sebulba import experiment
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.envs import env_spec, make_env_factory
+from sebulba.loops.gymnasium_loop import GymnasiumLoop
+
+START_TIMEOUT_S = 300.0
+"""Imports, compiling and the first cycles."""
+MEASURE_TIMEOUT_S = 120.0
+"""On top of the seconds asked for: the cycles in flight, and a cycle that is long."""
+POLL_S = 0.1
+WINDOWS = 4
+"""Of metrics, at least, in a measurement."""
+ENDLESS_CYCLES = 1_000_000
+CLOSE_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a trial found when it began."""
+
+    platform: str
+    """What JAX runs on."""
+    num_devices: int
+    """All of them."""
+    num_parameters: int
+    """Of the networks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Some seconds of training, compile and start-up excluded."""
+
+    env_steps_per_s: float
+    rss_mb: float
+    """Peak resident memory of the process since it began, 10^6 bytes."""
+    device_mb: float
+    """Device memory, 10^6 bytes: the peak of the fullest device where the backend counts it, else
+    (on CPU, where it is a part of the resident memory) of all arrays alive at the end."""
+    policy_lag_mean: float
+
+
+class TrialError(Exception):
+    """A configuration cannot run here; the message says why."""
+
+
+class Trial:
+    """A configuration in its own process; a context manager that ends it."""
+
+    def __init__(
+        self, config: ExperimentConfig, seconds: float, *, memory_limit_mb: float | None = None
+    ) -> None:
+        """Start the process; it compiles and warms up while others do.
+
+        Args:
+          config: What ``sebulba train`` would train.
+          seconds: Length of a measurement, stretched to two cycles of each Inferencer.
+          memory_limit_mb: End the process when it takes more, on the host or on a device.
+        """
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child = context.Pipe()
+        self._seconds = seconds
+        self._limit_mb = memory_limit_mb
+        self._process = context.Process(
+            target=_serve, args=(config, seconds, child), name="trial", daemon=True
+        )
+        self._process.start()
+        child.close()
+
+    def ready(self) -> Found:
+        """Wait until it can be measured.
+
+        Raises:
+          TrialError: It cannot run, takes too much memory or too long.
+        """
+        found = self._receive(START_TIMEOUT_S)
+        assert isinstance(found, Found)
+        return found
+
+    def measure(self) -> Measurement:
+        """Train on for a while.
+
+        Raises:
+          TrialError: It failed, takes too much memory or too long.
+        """
+        try:
+            self._pipe.send(True)
+        except OSError as error:
+            raise TrialError(f"its process ended ({self._process.exitcode})") from error
+        measurement = self._receive(self._seconds + MEASURE_TIMEOUT_S)
+        assert isinstance(measurement, Measurement)
+        self._check_memory(measurement.device_mb)
+        return measurement
+
+    def _receive(self, timeout_s: float) -> Any:
+        deadline = time.monotonic() + timeout_s
+        while not self._pipe.poll(POLL_S):
+            self._check_memory(peak_rss_mb(self._process.pid))
+            if time.monotonic() > deadline:
+                self.close()
+                raise TrialError(f"it took longer than {timeout_s:.0f} s")
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self._process.join(CLOSE_S)
+            raise TrialError(_ending(self._process.exitcode)) from error
+        if isinstance(answer, TrialError):
+            raise answer
+        self._check_memory(peak_rss_mb(self._process.pid))
+        return answer
+
+    def _check_memory(self, used_mb: float) -> None:
+        if self._limit_mb is not None and used_mb > self._limit_mb:
+            self.close()
+            raise TrialError(f"{used_mb:,.0f} MB are above the limit of {self._limit_mb:,.0f} MB")
+
+    def close(self) -> None:
+        """End the process, whatever it does; may be called twice."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.join(CLOSE_S)
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        why = ", which is how the system ends what takes too much memory" if exit_code == -9 else ""
+        return f"its process was ended by {name}{why}"
+    return f"its process ended with code {exit_code}"
+
+
+def peak_rss_mb(pid: int | None) -> float:
+    """Return the peak resident memory of a process, 0 where it has ended.
+
+    Not ``getrusage``: its maximum starts at the size of the parent that forked.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    return 0.0
+
+
+# In the process.
+
+
+def _serve(config: ExperimentConfig, seconds: float, pipe: Connection) -> None:
+    """Build, warm up, and train on at each message, until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Trials share the accelerator, of which JAX would otherwise take three quarters at once.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    try:
+        meter = _Meter(config, seconds)
+        pipe.send(meter.warm_up())
+        while pipe.recv():
+            pipe.send(meter.measure())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # closed by the parent
+    except Exception as error:
+        pipe.send(TrialError(_in_words(error)))
+    finally:
+        # Threads inside XLA or an environment must not hold up the end.
+        os._exit(0)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _in_words(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    if "RESOURCE_EXHAUSTED" in lines[0] or isinstance(error, MemoryError):
+        return f"out of memory ({lines[0][:200]})"
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+class _Meter:
+    """The experiment as ``sebulba train`` builds it, and the writer of metrics that times it.
+
+    Speed is taken from the end of the first window of a run to the end of the last whole one, so
+    that starting and joining threads does not count.
+    """
+
+    def __init__(self, config: ExperimentConfig, seconds: float) -> None:
+        experiment.configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+        self._seconds = seconds
+        interval_s = min(config.metrics_interval_s, seconds / WINDOWS)
+        config = dataclasses.replace(config, metrics_interval_s=interval_s)
+        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        agent = experiment.build_agent(config, env_spec(factory))
+        self._loop: GymnasiumLoop = experiment.build_loop(config, factory, agent, self)
+        self._steps_per_cycle = config.steps_per_cycle
+        self._state = self._loop.new_state(config.seed, config.steps_per_cycle)
+
+    def warm_up(self) -> Found:
+        """Compile: the update in the first cycle, shorter chunks of a fused cycle in the second."""
+        self._run(3 * self._loop.num_inferencers)
+        devices = jax.local_devices()
+        parameters = sum(int(leaf.size) for leaf in jax.tree.leaves(self._state.networks))
+        return Found(devices[0].platform, len(devices), parameters)
+
+    def measure(self) -> Measurement:
+        """Train on until ``write`` stops the loop."""
+        self._run(ENDLESS_CYCLES * self._loop.num_inferencers)
+        first, last = self._records[0], self._records[-1]
+        lags = [record["policy_lag_mean"] for record in self._records[1:]]
+        return Measurement(
+            (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"]),
+            peak_rss_mb(os.getpid()),
+            self._device_mb,
+            statistics.fmean(lag for lag in lags if lag is not None),
+        )
+
+    def _run(self, num_cycles: int) -> None:
+        self._records: list[Mapping[str, Any]] = []
+        self._ended = False
+        self._state = self._loop.run(self._state, num_cycles, self._steps_per_cycle).state
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Take a window's record; stop the loop when there is enough."""
+        if self._ended:
+            return  # the window that the stop cut short
+        self._records.append(metrics)
+        first = self._records[0]
+        self._ended = (
+            metrics["seconds"] - first["seconds"] >= self._seconds
+            and metrics["cycles"] - first["cycles"] >= 2 * self._loop.num_inferencers
+        )
+        if self._ended:
+            self._device_mb = _device_mb()  # while trajectories are in flight
+            self._loop.stop()
+
+    def close(self) -> None:
+        """Do nothing: a writer has this."""
+
+
+def _device_mb() -> float:
+    counted = [device.memory_stats() for device in jax.local_devices()]
+    if all(counted):
+        return max(stats["peak_bytes_in_use"] for stats in counted if stats) / 1e6
+    return sum(_bytes(array) for array in jax.live_arrays()) / 1e6
+
+
+def _bytes(array: jax.Array) -> int:
+    """Return the bytes of an array on all its devices."""
+    sharding = array.sharding
+    shard = math.prod(sharding.shard_shape(array.shape))
+    return shard * array.dtype.itemsize * len(sharding.device_set)
