@@ -1,0 +1,405 @@
+"""The programs of a training run, each measured alone, warm and at full speed.
+
+They are built from the same pieces and the same configuration as the run's, with environments of
+their own.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sebulba.agent import Agent, AgentState
+from sebulba.benchmarks.ceiling import Cost
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.envs import seed_block
+from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms, make_cycle
+from sebulba.runtime.devices import choose_devices, learner_mesh
+from sebulba.runtime.inferencer import INFERENCER_PHASES
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.runtime.update import HandOffToMesh, Updater, on_device, owned_copy
+from sebulba.types import (
+    EnvAdapter,
+    EnvFactory,
+    EnvOutput,
+    EnvSpec,
+    FusedEnv,
+    PyTree,
+    RunSpec,
+    Trajectory,
+)
+
+MOST_COPIES, MOST_COPIED_BYTES = 64, 2**28
+"""Trajectories prepared for the update before the clock starts."""
+
+Work = Callable[[float], int]
+"""Works until ``time.perf_counter()`` passes its argument, at least once; returns env steps."""
+
+
+def measure_together(works: Sequence[Work], seconds: float) -> Cost:
+    """Measure works that run at the same time, each in a thread of its own.
+
+    Each works once before the clock starts, so that caches are warm. The wall time of a step comes
+    from the sum of the threads' speeds: they end up to one work apart.
+
+    Args:
+      works: One a thread.
+      seconds: How long to measure.
+    """
+    cpu_began_s = 0.0
+
+    def begin() -> None:
+        nonlocal cpu_began_s
+        cpu_began_s = time.process_time()
+
+    start = threading.Barrier(len(works), action=begin)
+
+    def one(work: Work) -> tuple[int, float]:
+        start.wait()
+        began_s = time.perf_counter()
+        env_steps = work(began_s + seconds)
+        return env_steps, env_steps / (time.perf_counter() - began_s)
+
+    with concurrent.futures.ThreadPoolExecutor(len(works)) as threads:
+        list(threads.map(lambda work: work(0.0), works))
+        results = list(threads.map(one, works))
+    cpu_s = time.process_time() - cpu_began_s
+    env_steps = sum(steps for steps, _ in results)
+    speed = sum(per_s for _, per_s in results)
+    return Cost(wall_us=1e6 / speed, cpu_us=1e6 * cpu_s / env_steps)
+
+
+class Stages:
+    """Cycle, hand-off and update of a run, and environment and inference apart."""
+
+    def __init__(
+        self, config: ExperimentConfig, factory: EnvFactory, agent: Agent, seconds: float
+    ) -> None:
+        """Make environments; programs are built by the first ``use``.
+
+        Args:
+          config: Of the run.
+          factory: Of its environments.
+          agent: That it trains.
+          seconds: How long to measure one stage at a time.
+        """
+        self._config = config
+        self._agent = agent
+        self._seconds = seconds
+        self._devices, update_devices = choose_devices(
+            config.inference_devices, config.update_devices
+        )
+        self._mesh = learner_mesh(update_devices)
+        per_device = max(1, config.num_inferencers_per_device)
+        self._devices = [device for device in self._devices for _ in range(per_device)]
+        self._run = RunSpec(
+            config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
+        )
+        self._factory = factory
+        self._envs: list[EnvAdapter] = []
+        self._cycles: list[Cycle] = []
+        self._works: dict[str, list[Work]] = {}
+        self._hand_off = HandOffToMesh(agent, self._mesh, config.num_envs)
+        self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
+        self._consumed = 0
+        self.kind = ""
+        """How a cycle runs: ``"stepped"`` or ``"fused"``; known after the first ``use``."""
+        self.could_fuse = False
+        """The cycle is stepped, and could be fused."""
+
+    @property
+    def env_steps_per_cycle(self) -> int:
+        """Environment steps in one trajectory."""
+        return self._run.num_envs * self._run.steps_per_cycle
+
+    @property
+    def shares_cores(self) -> bool:
+        """No device but the CPU takes part."""
+        devices = [*self._devices, *self._mesh.devices.flat]
+        return all(device.platform == "cpu" for device in devices)
+
+    def use(self, state: AgentState, acting_networks: PyTree, cycles: int) -> None:
+        """Work from here on with this state of training.
+
+        Args:
+          state: Copied.
+          acting_networks: That go with it.
+          cycles: Consumed so far, which decide how many updates are due.
+        """
+        self._updater.place(state)
+        self._consumed = cycles
+        self._networks = {
+            device: owned_copy(acting_networks, device) for device in set(self._devices)
+        }
+        jax.block_until_ready(self._networks)
+        if not self._works:
+            self._build(state)
+
+    def _build(self, state: AgentState) -> None:
+        programs = CyclePrograms(
+            self._agent, jax.eval_shape(lambda x: x, self._networks[self._devices[0]]), self._run
+        )
+        envs = self._make_envs()
+        self._cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
+        self.kind = self._cycles[0].kind
+        self.could_fuse = (
+            self.kind == "stepped"
+            and self._devices[0].platform == "cpu"
+            and not isinstance(envs[0].fused(), str)
+        )
+        self._states = [
+            owned_copy(step, device) for step, device in zip(state.step, self._devices, strict=True)
+        ]
+        self._kept: list[Any] = [None] * len(envs)
+        for cycle in self._cycles:
+            cycle.reset()
+        self._works["cycle"] = [self._cycle_work(i) for i in range(len(envs))]
+        for work in self._works["cycle"]:
+            work(0.0)
+        replays = [ReplayEnv(env.spec, kept) for env, kept in zip(envs, self._kept, strict=True)]
+        self._works["inference"] = [
+            self._inference_work(i, self._make_cycle(i, replay, programs))
+            for i, replay in enumerate(replays)
+        ]
+        self._works["environment"] = [
+            env_work(env, np.array(kept.action), self.kind, device)
+            for env, kept, device in zip(self._make_envs(), self._kept, self._devices, strict=True)
+        ]
+
+    def _make_envs(self) -> list[EnvAdapter]:
+        made = []
+        for i in range(self._run.num_inferencers):
+            seeds = seed_block(
+                self._config.seed,
+                inferencer=i,
+                num_inferencers=self._run.num_inferencers,
+                num_envs=self._run.num_envs,
+            )
+            made.append(self._factory(self._run.num_envs, seeds))
+            self._envs.append(made[-1])
+        return made
+
+    def _make_cycle(self, i: int, env: EnvAdapter, programs: CyclePrograms) -> Cycle:
+        # What replaces the environment runs as the environment did.
+        kind: Any = self.kind or self._config.cycle
+        return make_cycle(kind, env, programs, self._devices[i], PhaseTimer(*INFERENCER_PHASES))[0]
+
+    def _cycle_work(self, i: int) -> Work:
+        def work(until: float) -> int:
+            self._states[i], self._kept[i], env_steps = self._run_cycles(
+                i, self._cycles[i], self._states[i], until
+            )
+            return env_steps
+
+        return work
+
+    def _inference_work(self, i: int, cycle: Cycle) -> Work:
+        cycle.reset()
+        step_state = owned_copy(self._states[i], self._devices[i])
+
+        def work(until: float) -> int:
+            nonlocal step_state
+            step_state, _, env_steps = self._run_cycles(i, cycle, step_state, until)
+            return env_steps
+
+        return work
+
+    def _run_cycles(
+        self, i: int, cycle: Cycle, step_state: PyTree, until: float
+    ) -> tuple[PyTree, CycleOutput, int]:
+        never = threading.Event()
+        networks = self._networks[self._devices[i]]
+        env_steps = 0
+        while True:
+            output, step_state = cycle.run(networks, step_state, never)
+            env_steps += self.env_steps_per_cycle
+            if time.perf_counter() >= until:
+                break
+        assert output is not None, "nothing stops it"
+        jax.block_until_ready((output.env_step, output.final_step_state))
+        return step_state, output, env_steps
+
+    # Measuring.
+
+    def measure(self) -> dict[str, Cost]:
+        """Measure every stage once; ``use`` comes first."""
+        return {
+            "cycle": measure_together(self._works["cycle"], self._seconds),
+            "hand-off": self._measure_hand_off(),
+            "update": self._measure_update(),
+            "environment": measure_together(self._works["environment"], self._seconds),
+            "inference": measure_together(self._works["inference"], self._seconds),
+        }
+
+    def _kept_arguments(self) -> tuple[Trajectory, PyTree, PyTree]:
+        output = self._kept[0]
+        zero = np.array(0, np.int32)
+        trajectory = Trajectory(output.env_step, output.action, output.extras, zero, zero, zero)
+        return trajectory, output.initial_step_state, output.final_step_state
+
+    def _measure_hand_off(self) -> Cost:
+        arguments = self._kept_arguments()
+
+        def work(until: float) -> int:
+            env_steps = 0
+            while True:
+                placed = self._hand_off(*arguments)
+                # Otherwise transfers to another device would pile up.
+                jax.block_until_ready(placed)
+                env_steps += self.env_steps_per_cycle
+                if time.perf_counter() >= until:
+                    return env_steps
+
+        return measure_together([work], self._seconds / 2)
+
+    def _measure_update(self) -> Cost:
+        """Measure updates and publishing as the update loop does them.
+
+        The update takes its trajectory over, so copies are made ahead, while the clock stands.
+        """
+        placed = self._hand_off(*self._kept_arguments())
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if hasattr(leaf, "nbytes"))
+        num_copies = max(2, min(MOST_COPIES, MOST_COPIED_BYTES // max(1, size)))
+        wall_s = cpu_s = 0.0
+        env_steps = -1
+        while env_steps < 0 or wall_s < self._seconds:
+            copies = [_copies(placed) for _ in range(num_copies)]
+            jax.block_until_ready(copies)
+            began, cpu_began = time.perf_counter(), time.process_time()
+            for arguments in copies:
+                self._consume(*arguments)
+            self._updater.wait()
+            if env_steps < 0:
+                env_steps = 0  # the first batch warms up
+                continue
+            wall_s += time.perf_counter() - began
+            cpu_s += time.process_time() - cpu_began
+            env_steps += num_copies * self.env_steps_per_cycle
+        self._updater.take_metrics()
+        return Cost(wall_us=1e6 * wall_s / env_steps, cpu_us=1e6 * cpu_s / env_steps)
+
+    def _consume(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
+        self._updater.wait()
+        self._updater.update_experience(trajectory, initial, final)
+        self._consumed += 1
+        for _ in range(self._agent.num_off_policy_optims_per_cycle(self._consumed)):
+            self._updater.update(self._consumed)
+        acting = self._updater.acting_networks()
+        for device in set(self._devices):
+            on_device(acting, device)
+
+    def close(self) -> None:
+        """Free the environments."""
+        with contextlib.ExitStack() as stack:
+            for env in self._envs:
+                stack.callback(env.close)
+
+
+def _copies(tree: PyTree) -> PyTree:
+    """Return copies in place; NumPy scalars as they are."""
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)
+
+
+class ReplayEnv:
+    """Returns the rows of a kept cycle, whatever the action: an environment that costs nothing."""
+
+    def __init__(self, spec: EnvSpec, output: CycleOutput) -> None:
+        """Keep a host copy of ``output``."""
+        self.spec = spec
+        rows = jax.tree.map(lambda x: np.array(x[1:]), output.env_step)
+        infos = output.step_infos
+        self._rows = EnvOutput(
+            rows.obs,
+            rows.reward,
+            rows.terminated,
+            rows.truncated,
+            rows.is_first,
+            np.asarray(infos.true_reward),
+            np.asarray(infos.episode_end),
+        )
+        self._num_rows, self.num_envs = rows.reward.shape
+        self._outputs = [self._row(t) for t in range(self._num_rows)]
+        self._t = 0
+
+    def _row(self, t: int) -> EnvOutput:
+        return jax.tree.map(lambda x: x[t], self._rows)
+
+    def reset(self) -> EnvOutput:
+        """Return the first row as the beginning of an episode."""
+        return EnvOutput.first(self._outputs[0].obs, self.num_envs)
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Return the next row."""
+        del action
+        self._t = (self._t + 1) % self._num_rows
+        return self._outputs[self._t]
+
+    def fused(self) -> FusedEnv:
+        """Return the same as JAX functions; the state is the rows and the number of the next."""
+
+        def step(state: PyTree, action: jax.Array) -> tuple[PyTree, EnvOutput, jax.Array]:
+            rows, t = state
+            output = jax.tree.map(
+                lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), rows
+            )
+            del action
+            return (rows, (t + 1) % self._num_rows), output, jax.numpy.int32(0)
+
+        return FusedEnv((self._rows, np.int32(0)), step)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def env_work(env: EnvAdapter, actions: np.ndarray, kind: str, device: jax.Device) -> Work:
+    """Return what steps ``env`` alone, through kept valid actions, as a cycle of ``kind`` would.
+
+    Args:
+      env: Reset here.
+      actions: ``[T, B, ...]``.
+      kind: ``"fused"``: within one program; else from Python.
+      device: Where a fused one runs.
+    """
+    num_steps, num_envs = actions.shape[:2]
+    env.reset()
+    fused = env.fused() if kind == "fused" else ""
+    if isinstance(fused, str):
+
+        def step_all() -> None:
+            for action in actions:
+                env.step(action)
+
+    else:
+        run = jax.jit(lambda state, actions: _scan_env(fused, state, actions), donate_argnums=0)
+        state = jax.device_put(jax.tree.map(lambda x: np.array(x), fused.state), device)
+        actions_there = jax.device_put(np.array(actions), device)
+
+        def step_all() -> None:
+            nonlocal state
+            state, ends = run(state, actions_there)
+            ends.block_until_ready()
+
+    def work(until: float) -> int:
+        env_steps = 0
+        while True:
+            step_all()
+            env_steps += num_steps * num_envs
+            if time.perf_counter() >= until:
+                return env_steps
+
+    return work
+
+
+def _scan_env(fused: FusedEnv, state: PyTree, actions: jax.Array) -> tuple[PyTree, jax.Array]:
+    def body(state: PyTree, action: jax.Array) -> tuple[PyTree, jax.Array]:
+        state, output, _ = fused.step(state, action)
+        return state, output.episode_end
+
+    return jax.lax.scan(body, state, actions)
