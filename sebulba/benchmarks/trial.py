@@ -38,18 +38,6 @@ CLOSE_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What a trial found when it began."""
-
-    platform: str
-    """What JAX runs on."""
-    num_devices: int
-    """All of them."""
-    num_parameters: int
-    """Of the networks."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Measurement:
     """Some seconds of training, compile and start-up excluded."""
 
@@ -89,15 +77,16 @@ class Trial:
         self._process.start()
         child.close()
 
-    def ready(self) -> Found:
+    def ready(self) -> int:
         """Wait until it can be measured.
+
+        Returns:
+          The number of parameters of its networks.
 
         Raises:
           TrialError: It cannot run, takes too much memory or too long.
         """
-        found = self._receive(START_TIMEOUT_S)
-        assert isinstance(found, Found)
-        return found
+        return self._receive(START_TIMEOUT_S)
 
     def measure(self) -> Measurement:
         """Train on for a while.
@@ -109,8 +98,7 @@ class Trial:
             self._pipe.send(True)
         except OSError as error:
             raise TrialError(f"its process ended ({self._process.exitcode})") from error
-        measurement = self._receive(self._seconds + MEASURE_TIMEOUT_S)
-        assert isinstance(measurement, Measurement)
+        measurement: Measurement = self._receive(self._seconds + MEASURE_TIMEOUT_S)
         self._check_memory(measurement.device_mb)
         return measurement
 
@@ -169,6 +157,14 @@ def peak_rss_mb(pid: int | None) -> float:
     return 0.0
 
 
+def share_accelerator() -> None:
+    """Let several processes use an accelerator, of which JAX would take three quarters for one.
+
+    Before JAX's backend starts.
+    """
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
 # In the process.
 
 
@@ -176,8 +172,7 @@ def _serve(config: ExperimentConfig, seconds: float, pipe: Connection) -> None:
     """Build, warm up, and train on at each message, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Trials share the accelerator, of which JAX would otherwise take three quarters at once.
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    share_accelerator()
     try:
         meter = _Meter(config, seconds)
         pipe.send(meter.warm_up())
@@ -224,12 +219,11 @@ class _Meter:
         self._steps_per_cycle = config.steps_per_cycle
         self._state = self._loop.new_state(config.seed, config.steps_per_cycle)
 
-    def warm_up(self) -> Found:
-        """Compile: the update in the first cycle, shorter chunks of a fused cycle in the second."""
+    def warm_up(self) -> int:
+        """Compile, and return the number of parameters of the networks."""
+        # The update compiles in the first cycle, shorter chunks of a fused cycle in the second.
         self._run(3 * self._loop.num_inferencers)
-        devices = jax.local_devices()
-        parameters = sum(int(leaf.size) for leaf in jax.tree.leaves(self._state.networks))
-        return Found(devices[0].platform, len(devices), parameters)
+        return sum(int(leaf.size) for leaf in jax.tree.leaves(self._state.networks))
 
     def measure(self) -> Measurement:
         """Train on until ``write`` stops the loop."""
