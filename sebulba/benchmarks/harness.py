@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,40 +44,69 @@ def ratio(figures: Mapping[str, list[float]], over: str, under: str) -> float:
     return statistics.median(a / b for a, b in pairs)
 
 
+def differences(figures: Mapping[str, list[float]], of: str, minus: str) -> list[float]:
+    """Return the differences ``of - minus``, round by round."""
+    return [a - b for a, b in zip(figures[of], figures[minus], strict=True)]
+
+
 def print_table(
     title: str, unit: str, figures: Mapping[str, list[float]], notes: list[str]
 ) -> None:
     """Print median and spread of each case, then the notes."""
+    rows = {
+        name: [number(x) for x in (statistics.median(values), min(values), max(values))]
+        for name, values in figures.items()
+    }
+    print_rows(title, [f"{column}, {unit}" for column in ("median", "lowest", "highest")], rows)
+    for note in notes:
+        print_note(note)
+
+
+def print_rows(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
+    """Print a table of cells, a named row each."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
-    for column in ("median", "lowest", "highest"):
-        table.add_column(f"{column}, {unit}", justify="right")
-    for name, values in figures.items():
-        row = (statistics.median(values), min(values), max(values))
-        table.add_row(
-            name, *(f"{value:,.1f}" if value < 1000 else f"{value:,.0f}" for value in row)
-        )
-    console = Console()
-    console.print(table)
-    for note in notes:
-        console.print(note)
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    Console().print(table)
+
+
+def print_note(note: str) -> None:
+    """Print a line below a table, as it is."""
+    Console().print(note, markup=False, highlight=False, soft_wrap=True)
+
+
+def number(value: float) -> str:
+    """Return a figure as tables show it."""
+    return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[str, Any]) -> dict:
     """Return what a benchmark writes: its keys, all figures, configuration, machine, versions."""
-    devices = jax.devices()
+    commit, commit_date, is_modified = _commit()
     return {
         **keys,
         "figures": dict(figures),
         "config": dict(config),
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "processor": platform.machine(),
-            "devices": [device.device_kind for device in devices],
-        },
+        "machine": machine(),
         "versions": {name: _version(name) for name in PACKAGES}
         | {"python": platform.python_version()},
-        "commit": _commit(),
+        "commit": commit,
+        "commit_date": commit_date,
+        "is_modified": is_modified,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on: cores, processor, memory (GB) and JAX's devices."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": platform.machine(),
+        "processor_model": _processor_model(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "devices": [device.device_kind for device in jax.devices()],
     }
 
 
@@ -94,12 +123,33 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """Return the commit of the checkout that this runs from, None where there is none."""
-    done = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() or None
+def _processor_model() -> str | None:
+    """Return the processor's name, None where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)
+
+
+def _commit() -> tuple[str | None, str | None, bool | None]:
+    """Return (commit, its date, whether files differ from it) of the checkout that this runs from.
+
+    None where there is no checkout, or where an installed copy lies in somebody else's.
+    """
+    if not _git("ls-files", "benchmarks/harness.py"):
+        return None, None, None
+    described = _git("show", "-s", "--format=%H %cs", "HEAD").split()
+    is_modified = bool(_git("status", "--porcelain", "--untracked-files=no", "--", "*.py"))
+    return described[0], described[1], is_modified
+
+
+def _git(*arguments: str) -> str:
+    """Return what git says in the package's folder, nothing where it fails or is missing."""
+    command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,243 @@
+"""``bench overhead``: microseconds of our own code per vector step of one Inferencer.
+
+The stepped loop minus the bare loop, with the same environment that does nothing and the same
+policy that does nearly nothing. All that the loop adds counts, the recording of the step included,
+whether it lies in Python or in the compiled program.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from sebulba.benchmarks import harness
+from sebulba.benchmarks.bare import bare_loop
+from sebulba.benchmarks.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from sebulba.envs import env_spec, make_env_factory
+from sebulba.loops.gymnasium_loop import GymnasiumLoop
+from sebulba.runtime.episodes import EpisodeStatistics
+from sebulba.runtime.inferencer import INFERENCER_PHASES
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.types import EnvStep, RunSpec
+
+NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE = 16, 10, 1000
+ENVS: dict[str, type[NullVectorEnv]] = {"envpool": NullPool, "gymnasium": NullVectorEnv}
+"""By the adapter in front of them; the promised key is that of the first, the fast default."""
+
+
+class LoopCase:
+    """The stepped loop on one null environment."""
+
+    def __init__(self, make_env: type[NullVectorEnv], num_cycles: int, steps_per_cycle: int):
+        """Make the loop; nothing runs yet."""
+        factory = make_env_factory(make_env)
+        agent = NullAgent(env_spec(factory), NullConfig())
+        self._num_cycles, self._steps_per_cycle = num_cycles, steps_per_cycle
+        self._consumed: list[float] = []
+        self.loop = GymnasiumLoop(
+            factory,
+            agent,
+            NUM_ENVS,
+            cycle="stepped",
+            inference_only=True,
+            num_inferencers_per_device=1,
+            inference_devices=[0],
+            update_devices=[0],
+            metrics_interval_s=3600.0,
+            observe_cycle=lambda trajectory, infos: self._consumed.append(time.perf_counter()),
+        )
+        self._state = self.loop.new_state(0, steps_per_cycle)
+        self.phases_us: dict[str, float] = {}
+        """Microseconds per vector step in each phase of the Inferencer, in the last run."""
+
+    def measure(self) -> float:
+        """Return microseconds per vector step, from the first trajectory's arrival to the last's.
+
+        So the start and the end of a run, which have a price of their own, do not count.
+        """
+        self._consumed.clear()
+        result = self.loop.run(self._state, self._num_cycles, self._steps_per_cycle)
+        self._state = result.state
+        steps_per_s = result.metrics["env_steps_per_s"] / NUM_ENVS
+        self.phases_us = {
+            phase: 1e6 * result.metrics[f"time/inferencer/{phase}"] / steps_per_s
+            for phase in INFERENCER_PHASES
+        }
+        steps = (self._num_cycles - 1) * self._steps_per_cycle
+        return 1e6 * (self._consumed[-1] - self._consumed[0]) / steps
+
+
+def bare_case(make_env: type[NullVectorEnv], num_steps: int) -> Callable[[], float]:
+    """Return what measures the bare loop, in microseconds per vector step."""
+    env, agent, networks, step_state = _bare_parts(make_env)
+    step = jax.jit(agent.step, donate_argnums=1)
+
+    def measure() -> float:
+        nonlocal step_state
+        began = time.perf_counter()
+        step_state = bare_loop(step, networks, step_state, env, num_steps)
+        return 1e6 * (time.perf_counter() - began) / num_steps
+
+    return measure
+
+
+def _bare_parts(make_env: type[NullVectorEnv]) -> tuple[VectorEnv, NullAgent, Any, Any]:
+    env = make_env(NUM_ENVS, range(NUM_ENVS))
+    agent = NullAgent(env_spec(env), NullConfig())
+    state = agent.new_state(jax.random.key(0), RunSpec(NUM_ENVS, 1, STEPS_PER_CYCLE, 1))
+    return env, agent, state.networks, state.step[0]
+
+
+def pieces_us(make_env: type[NullVectorEnv], num_calls: int) -> dict[str, float]:
+    """Call the parts of a step alone and return the microseconds of each per vector step.
+
+    Args:
+      make_env: The environment.
+      num_calls: Of each part.
+    """
+    env, agent, networks, step_state = _bare_parts(make_env)
+    adapter = make_env_factory(make_env)(NUM_ENVS, list(range(NUM_ENVS)))
+    step = jax.jit(agent.step, donate_argnums=1)
+    action = np.zeros(NUM_ENVS, np.int32)
+    row = adapter.reset()
+    env_step = EnvStep(row.obs, action, row.reward, row.terminated, row.truncated, row.is_first)
+    env.reset()
+    flags = np.zeros((STEPS_PER_CYCLE, NUM_ENVS), np.bool_)
+    cycle_statistics, timer = EpisodeStatistics(NUM_ENVS), PhaseTimer("act", "env_step")
+
+    def policy() -> None:
+        nonlocal step_state
+        output, step_state = step(networks, step_state, env_step)
+        np.asarray(output.action)
+
+    def statistics_of_a_cycle() -> None:
+        cycle_statistics.add(flags.astype(np.float32), flags, flags, flags)
+
+    def two_phases() -> None:
+        with timer.phase("act"):
+            pass
+        with timer.phase("env_step"):
+            pass
+
+    bare_env_us = _each_us(lambda: env.step(action), num_calls)
+    return {
+        "policy program": _each_us(policy, num_calls),
+        "environment": bare_env_us,
+        "adapter": _each_us(lambda: adapter.step(action), num_calls) - bare_env_us,
+        "timer": _each_us(two_phases, num_calls),
+        "statistics": _each_us(statistics_of_a_cycle, max(1, num_calls // STEPS_PER_CYCLE))
+        / STEPS_PER_CYCLE,
+    }
+
+
+def _each_us(call: Callable[[], Any], num_calls: int) -> float:
+    """Return the microseconds of a call: the best of five times ``num_calls``."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(num_calls):
+            call()
+        times.append(time.perf_counter() - began)
+    return 1e6 * min(times) / num_calls
+
+
+def run(
+    *,
+    repeats: int = 5,
+    num_cycles: int = NUM_CYCLES,
+    steps_per_cycle: int = STEPS_PER_CYCLE,
+    json_file: str | None = None,
+) -> dict:
+    """Measure, print tables, write JSON.
+
+    Args:
+      repeats: Interleaved rounds.
+      num_cycles: Cycles a round, at least 2.
+      steps_per_cycle: Vector steps in a cycle.
+      json_file: Where to write, or None.
+
+    Returns:
+      The record that was written.
+    """
+    loops = {name: LoopCase(env, num_cycles, steps_per_cycle) for name, env in ENVS.items()}
+    cases: dict[str, Callable[[], float]] = {}
+    for name, env in ENVS.items():
+        cases[f"{name} loop"] = loops[name].measure
+        cases[f"{name} bare"] = bare_case(env, num_cycles * steps_per_cycle)
+    try:
+        figures = harness.interleave(cases, repeats)
+    finally:
+        for case in loops.values():
+            case.loop.close()
+    for name in ENVS:
+        figures[f"{name} overhead"] = harness.differences(figures, f"{name} loop", f"{name} bare")
+    keys = keys_of(figures)
+    pieces = {name: pieces_us(env, 10 * steps_per_cycle) for name, env in ENVS.items()}
+    phases = {name: case.phases_us for name, case in loops.items()}
+    harness.print_table(
+        f"bench overhead: an environment and a policy that do nothing, 1 Inferencer x {NUM_ENVS} "
+        "environments, stepped",
+        "us per vector step",
+        figures,
+        [f"overhead_us_per_step: {keys['overhead_us_per_step']:.1f} (that of the fast default)"],
+    )
+    for name in ENVS:
+        harness.print_rows(
+            f"where the microseconds of the last round's loop went, {name} adapter",
+            ["in the loop, us", "of these alone, us"],
+            breakdown(figures[f"{name} loop"][-1], phases[name], pieces[name]),
+        )
+    result = harness.record(
+        keys,
+        figures,
+        {
+            "num_envs": NUM_ENVS,
+            "num_cycles": num_cycles,
+            "steps_per_cycle": steps_per_cycle,
+            "repeats": repeats,
+        },
+    )
+    result |= {"phases_us": phases, "pieces_us": pieces}
+    harness.write_json(json_file, result)
+    return result
+
+
+def keys_of(figures: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return the promised key, its spread, and the same of a ready-made Gymnasium environment."""
+    fast = figures["envpool overhead"]
+    return {
+        "overhead_us_per_step": statistics.median(fast),
+        "overhead_us_per_step_lowest": min(fast),
+        "overhead_us_per_step_highest": max(fast),
+        "gymnasium_overhead_us_per_step": statistics.median(figures["gymnasium overhead"]),
+    }
+
+
+def breakdown(
+    total_us: float, phases_us: Mapping[str, float], pieces_us: Mapping[str, float]
+) -> dict[str, list[str]]:
+    """Return rows of (phase in the loop, what it consists of when called alone).
+
+    Args:
+      total_us: Microseconds per vector step of the loop.
+      phases_us: Of the phases of its Inferencer; what is left of the total is between them.
+      pieces_us: As ``pieces_us`` returned them.
+    """
+    alone = {
+        "act": ["policy program"],
+        "env_step": ["environment", "adapter"],
+        "finish": ["statistics"],
+    }
+    between = {"between the phases": total_us - sum(phases_us.values())}
+    rows = {}
+    for phase, in_loop_us in {**phases_us, **between}.items():
+        names = ["timer"] if phase in between else alone.get(phase, [])
+        known = " + ".join(f"{name} {pieces_us[name]:.1f}" for name in names)
+        rows[phase] = [f"{in_loop_us:.1f}", known]
+    return rows
