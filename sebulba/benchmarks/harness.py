@@ -80,7 +80,8 @@ def print_note(note: str) -> None:
 
 def number(value: float) -> str:
     """Return a figure as tables show it."""
-    return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+    places = 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:,.{places}f}"
 
 
 def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[str, Any]) -> dict:

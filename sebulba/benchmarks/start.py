@@ -1,0 +1,229 @@
+"""``bench start``: how soon ``sebulba train`` makes its first update, compiled programs kept.
+
+Measured from outside, as a user waits: from starting the process to its first record, which is
+written right after the first update. Against it, in turn, an interpreter that only imports what
+training cannot do without. The first round, which does not count, fills the compile cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sebulba.errors import UsageError
+
+# JAX is imported by what needs it: `train_with_marks` runs in a process whose start is measured.
+
+IMPORTS = "import jax, flax, optax, gymnasium, envpool"
+POLL_S = 0.005
+LONGEST_S = 300.0
+"""A first update that takes longer than this is taken for a hang."""
+
+MARKS = (
+    ("sebulba.experiment:configure_jax", "JAX configured"),
+    ("sebulba.experiment:env_spec", "environment described"),
+    ("sebulba.loops.gymnasium_loop:GymnasiumLoop.__init__", "environments made"),
+    ("sebulba.loops.gymnasium_loop:GymnasiumLoop.new_state", "agent state made"),
+    ("sebulba.run_folder:RunFolder.write_config", "run folder made"),
+    ("sebulba.runtime.update:Updater.place", "agent state placed"),
+    ("sebulba.runtime.update:Updater.acting_networks", "first networks published"),
+    ("sebulba.runtime.trajectory_queue:TrajectoryQueue.put", "first trajectory made"),
+    ("sebulba.runtime.update:Updater.update_experience", "first trajectory taken in"),
+    ("sebulba.runtime.update:Updater.update", "first update dispatched"),
+    ("sebulba.loops.metric_writers:JsonLinesWriter.write", "first update done, record written"),
+)
+"""Functions, and what is true when each has returned for the first time."""
+
+
+def run(*, repeats: int = 5, preset: str = "cartpole", json_file: str | None = None) -> dict:
+    """Measure, print tables, write JSON.
+
+    Args:
+      repeats: Interleaved rounds.
+      preset: Configuration of ``sebulba train``.
+      json_file: Where to write, or None.
+
+    Returns:
+      The record that was written.
+
+    Raises:
+      UsageError: The training ended or hung before its first update.
+    """
+    from sebulba.benchmarks import harness
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "sebulba", *train_arguments(preset, folder)]
+        cases = {
+            "train": lambda: seconds_to_first_record(command, Path(folder)),
+            "imports": seconds_to_import,
+        }
+        figures = harness.interleave(cases, repeats)
+        marks = marks_of_a_start(preset, Path(folder))
+    figures["beyond imports"] = harness.differences(figures, "train", "imports")
+    keys = keys_of(figures)
+    harness.print_table(
+        f"bench start: sebulba train {preset}, compiled programs kept, to the first update",
+        "s",
+        figures,
+        [
+            f"first_update_beyond_imports_s: {keys['first_update_beyond_imports_s']:.2f}",
+            f"imports: {IMPORTS}",
+        ],
+    )
+    harness.print_rows(
+        "one more start, with marks", ["at, s", "after the one before, s"], mark_rows(marks)
+    )
+    result = harness.record(keys, figures, {"preset": preset, "repeats": repeats})
+    result |= {"marks_s": marks}
+    harness.write_json(json_file, result)
+    return result
+
+
+def keys_of(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the promised keys: medians."""
+    return {
+        "first_update_beyond_imports_s": statistics.median(figures["beyond imports"]),
+        "first_update_s": statistics.median(figures["train"]),
+        "imports_s": statistics.median(figures["imports"]),
+    }
+
+
+def mark_rows(marks: Mapping[str, float]) -> dict[str, list[str]]:
+    """Return a row for each mark: when, and how long after the mark before it."""
+    rows, before = {}, 0.0
+    for name, at in sorted(marks.items(), key=lambda mark: mark[1]):
+        rows[name] = [f"{at:.2f}", f"{at - before:.2f}"]
+        before = at
+    return rows
+
+
+def train_arguments(preset: str, folder: str) -> list[str]:
+    """Return the arguments of ``sebulba`` that train in a folder and keep compiled programs."""
+    cache, run_dir = os.path.join(folder, "cache"), os.path.join(folder, "run")
+    return ["train", preset, "--run-dir", run_dir, "--compile-cache", cache]
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's, but byte code is kept, as it is on a user's second start."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+
+
+def seconds_to_import() -> float:
+    """Start an interpreter and return when it had imported what training cannot do without."""
+    began = time.time()
+    code = f"{IMPORTS}; import time; print(time.time())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=child_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout) - began
+
+
+def seconds_to_first_record(command: Sequence[str], folder: Path) -> float:
+    """Start a training, return when its first record was there, and end it.
+
+    Args:
+      command: Trains in ``folder / "run"``, which is removed again.
+      folder: Holds that, and the compile cache.
+
+    Raises:
+      UsageError: It ended or hung before.
+    """
+    metrics = folder / "run" / "metrics.jsonl"
+    with open(folder / "output", "w+") as output:
+        began = time.time()
+        with subprocess.Popen(
+            command, env=child_environment(), stdout=output, stderr=subprocess.STDOUT
+        ) as process:
+            try:
+                seconds = _wait_for_line(metrics, process, began)
+                process.terminate()  # as Ctrl-C would: it saves its policy and ends
+                process.wait(LONGEST_S)
+            except UsageError as error:
+                output.seek(0)
+                raise UsageError(f"{error}; it said: {output.read()[-2000:].strip()}") from None
+            finally:
+                process.kill()  # nothing, if it has ended
+    shutil.rmtree(folder / "run")
+    return seconds
+
+
+def _wait_for_line(file: Path, process: subprocess.Popen, began: float) -> float:
+    """Return the seconds from ``began`` until the file's first line was whole."""
+    while True:
+        # Read before the process is asked: it may write and end in between.
+        has_ended = process.poll() is not None
+        if file.exists() and b"\n" in file.read_bytes():
+            return time.time() - began
+        if has_ended or time.time() - began > LONGEST_S:
+            how = f"ended with exit code {process.returncode}" if has_ended else "hung"
+            raise UsageError(f"sebulba train {how} before its first update; mend that first")
+        time.sleep(POLL_S)
+
+
+def marks_of_a_start(preset: str, folder: Path) -> dict[str, float]:
+    """Start a training that notes its own progress; return seconds from the start, by mark."""
+    file = folder / "marks.json"
+    call = f"train_with_marks({train_arguments(preset, str(folder))!r}, {str(file)!r})"
+    code = f"from sebulba.benchmarks.start import train_with_marks; {call}"
+    command = [sys.executable, "-c", code]
+    began = time.time()
+    seconds_to_first_record(command, folder)
+    return {name: at - began for name, at in json.loads(file.read_text()).items()}
+
+
+def train_with_marks(arguments: Sequence[str], file: str) -> None:
+    """Run ``sebulba`` in this process and note when it got where.
+
+    Args:
+      arguments: Of ``sebulba``.
+      file: Gets ``{mark: time.time()}`` as JSON when the last of ``MARKS`` is reached.
+    """
+    marks = {"interpreter started": time.time()}
+    importlib.import_module("sebulba.experiment")
+    marks["everything imported"] = time.time()
+
+    def note(name: str) -> None:
+        if name not in marks:
+            marks[name] = time.time()
+            if name == MARKS[-1][1]:
+                Path(file).write_text(json.dumps(marks))
+
+    for target, name in MARKS:
+        owner, attribute = find(target)
+        setattr(owner, attribute, _noting(getattr(owner, attribute), functools.partial(note, name)))
+    from sebulba.cli import entry_point
+
+    sys.argv[1:] = arguments
+    entry_point()
+
+
+def find(target: str) -> tuple[Any, str]:
+    """Return the module or class that holds a ``module:attribute``, and the last name in it."""
+    module, _, path = target.partition(":")
+    *owners, attribute = path.split(".")
+    return functools.reduce(getattr, owners, importlib.import_module(module)), attribute
+
+
+def _noting(function: Callable, note: Callable[[], None]) -> Callable:
+    @functools.wraps(function)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        note()
+        return result
+
+    return noting
