@@ -14,7 +14,13 @@ from rich.table import Table
 
 from sebulba import experiment
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.trial import Measurement, Trial, TrialError, share_accelerator
+from sebulba.benchmarks.trial import (
+    Measurement,
+    Trial,
+    measure_in_turn,
+    ready_trials,
+    share_accelerator,
+)
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.runtime.devices import local_devices
@@ -241,8 +247,8 @@ def _network_axis(config: ExperimentConfig) -> Axis:
         return Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
     depth = len(torso.hidden_sizes) or 2
     sizes = {torso.hidden_sizes, *((size,) * depth for size in (32, 64, 128, 256, 512))}
-    values: tuple[Value, ...] = tuple(sorted(sizes, key=lambda size: sum(size)))
-    return Axis("hidden-sizes", values, lambda c, s: with_torso(c, hidden_sizes=s), True)
+    by_work = tuple(sorted(sizes, key=lambda size: sum(size)))
+    return Axis("hidden-sizes", by_work, lambda c, s: with_torso(c, hidden_sizes=s), True)
 
 
 def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: float) -> AxisResult:
@@ -252,37 +258,19 @@ def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: fl
       UsageError: None of them can run.
     """
     failed: dict[Value, str] = {}
-    measurements: dict[Value, list[Measurement]] = {}
     with contextlib.ExitStack() as stack:
         trials: dict[Value, Trial] = {}
         for value in axis.values:
             try:
-                changed = axis.change(config, value)
+                trials[value] = stack.enter_context(Trial(axis.change(config, value), seconds))
             except UsageError as error:
                 failed[value] = str(error)
-            else:
-                trials[value] = stack.enter_context(Trial(changed, seconds))
-        parameters: dict[Value, int] = {}
-        for value, trial in trials.items():
-            try:
-                parameters[value] = trial.ready()
-            except TrialError as error:
-                failed[value] = str(error)
-        measurements = {value: [] for value in parameters}
-        for number in range(repeats + 1):
-            for value in list(measurements):
-                try:
-                    measurement = trials[value].measure()
-                except TrialError as error:
-                    failed[value] = str(error)
-                    del measurements[value]
-                    continue
-                if number:  # the round before the first warms up
-                    measurements[value].append(measurement)
+        trials = ready_trials(trials, failed)
+        measurements = measure_in_turn(trials, repeats, failed)
     if not measurements:
         value, why = next(iter(failed.items()))
         raise UsageError(f"no value of {axis.name} can run here; {label(value)}: {why}")
-    points = (Point(v, parameters[v], tuple(m)) for v, m in measurements.items())
+    points = (Point(v, trials[v].parameters, tuple(m)) for v, m in measurements.items())
     return AxisResult(axis, tuple(points), failed)
 
 

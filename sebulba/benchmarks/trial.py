@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -35,6 +35,8 @@ WINDOWS = 4
 """Of metrics, at least, in a measurement."""
 ENDLESS_CYCLES = 1_000_000
 CLOSE_S = 5.0
+
+K = TypeVar("K")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +71,8 @@ class Trial:
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, child = context.Pipe()
+        self.parameters = 0
+        """Of its networks, once it is ready."""
         self._seconds = seconds
         self._limit_mb = memory_limit_mb
         self._process = context.Process(
@@ -77,16 +81,13 @@ class Trial:
         self._process.start()
         child.close()
 
-    def ready(self) -> int:
+    def ready(self) -> None:
         """Wait until it can be measured.
-
-        Returns:
-          The number of parameters of its networks.
 
         Raises:
           TrialError: It cannot run, takes too much memory or too long.
         """
-        return self._receive(START_TIMEOUT_S)
+        self.parameters = self._receive(START_TIMEOUT_S)
 
     def measure(self) -> Measurement:
         """Train on for a while.
@@ -135,6 +136,45 @@ class Trial:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def ready_trials(trials: Mapping[K, Trial], failed: dict[K, str]) -> dict[K, Trial]:
+    """Wait for trials that start side by side; why some cannot goes into ``failed``."""
+    ready = {}
+    for name, trial in trials.items():
+        try:
+            trial.ready()
+            ready[name] = trial
+        except TrialError as error:
+            failed[name] = str(error)
+    return ready
+
+
+def measure_in_turn(
+    trials: Mapping[K, Trial], repeats: int, failed: dict[K, str]
+) -> dict[K, list[Measurement]]:
+    """Measure trials that are ready, A B C A B C ..., after a round that does not count.
+
+    Args:
+      trials: By name.
+      repeats: Rounds that count.
+      failed: Takes up why a trial failed; it has no part in the result.
+
+    Returns:
+      By name, one measurement a round.
+    """
+    measurements: dict[K, list[Measurement]] = {name: [] for name in trials}
+    for number in range(repeats + 1):
+        for name in list(measurements):
+            try:
+                measurement = trials[name].measure()
+            except TrialError as error:
+                failed[name] = str(error)
+                del measurements[name]
+                continue
+            if number:
+                measurements[name].append(measurement)
+    return measurements
 
 
 def _ending(exit_code: int | None) -> str:
