@@ -155,11 +155,11 @@ def run(
     title = f"bench scale: {preset or config.env.id}"
     results = []
     for axis in chosen:
-        console.print(f"{axis.name}: starting {len(axis.values)} processes ...")
+        print(f"{axis.name}: starting {len(axis.values)} processes ...", flush=True)
         results.append(measure_axis(axis, config, repeats, seconds))
         console.print(axis_table(title, results[-1]))
         for note in axis_notes(results[-1]):
-            console.print(note)
+            print(note, flush=True)
     figures = {
         f"{result.axis.name}={label(point.value)}": point.env_steps_per_s
         for result in results

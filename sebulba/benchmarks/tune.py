@@ -8,6 +8,7 @@ at the end with the start.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from sebulba import experiment
 from sebulba.benchmarks import harness
@@ -100,6 +100,7 @@ def run(
     seconds_per_trial: float = 3.0,
     budget_s: float = 300.0,
     keep: Sequence[str] = (),
+    max_batch_growth: float = 4.0,
     json_file: str | None = None,
 ) -> dict:
     """Search, write the configuration file, print what was gained and what it changes.
@@ -113,16 +114,24 @@ def run(
       seconds_per_trial: Measured of each candidate, start and compile not counted.
       budget_s: About how long all of it may take.
       keep: Names of what must stay: num-envs, steps-per-cycle, num-inferencers-per-device, devices.
+      max_batch_growth: A trajectory, which is the batch of an update, may become this many times
+        as large as the start's.
       json_file: Where to write the record, or None.
 
     Returns:
       The record that was written.
 
     Raises:
-      UsageError: The start cannot run here, a name is unknown, or the file cannot be written.
+      UsageError: A number is not positive, the start cannot run here, a name is unknown, or the
+        file cannot be written.
     """
     began = time.monotonic()
     _check_output(output)
+    _check_positive(
+        memory_limit_gb=1.0 if memory_limit_gb is None else memory_limit_gb,
+        seconds_per_trial=seconds_per_trial,
+        max_batch_growth=max_batch_growth,
+    )
     experiment.configure_jax(config.platform, None, "off")
     share_accelerator()
     devices = local_devices()
@@ -130,11 +139,12 @@ def run(
     limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_memory_mb()
     seconds = seconds_per_trial / ROUNDS
     confirm_s = RESTART_S + 2 * (REPEATS + 1) * seconds
-    console = Console()
-    console.print(
-        f"bench tune: {preset}, at most {limit_mb:,.0f} MB a process, about {budget_s:.0f} s"
+    max_batch = int(max_batch_growth * batch(config))
+    _say(
+        f"bench tune: {preset}, at most {limit_mb:,.0f} MB a process, trajectories of at most "
+        f"{max_batch:,} env steps, about {budget_s:.0f} s"
     )
-    with Contest(config, seconds, limit_mb, console.print) as contest:
+    with Contest(config, seconds, limit_mb, max_batch) as contest:
         climb(knobs, contest, lambda: time.monotonic() - began < budget_s - confirm_s)
         start, tuned = contest.confirm(config)
         best = contest.best if tuned is not start else config
@@ -158,13 +168,21 @@ def run(
     harness.write_json(json_file, record)
     harness.print_table(f"bench tune: {preset}", "env steps/s", figures, [])
     for note in notes(knobs, config, best, start, tuned):
-        console.print(note)
-    console.print(f"train with it: sebulba train {output}")
+        _say(note)
+    _say(f"train with it: sebulba train {output}")
     return record
 
 
 MEASURED = ("tuned_env_steps_per_s", "start_env_steps_per_s", "gain", "rss_mb", "policy_lag_mean")
 """Keys that the configuration file repeats for its reader."""
+
+
+_say = functools.partial(print, flush=True)
+
+
+def batch(config: ExperimentConfig) -> int:
+    """Return the environment steps of a trajectory, which is the batch of an update."""
+    return config.num_envs * config.steps_per_cycle
 
 
 def _named(
@@ -182,6 +200,12 @@ def _check_output(output: str) -> None:
         )
     if not Path(output).absolute().parent.is_dir():
         raise UsageError(f"output={output!r} is in a folder that does not exist; make it")
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not value > 0:
+            raise UsageError(f"{name}={value} must be positive; leave it out for the default")
 
 
 # The search.
@@ -286,7 +310,7 @@ class Contest:
         start: ExperimentConfig,
         seconds: float,
         limit_mb: float,
-        say: Callable[[str], None] = print,
+        max_batch: int,
     ) -> None:
         """Begin with ``start``.
 
@@ -294,7 +318,7 @@ class Contest:
           start: Best so far.
           seconds: Length of a measurement.
           limit_mb: Memory that a trial may take.
-          say: Shows a line.
+          max_batch: Environment steps that a trajectory may have.
 
         Raises:
           UsageError: It cannot run here.
@@ -303,7 +327,7 @@ class Contest:
         self.attempts: list[Attempt] = []
         self._seconds = seconds
         self._limit_mb = limit_mb
-        self._say = say
+        self._max_batch = max_batch
         try:
             self._trial = self._ready(start)
         except TrialError as error:
@@ -323,11 +347,14 @@ class Contest:
 
     def challenge(self, change: str, config: ExperimentConfig) -> bool:
         """Measure a configuration against the best so far; it takes its place if it pays."""
-        failed: dict[str, str] = {}
+        if batch(config) > self._max_batch:
+            why = f"its trajectories have {batch(config):,} env steps, above the limit"
+            return self._judge(change, [], [], why)
         try:
             trial = self._ready(config)
         except TrialError as error:
             return self._judge(change, [], [], str(error))
+        failed: dict[str, str] = {}
         measured = measure_in_turn({"best": self._trial, "new": trial}, ROUNDS, failed)
         if "best" not in measured:
             trial.close()
@@ -359,7 +386,7 @@ class Contest:
                 f"{attempt.env_steps_per_s:,.0f} env steps/s, {attempt.gain:.2f} times the best "
                 f"so far, {attempt.rss_mb:,.0f} MB: "
             )
-        self._say(f"  {change}: {figures}{attempt.verdict}")
+        _say(f"  {change}: {figures}{attempt.verdict}")
         return attempt.verdict == "taken"
 
     def confirm(
@@ -439,7 +466,7 @@ def notes(
         f"gain: {_gain(tuned, started):.2f} times the start ({'; '.join(changes)})",
         f"policy lag, mean: {lag[0]:.1f} -> {lag[1]:.1f} policy versions",
     ]
-    before, after = (config.num_envs * config.steps_per_cycle for config in (start, best))
+    before, after = batch(start), batch(best)
     if before != after or start.steps_per_cycle != best.steps_per_cycle:
         lines.append(
             f"caution: this changes what is learned, not only how fast. A trajectory has {after} "
