@@ -39,7 +39,6 @@ class Setup:
     num_envs: int
     steps_per_cycle: int
     num_inferencers_per_device: int
-    queue_size: int
     cycle: str
     """``"stepped"`` or ``"fused"``."""
     could_fuse: bool
@@ -65,8 +64,11 @@ class Verdict:
     achieved_over_ceiling: float
     suspect: bool
     """The run was faster than its ceiling: a wrong measurement, not a success."""
+    slowest_stage: str
+    slowest_stage_env_steps_per_s: float
+    """Its speed alone: where it cannot use all cores, a run cannot reach the ceiling either."""
     bottleneck: str
-    """A stage, or ``"python"``, ``"waits"``, ``"contention"`` where no stage is the limit."""
+    """A stage, or ``"python"``, ``"waits"``, ``"contention"``; see ``loss``."""
     advice: str
     """The one setting to change, and why."""
 
@@ -95,9 +97,13 @@ def shares(costs: Mapping[str, Cost], setup: Setup) -> dict[str, float]:
 
 
 def largest_stage(costs: Mapping[str, Cost], setup: Setup) -> str:
-    """Return the stage with the largest share; of a cycle, its larger part."""
+    """Return the stage with the largest share."""
     share = shares(costs, setup)
-    stage = max(STAGES, key=share.__getitem__)
+    return max(STAGES, key=share.__getitem__)
+
+
+def _part(stage: str, costs: Mapping[str, Cost], setup: Setup) -> str:
+    """Return ``stage``, or the larger part of a cycle."""
     if stage != "cycle":
         return stage
 
@@ -117,10 +123,23 @@ def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdic
     """
     most = ceiling(costs, setup)
     achieved = training.env_steps_per_s / most
-    near = achieved >= GOOD
-    bottleneck = largest_stage(costs, setup) if near else loss(training, setup)
-    advice = _advice(bottleneck, costs, training, setup)
-    return Verdict(most, achieved, achieved > WRONG_ABOVE, bottleneck, advice)
+    slowest = max(STAGES, key=lambda stage: costs[stage].wall_us)
+    slowest_speed = 1e6 / costs[slowest].wall_us
+    if achieved >= GOOD:
+        bottleneck = _part(largest_stage(costs, setup), costs, setup)
+    elif training.env_steps_per_s >= GOOD * slowest_speed:
+        bottleneck = _part(slowest, costs, setup)
+    else:
+        bottleneck = loss(training, setup)
+    return Verdict(
+        most,
+        achieved,
+        achieved > WRONG_ABOVE,
+        slowest,
+        slowest_speed,
+        bottleneck,
+        _advice(bottleneck, costs, training, setup),
+    )
 
 
 def busy_cores(training: Training) -> float:
@@ -129,15 +148,22 @@ def busy_cores(training: Training) -> float:
 
 
 def loss(training: Training, setup: Setup) -> str:
-    """Return what keeps a run far below its ceiling, where no stage does.
+    """Return what keeps a run far below its ceiling.
 
     ``"contention"``: the cores are busy, so that the same work costs more CPU together than alone.
-    ``"python"``: they idle, and the threads of stepped cycles take turns at the interpreter's lock.
-    ``"waits"``: they idle although nothing of a cycle runs in Python.
+    ``"update"``: they are not, but the update loop is, and everything else waits for it.
+    ``"python"``: the update loop waits, for threads of stepped cycles that take turns at the
+    interpreter's lock. ``"waits"``: it waits for fused cycles, where that cannot be.
     """
     if setup.shares_cores and busy_cores(training) >= BUSY * setup.cores:
         return "contention"
+    if training.learner_waits < 1 - GOOD:
+        return "update"
     return "python" if setup.cycle == "stepped" else "waits"
+
+
+def _leaves_cores_idle(cost: Cost, setup: Setup) -> bool:
+    return cost.cpu_us < GOOD * setup.cores * cost.wall_us
 
 
 def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setup: Setup) -> str:
@@ -159,10 +185,15 @@ def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setu
                 f"--steps-per-cycle {2 * setup.steps_per_cycle} hands over half as often; "
                 "--inference-devices that are also update devices need no transfer"
             )
+        case "update" if setup.shares_cores and _leaves_cores_idle(costs["update"], setup):
+            return (
+                f"--num-cpu-devices {setup.cores} splits every update over the cores, of which it "
+                f"uses {costs['update'].cpu_us / costs['update'].wall_us:.1f}"
+            )
         case "update" if setup.shares_cores:
             return (
                 f"--steps-per-cycle {2 * setup.steps_per_cycle} takes one update for twice the "
-                "environment steps; beyond that only a smaller network or more cores help"
+                "environment steps; beyond that only a smaller network (--agent.torso) helps"
             )
         case "update":
             return "--update-devices with one device more splits every update"
@@ -181,7 +212,7 @@ def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setu
                 f"{more_envs} does more work per visit to the interpreter, whose lock the "
                 "Inferencers and the update share"
             )
-        case _ if training.learner_waits > 1 - GOOD:
+        case _ if per_device < setup.cores:
             return f"--num-inferencers-per-device {per_device + 1}: the update waits for cycles"
         case _:
-            return f"--queue-size {2 * setup.queue_size}: the Inferencers wait for the update"
+            return f"{more_envs} does more work for the fixed costs of a cycle"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -265,25 +266,30 @@ class Stages:
         The update takes its trajectory over, so copies are made ahead, while the clock stands.
         """
         placed = self._hand_off(*self._kept_arguments())
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if hasattr(leaf, "nbytes"))
-        num_copies = max(2, min(MOST_COPIES, MOST_COPIED_BYTES // max(1, size)))
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if isinstance(leaf, jax.Array))
+        most_copies = max(1, min(MOST_COPIES, MOST_COPIED_BYTES // max(1, size)))
+        warm_up_s, _ = self._time_updates(placed, 2)
+        wanted = math.ceil(2 * self._seconds / max(warm_up_s, 1e-9))
+        num_copies = min(most_copies, wanted)
         wall_s = cpu_s = 0.0
-        env_steps = -1
-        while env_steps < 0 or wall_s < self._seconds:
-            copies = [_copies(placed) for _ in range(num_copies)]
-            jax.block_until_ready(copies)
-            began, cpu_began = time.perf_counter(), time.process_time()
-            for arguments in copies:
-                self._consume(*arguments)
-            self._updater.wait()
-            if env_steps < 0:
-                env_steps = 0  # the first batch warms up
-                continue
-            wall_s += time.perf_counter() - began
-            cpu_s += time.process_time() - cpu_began
+        env_steps = 0
+        while wall_s < self._seconds:
+            more_wall_s, more_cpu_s = self._time_updates(placed, num_copies)
+            wall_s += more_wall_s
+            cpu_s += more_cpu_s
             env_steps += num_copies * self.env_steps_per_cycle
         self._updater.take_metrics()
         return Cost(wall_us=1e6 * wall_s / env_steps, cpu_us=1e6 * cpu_s / env_steps)
+
+    def _time_updates(self, placed: PyTree, num_copies: int) -> tuple[float, float]:
+        """Return wall and CPU seconds of learning from copies of one trajectory."""
+        copies = [_copies(placed) for _ in range(num_copies)]
+        jax.block_until_ready(copies)
+        began_s, cpu_began_s = time.perf_counter(), time.process_time()
+        for arguments in copies:
+            self._consume(*arguments)
+        self._updater.wait()
+        return time.perf_counter() - began_s, time.process_time() - cpu_began_s
 
     def _consume(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
         self._updater.wait()

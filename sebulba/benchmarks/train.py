@@ -131,12 +131,14 @@ def reduce_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     lags: collections.Counter[int] = collections.Counter()
     for record in kept:
         lags.update(record["policy_lag_counts"])
-    shares = [name for name in kept[-1] if name.startswith("time/")]
-    fills = [fill for record in kept if (fill := record["queue_fill"]) is not None]
     return {
         "policy_lags": lags,
-        "queue_fill": statistics.fmean(fills) if fills else 0.0,
-        "time_shares": {name: statistics.fmean(record[name] for record in kept) for name in shares},
+        "queue_fill": statistics.fmean(record["queue_fill"] or 0.0 for record in kept),
+        "time_shares": {
+            name: statistics.fmean(record[name] for record in kept)
+            for name in kept[-1]
+            if name.startswith("time/")
+        },
     }
 
 
@@ -210,7 +212,6 @@ def setup_of(config: ExperimentConfig, stages: Stages) -> Setup:
         num_envs=config.num_envs,
         steps_per_cycle=config.steps_per_cycle,
         num_inferencers_per_device=config.num_inferencers_per_device,
-        queue_size=config.queue_size,
         cycle=stages.kind,
         could_fuse=stages.could_fuse,
     )
@@ -320,6 +321,9 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
     lines = [
         f"achieved {result['env_steps_per_s']:,.0f} of {result['ceiling_env_steps_per_s']:,.0f} "
         f"env steps/s ({how}): achieved_over_ceiling {result['achieved_over_ceiling']:.2f}",
+        f"the slowest stage, {result['slowest_stage']}, does "
+        f"{result['slowest_stage_env_steps_per_s']:,.0f} env steps/s alone: "
+        f"{result['env_steps_per_s'] / result['slowest_stage_env_steps_per_s']:.2f} of it",
         f"busy: {result['busy_cores']:.2f} of {setup.cores} cores; "
         f"policy lag: mean {lag['mean']:.1f}, max {lag['max']}; "
         f"queue fill: {result['queue_fill']:.0%}",
