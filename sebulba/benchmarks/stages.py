@@ -116,6 +116,11 @@ class Stages:
         """The cycle is stepped, and could be fused."""
 
     @property
+    def num_inferencers(self) -> int:
+        """Inferencers over all inference devices."""
+        return self._run.num_inferencers
+
+    @property
     def env_steps_per_cycle(self) -> int:
         """Environment steps in one trajectory."""
         return self._run.num_envs * self._run.steps_per_cycle
@@ -142,6 +147,12 @@ class Stages:
         jax.block_until_ready(self._networks)
         if not self._works:
             self._build(state)
+
+    def use_new_state(self) -> None:
+        """Work with a state that has not been trained."""
+        state = jax.jit(lambda key: self._agent.new_state(key, self._run))(jax.random.key(0))
+        acting = self._agent.acting_networks(state.networks, state.experience)
+        self.use(state, acting, cycles=0)
 
     def _build(self, state: AgentState) -> None:
         programs = CyclePrograms(
@@ -232,12 +243,16 @@ class Stages:
     def measure(self) -> dict[str, Cost]:
         """Measure every stage once; ``use`` comes first."""
         return {
-            "cycle": measure_together(self._works["cycle"], self._seconds),
+            "cycle": self.measure_cycle(),
             "hand-off": self._measure_hand_off(),
             "update": self._measure_update(),
             "environment": measure_together(self._works["environment"], self._seconds),
             "inference": measure_together(self._works["inference"], self._seconds),
         }
+
+    def measure_cycle(self) -> Cost:
+        """Measure the cycles of all Inferencers; ``use`` comes first."""
+        return measure_together(self._works["cycle"], self._seconds)
 
     def _kept_arguments(self) -> tuple[Trajectory, PyTree, PyTree]:
         output = self._kept[0]

@@ -7,6 +7,7 @@ its Inferencers, the hand-off, and the update on a kept batch.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import os
@@ -21,6 +22,8 @@ from rich.table import Table
 from sebulba.agent import Agent, AgentState
 from sebulba.benchmarks import ceiling, harness
 from sebulba.benchmarks.ceiling import Cost, Setup, Training
+from sebulba.benchmarks.comparisons import COMPARISONS, PrototypeCase, check_comparisons
+from sebulba.benchmarks.gil import CycleProcesses, gil_share
 from sebulba.benchmarks.stages import Stages
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
@@ -149,9 +152,11 @@ def run(
     repeats: int = 5,
     seconds: float = 8.0,
     stage_seconds: float = STAGE_SECONDS,
+    compare: tuple[str, ...] = (),
     json_file: str | None = None,
+    png_file: str | None = None,
 ) -> dict[str, Any]:
-    """Measure, print tables, write JSON.
+    """Measure, print tables, write JSON and PNG.
 
     Args:
       config: The experiment.
@@ -159,7 +164,9 @@ def run(
       repeats: Interleaved rounds.
       seconds: Of training, a round.
       stage_seconds: Of each stage alone, a round.
+      compare: Any of ``"stepped"``, ``"fused"``, ``"prototype"``: what to set the run against.
       json_file: Where to write, or None.
+      png_file: Where to draw, or None.
 
     Returns:
       The record that was written.
@@ -167,41 +174,115 @@ def run(
     Raises:
       UsageError: Something in ``config`` breaks a rule.
     """
+    check_comparisons(compare)
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
-    factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-    agent = build_agent(config, env_spec(factory))
-    training = TrainingCase(config, factory, agent)
-    stages = Stages(config, factory, agent, stage_seconds)
-    rounds: list[Round] = []
-    costs: list[dict[str, Cost]] = []
-
-    def train() -> float:
-        rounds.append(training.measure())
-        return rounds[-1].env_steps_per_s
-
-    def measure_stages() -> float:
-        assert training.result is not None, "training comes first"
-        stages.use(training.state, training.result.acting_networks, training.result.counters.cycles)
-        costs.append(stages.measure())
-        return sum(costs[-1][stage].cpu_us for stage in ceiling.STAGES)
-
-    cases: dict[str, Callable[[], float]] = {"train": train, "stages": measure_stages}
-    try:
-        training.warm_up(seconds)
-        harness.interleave(cases, repeats)
-        devices = training.loop.describe()
-    finally:
-        stages.close()
-        training.close()
-    rounds, costs = rounds[1:], costs[1:]  # the first warmed up
-    setup = setup_of(config, stages)
+    with Bench(config, seconds, stage_seconds, compare) as bench:
+        speeds = harness.interleave(bench.cases, repeats)
+        setup = setup_of(config, bench.stages)
+        devices = bench.training.loop.describe()
+    # The first round warmed up.
+    keys, figures = summarize(bench.rounds[1:], bench.costs[1:], setup)
+    keys |= compared(speeds)
+    figures |= {name: values for name, values in speeds.items() if name not in MEASURED_ANYWAY}
     result = harness.record(
-        *summarize(rounds, costs, setup),
-        {"preset": preset, "repeats": repeats, "devices": devices, **dataclasses.asdict(config)},
+        keys,
+        figures,
+        {
+            "preset": preset,
+            "repeats": repeats,
+            "seconds": seconds,
+            "devices": devices,
+            **dataclasses.asdict(config),
+        },
     )
     print_result(result, setup)
     harness.write_json(json_file, result)
+    if png_file is not None:
+        draw(result, setup, png_file)
     return result
+
+
+MEASURED_ANYWAY = ("train", "stages")
+
+
+class Bench:
+    """Everything that is measured in turn; a context manager, for it owns environments."""
+
+    def __init__(
+        self, config: ExperimentConfig, seconds: float, stage_seconds: float, compare: Sequence[str]
+    ) -> None:
+        """Build and compile."""
+        self.rounds: list[Round] = []
+        self.costs: list[dict[str, Cost]] = []
+        self._seconds = seconds
+        self._stage_seconds = stage_seconds
+        self._config = config
+        self._factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        self._agent = build_agent(config, env_spec(self._factory))
+        with contextlib.ExitStack() as resources:
+            self._resources = resources
+            self.training = self._make_training(config)
+            self.stages = self._make_stages(config)
+            self._use_trained_state()
+            self.cases: dict[str, Callable[[], float]] = {"train": self._train}
+            for name in compare:
+                self.cases[name] = self._make_comparison(name)
+            self.cases["stages"] = self._measure_stages
+            if "stepped" in compare:
+                self.cases["gil_share"] = self._make_gil_case()
+            self._resources = resources.pop_all()
+
+    def _make_training(self, config: ExperimentConfig) -> TrainingCase:
+        training = TrainingCase(config, self._factory, self._agent)
+        self._resources.callback(training.close)
+        training.warm_up(self._seconds)
+        return training
+
+    def _make_stages(self, config: ExperimentConfig) -> Stages:
+        stages = Stages(config, self._factory, self._agent, self._stage_seconds)
+        self._resources.callback(stages.close)
+        return stages
+
+    def _use_trained_state(self) -> None:
+        result = self.training.result
+        assert result is not None, "warming up has trained"
+        self.stages.use(result.state, result.acting_networks, result.counters.cycles)
+
+    def _train(self) -> float:
+        self.rounds.append(self.training.measure())
+        return self.rounds[-1].env_steps_per_s
+
+    def _measure_stages(self) -> float:
+        self._use_trained_state()
+        self.costs.append(self.stages.measure())
+        return sum(self.costs[-1][stage].cpu_us for stage in ceiling.STAGES)
+
+    def _make_comparison(self, name: str) -> Callable[[], float]:
+        """Return what measures ``name``, in environment steps per second."""
+        if name == self.stages.kind:
+            return lambda: self.rounds[-1].env_steps_per_s  # the run itself, of this round
+        if name == "prototype":
+            prototype = PrototypeCase(self._config, self._agent)
+            self._resources.callback(prototype.close)
+            prototype.warm_up(self._seconds)
+            return prototype.measure
+        other = self._make_training(dataclasses.replace(self._config, cycle=name))  # type: ignore[arg-type]
+        return lambda: other.measure().env_steps_per_s
+
+    def _make_gil_case(self) -> Callable[[], float]:
+        """Return what measures the share of ``gil_share``: threads, then processes."""
+        stepped = dataclasses.replace(self._config, cycle="stepped")
+        threads = self._make_stages(stepped)
+        threads.use_new_state()
+        processes = CycleProcesses(stepped, threads.num_inferencers, self._stage_seconds)
+        self._resources.callback(processes.close)
+        return lambda: gil_share(1e6 / threads.measure_cycle().wall_us, processes.measure())
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._resources.close()
 
 
 def setup_of(config: ExperimentConfig, stages: Stages) -> Setup:
@@ -268,6 +349,21 @@ def summarize(
     return keys, figures
 
 
+def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
+    """Return speeds and their ratios, within a round, of what the run was set against."""
+    keys = {
+        f"{name}_env_steps_per_s": statistics.median(speeds[name])
+        for name in COMPARISONS
+        if name in speeds
+    }
+    for over, under in (("fused", "stepped"), ("stepped", "prototype")):
+        if over in speeds and under in speeds:
+            keys[f"{over}_over_{under}"] = harness.ratio(speeds, over, under)
+    if "gil_share" in speeds:
+        keys["gil_share"] = statistics.median(speeds["gil_share"])
+    return keys
+
+
 def print_result(result: Mapping[str, Any], setup: Setup) -> None:
     """Print the table of stages and what it means."""
     console = Console()
@@ -276,7 +372,8 @@ def print_result(result: Mapping[str, Any], setup: Setup) -> None:
     harness.print_table(
         f"bench train {config['preset']}: training, {len(figures['train_cpu_us'])} rounds",
         "env steps/s",
-        {"training": figures["train_env_steps_per_s"]},
+        {"training": figures["train_env_steps_per_s"]}
+        | {name: figures[name] for name in COMPARISONS if name in figures},
         [],
     )
     console.print(stage_table(result, setup))
@@ -336,6 +433,7 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
             )
             for who, key in (("update loop", "learner"), ("mean Inferencer", "inferencer"))
         ),
+        *comparison_lines(result),
         f"bottleneck: {result['bottleneck']}",
         f"change: {result['advice']}",
     ]
@@ -345,3 +443,56 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
             "times as fast as its parts allow; measure again on a machine that does nothing else"
         )
     return lines
+
+
+def comparison_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return the ratios to what the run was set against, and what the threads lost to the lock."""
+    lines = [
+        f"{name}: {result[name]:.2f}"
+        for name in ("fused_over_stepped", "stepped_over_prototype")
+        if name in result
+    ]
+    if "gil_share" in result:
+        lines.append(
+            f"gil_share: stepped Inferencers lose {result['gil_share']:.0%} of their time to "
+            "sharing one interpreter (threads against processes, no update running)"
+        )
+    return lines
+
+
+def draw(result: Mapping[str, Any], setup: Setup, png_file: str) -> None:
+    """Draw where the time of a step goes, stages alone and in training."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    unit = "cpu_us" if setup.shares_cores else "wall_us"
+    left = 0.0
+    for stage, color in zip(ceiling.STAGES, ("#2a78b5", "#e0a030", "#b5482a"), strict=True):
+        cost = result["stages"][stage][unit]
+        # What shares cores adds up; what does not runs side by side.
+        begin = left if setup.shares_cores else 0.0
+        row = "stages alone" if setup.shares_cores else f"{stage} alone"
+        axes.barh(row, cost, left=begin, color=color, label=stage)
+        left += cost
+    cores = setup.cores if setup.shares_cores else 1
+    total = cores * 1e6 / result["env_steps_per_s"]
+    if setup.shares_cores:
+        busy = result["training_cpu_us"]
+        axes.barh("training", busy, color="#777777", label="training, cores busy")
+        axes.barh("training", total - busy, left=busy, color="#dddddd", label="training, idle")
+    else:
+        axes.barh("training", total, color="#777777", label="training")
+    axes.invert_yaxis()
+    axes.set(
+        xlabel="core-microseconds per environment step"
+        if setup.shares_cores
+        else "microseconds per environment step",
+        title=f"{result['config']['preset']}: {result['achieved_over_ceiling']:.2f} of the ceiling",
+    )
+    axes.grid(alpha=0.25, axis="x")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    figure.savefig(png_file, dpi=150)
