@@ -52,9 +52,9 @@ class PrototypeCase:
             for i in range(num_threads)
         ]
         self._prototype = Prototype(env_id, agent, run, seeds, **options)
-        # As in TrainingCase: until the queue is as full as it stays.
-        self._first = QUEUE_SIZE + 2 * num_threads
-        self._num_trajectories = self._first
+        # As in TrainingCase: until the queue is as full as it stays, and as long at the end.
+        self._in_flight = QUEUE_SIZE + 2 * num_threads
+        self._num_trajectories = self._in_flight
 
     def warm_up(self, seconds: float) -> None:
         """Compile, and find the number of trajectories that take about ``seconds``."""
@@ -68,12 +68,10 @@ class PrototypeCase:
 
     def measure(self) -> float:
         """Return environment steps per second."""
-        began = [
-            began_s for began_s, _ in self._prototype.train(self._first + self._num_trajectories)
-        ]
-        counted = len(began) - self._first
-        elapsed_s = began[-1] - began[self._first - 1]
-        return counted * self._prototype.env_steps_per_cycle / elapsed_s
+        seen = self._prototype.train(self._num_trajectories + 2 * self._in_flight)
+        counted = [began_s for began_s, _ in seen][self._in_flight - 1 : -self._in_flight]
+        env_steps = (len(counted) - 1) * self._prototype.env_steps_per_cycle
+        return env_steps / (counted[-1] - counted[0])
 
     def close(self) -> None:
         """Free the environments."""

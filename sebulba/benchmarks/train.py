@@ -57,8 +57,8 @@ class TrainingCase:
     not from the call of ``run()`` to its return: there, threads and networks are set up, the first
     cycles fill an empty queue, and the cycles in flight at the end are dropped. These are costs of
     a start, once a run, which a round of some seconds would weigh as if they went on for ever. The
-    first trajectories, until every queue is as full as it stays, do not count either: their
-    Inferencers did not have to share the cores with updates.
+    first trajectories, until every queue is as full as it stays, and as many at the end do not
+    count either: there, Inferencers and updates do not share the cores.
     """
 
     def __init__(self, config: ExperimentConfig, factory: EnvFactory, agent: Agent) -> None:
@@ -73,7 +73,7 @@ class TrainingCase:
         self._num_cycles = 0
         # As many as can be under way: waiting, being made, and waiting to be put.
         in_flight = config.queue_size + 2 * self.loop.num_inferencers
-        self._first = -(-in_flight // self.loop.num_inferencers) * self.loop.num_inferencers
+        self._in_flight = -(-in_flight // self.loop.num_inferencers) * self.loop.num_inferencers
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Keep a record; see ``MetricWriter``."""
@@ -90,7 +90,7 @@ class TrainingCase:
     def warm_up(self, seconds: float) -> None:
         """Compile, and find the number of cycles that take about ``seconds``."""
         self.run_cycles(1)  # compiles
-        num_cycles = self._first
+        num_cycles = self._in_flight
         while True:
             speed = self.run_cycles(num_cycles).env_steps_per_s
             wanted = math.ceil(seconds * speed / self._env_steps_per_cycle)
@@ -106,18 +106,17 @@ class TrainingCase:
         return self.run_cycles(self._num_cycles)
 
     def run_cycles(self, num_cycles: int) -> Round:
-        """Train for ``num_cycles`` after those that fill the queue."""
+        """Train for ``num_cycles``, after those that fill the queue and before the last."""
         self._seen.clear()
         self._records.clear()
         per_round = self.loop.num_inferencers
-        num_cycles = self._first + -(-num_cycles // per_round) * per_round
-        self.result = self.loop.run(self.state, num_cycles, self._steps_per_cycle)
+        num_cycles = -(-num_cycles // per_round) * per_round
+        total = num_cycles + 2 * self._in_flight
+        self.result = self.loop.run(self.state, total, self._steps_per_cycle)
         self.state = self.result.state
-        (wall_began, cpu_began), (wall_ended, cpu_ended) = (
-            self._seen[self._first - 1],
-            self._seen[-1],
-        )
-        env_steps = (len(self._seen) - self._first) * self._env_steps_per_cycle
+        counted = self._seen[self._in_flight - 1 : len(self._seen) - self._in_flight]
+        (wall_began, cpu_began), (wall_ended, cpu_ended) = counted[0], counted[-1]
+        env_steps = (len(counted) - 1) * self._env_steps_per_cycle
         return Round(
             env_steps / (wall_ended - wall_began),
             1e6 * (cpu_ended - cpu_began) / env_steps,
@@ -494,5 +493,7 @@ def draw(result: Mapping[str, Any], setup: Setup, png_file: str) -> None:
     )
     axes.grid(alpha=0.25, axis="x")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.3))
+    axes.legend(
+        fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False
+    )
     figure.savefig(png_file, dpi=150)
