@@ -6,8 +6,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,7 @@ def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[
     commit, commit_date, is_modified = _commit()
     return {
         **keys,
+        "command": _command(),
         "figures": dict(figures),
         "config": dict(config),
         "machine": machine(),
@@ -122,6 +125,13 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _command() -> str | None:
+    """Return the command line of this process, None where it is not ``sebulba``'s."""
+    program, *arguments = sys.argv
+    is_ours = Path(program).name in ("sebulba", "__main__.py")
+    return shlex.join(["sebulba", *arguments]) if is_ours else None
 
 
 def _processor_model() -> str | None:
