@@ -29,17 +29,36 @@ def test_the_slope_is_that_of_a_line_and_stands_when_points_are_displaced():
     assert np.polyfit(minutes, values, 1)[0] > 10
 
 
-def sample(minute, rss, device, allocated=None):
-    return memory.Sample(minute, rss, device, allocated, allocated)
+def window(minute, rss, device, allocated=None):
+    return memory.Window(minute, rss, rss - 9, rss + 7, device, allocated, allocated)
+
+
+def test_samples_become_windows_and_a_last_one_that_is_not_full_is_left_out():
+    seconds_and_mb = [(0, 5), (4, 6), (9, 100), (10, 7), (19, 9), (20, 500)]
+    samples = [memory.Sample(s / 60, mb, 2.0 * mb, 3.0 * mb, 4.0 * mb) for s, mb in seconds_and_mb]
+    assert memory.windows_of(samples, 10.0) == [
+        memory.Window(4 / 60, 6, 5, 100, 200, pytest.approx(111), 24),
+        memory.Window(pytest.approx(14.5 / 60), 8, 7, 9, 18, 24, 32),
+    ]
+    elsewhere = [dataclasses.replace(s, allocated_mb=None, kept_mb=None) for s in samples]
+    assert memory.windows_of(elsewhere, 10.0)[0].allocated_mb is None
+
+
+def test_the_error_of_a_slope_is_that_of_least_squares():
+    x, y = [0.0, 1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 5.0, 4.0]
+    _, covariance = np.polyfit(x, y, 1, cov=True)
+    assert memory.slope_error(x, y) == pytest.approx(covariance[0, 0] ** 0.5)
+    assert memory.slope_error(x, [2 * a for a in x]) == pytest.approx(0, abs=1e-12)
 
 
 def test_keys_say_slopes_and_whether_devices_are_within_the_bound():
-    settled = [sample(i, 500.0 + 3 * i, 40.0 - i, 90.0 + i) for i in range(1, 5)]
+    settled = [window(i, 500.0 + 3 * i, 40.0 - i, 90.0 + i) for i in range(1, 5)]
     keys = memory.keys_of(settled, {"networks": 30_000_000, "queue": 9_000_000})
     assert keys["rss_slope_mb_per_min"] == pytest.approx(3)
     assert keys["rss_slope_least_squares_mb_per_min"] == pytest.approx(3)
     assert keys["device_slope_mb_per_min"] == pytest.approx(-1)
     assert keys["allocated_slope_mb_per_min"] == pytest.approx(1)
+    assert keys["rss_highest_mb"] == 519
     assert keys["device_highest_mb"] == 39 and keys["device_bound_mb"] == 39
     assert keys["device_is_within_bound"]
     assert not memory.keys_of(settled, {"networks": 38_000_000})["device_is_within_bound"]
@@ -124,7 +143,7 @@ def test_watching_stops_the_loop_when_the_time_is_over_and_also_when_it_fails(mo
 
 
 def test_a_run_too_short_for_a_slope_is_refused():
-    with pytest.raises(UsageError, match=r"minutes=1 must leave two samples.* use 2 or more"):
+    with pytest.raises(UsageError, match=r"minutes=1 must leave three windows.* use 2 or more"):
         memory.run(cartpole(), preset="cartpole", minutes=1)
 
 
@@ -139,6 +158,7 @@ def test_the_record_has_the_promised_keys_and_a_picture(tmp_path, capsys):
         preset="cartpole",
         minutes=3 / 60,
         interval_s=0.05,
+        window_s=0.3,
         settle_s=0.0,
         json_file=str(files[0]),
         png_file=str(files[1]),

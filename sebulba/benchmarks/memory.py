@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import math
 import resource
+import statistics
 import sys
 import tempfile
 import threading
@@ -29,18 +30,17 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import UsageError
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.loops.metric_writers import (
-    CompositeWriter,
-    JsonLinesWriter,
-    LinesWriter,
-    TensorBoardWriter,
-)
+from sebulba.loops.metric_writers import CompositeWriter, JsonLinesWriter, TensorBoardWriter
 from sebulba.run_folder import RunFolder
 from sebulba.types import PyTree, RunSpec
 
 SETTLE_S = 60.0
 """Compiling, and filling queue and allocator; the slope is taken after it."""
 ENDLESS_CYCLES = 1_000_000_000
+WINDOW_S = 15.0
+"""Samples are reduced to windows of this length. An update takes and frees more than what stays,
+every second or so; the median of many samples does not see that rhythm."""
+PROGRESS_S = 30.0
 MB = 1e6
 
 
@@ -60,6 +60,24 @@ class Sample:
     kept_mb: float | None
     """Returned to glibc's allocator, which has not returned it to the system (nor need all of it be
     resident); None on other systems."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """The samples of some seconds."""
+
+    minute: float
+    """Of the middle sample."""
+    rss_mb: float
+    """Median."""
+    rss_lowest_mb: float
+    rss_highest_mb: float
+    device_mb: float
+    """The highest: what has to be within the bound."""
+    allocated_mb: float | None
+    """Mean: what comes and goes is there for a steady share of the time."""
+    kept_mb: float | None
+    """Median."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +101,8 @@ def run(
     *,
     preset: str,
     minutes: float = 10.0,
-    interval_s: float = 1.0,
+    interval_s: float = 0.1,
+    window_s: float = WINDOW_S,
     settle_s: float = SETTLE_S,
     json_file: str | None = None,
     png_file: str | None = None,
@@ -95,6 +114,7 @@ def run(
       preset: Its name.
       minutes: Of training.
       interval_s: Seconds between samples.
+      window_s: Seconds of samples that make one point.
       settle_s: Seconds at the beginning that do not count.
       json_file: Where to write, or None.
       png_file: Memory over time, or None.
@@ -105,24 +125,26 @@ def run(
     Raises:
       UsageError: Too short to see a slope.
     """
-    if 60 * minutes < settle_s + 2 * interval_s:
+    if 60 * minutes < settle_s + 3 * window_s:
         raise UsageError(
-            f"minutes={minutes:g} must leave two samples after the first {settle_s:g} s; use "
-            f"{math.ceil((settle_s + 2 * interval_s) / 60)} or more"
+            f"minutes={minutes:g} must leave three windows of {window_s:g} s after the first "
+            f"{settle_s:g} s; use {math.ceil((settle_s + 3 * window_s) / 60)} or more"
         )
     experiment.configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
-    samples, bound = watch_training(config, preset, 60 * minutes, interval_s)
-    settled = [sample for sample in samples if 60 * sample.minute >= settle_s]
+    samples, bound = watch_training(config, 60 * minutes, interval_s)
+    windows = windows_of(samples, window_s)
+    settled = [window for window in windows if 60 * window.minute >= settle_s]
     keys = keys_of(settled, bound)
     print_result(preset, settled, keys, bound)
-    columns = [field.name for field in dataclasses.fields(Sample)]
+    columns = [field.name for field in dataclasses.fields(Window)]
     result = harness.record(
         keys,
-        {name: [getattr(sample, name) for sample in samples] for name in columns},
+        {name: [getattr(window, name) for window in windows] for name in columns},
         {
             "preset": preset,
             "minutes": minutes,
             "interval_s": interval_s,
+            "window_s": window_s,
             "settle_s": settle_s,
             **dataclasses.asdict(config),
         },
@@ -134,29 +156,54 @@ def run(
     return result
 
 
-def keys_of(settled: Sequence[Sample], bound: Mapping[str, int]) -> dict[str, Any]:
+def windows_of(samples: Sequence[Sample], window_s: float) -> list[Window]:
+    """Reduce samples to windows; a last one that is not full is left out."""
+    numbers = [int(60 * sample.minute / window_s) for sample in samples]
+    return [
+        _window([sample for sample, its in zip(samples, numbers, strict=True) if its == number])
+        for number in sorted(set(numbers))
+        if number < numbers[-1]
+    ]
+
+
+def _window(samples: Sequence[Sample]) -> Window:
+    rss = [sample.rss_mb for sample in samples]
+    allocated = [sample.allocated_mb for sample in samples if sample.allocated_mb is not None]
+    kept = [sample.kept_mb for sample in samples if sample.kept_mb is not None]
+    return Window(
+        minute=statistics.median(sample.minute for sample in samples),
+        rss_mb=statistics.median(rss),
+        rss_lowest_mb=min(rss),
+        rss_highest_mb=max(rss),
+        device_mb=max(sample.device_mb for sample in samples),
+        allocated_mb=statistics.fmean(allocated) if allocated else None,
+        kept_mb=statistics.median(kept) if kept else None,
+    )
+
+
+def keys_of(settled: Sequence[Window], bound: Mapping[str, int]) -> dict[str, Any]:
     """Return the promised key and its companions.
 
     Args:
-      settled: The samples that count.
+      settled: The windows that count.
       bound: As ``bound_bytes`` returned it.
     """
-    minutes = [sample.minute for sample in settled]
+    minutes = [window.minute for window in settled]
 
     def slope(name: str) -> float | None:
-        values = [getattr(sample, name) for sample in settled]
+        values = [getattr(window, name) for window in settled]
         return None if None in values else theil_sen(minutes, values)
 
-    device_mb = max(sample.device_mb for sample in settled)
+    rss_mb = [window.rss_mb for window in settled]
+    device_mb = max(window.device_mb for window in settled)
     bound_mb = sum(bound.values()) / MB
     return {
-        "rss_slope_mb_per_min": slope("rss_mb"),
-        "rss_slope_least_squares_mb_per_min": float(
-            np.polyfit(minutes, [sample.rss_mb for sample in settled], 1)[0]
-        ),
+        "rss_slope_mb_per_min": theil_sen(minutes, rss_mb),
+        "rss_slope_error_mb_per_min": slope_error(minutes, rss_mb),
+        "rss_slope_least_squares_mb_per_min": float(np.polyfit(minutes, rss_mb, 1)[0]),
         "allocated_slope_mb_per_min": slope("allocated_mb"),
         "device_slope_mb_per_min": slope("device_mb"),
-        "rss_highest_mb": max(sample.rss_mb for sample in settled),
+        "rss_highest_mb": max(window.rss_highest_mb for window in settled),
         "device_highest_mb": device_mb,
         "device_bound_mb": bound_mb,
         "device_is_within_bound": device_mb <= bound_mb,
@@ -172,6 +219,15 @@ def theil_sen(x: Sequence[float], y: Sequence[float]) -> float:
     first, second = np.triu_indices(len(x), 1)
     x_array, y_array = np.asarray(x), np.asarray(y)
     return float(np.median((y_array[second] - y_array[first]) / (x_array[second] - x_array[first])))
+
+
+def slope_error(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the standard error of a least-squares slope, from how ``y`` scatters about it.
+
+    Tells whether a slope can be told from none at all.
+    """
+    residuals = np.asarray(y) - np.polyval(np.polyfit(x, y, 1), x)
+    return float(np.sqrt((residuals**2).sum() / (len(x) - 2)) / (np.std(x) * len(x) ** 0.5))
 
 
 # The bound.
@@ -237,7 +293,7 @@ def _bytes(tree: PyTree) -> int:
 
 
 def watch_training(
-    config: ExperimentConfig, preset: str, seconds: float, interval_s: float
+    config: ExperimentConfig, seconds: float, interval_s: float
 ) -> tuple[list[Sample], dict[str, int]]:
     """Train as ``sebulba train`` does, in a folder that is removed, and sample its memory.
 
@@ -253,7 +309,6 @@ def watch_training(
         )
         loop = stack.enter_context(experiment.build_loop(config, factory, agent, writers))
         stack.enter_context(contextlib.closing(writers))
-        writers.add(LinesWriter(sys.stdout, loop.describe))
         run_spec = RunSpec(
             config.num_envs, loop.num_inferencers, config.steps_per_cycle, len(loop.update_devices)
         )
@@ -280,13 +335,16 @@ def watch(
     loop: GymnasiumLoop, seconds: float, interval_s: float, ended: threading.Event
 ) -> list[Sample]:
     """Sample memory until ``seconds`` are over or the run has ended; then stop the loop."""
-    samples = []
-    began = time.perf_counter()
+    samples: list[Sample] = []
+    began, said = time.perf_counter(), 0.0
     try:
         while (elapsed := time.perf_counter() - began) < seconds and not ended.is_set():
             samples.append(
                 Sample(elapsed / 60, rss_bytes() / MB, device_bytes() / MB, *allocator_mb())
             )
+            if elapsed >= said + PROGRESS_S:
+                said = elapsed
+                print(f"{elapsed / 60:5.1f} min: {samples[-1].rss_mb:,.0f} MB resident", flush=True)
             ended.wait(min(interval_s, seconds - elapsed))
     finally:
         loop.stop()
@@ -341,14 +399,15 @@ def allocator_mb() -> tuple[float | None, float | None]:
 
 
 def print_result(
-    preset: str, settled: Sequence[Sample], keys: Mapping[str, Any], bound: Mapping[str, int]
+    preset: str, settled: Sequence[Window], keys: Mapping[str, Any], bound: Mapping[str, int]
 ) -> None:
     """Print what was seen, and what the bound consists of."""
     names = {
-        "resident memory": "rss_mb",
-        "arrays on devices": "device_mb",
-        "given out by glibc": "allocated_mb",
-        "kept by glibc": "kept_mb",
+        "resident memory (median)": "rss_mb",
+        "resident memory (highest)": "rss_highest_mb",
+        "arrays on devices (highest)": "device_mb",
+        "given out by glibc (mean)": "allocated_mb",
+        "kept by glibc (median)": "kept_mb",
     }
     figures = {
         title: [getattr(sample, name) for sample in settled]
@@ -357,12 +416,12 @@ def print_result(
     }
     slope, is_within = keys["rss_slope_mb_per_min"], keys["device_is_within_bound"]
     harness.print_table(
-        f"bench memory: sebulba train {preset}, {len(settled)} samples after the start",
+        f"bench memory: sebulba train {preset}, {len(settled)} windows after the start",
         "MB",
         figures,
         [
-            f"rss_slope_mb_per_min: {slope:.2f} (median of all pairs; least squares "
-            f"{keys['rss_slope_least_squares_mb_per_min']:.2f})",
+            f"rss_slope_mb_per_min: {slope:.2f} ± {keys['rss_slope_error_mb_per_min']:.2f} (median "
+            "over all pairs of windows; a longer run is surer)",
             f"arrays on devices: at most {keys['device_highest_mb']:.1f} MB, "
             f"{'within' if is_within else 'ABOVE'} the bound of {keys['device_bound_mb']:.1f} MB",
         ],
@@ -380,13 +439,15 @@ def draw(result: Mapping[str, Any], picture: str | Path) -> None:
     figure = Figure(figsize=(7, 5), layout="constrained")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    upper.plot(minutes, figures["rss_mb"], color="#2a78b5", linewidth=1, label="resident")
+    lowest, highest = figures["rss_lowest_mb"], figures["rss_highest_mb"]
+    upper.fill_between(minutes, lowest, highest, color="#2a78b5", alpha=0.15, linewidth=0)
+    upper.plot(minutes, figures["rss_mb"], color="#2a78b5", label="resident")
     if None not in figures["allocated_mb"]:
         given_out = figures["allocated_mb"]
         upper.plot(minutes, given_out, color="#7a7a7a", linewidth=1, label="given out by glibc")
     slope = result["rss_slope_mb_per_min"]
     upper.set(ylabel="MB", title=f"{result['config']['preset']}: {slope:+.2f} MB/min")
-    lower.plot(minutes, figures["device_mb"], color="#2a78b5", linewidth=1, label="arrays")
+    lower.plot(minutes, figures["device_mb"], color="#2a78b5", label="arrays")
     lower.axhline(result["device_bound_mb"], color="#b5452a", linewidth=1, label="bound")
     lower.set(xlabel="minutes", ylabel="MB on devices")
     for axes in (upper, lower):

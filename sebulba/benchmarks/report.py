@@ -314,7 +314,9 @@ def draw_bars(bars: Sequence[BarRow], picture: Path) -> None:
     axes.set_yticks(range(len(bars)), [f"{row.name}: {row.key}" for row in bars], fontsize="small")
     axes.invert_yaxis()
     for i, (row, length) in enumerate(zip(bars, reached, strict=True)):
-        axes.text(length, i, f" {show(row.figure)} ({row.bar})", va="center", fontsize="small")
+        axes.text(
+            max(length, 1.0), i, f" {show(row.figure)} ({row.bar})", va="center", fontsize="small"
+        )
     axes.set(xlabel="of the bar (1 is met)", xlim=(0, _WIDEST + 0.8))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(picture, dpi=100)
