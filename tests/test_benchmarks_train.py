@@ -100,7 +100,7 @@ def test_a_run_at_the_speed_of_its_slowest_stage_is_limited_by_that():
     assert (verdict.slowest_stage, verdict.slowest_stage_env_steps_per_s) == ("update", 125_000)
     assert verdict.achieved_over_ceiling < ceiling.GOOD
     assert verdict.bottleneck == "update"
-    assert "--num-cpu-devices 2" in verdict.advice
+    assert "--num-cpu-devices 2 --update-devices 0 1" in verdict.advice
 
 
 @pytest.mark.parametrize(

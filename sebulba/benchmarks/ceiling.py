@@ -186,9 +186,11 @@ def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setu
                 "--inference-devices that are also update devices need no transfer"
             )
         case "update" if setup.shares_cores and _leaves_cores_idle(costs["update"], setup):
+            devices = " ".join(map(str, range(setup.cores)))
             return (
-                f"--num-cpu-devices {setup.cores} splits every update over the cores, of which it "
-                f"uses {costs['update'].cpu_us / costs['update'].wall_us:.1f}"
+                f"--num-cpu-devices {setup.cores} --update-devices {devices} splits every update "
+                f"over the cores, of which it uses "
+                f"{costs['update'].cpu_us / costs['update'].wall_us:.1f}"
             )
         case "update" if setup.shares_cores:
             return (
