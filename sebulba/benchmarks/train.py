@@ -227,7 +227,8 @@ class Bench:
             for name in compare:
                 self.cases[name] = self._make_comparison(name)
             self.cases["stages"] = self._measure_stages
-            if "stepped" in compare:
+            # Several processes would not fit into one accelerator's memory.
+            if "stepped" in compare and self.stages.shares_cores:
                 self.cases["gil_share"] = self._make_gil_case()
             self._resources = resources.pop_all()
 
