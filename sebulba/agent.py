@@ -139,7 +139,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """Place a step state on the update devices.
 
         The default splits leaves whose first dimension is ``num_envs`` as ``sharding`` says and
-        replicates the rest (PRNG keys, scalars).
+        replicates the rest (PRNG keys, scalars). What is where it is to go already is left alone.
 
         Args:
           step_state: On the inference device.
@@ -149,6 +149,8 @@ class Agent(abc.ABC, Generic[ConfigT]):
         replicated = NamedSharding(sharding.mesh, P())
 
         def place(leaf: jax.Array) -> jax.Array:
+            if sharding.mesh.size == 1 and leaf.devices() == sharding.device_set:
+                return leaf
             split = leaf.ndim > 0 and leaf.shape[0] == num_envs
             return jax.device_put(leaf, sharding if split else replicated)
 

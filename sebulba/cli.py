@@ -35,7 +35,7 @@ EXIT_SIGNAL = 128
 USAGE = """\
 usage: sebulba train CONFIG [options]    train an agent
        sebulba eval RUN [options]        play a trained policy
-       sebulba bench inference [options] measure acting against a bare loop
+       sebulba bench BENCHMARK [options] measure this machine
        sebulba --version
 
 "sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.
@@ -142,21 +142,13 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _train(argv: list[str]) -> int:
-    from sebulba.configs.presets import PRESETS
-
     if not argv:
         print(_train_help(), end="", file=sys.stderr)
         return EXIT_USAGE
-    preset, *options = argv
-    if preset in ("-h", "--help"):
+    if argv[0] in ("-h", "--help"):
         print(_train_help(), end="")
         return EXIT_OK
-    if preset not in PRESETS:
-        raise UsageError(
-            f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)} "
-            "(sebulba train CONFIG [options]; --env.id trains on any other environment)"
-        )
-    config = _parse(preset, options)
+    preset, config = read_config(argv, "sebulba train")
     from sebulba.run_folder import choose_run_folder
 
     folder = choose_run_folder(config, preset)
@@ -178,6 +170,8 @@ def _train_help() -> str:
             "configurations:",
             *lines,
             "",
+            "Or a configuration file NAME.json, such as sebulba bench tune writes.",
+            "",
             "Any other environment: sebulba train CONFIG --env.id ID, where ID is known to envpool",
             "or Gymnasium, or is my_package.envs:MyEnv (a class or a factory).",
             "",
@@ -190,7 +184,36 @@ def _train_help() -> str:
     )
 
 
-def _parse(preset: str, options: list[str]) -> ExperimentConfig:
+def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
+    """Read ``CONFIG [options]``, where CONFIG is a name or a configuration file.
+
+    Args:
+      argv: The words.
+      command: What they were given to, for messages.
+
+    Returns:
+      The name of the preset, and the experiment.
+
+    Raises:
+      UsageError: The configuration is unknown, or an option breaks a rule.
+      SystemExit: tyro has printed what is wrong with an option, or the help.
+    """
+    from sebulba.configs.files import read_config_file
+    from sebulba.configs.presets import PRESETS
+
+    preset, *options = argv
+    if preset.endswith(".json"):
+        preset, of_file = read_config_file(preset)
+        options = [*of_file, *options]
+    if preset not in PRESETS:
+        raise UsageError(
+            f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)}, or a file "
+            f"NAME.json ({command} CONFIG [options]; --env.id trains on any other environment)"
+        )
+    return preset, _parse(preset, options, command)
+
+
+def _parse(preset: str, options: list[str], command: str = "sebulba train") -> ExperimentConfig:
     import tyro
 
     from sebulba.configs.experiment import ExperimentConfig
@@ -199,7 +222,7 @@ def _parse(preset: str, options: list[str]) -> ExperimentConfig:
     short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())
     return tyro.cli(
         ExperimentConfig,
-        prog=f"sebulba train {preset}",
+        prog=f"{command} {preset}",
         description=f"{PRESETS[preset].summary} ({short}.)",
         default=PRESETS[preset].make(),
         args=[_long_option(option) for option in options],
@@ -257,22 +280,9 @@ def _eval(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="sebulba bench", description="Measure this machine.")
-    benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    inference = benchmarks.add_parser(
-        "inference",
-        help="the loop's acting, fused and stepped, against a bare loop and plain bookkeeping",
-    )
-    inference.add_argument("--repeats", type=int, default=5, help="default: %(default)s")
-    inference.add_argument("--json", metavar="FILE", help="also write figures and machine there")
-    arguments = parser.parse_args(argv)
-    if arguments.repeats < 5:
-        raise UsageError(f"repeats={arguments.repeats} must be at least 5; use 5 or more")
-    _check_folder_of("--json", arguments.json)
-    from sebulba.benchmarks import inference as bench_inference
+    from sebulba.benchmarks import command_line
 
-    bench_inference.run(repeats=arguments.repeats, json_file=arguments.json)
-    return EXIT_OK
+    return command_line.main(argv, read_config)
 
 
 def _check_folder_of(option: str, file: str | None) -> None:

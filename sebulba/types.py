@@ -53,7 +53,7 @@ class Trajectory(NamedTuple):
 
     env_step: EnvStep
     """``[T+1, B, ...]``; row T is the bootstrap row and row 0 of the next trajectory."""
-    action: jax.Array
+    action: jax.Array | np.ndarray
     """``[T, B, ...]``."""
     extras: PyTree
     """``ActionOutput.extras``, ``[T, B, ...]``."""

@@ -172,14 +172,14 @@ def breakout_games():
         "Breakout-v5", episodic_life=True, reward_clip=True, img_height=21, img_width=20
     )(3, [4, 5, 6])
     lives = []
-    raw_step = adapter._pool.step
+    raw_step = adapter._step
 
     def step(action):
         result = raw_step(action)
         lives.append(result[4]["lives"].copy())
         return result
 
-    adapter._pool.step = step
+    adapter._step = step
     rng = np.random.default_rng(0)
     outputs = played(adapter, rng.integers(4, size=(1200, 3), dtype=np.int32))[1:]
     return jax.tree.map(lambda *x: np.stack(x), *outputs), np.stack(lives)
@@ -198,6 +198,28 @@ def test_a_lost_life_is_terminated_and_only_the_last_one_ends_the_game():
     inserted = steps.is_first & ~steps.terminated & ~steps.truncated
     assert not steps.reward[inserted].any() and not steps.true_reward[inserted].any()
     assert not (steps.terminated & steps.is_first).any()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v4", "Breakout-v5"])
+def test_the_native_step_is_the_step_of_envpool(env):
+    factory = make_env_factory(env, max_episode_steps=9)
+    native, public = factory(3, [4, 5, 6]), factory(3, [4, 5, 6])
+    assert native._step.__name__ == "step" and native._step != native._pool.step
+    public._step = public._pool.step
+    native.spec.action_space.seed(7)
+    actions = [np.stack([native.spec.action_space.sample() for _ in range(3)]) for _ in range(25)]
+    for action in actions:
+        action.flags.writeable = False  # as arrays of JAX are
+    outputs = played(native, actions), played(public, actions)
+    for one, other in zip(*outputs, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert any(output.truncated.any() for output in outputs[0])
+
+
+def test_a_pool_with_observations_of_several_arrays_has_no_native_step():
+    adapter = make_env_factory("CheetahRun-v1")(3, [4, 5, 6])
+    assert adapter._step == adapter._pool.step
+    adapter.close()
 
 
 def test_true_reward_is_not_clipped():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.runtime import cycle as cycle_module
+from sebulba.runtime import fused_cycle
 from tests.loop_helpers import Recorder, make_tiny_loop
 
 EXACT = ("obs", "prev_action", "reward", "terminated", "truncated", "is_first")
@@ -49,7 +49,7 @@ def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps):
 
 def test_chunks_do_not_change_a_fused_cycle(monkeypatch):
     whole, _ = record("CartPole-v1", "fused", 8, 12)
-    monkeypatch.setattr(cycle_module, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
+    monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
     chunked, _ = record("CartPole-v1", "fused", 8, 12)
     for one, other in zip(whole.trajectories, chunked.trajectories, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
@@ -57,7 +57,7 @@ def test_chunks_do_not_change_a_fused_cycle(monkeypatch):
 
 def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(monkeypatch):
     whole, _ = record("CartPole-v1", "fused", 8, 12)
-    monkeypatch.setattr(cycle_module, "CHUNK_S", 1e-9)
+    monkeypatch.setattr(fused_cycle, "CHUNK_S", 1e-9)
     split, _ = record("CartPole-v1", "fused", 8, 12)
     for one, other in zip(whole.trajectories, split.trajectories, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
@@ -117,7 +117,7 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         assert compiles.on
         programs = loop._session.inferencers[0].run_cycle._programs
         updater = loop._updater
-        used = [programs.begin, programs.finish, updater._update, updater._acting]
+        used = [updater._update, updater._acting]
         if cycle == "stepped":
             used.append(programs.act)
         assert [program._cache_size() for program in used] == [1] * len(used)

@@ -127,27 +127,38 @@ def test_a_fault_inside_a_compiled_update_surfaces_and_the_loop_can_run_again(sc
         assert loop.run(state, 20, 5).counters.updates == 20
 
 
-def test_a_fault_in_the_cycle_in_flight_at_the_end_is_not_lost():
+def test_a_fault_in_the_cycle_in_flight_at_a_stop_is_not_lost():
     failed = threading.Event()
 
-    class FailsAtTheEnd(CountingEnv):
+    class FailsAtTheStop(CountingEnv):
         def step(self, action):
-            if self._steps == 5 * 3:  # of the fourth cycle, which nobody asked for
+            if self._steps == 5 * 3:  # of the fourth cycle
                 failed.set()
-                raise Planted("at the end")
+                raise Planted("at the stop")
             return super().step(action)
 
+    def observe(trajectory, infos):
+        if int(trajectory.cycle) == 2:
+            failed.wait(60)
+            loop.stop()
+
     loop, _ = make_tiny_loop(
-        env=FailsAtTheEnd,
-        num_envs=1,
-        num_inferencers_per_device=1,
-        observe_cycle=lambda trajectory, infos: (
-            failed.wait(60) if int(trajectory.cycle) == 2 else None
-        ),
+        env=FailsAtTheStop, num_envs=1, num_inferencers_per_device=1, observe_cycle=observe
     )
-    with loop, pytest.raises(Planted, match="at the end"):
-        loop.run(loop.new_state(0, 5), 3, 5)
+    with loop, pytest.raises(Planted, match="at the stop"):
+        loop.run(loop.new_state(0, 5), 100, 5)
     assert not inferencer_threads()
+
+
+@pytest.mark.parametrize("per_device", [0, 1, 3])
+def test_no_cycle_begins_that_nobody_asked_for(per_device):
+    loop, _ = make_tiny_loop(num_inferencers_per_device=per_device)
+    with loop:
+        result = loop.run(loop.new_state(0, 5), 7, 5)
+        assert result.counters.dropped_stop_cycles == 0
+        assert sum(inferencer.cycle for inferencer in loop._session.inferencers) == 7
+        assert loop.run(result.state, 4, 5).counters.cycles == 11
+        assert sum(inferencer.cycle for inferencer in loop._session.inferencers) == 11
 
 
 def test_a_loop_that_failed_can_run_again():
@@ -239,9 +250,14 @@ def test_a_stop_that_comes_before_the_run_is_not_lost(schedule):
 
 
 def test_a_full_queue_does_not_keep_inferencers_from_ending():
-    loop, _ = make_tiny_loop(queue_size=1, observe_cycle=lambda *_: time.sleep(0.02))
+    def observe(trajectory, infos):
+        time.sleep(0.02)
+        if int(trajectory.cycle) == 5:
+            loop.stop()
+
+    loop, _ = make_tiny_loop(queue_size=1, observe_cycle=observe)
     with loop:
-        result = loop.run(loop.new_state(0, 5), 10, 5)
+        result = loop.run(loop.new_state(0, 5), 1000, 5)
     assert not inferencer_threads()
     assert result.counters.dropped_stop_cycles > 0, "what a stop loses is counted"
 

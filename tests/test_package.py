@@ -29,7 +29,7 @@ ALLOWED = {
     "runtime": CONTRACTS,
     "agents": CONTRACTS,
     "loops": CONTRACTS | {"envs", "runtime"},
-    "configs": {"errors", "agents"},
+    "configs": {"errors", "agents", "json_files"},
     "json_files": {"errors"},
     "policy": CONTRACTS | {"json_files"},
     "evaluation": CONTRACTS | {"envs", "policy"},

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sebulba.errors import UsageError
-from sebulba.runtime.cycle import equal_chunks
 from sebulba.runtime.devices import choose_devices
 from sebulba.runtime.episodes import EpisodeStatistics
+from sebulba.runtime.fused_cycle import equal_chunks
 from sebulba.runtime.staging import Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.trajectory_queue import TrajectoryQueue

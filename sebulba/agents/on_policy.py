@@ -148,7 +148,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         is_first = jnp.asarray(env_step.is_first)[None]
         output = self.evaluate(networks, obs, step_state.core, is_first)
         params = output.params[0]
-        key, sample_key = jax.random.split(step_state.key)
+        key, sample_key = jax.random.split(after(step_state.key, params))
         raw = self.distribution.mode(params)
         if explore:
             raw = self.distribution.sample(params, sample_key)
@@ -175,6 +175,22 @@ class OnPolicyAgent(Agent[ConfigT]):
     def experience_spec(self) -> Experience:
         """Split environments."""
         return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS))  # type: ignore[arg-type]
+
+
+def after(key: jax.Array, x: jax.Array) -> jax.Array:
+    """Return ``key`` in such a way that what uses it runs after ``x`` is known.
+
+    XLA on a CPU would give the few microseconds of drawing to another thread, which costs more CPU
+    time than they do: acting with 5 layers of 200 took 63 us of it a step, and 32 us in a row.
+    ``jax.lax.optimization_barrier`` leaves no dependency in the compiled program, hence the value.
+
+    Args:
+      key: Typed PRNG key; another one comes back only if ``x`` is NaN.
+      x: Floats, any shape.
+    """
+    data = jax.random.key_data(key)
+    is_nan = jnp.isnan(x.reshape(-1)[0]).astype(data.dtype)
+    return jax.random.wrap_key_data(data + is_nan, impl=jax.random.key_impl(key))
 
 
 def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:

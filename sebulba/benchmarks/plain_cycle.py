@@ -72,6 +72,12 @@ class PlainCycle:
         with self._timer.phase("finish"):
             stacked = jax.tree.map(lambda *x: jnp.stack(x), *env_steps)
             actions, extras = jax.tree.map(lambda *x: jnp.stack(x), *outputs)
-            columns = zip(*map(info_columns, rows), strict=True)
+            columns = zip(
+                *(
+                    info_columns(row.true_reward, row.episode_end, env_step)
+                    for row, env_step in zip(rows, env_steps[1:], strict=True)
+                ),
+                strict=True,
+            )
             infos = self._statistics.add(*map(np.stack, columns))
         return CycleOutput(stacked, actions, extras, initial, step_state, infos), step_state

@@ -21,7 +21,8 @@ from sebulba.agent import Agent, AgentState
 from sebulba.benchmarks.ceiling import Cost
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import seed_block
-from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms, make_cycle
+from sebulba.runtime.choose_cycle import make_cycle
+from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES
 from sebulba.runtime.timer import PhaseTimer

@@ -70,6 +70,7 @@ class EnvpoolAdapter:
                 "all environments step together"
             )
         self._pool = pool
+        self._step = native_step(pool) or pool.step
         self.spec = pool_spec(pool, config, name)
         self._check_action = make_action_check(self.spec.action_space, self.num_envs)
         *_, action_array = pool.spec.action_array_spec.values()
@@ -89,15 +90,14 @@ class EnvpoolAdapter:
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act; raises ActionError before an invalid action reaches native code."""
-        pool = self._open_pool()
+        self._open_pool()
         self._check_action(action)
-        rows = pool.step(self._native_action(action))
-        info = rows[4]
-        true_reward, game_over = _game(rows[1], rows[2], info)
-        fields = rows[0], rows[1], rows[2], rows[3], true_reward, game_over
+        obs, reward, terminated, truncated, info = self._step(self._native_action(action))
+        true_reward, game_over = _game(reward, terminated, info)
         if (order := self._order(info)) is not None:
-            fields = _scatter(fields, order)
-        obs, reward, terminated, truncated, true_reward, game_over = fields
+            obs, reward, terminated, truncated, true_reward, game_over = _scatter(
+                (obs, reward, terminated, truncated, true_reward, game_over), order
+            )
         # The row after an end is the reset. `elapsed_step == 0` would miss lost lives.
         is_first, self._ends = self._ends, terminated | truncated
         return EnvOutput(
@@ -129,6 +129,7 @@ class EnvpoolAdapter:
     def close(self) -> None:
         """Free the pool and its threads."""
         pool, self._pool = self._pool, None
+        self._step = None
         if pool is not None:
             pool.close()
 
@@ -141,6 +142,43 @@ class EnvpoolAdapter:
         """Return the environments that the rows are of, None if they are in order."""
         order = info["env_id"]
         return None if (order == self._in_order).all() else order
+
+
+def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
+    """Return ``pool.step`` for checked actions without the Python around its native calls.
+
+    That Python is 10 of 60 us a step of 16 CartPoles, all of it under the interpreter's lock. It
+    goes by envpool's own description of its arrays, which versions 1.2.5 and 1.2.7 share.
+
+    Returns:
+      A function of an action in envpool's dtype, or None where the pool has no such description,
+      or observations of several arrays. Of ``info`` it returns what the adapter reads.
+    """
+    state_keys = list(getattr(pool, "_state_keys", ()))
+    action_keys = list(getattr(getattr(pool, "_spec", None), "_action_keys", ()))
+    needed = {"info:env_id", "obs", "reward", "done", "trunc"}
+    if not needed <= set(state_keys) or action_keys[:2] != ["env_id", "players.env_id"]:
+        return None
+    if len(action_keys) != 3:
+        return None
+    send, receive = pool._send, pool._recv
+    obs, reward, done, trunc = (state_keys.index(k) for k in ("obs", "reward", "done", "trunc"))
+    infos = [
+        (key, state_keys.index(f"info:{key}"))
+        for key in ("env_id", "lives", "reward", "terminated")
+        if f"info:{key}" in state_keys
+    ]
+    env_id = np.arange(int(pool.config["num_envs"]), dtype=np.int32)
+
+    def step(action: np.ndarray) -> tuple:
+        # A copy, because it wants arrays that could be written.
+        send([env_id, env_id, np.array(action, order="C")])
+        state = receive()
+        truncated = state[trunc]
+        info = {key: state[index] for key, index in infos}
+        return state[obs], state[reward], state[done] & ~truncated, truncated, info
+
+    return step
 
 
 def _game(reward: Any, terminated: Any, info: dict) -> tuple[Any, Any]:

@@ -17,7 +17,8 @@ from sebulba.errors import UsageError
 from sebulba.loops.counters import Counters
 from sebulba.loops.metric_window import RecentEpisodes
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, Session, UpdateLoop
-from sebulba.runtime.cycle import CycleKind, CyclePrograms, MakeCycle, make_cycle
+from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
+from sebulba.runtime.cycle import CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
 from sebulba.runtime.staging import Staging
@@ -89,8 +90,9 @@ class GymnasiumLoop:
           inference_only: Act and never update.
           schedule: ``"async"``, or ``"lockstep"`` for bit-reproducible training.
           max_policy_lag: Drop trajectories whose networks are older than this many versions.
-          cycle: How cycles run; ``"auto"`` goes by the rule of ``runtime.cycle.make_cycle``. A
-            function of (environment, programs, device, timer) makes one of your own.
+          cycle: How cycles run; ``"auto"`` goes by the rule of ``make_cycle`` in
+            ``runtime.choose_cycle``. A function of (environment, programs, device, timer) makes one
+            of your own.
           queue_size: Trajectories that may wait for the update before Inferencers block.
           metric_writer: Gets a record a window; what it raises is a warning.
           metrics_interval_s: Length of a window, rounded up to whole cycles.

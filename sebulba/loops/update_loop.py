@@ -19,6 +19,7 @@ from sebulba.errors import ActionError, HangError
 from sebulba.loops.counters import Counters
 from sebulba.loops.metric_window import MetricWindow, RecentEpisodes, time_shares
 from sebulba.runtime.inferencer import (
+    CyclePermits,
     HandOff,
     Inferencer,
     Item,
@@ -119,6 +120,7 @@ class UpdateLoop:
         self._target = counters.cycles + num_cycles
         self._window = MetricWindow(counters, began)
         self._readings = self._read_timers()
+        self._permits = CyclePermits(num_cycles)
         self._last_record: dict[str, Any] | None = None
         self._publish()
         try:
@@ -161,6 +163,7 @@ class UpdateLoop:
                     self._hand_off,
                     options.schedule,
                     bool(session.kept_round),
+                    self._permits,
                     self._stop,
                 )
             )
@@ -193,6 +196,7 @@ class UpdateLoop:
     def _tell_to_stop(self) -> None:
         self._stop.soon.set()
         self._stop.now.set()
+        self._permits.wake()
         counters = self._session.counters
         counters.dropped_stop_cycles += len(self._queue.drain())  # and wakes who waits to put
 
@@ -287,6 +291,7 @@ class UpdateLoop:
         lag = counters.policy_version - item.policy_version
         if options.max_policy_lag is not None and lag > options.max_policy_lag:
             counters.dropped_lag_cycles += 1
+            self._permits.give()
             return False
         self._count(item)
         self._window.add_cycle(lag, len(self._queue) / self._queue.size)

@@ -12,7 +12,7 @@ import numpy as np
 
 from sebulba.errors import EnvError
 from sebulba.runtime.cycle import Cycle, CycleOutput
-from sebulba.runtime.staging import Staged, Staging
+from sebulba.runtime.staging import WAKE_S, Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.trajectory_queue import TrajectoryQueue
 from sebulba.types import EnvAdapter, PyTree, StepInfos, Trajectory
@@ -49,6 +49,39 @@ class Stop(NamedTuple):
     def new(cls) -> Stop:
         """Return a stop that has not been asked for."""
         return cls(threading.Event(), threading.Event())
+
+
+class CyclePermits:
+    """How many cycles the Inferencers of an asynchronous run may still begin between them.
+
+    So that none is begun which the update loop will not consume.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Permit ``number`` cycles."""
+        self._number = number
+        self._changed = threading.Condition()
+
+    def take(self, stop: threading.Event) -> bool:
+        """Use up one, or wait for one; False if ``stop`` was set first."""
+        with self._changed:
+            while not self._number:
+                if stop.is_set():
+                    return False
+                self._changed.wait(WAKE_S)
+            self._number -= 1
+            return not stop.is_set()
+
+    def give(self) -> None:
+        """Permit one more: what a cycle made was not consumed."""
+        with self._changed:
+            self._number += 1
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Make all who wait look at their ``stop``."""
+        with self._changed:
+            self._changed.notify_all()
 
 
 @dataclasses.dataclass
@@ -88,6 +121,7 @@ def run_cycles(
     hand_off: HandOff,
     schedule: Schedule,
     round_is_kept: bool,
+    permits: CyclePermits,
     stop: Stop,
 ) -> Iterator[Item]:
     """Yield one item a cycle until stopped.
@@ -102,6 +136,7 @@ def run_cycles(
       staged: What the first cycle acts with: the newest networks when the run began.
       hand_off: Places a cycle's output on the update devices.
       schedule: async takes the newest networks after every cycle.
+      permits: Async: how many cycles may begin.
       round_is_kept: Lockstep: the update loop begins with a round of the run before, so that one
         more version than otherwise will be there for the second cycle of this run.
       stop: How it is told to end.
@@ -117,7 +152,7 @@ def run_cycles(
     if inferencer.needs_reset:
         inferencer.run_cycle.reset()
         inferencer.needs_reset = False
-    newest: Staged | None = staged
+    newest: Staged | None = staged if lockstep or permits.take(stop.soon) else None
     while newest is not None and (lockstep or not stop.soon.is_set()):
         with timer.phase("take"):
             # Otherwise the first step's dispatch waits for the transfer, and with it those of
@@ -139,7 +174,7 @@ def run_cycles(
             item = _hand_over(inferencer.index, cycle, version, output, hand_off)
         yield item
         if not lockstep:
-            newest = take()
+            newest = take() if permits.take(stop.soon) else None
 
 
 def _hand_over(

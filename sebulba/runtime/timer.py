@@ -25,7 +25,8 @@ class _Phase:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._reading = (self.seconds(), None)
+        finished, began = self._reading
+        self._reading = (finished + time.perf_counter() - (began or 0.0), None)
 
     def seconds(self) -> float:
         """Return the seconds so far, those of a phase that is still on included."""
