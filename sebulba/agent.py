@@ -149,8 +149,9 @@ class Agent(abc.ABC, Generic[ConfigT]):
         replicated = NamedSharding(sharding.mesh, P())
 
         def place(leaf: jax.Array) -> jax.Array:
-            if sharding.mesh.size == 1 and leaf.devices() == sharding.device_set:
-                return leaf
+            if sharding.mesh.size == 1:
+                only = sharding.mesh.devices.flat[0]
+                return leaf if leaf.devices() == {only} else jax.device_put(leaf, only)
             split = leaf.ndim > 0 and leaf.shape[0] == num_envs
             return jax.device_put(leaf, sharding if split else replicated)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 
 import gymnasium
 import jax
@@ -14,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.envs.envpool_adapter import _clamp
+from sebulba.envs.envpool_adapter import _clamp, native_step
 from sebulba.types import EnvOutput
 from tests.oracle import ORACLES, DictOracleEnv, OracleEnv, pool_adapter, ready_made
 
@@ -214,6 +215,49 @@ def test_the_native_step_is_the_step_of_envpool(env):
     for one, other in zip(*outputs, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
     assert any(output.truncated.any() for output in outputs[0])
+
+
+def test_the_native_step_keeps_apart_ends_that_fall_together():
+    state = {
+        "info:env_id": np.arange(3, dtype=np.int32),
+        "obs": np.zeros((3, 2), np.float32),
+        "reward": np.zeros(3, np.float32),
+        "done": np.array([True, True, False]),
+        "trunc": np.array([True, True, False]),
+    }
+    both = {**state, "terminated": np.array([True, False, False])}
+    for arrays, expected in ((both, [True, False, False]), (state, [False, False, False])):
+        pool = FakePool(arrays)
+        _, _, terminated, truncated, _ = native_step(pool)(np.zeros(3, np.int32))
+        np.testing.assert_array_equal(terminated, expected)
+        np.testing.assert_array_equal(truncated, [True, True, False])
+    pool.step = lambda action: None  # somebody's own
+    assert native_step(pool) is None
+
+
+class FakePool:
+    """The native side of a pool, by names of arrays."""
+
+    def __init__(self, arrays):
+        self._arrays = arrays
+        self._state_keys = list(arrays)
+        self._spec = types.SimpleNamespace(_action_keys=["env_id", "players.env_id", "action"])
+        self.config = {"num_envs": 3}
+
+    def _send(self, actions):
+        assert len(actions) == 3
+
+    def _recv(self):
+        return list(self._arrays.values())
+
+    def step(self, action): ...
+
+    def send(self, action): ...
+
+    def recv(self): ...
+
+    for method in (step, send, recv):
+        method.__module__ = "envpool.python.envpool"
 
 
 def test_a_pool_with_observations_of_several_arrays_has_no_native_step():

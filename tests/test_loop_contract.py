@@ -11,7 +11,7 @@ import sebulba
 from sebulba.agents.configs import ImpalaConfig, SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.registry import make_agent
 from tests import contract_agents
-from tests.loop_helpers import inferencer_threads, leaves_equal
+from tests.loop_helpers import inferencer_threads, leaves_equal, make_tiny_loop
 
 SMALL = TorsoConfig(hidden_sizes=(8,))
 
@@ -80,3 +80,19 @@ def test_updates_below_one_per_cycle_publish_only_when_due(name):
     agent, result = run(name)
     publishing = sum(agent.num_off_policy_optims_per_cycle(c) > 0 for c in range(1, NUM_CYCLES + 1))
     assert result.counters.policy_version == publishing < NUM_CYCLES
+
+
+@pytest.mark.parametrize("cycle", ["stepped", "fused"])
+def test_a_key_of_any_kind_makes_a_state_and_stays_of_its_kind(cycle):
+    loop, _ = make_tiny_loop("CartPole-v1", cycle=cycle)
+    with loop:
+        for impl in ("threefry2x32", "rbg", "threefry2x32"):
+            state = loop.new_state(jax.random.key(3, impl=impl), 5)
+            result = loop.run(state, 4, 5)
+            for step_state in result.state.step:
+                kinds = {
+                    jax.random.key_impl(leaf)
+                    for leaf in jax.tree.leaves(step_state)
+                    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+                }
+                assert kinds == {impl}

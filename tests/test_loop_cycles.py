@@ -125,3 +125,15 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         compiles.on = False  # what the end of a run and the begin of the next copy is their own
         loop.run(result.state, 10, 5)
         assert [program._cache_size() for program in used] == [1] * len(used)
+
+
+def test_a_long_stepped_cycle_is_stacked_in_groups():
+    stepped, _ = record("CartPole-v1", "stepped", 2, 150)
+    fused, _ = record("CartPole-v1", "fused", 2, 150)
+    for one, other in zip(stepped.trajectories, fused.trajectories, strict=True):
+        assert one.action.shape[0] == 150
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+            one.extras,
+            other.extras,
+        )

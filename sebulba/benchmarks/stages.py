@@ -156,9 +156,8 @@ class Stages:
         self.use(state, acting, cycles=0)
 
     def _build(self, state: AgentState) -> None:
-        programs = CyclePrograms(
-            self._agent, jax.eval_shape(lambda x: x, self._networks[self._devices[0]]), self._run
-        )
+        acting = jax.eval_shape(lambda x: x, self._networks[self._devices[0]])
+        programs = CyclePrograms(self._agent, acting, state.step[0], self._run)
         envs = self._make_envs()
         self._cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
         self.kind = self._cycles[0].kind

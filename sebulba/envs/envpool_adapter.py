@@ -148,12 +148,15 @@ def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
     """Return ``pool.step`` for checked actions without the Python around its native calls.
 
     That Python is 10 of 60 us a step of 16 CartPoles, all of it under the interpreter's lock. It
-    goes by envpool's own description of its arrays, which versions 1.2.5 and 1.2.7 share.
+    goes by envpool's own description of its arrays.
 
     Returns:
       A function of an action in envpool's dtype, or None where the pool has no such description,
-      or observations of several arrays. Of ``info`` it returns what the adapter reads.
+      a step of its own, or observations of several arrays. Of ``info`` it returns what the adapter
+      reads.
     """
+    if not all(_is_of_envpool(pool, name) for name in ("step", "send", "recv")):
+        return None
     state_keys = list(getattr(pool, "_state_keys", ()))
     action_keys = list(getattr(getattr(pool, "_spec", None), "_action_keys", ()))
     needed = {"info:env_id", "obs", "reward", "done", "trunc"}
@@ -163,6 +166,8 @@ def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
         return None
     send, receive = pool._send, pool._recv
     obs, reward, done, trunc = (state_keys.index(k) for k in ("obs", "reward", "done", "trunc"))
+    # Some families tell both ends apart where they fall together (envpool 1.2.7).
+    end = state_keys.index("terminated") if "terminated" in state_keys else None
     infos = [
         (key, state_keys.index(f"info:{key}"))
         for key in ("env_id", "lives", "reward", "terminated")
@@ -175,10 +180,18 @@ def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
         send([env_id, env_id, np.array(action, order="C")])
         state = receive()
         truncated = state[trunc]
+        terminated = state[done] & ~truncated if end is None else state[end]
         info = {key: state[index] for key, index in infos}
-        return state[obs], state[reward], state[done] & ~truncated, truncated, info
+        return state[obs], state[reward], terminated, truncated, info
 
     return step
+
+
+def _is_of_envpool(pool: Any, name: str) -> bool:
+    """Tell whether a method is envpool's and not a subclass's or an instance's."""
+    method = getattr(type(pool), name, None)
+    module = getattr(method, "__module__", "")
+    return name not in vars(pool) and module.split(".")[0] == "envpool"
 
 
 def _game(reward: Any, terminated: Any, info: dict) -> tuple[Any, Any]:

@@ -143,6 +143,7 @@ class GymnasiumLoop:
         self._hangs = False
         self._run_spec: RunSpec | None = None
         self._updater: Updater | None = None
+        self._programs: CyclePrograms | None = None
         self._last_state: AgentState | None = None
         self._cycle_reasons: set[str] = set()
         self._session = Session([], {device: Staging() for device in self.inference_devices})
@@ -283,24 +284,31 @@ class GymnasiumLoop:
     def _prepare(self, state: AgentState, run_spec: RunSpec) -> Updater:
         """Build what no earlier run has left, and put state and Inferencers in place."""
         session = self._session
-        if self._updater is None or run_spec != self._run_spec:
+        updater, programs = self._updater, self._programs
+        if (
+            updater is None
+            or programs is None
+            or run_spec != self._run_spec
+            or not programs.keys.fits(state.step[0])
+        ):
             acting = jax.eval_shape(self.agent.acting_networks, state.networks, state.experience)
-            programs = CyclePrograms(self.agent, acting, run_spec)
+            programs = CyclePrograms(self.agent, acting, state.step[0], run_spec)
             for inferencer in session.inferencers:
                 inferencer.run_cycle.use(programs)
             if not session.inferencers:
                 new = (self._new_inferencer(j, programs) for j in range(self.num_inferencers))
                 session.inferencers = list(new)
+            self._programs = programs
             # A round that was kept has the length of the run before.
             session.counters.dropped_stop_cycles += len(session.kept_round)
             session.kept_round = []
             update_key = jax.random.fold_in(jax.random.key(self._seed), UPDATE_STREAM)
-            self._updater = Updater(self.agent, self._mesh, update_key)
+            self._updater = updater = Updater(self.agent, self._mesh, update_key)
             self._run_spec = run_spec
         if state is not self._last_state:
             self._begin_anew(state)
-        self._updater.place(state)
-        return self._updater
+        updater.place(state)
+        return updater
 
     def _new_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
         device = self.inference_devices[index // self._num_per_device]

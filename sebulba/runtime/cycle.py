@@ -17,6 +17,9 @@ from sebulba.agent import Agent
 from sebulba.errors import EnvError
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
+ROWS_A_STACK = 64
+"""Rows that one program stacks."""
+
 
 class CycleOutput(NamedTuple):
     """What a cycle makes; arrays that nobody writes again, on the inference device or the host."""
@@ -69,14 +72,13 @@ class KeyData:
     JAX dispatches a program in C++ only if none of its arguments and results is a typed key.
     """
 
-    def __init__(self, agent: Agent, run: RunSpec) -> None:
-        """Look for the keys in the step state of ``agent``."""
-        self._impls: list[Any] = []
-        jax.eval_shape(lambda key: self._find(agent.new_step_state(key, run, 0)), jax.random.key(0))
+    def __init__(self, step_state: PyTree) -> None:
+        """Look for the keys in ``step_state``."""
+        self._impls = _key_impls(step_state)
 
-    def _find(self, step_state: PyTree) -> None:
-        leaves = jax.tree.leaves(step_state)
-        self._impls = [jax.random.key_impl(x) if _is_key(x) else None for x in leaves]
+    def fits(self, step_state: PyTree) -> bool:
+        """Tell whether ``step_state`` has keys of the same kinds in the same places."""
+        return _key_impls(step_state) == self._impls
 
     def unwrap(self, step_state: PyTree) -> PyTree:
         """Return ``step_state`` with the uint32 arrays in its keys instead of them, uncopied."""
@@ -92,6 +94,11 @@ class KeyData:
         return jax.tree.unflatten(structure, wrapped)
 
 
+def _key_impls(step_state: PyTree) -> list[Any]:
+    leaves = jax.tree.leaves(step_state)
+    return [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]
+
+
 def _is_key(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
@@ -104,17 +111,20 @@ class CyclePrograms:
     program is called once a step, and JAX takes its arguments apart at every call.
     """
 
-    def __init__(self, agent: Agent, acting_networks: PyTree, run: RunSpec) -> None:
+    def __init__(
+        self, agent: Agent, acting_networks: PyTree, step_state: PyTree, run: RunSpec
+    ) -> None:
         """Prepare, but not yet compile, the programs.
 
         Args:
           agent: Whose ``step`` runs.
           acting_networks: Their shapes.
+          step_state: Of an Inferencer.
           run: The sizes.
         """
         self.agent = agent
         self.run = run
-        self.keys = KeyData(agent, run)
+        self.keys = KeyData(step_state)
         self.shapes = jax.eval_shape(
             lambda acting: agent.empty_trajectory(acting, run), acting_networks
         )
@@ -122,7 +132,8 @@ class CyclePrograms:
         self._networks_structure = jax.tree.structure(acting_networks)
         self.env_step_structure = jax.tree.structure(empty_env_step(agent.spec, run.num_envs))
         self.act = jax.jit(self.act_once, donate_argnums=1)
-        self.stack = jax.jit(_stack)
+        self._stack = jax.jit(_stack)
+        self._concatenate = jax.jit(_concatenate)
         self.copy = jax.jit(copy_tree)
 
     def act_once(
@@ -146,10 +157,24 @@ class CyclePrograms:
         )
         return output.action, output.extras, self.keys.unwrap(step_state)
 
+    def stack(self, rows: list[PyTree]) -> PyTree:
+        """Return T trees of ``[B, ...]`` on the device as one of ``[T, B, ...]``.
+
+        In groups, since the time to compile grows faster than the number of arguments.
+        """
+        groups = [
+            self._stack(rows[i : i + ROWS_A_STACK]) for i in range(0, len(rows), ROWS_A_STACK)
+        ]
+        return groups[0] if len(groups) == 1 else self._concatenate(groups)
+
 
 def _stack(rows: list[PyTree]) -> PyTree:
     """Return T trees of ``[B, ...]`` as one of ``[T, B, ...]``."""
     return jax.tree.map(lambda *x: jnp.stack(x), *rows)
+
+
+def _concatenate(groups: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *groups)
 
 
 def copy_tree(tree: PyTree) -> PyTree:

@@ -149,10 +149,14 @@ def run_cycles(
         with timer.phase("take"):
             return inferencer.staging.take(stop.soon, at_least=next_version)
 
+    def permit() -> bool:
+        with timer.phase("take"):
+            return permits.take(stop.soon)
+
     if inferencer.needs_reset:
         inferencer.run_cycle.reset()
         inferencer.needs_reset = False
-    newest: Staged | None = staged if lockstep or permits.take(stop.soon) else None
+    newest: Staged | None = staged if lockstep or permit() else None
     while newest is not None and (lockstep or not stop.soon.is_set()):
         with timer.phase("take"):
             # Otherwise the first step's dispatch waits for the transfer, and with it those of
@@ -172,9 +176,11 @@ def run_cycles(
             next_version += 1
         with timer.phase("shard"):
             item = _hand_over(inferencer.index, cycle, version, output, hand_off)
+        del output  # a trajectory that is kept here is kept while the next one is made
         yield item
+        del item
         if not lockstep:
-            newest = take() if permits.take(stop.soon) else None
+            newest = take() if permit() else None
 
 
 def _hand_over(
@@ -206,6 +212,7 @@ def inferencer_thread(
                 if not queue.put(item, stop.now):
                     inferencer.dropped_cycles += 1
                     return
+            del item
     except BaseException as raised:
         error = raised
         if isinstance(raised, SystemExit):

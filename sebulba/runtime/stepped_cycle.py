@@ -50,7 +50,9 @@ class SteppedCycle:
 
     def reset(self) -> None:
         """Begin new episodes."""
-        self._leaves = jax.tree.leaves(env_step_of(self._env.reset(), no_action(self._env)))
+        env_step = env_step_of(self._env.reset(), no_action(self._env))
+        self._check_structure(env_step)
+        self._leaves = jax.tree.leaves(env_step)
         self._statistics = EpisodeStatistics(self._env.num_envs)
 
     def run(
@@ -61,7 +63,9 @@ class SteppedCycle:
         act_phase, env_phase = self._timer.phase("act"), self._timer.phase("env_step")
         leaves = self._leaves
         assert leaves is not None, "reset comes first"
-        rows, outputs, extras = [leaves], [], []
+        rows = [leaves]
+        outputs: list[EnvOutput] = []
+        extras: list[PyTree] = []
         with act_phase:
             initial = programs.copy(step_state)
             step_state = programs.keys.unwrap(step_state)
@@ -78,7 +82,10 @@ class SteppedCycle:
                 except ActionError as error:
                     self._raise_if_not_finite(rows, error)
                     raise
-            leaves = jax.tree.leaves(env_step_of(output, host_action))
+            env_step = env_step_of(output, host_action)
+            if not outputs:
+                self._check_structure(env_step)
+            leaves = jax.tree.leaves(env_step)
             rows.append(leaves)
             outputs.append(output)
             extras.append(extra)
@@ -96,6 +103,12 @@ class SteppedCycle:
             stacked = programs.stack(extras)
         return CycleOutput(env_step, action, stacked, initial, final, step_infos), step_state
 
+    def _check_structure(self, env_step: EnvStep) -> None:
+        """Raise EnvError unless the leaves of ``env_step`` are where the agent expects them."""
+        expected, got = self._programs.env_step_structure, jax.tree.structure(env_step)
+        if got != expected:  # type: ignore[operator]
+            raise EnvError(f"an environment returned {got}; expected {expected}")
+
     def _stack(self, rows: list[list[np.ndarray]]) -> EnvStep:
         """Return rows of leaves ``[B, ...]`` as one ``EnvStep`` of ``[T+1, B, ...]``."""
         columns = [_stack_aligned(column) for column in zip(*rows, strict=True)]
@@ -104,7 +117,9 @@ class SteppedCycle:
     def _raise_if_not_finite(self, rows: list[list[np.ndarray]], cause: ActionError) -> None:
         """Raise EnvError if a value of the environment's explains an invalid action."""
         if where := find_not_finite(self._stack(rows)):
-            raise EnvError(f"an environment returned {where}") from cause
+            raise EnvError(
+                f"an environment returned a value that is not finite: {where}"
+            ) from cause
 
 
 def _info_columns(outputs: list[EnvOutput], env_step: EnvStep) -> tuple:
@@ -122,5 +137,5 @@ def _stack_aligned(rows: tuple[np.ndarray, ...]) -> np.ndarray:
     stacked = memory[begin : begin + len(rows) * first.nbytes].view(first.dtype)
     stacked = stacked.reshape(len(rows), *first.shape)
     # Twice as fast as np.stack, which makes a view of every row first.
-    np.concatenate(rows, out=stacked.reshape(-1, *first.shape[1:]))
+    np.concatenate(rows, out=stacked.reshape(-1, *first.shape[1:]), casting="no")
     return stacked
