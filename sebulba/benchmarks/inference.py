@@ -22,6 +22,7 @@ from sebulba.benchmarks import harness
 from sebulba.benchmarks.bare import bare_loop
 from sebulba.benchmarks.plain_cycle import PlainCycle
 from sebulba.envs import env_spec, seed_block
+from sebulba.experiment import configure_jax
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.runtime.choose_cycle import CycleKind, MakeCycle
 from sebulba.types import RunSpec
@@ -99,6 +100,7 @@ def run(*, repeats: int, num_cycles: int = NUM_CYCLES, json_file: str | None = N
     Returns:
       The record that was written.
     """
+    configure_jax(compile_cache="off")  # and otherwise as sebulba train does
     config = SimplePolicyGradientConfig()
     agent = make_agent(env_spec(ENV), config)
     make = functools.partial(loop_case, agent, num_cycles=num_cycles)

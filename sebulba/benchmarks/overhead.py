@@ -20,6 +20,7 @@ from sebulba.benchmarks import harness
 from sebulba.benchmarks.bare import bare_loop
 from sebulba.benchmarks.null import NullAgent, NullConfig, NullPool, NullVectorEnv
 from sebulba.envs import env_spec, make_env_factory
+from sebulba.experiment import configure_jax
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.runtime.episodes import EpisodeStatistics
 from sebulba.runtime.inferencer import INFERENCER_PHASES
@@ -165,6 +166,7 @@ def run(
     Returns:
       The record that was written.
     """
+    configure_jax(compile_cache="off")  # and otherwise as sebulba train does
     loops = {name: LoopCase(env, num_cycles, steps_per_cycle) for name, env in ENVS.items()}
     cases: dict[str, Callable[[], float]] = {}
     for name, env in ENVS.items():
