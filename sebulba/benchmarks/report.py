@@ -80,7 +80,11 @@ BENCHMARKS: dict[str, Benchmark] = {
         },
         has_picture=True,
     ),
-    "train-pong": Benchmark("train pong", _CEILING, has_picture=True),
+    "train-pong": Benchmark(
+        "train pong --num-envs 16 --num-cpu-devices 2 --inference-devices 0 --update-devices 0 1",
+        _CEILING,
+        has_picture=True,
+    ),
     "train-halfcheetah": Benchmark("train halfcheetah", _CEILING, has_picture=True),
     "overhead": Benchmark("overhead", {"overhead_us_per_step": Bar(at_most=15)}),
     "memory": Benchmark("memory pong", {"rss_slope_mb_per_min": Bar(at_most=1)}, has_picture=True),

@@ -347,6 +347,8 @@ class UpdateLoop:
     def _write_record(self) -> dict[str, Any]:
         """Close the window and give its record to the writer, whose errors only warn."""
         with self._timer.phase("metrics"):
+            # First, since it waits for the updates in flight, whose time belongs to this window.
+            metrics = self._updater.take_metrics()
             elapsed_s = self._window.age_s
             readings = self._read_timers()
             shares = {
@@ -358,7 +360,7 @@ class UpdateLoop:
             }
             self._readings = readings
             record = self._window.close(
-                self._updater.take_metrics(),
+                metrics,
                 self._session.episodes,
                 {"total_cycles": self._target, **shares},
             )
