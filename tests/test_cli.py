@@ -197,6 +197,8 @@ def refused(capsys, *argv: str) -> str:
         (["bench", "tune", "cartpole"], "--output"),
         (["bench", "tune", "cartpole", "--output", "no/where/x.json"], "make it"),
         (["bench", "scale", "--axes", "colour"], "num-envs"),
+        (["bench", "scale", "--num-envs", "0"], "num_envs=0 must be at least 1"),
+        (["bench", "memory", "--minutes", "-1", "--num-envs", "4"], "minutes=-1.0 must be above 0"),
         (["train", "nowhere.json"], "nowhere.json does not exist"),
         (["eval"], "RUN"),
         (["eval", "nowhere", "--seed", "99999999999"], "seed=99999999999 must be a 32-bit"),

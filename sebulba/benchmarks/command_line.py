@@ -19,6 +19,7 @@ ReadConfig = Callable[[list[str], str], tuple[str, ExperimentConfig]]
 """Reads (words of CONFIG [options], the command); returns the preset's name and the experiment."""
 
 LEAST_REPEATS = 5
+DEFAULT_CONFIGS = {"scale": "cartpole", "memory": "pong"}
 KINDS = ("stepped", "fused", "prototype")
 TUNED = ("num-envs", "steps-per-cycle", "num-inferencers-per-device", "devices")
 AXES = (
@@ -43,6 +44,8 @@ def main(argv: list[str], read_config: ReadConfig) -> int:
       SystemExit: argparse has printed what is wrong, or the help.
     """
     parser = _parser()
+    if argv and argv[0] in DEFAULT_CONFIGS and (len(argv) == 1 or argv[1].startswith("-")):
+        argv = [argv[0], DEFAULT_CONFIGS[argv[0]], *argv[1:]]
     arguments, more = parser.parse_known_args(argv)
     given = vars(arguments)
     name, config = given.pop("benchmark"), given.pop("config", None)
@@ -79,26 +82,22 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sebulba bench", description="Measure this machine.")
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
 
-    def add(name: str, help_: str, *, config: str | None = None) -> argparse.ArgumentParser:
+    def add(name: str, help_: str, *, config: bool = False) -> argparse.ArgumentParser:
         more = " Takes the options of sebulba train CONFIG too." if config else ""
         one = benchmarks.add_parser(
             name, help=help_, description=help_ + "." + more, allow_abbrev=False
         )
-        if config == "":
-            one.add_argument("config", metavar="CONFIG", help="as for sebulba train")
-        elif config is not None:
-            one.add_argument(
-                "config",
-                metavar="CONFIG",
-                nargs="?",
-                default=config,
-                help="as for sebulba train; default: %(default)s",
-            )
+        if config:
+            default = DEFAULT_CONFIGS.get(name)
+            may = f", and may be left out: {default}" if default else ""
+            one.add_argument("config", metavar="CONFIG", help=f"as for sebulba train{may}")
         return one
 
     one = add("inference", "the loop's acting, fused and stepped, against a bare loop")
     _add_common(one)
-    one = add("train", "a run against what the machine could do: ceiling and bottleneck", config="")
+    one = add(
+        "train", "a run against what the machine could do: ceiling and bottleneck", config=True
+    )
     _add_common(one, png="also draw the stages there")
     _add_seconds(one, "--seconds", 8.0, "of training in a round")
     _add_seconds(one, "--stage-seconds", 1.0, "of each stage alone, a round")
@@ -111,20 +110,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     one = add("overhead", "microseconds of our own code in a vector step of one Inferencer")
     _add_common(one)
-    one = add("scale", "speed and memory as the work grows, one axis at a time", config="cartpole")
+    one = add("scale", "speed and memory as the work grows, one axis at a time", config=True)
     _add_common(one, png="also draw speed and memory there")
     _add_seconds(one, "--seconds", 1.0, "of training in a measurement")
     one.add_argument(
         "--axes", nargs="+", choices=AXES, default=(), help="axes to measure; default: all"
     )
-    one = add("memory", "memory of a long run against what it implies", config="pong")
+    one = add("memory", "memory of a long run against what it implies", config=True)
     _add_common(one, repeats=False, png="also draw memory over time there")
     one.add_argument(
         "--minutes", type=float, default=10.0, help="minutes of training; default: %(default)s"
     )
     one = add("start", "seconds to the first update of a second start, beyond the imports")
     _add_common(one)
-    one = add("tune", "the fastest setting for this machine, as a configuration file", config="")
+    one = add("tune", "the fastest setting for this machine, as a configuration file", config=True)
     _add_common(one, repeats=False)
     one.add_argument("--output", metavar="FILE", required=True, help="ends in .json")
     one.add_argument(
