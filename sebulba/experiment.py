@@ -177,6 +177,8 @@ def configure_jax(
 ) -> None:
     """Choose JAX's platform, split the CPU and keep compiled programs, before JAX's backend starts.
 
+    On one CPU device, programs will run in the thread that calls them.
+
     Args:
       platform: None takes the best there is.
       num_cpu_devices: None leaves the CPU whole.

@@ -11,7 +11,8 @@ from typing import ClassVar
 import pytest
 
 from sebulba.benchmarks import tune
-from sebulba.benchmarks.trial import Measurement, Trial, TrialError
+from sebulba.benchmarks.trial import Measurement, Trial
+from sebulba.benchmarks.worker import WorkerError
 from sebulba.cli import _parse
 from sebulba.configs.files import read_config_file
 from sebulba.configs.presets import PRESETS
@@ -39,7 +40,7 @@ class FakeTrial:
 
     def ready(self):
         if self.config.num_envs > self.limit_mb:
-            raise TrialError("too much memory")
+            raise WorkerError("too much memory")
 
     def measure(self):
         speed = self.speed(self.config)
@@ -240,17 +241,17 @@ def test_bad_arguments_are_refused_before_anything_is_measured(tmp_path, changes
 
 def test_a_process_above_its_memory_is_ended():
     with Trial(tiny_config(), 0.1, memory_limit_mb=20.0) as trial:
-        with pytest.raises(TrialError, match="above the limit of 20 MB"):
+        with pytest.raises(WorkerError, match="above the limit of 20 MB"):
             trial.ready()
         assert not multiprocessing.active_children()
 
 
 def test_a_process_that_dies_is_a_failed_trial_and_nothing_hangs():
     with Trial(tiny_config(), 0.1) as trial:
-        trial._process.kill()
-        with pytest.raises(TrialError, match="ended by SIGKILL, which is how the system ends"):
+        trial._worker._process.kill()
+        with pytest.raises(WorkerError, match="ended by SIGKILL, which is how the system ends"):
             trial.ready()
-        with pytest.raises(TrialError):
+        with pytest.raises(WorkerError):
             trial.measure()
 
 
@@ -258,7 +259,7 @@ def test_what_a_configuration_breaks_is_said_in_its_own_words():
     with (
         Trial(tiny_config(inference_devices=(9,)), 0.1) as trial,
         pytest.raises(
-            TrialError, match="UsageError: inference_devices names device 9, but there are"
+            WorkerError, match="UsageError: inference_devices names device 9, but there are"
         ),
     ):
         trial.ready()

@@ -10,13 +10,12 @@ has only one of). In training the update loop takes the lock as well, so that mo
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
-from multiprocessing.connection import Connection
 
+from sebulba.benchmarks.stages import Stages
+from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker
 from sebulba.configs.experiment import ExperimentConfig
-
-START_S = 120.0
-"""How long a process may take to answer: it imports, builds and compiles first."""
+from sebulba.envs import env_spec, make_env_factory
+from sebulba.experiment import build_agent, configure_jax
 
 
 class CycleProcesses:
@@ -29,62 +28,48 @@ class CycleProcesses:
           config: Of the run; each process has one Inferencer of it.
           num_processes: How many.
           seconds: How long one measurement takes.
+
+        Raises:
+          WorkerError: One cannot run.
         """
-        context = multiprocessing.get_context("spawn")
         one = dataclasses.replace(config, num_inferencers_per_device=1, inference_devices=(0,))
-        self._processes = []
-        self._connections: list[Connection] = []
-        for _ in range(num_processes):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(one, seconds, there), daemon=True)
-            process.start()
-            there.close()
-            self._processes.append(process)
-            self._connections.append(here)
-        for connection in self._connections:
-            self._receive(connection, START_S)
+        self._timeout_s = START_TIMEOUT_S + seconds
+        self._workers = [Worker(_CycleMeter, one, seconds) for _ in range(num_processes)]
+        try:
+            for worker in self._workers:
+                worker.answer(self._timeout_s)
+        except BaseException:
+            self.close()
+            raise
 
     def measure(self) -> float:
         """Return the environment steps per second of all processes together."""
-        for connection in self._connections:
-            connection.send("measure")
-        return sum(self._receive(each, START_S) for each in self._connections)
-
-    @staticmethod
-    def _receive(connection: Connection, timeout_s: float) -> float:
-        if not connection.poll(timeout_s):
-            raise RuntimeError(f"a process that measures cycles did not answer in {timeout_s} s")
-        return connection.recv()
+        for worker in self._workers:
+            worker.ask()
+        return sum(worker.answer(self._timeout_s) for worker in self._workers)
 
     def close(self) -> None:
         """End the processes."""
-        for connection in self._connections:
-            connection.close()
-        for process in self._processes:
-            process.join(10.0)
-            if process.is_alive():
-                process.terminate()
+        for worker in self._workers:
+            worker.close()
 
 
-def _serve(config: ExperimentConfig, seconds: float, connection: Connection) -> None:
-    """Measure one Inferencer's cycles whenever asked: the target of a process."""
-    from sebulba.benchmarks.stages import Stages
-    from sebulba.envs import env_spec, make_env_factory
-    from sebulba.experiment import build_agent, configure_jax
+class _CycleMeter:
+    """The cycles of one Inferencer, without an update."""
 
-    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
-    factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-    stages = Stages(config, factory, build_agent(config, env_spec(factory)), seconds)
-    try:
-        stages.use_new_state()
-        stages.measure_cycle()
-        connection.send(0.0)
-        while connection.recv() == "measure":
-            connection.send(1e6 / stages.measure_cycle().wall_us)
-    except EOFError:
-        pass  # the other end is closed
-    finally:
-        stages.close()
+    def __init__(self, config: ExperimentConfig, seconds: float) -> None:
+        configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        agent = build_agent(config, env_spec(factory))
+        self._stages = Stages(config, factory, agent, seconds)
+        self._stages.use_new_state()
+
+    def warm_up(self) -> float:
+        return self.measure()
+
+    def measure(self) -> float:
+        """Return environment steps per second."""
+        return 1e6 / self._stages.measure_cycle().wall_us
 
 
 def gil_share(threads_per_s: float, processes_per_s: float) -> float:

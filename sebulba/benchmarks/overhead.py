@@ -1,8 +1,9 @@
 """``bench overhead``: microseconds of our own code per vector step of one Inferencer.
 
 The stepped loop minus the bare loop, with the same environment that does nothing and the same
-policy that does nearly nothing. All that the loop adds counts, the recording of the step included,
-whether it lies in Python or in the compiled program.
+policy that does nearly nothing. All that the loop adds counts, the recording of the trajectory
+included. The environment has envpool's public interface, not its native calls: the adapter steps
+it by ``step``, where it steps a real pool by calls that cost less Python.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from sebulba.benchmarks.trial import (
     Trial,
     measure_in_turn,
     ready_trials,
-    share_accelerator,
 )
+from sebulba.benchmarks.worker import share_accelerator
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.runtime.devices import local_devices

@@ -1,7 +1,6 @@
 """One configuration, trained in a process of its own, a short while at a time.
 
-A process each gives clean memory figures and any number of devices; that it stays alive between
-measurements lets configurations be measured in turn without compiling again.
+A process each gives clean memory figures and any number of devices.
 """
 
 from __future__ import annotations
@@ -9,32 +8,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import multiprocessing
 import os
-import signal
 import statistics
-import threading
-import time
 from collections.abc import Mapping
-from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 import jax
 
 from sebulba import experiment
+from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker, WorkerError
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 
-START_TIMEOUT_S = 300.0
-"""Imports, compiling and the first cycles."""
 MEASURE_TIMEOUT_S = 120.0
 """On top of the seconds asked for: the cycles in flight, and a cycle that is long."""
-POLL_S = 0.1
 WINDOWS = 4
 """Of metrics, at least, in a measurement."""
 ENDLESS_CYCLES = 1_000_000
-CLOSE_S = 5.0
 
 K = TypeVar("K")
 
@@ -52,10 +43,6 @@ class Measurement:
     policy_lag_mean: float
 
 
-class TrialError(Exception):
-    """A configuration cannot run here; the message says why."""
-
-
 class Trial:
     """A configuration in its own process; a context manager that ends it."""
 
@@ -69,67 +56,44 @@ class Trial:
           seconds: Length of a measurement, stretched to two cycles of each Inferencer.
           memory_limit_mb: End the process when it takes more, on the host or on a device.
         """
-        context = multiprocessing.get_context("spawn")
-        self._pipe, child = context.Pipe()
         self.parameters = 0
         """Of its networks, once it is ready."""
         self._seconds = seconds
         self._limit_mb = memory_limit_mb
-        self._process = context.Process(
-            target=_serve, args=(config, seconds, child), name="trial", daemon=True
-        )
-        self._process.start()
-        child.close()
+        self._worker = Worker(_Meter, config, seconds)
 
     def ready(self) -> None:
         """Wait until it can be measured.
 
         Raises:
-          TrialError: It cannot run, takes too much memory or too long.
+          WorkerError: It cannot run, takes too much memory or too long.
         """
-        self.parameters = self._receive(START_TIMEOUT_S)
+        self.parameters = self._answer(START_TIMEOUT_S)
 
     def measure(self) -> Measurement:
         """Train on for a while.
 
         Raises:
-          TrialError: It failed, takes too much memory or too long.
+          WorkerError: It failed, takes too much memory or too long.
         """
-        try:
-            self._pipe.send(True)
-        except OSError as error:
-            raise TrialError(f"its process ended ({self._process.exitcode})") from error
-        measurement: Measurement = self._receive(self._seconds + MEASURE_TIMEOUT_S)
+        self._worker.ask()
+        measurement: Measurement = self._answer(self._seconds + MEASURE_TIMEOUT_S)
         self._check_memory(measurement.device_mb)
         return measurement
 
-    def _receive(self, timeout_s: float) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while not self._pipe.poll(POLL_S):
-            self._check_memory(peak_rss_mb(self._process.pid))
-            if time.monotonic() > deadline:
-                self.close()
-                raise TrialError(f"it took longer than {timeout_s:.0f} s")
-        try:
-            answer = self._pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
-            self._process.join(CLOSE_S)
-            raise TrialError(_ending(self._process.exitcode)) from error
-        if isinstance(answer, TrialError):
-            raise answer
-        self._check_memory(peak_rss_mb(self._process.pid))
-        return answer
+    def _answer(self, timeout_s: float) -> Any:
+        return self._worker.answer(
+            timeout_s, lambda: self._check_memory(peak_rss_mb(self._worker.pid))
+        )
 
     def _check_memory(self, used_mb: float) -> None:
         if self._limit_mb is not None and used_mb > self._limit_mb:
             self.close()
-            raise TrialError(f"{used_mb:,.0f} MB are above the limit of {self._limit_mb:,.0f} MB")
+            raise WorkerError(f"{used_mb:,.0f} MB are above the limit of {self._limit_mb:,.0f} MB")
 
     def close(self) -> None:
         """End the process, whatever it does; may be called twice."""
-        self._pipe.close()
-        self._process.kill()
-        self._process.join(CLOSE_S)
+        self._worker.close()
 
     def __enter__(self) -> Trial:
         return self
@@ -145,7 +109,7 @@ def ready_trials(trials: Mapping[K, Trial], failed: dict[K, str]) -> dict[K, Tri
         try:
             trial.ready()
             ready[name] = trial
-        except TrialError as error:
+        except WorkerError as error:
             failed[name] = str(error)
     return ready
 
@@ -168,21 +132,13 @@ def measure_in_turn(
         for name in list(measurements):
             try:
                 measurement = trials[name].measure()
-            except TrialError as error:
+            except WorkerError as error:
                 failed[name] = str(error)
                 del measurements[name]
                 continue
             if number:
                 measurements[name].append(measurement)
     return measurements
-
-
-def _ending(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
-        why = ", which is how the system ends what takes too much memory" if exit_code == -9 else ""
-        return f"its process was ended by {name}{why}"
-    return f"its process ended with code {exit_code}"
 
 
 def peak_rss_mb(pid: int | None) -> float:
@@ -195,50 +151,6 @@ def peak_rss_mb(pid: int | None) -> float:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / 1e6
     return 0.0
-
-
-def share_accelerator() -> None:
-    """Let several processes use an accelerator, of which JAX would take three quarters for one.
-
-    Before JAX's backend starts.
-    """
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-
-
-# In the process.
-
-
-def _serve(config: ExperimentConfig, seconds: float, pipe: Connection) -> None:
-    """Build, warm up, and train on at each message, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    share_accelerator()
-    try:
-        meter = _Meter(config, seconds)
-        pipe.send(meter.warm_up())
-        while pipe.recv():
-            pipe.send(meter.measure())
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # closed by the parent
-    except Exception as error:
-        pipe.send(TrialError(_in_words(error)))
-    finally:
-        # Threads inside XLA or an environment must not hold up the end.
-        os._exit(0)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
-def _in_words(error: Exception) -> str:
-    lines = str(error).splitlines() or [""]
-    if "RESOURCE_EXHAUSTED" in lines[0] or isinstance(error, MemoryError):
-        return f"out of memory ({lines[0][:200]})"
-    return f"{type(error).__name__}: {lines[0][:300]}"
 
 
 class _Meter:

@@ -22,10 +22,9 @@ from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import (
     Measurement,
     Trial,
-    TrialError,
     measure_in_turn,
-    share_accelerator,
 )
+from sebulba.benchmarks.worker import WorkerError, share_accelerator
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.errors import UsageError
@@ -330,7 +329,7 @@ class Contest:
         self._max_batch = max_batch
         try:
             self._trial = self._ready(start)
-        except TrialError as error:
+        except WorkerError as error:
             raise UsageError(
                 f"the configuration to start from cannot run here ({error}); "
                 "start from a smaller one, such as with --num-envs 8"
@@ -352,13 +351,13 @@ class Contest:
             return self._judge(change, [], [], why)
         try:
             trial = self._ready(config)
-        except TrialError as error:
+        except WorkerError as error:
             return self._judge(change, [], [], str(error))
         failed: dict[str, str] = {}
         measured = measure_in_turn({"best": self._trial, "new": trial}, ROUNDS, failed)
         if "best" not in measured:
             trial.close()
-            raise TrialError(f"the best configuration so far failed: {failed['best']}")
+            raise WorkerError(f"the best configuration so far failed: {failed['best']}")
         if not self._judge(change, measured["best"], measured.get("new", []), failed.get("new")):
             trial.close()
             return False
@@ -407,7 +406,7 @@ class Contest:
             if "start" in trials:
                 trials["start"].close()
         for name, why in failed.items():
-            raise TrialError(f"the {name} configuration failed at the end: {why}")
+            raise WorkerError(f"the {name} configuration failed at the end: {why}")
         best = measured["best"]
         first = measured.get("start", best)
         return (first, best) if best is first or _gain(best, first) > 1 else (first, first)

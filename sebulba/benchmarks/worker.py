@@ -1,0 +1,153 @@
+"""A process of its own that measures when it is asked, and never outlives who asks.
+
+It stays alive between measurements, so that several can be measured in turn without compiling
+again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+START_TIMEOUT_S = 300.0
+"""Imports, compiling and the first cycles."""
+POLL_S = 0.1
+CLOSE_S = 5.0
+
+
+class Meter(Protocol):
+    """What a worker holds; made in its process."""
+
+    def warm_up(self) -> Any:
+        """Get ready, compile; returns the worker's first answer."""
+        ...
+
+    def measure(self) -> Any:
+        """Return a measurement."""
+        ...
+
+
+class WorkerError(Exception):
+    """What a worker was to measure cannot run here; the message says why."""
+
+
+class Worker:
+    """A process with a ``Meter``."""
+
+    def __init__(self, make_meter: Callable[..., Meter], *arguments: Any) -> None:
+        """Start the process; it warms up while others do.
+
+        Args:
+          make_meter: Importable by name, as the arguments must be picklable.
+          arguments: Of ``make_meter``.
+        """
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(make_meter, arguments, child), name="worker", daemon=True
+        )
+        self._process.start()
+        child.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process."""
+        return self._process.pid
+
+    def ask(self) -> None:
+        """Ask for a measurement; ``answer`` returns it.
+
+        Raises:
+          WorkerError: The process has ended.
+        """
+        try:
+            self._pipe.send(True)
+        except OSError as error:
+            raise WorkerError(f"its process ended ({self._process.exitcode})") from error
+
+    def answer(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> Any:
+        """Return what ``warm_up`` returned, the first time, and what was asked for after that.
+
+        Args:
+          timeout_s: How long it may take; after that the process is ended.
+          check: Called while waiting; may raise.
+
+        Raises:
+          WorkerError: It failed, ended or took too long.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._pipe.poll(POLL_S):
+            check()
+            if time.monotonic() > deadline:
+                self.close()
+                raise WorkerError(f"it took longer than {timeout_s:.0f} s")
+        try:
+            answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self._process.join(CLOSE_S)
+            raise WorkerError(_ending(self._process.exitcode)) from error
+        if isinstance(answer, WorkerError):
+            raise answer
+        check()
+        return answer
+
+    def close(self) -> None:
+        """End the process, whatever it does; may be called twice."""
+        self._pipe.close()
+        self._process.kill()
+        self._process.join(CLOSE_S)
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        name = signal.Signals(-exit_code).name
+        why = ", which is how the system ends what takes too much memory" if exit_code == -9 else ""
+        return f"its process was ended by {name}{why}"
+    return f"its process ended with code {exit_code}"
+
+
+def share_accelerator() -> None:
+    """Let several processes use an accelerator, of which JAX would take three quarters for one.
+
+    Before JAX's backend starts.
+    """
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+
+
+def _serve(make_meter: Callable[..., Meter], arguments: tuple, pipe: Connection) -> None:
+    """Warm up, and measure at each message, until the pipe closes: the target of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    share_accelerator()
+    try:
+        meter = make_meter(*arguments)
+        pipe.send(meter.warm_up())
+        while pipe.recv():
+            pipe.send(meter.measure())
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # closed by the parent
+    except Exception as error:
+        pipe.send(WorkerError(_in_words(error)))
+    finally:
+        # Threads inside XLA or an environment must not hold up the end.
+        os._exit(0)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _in_words(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    if "RESOURCE_EXHAUSTED" in lines[0] or isinstance(error, MemoryError):
+        return f"out of memory ({lines[0][:200]})"
+    return f"{type(error).__name__}: {lines[0][:300]}"
