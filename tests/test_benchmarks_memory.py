@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sebulba
-from sebulba.benchmarks import memory
+from sebulba.benchmarks import memory, memory_use
 from sebulba.configs.presets import cartpole
 from sebulba.errors import UsageError
 from sebulba.types import RunSpec
@@ -105,21 +105,21 @@ def test_sizes_are_those_of_the_arrays():
 
 def test_living_arrays_are_counted_on_every_device_that_holds_them():
     mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
-    before = memory.device_bytes()
+    before = memory_use.device_bytes()
     everywhere = jax.device_put(np.zeros((8, 3), np.float32), NamedSharding(mesh, P()))
-    assert memory.device_bytes() - before == 4 * 96
+    assert memory_use.device_bytes() - before == 4 * 96
     split = jax.device_put(np.zeros((8, 5), np.float32), NamedSharding(mesh, P("x")))
-    assert memory.device_bytes() - before == 4 * 96 + 160
+    assert memory_use.device_bytes() - before == 4 * 96 + 160
     del everywhere, split
-    assert memory.device_bytes() == before
+    assert memory_use.device_bytes() == before
 
 
 def test_resident_memory_and_the_allocator_see_what_is_taken():
-    before, _ = memory.allocator_mb()
+    before, _ = memory_use.allocator_mb()
     block = np.ones(25_000_000, np.uint8)
-    assert memory.rss_bytes() > block.nbytes
+    assert memory_use.rss_bytes() > block.nbytes
     if before is not None:
-        assert memory.allocator_mb()[0] - before > 24
+        assert memory_use.allocator_mb()[0] - before > 24
 
 
 def test_watching_stops_the_loop_when_the_time_is_over_and_also_when_it_fails(monkeypatch):

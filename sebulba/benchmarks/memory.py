@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import ctypes
 import dataclasses
 import math
-import resource
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -26,6 +23,7 @@ import numpy as np
 from sebulba import experiment
 from sebulba.agent import Agent
 from sebulba.benchmarks import harness
+from sebulba.benchmarks.memory_use import MB, allocator_mb, device_bytes, rss_bytes
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import UsageError
@@ -41,7 +39,6 @@ WINDOW_S = 15.0
 """Samples are reduced to windows of this length. An update takes and frees more than what stays,
 every second or so; the median of many samples does not see that rhythm."""
 PROGRESS_S = 30.0
-MB = 1e6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,50 +346,6 @@ def watch(
     finally:
         loop.stop()
     return samples
-
-
-def rss_bytes() -> int:
-    """Return the resident memory of this process; where there is no /proc, its highest so far."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:
-        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return highest * (1 if sys.platform == "darwin" else 1024)
-    return pages * resource.getpagesize()
-
-
-def device_bytes() -> int:
-    """Return the bytes in use on all devices, or of all living arrays where nobody counts."""
-    counted = [device.memory_stats() for device in jax.local_devices()]
-    if all(counted):
-        return sum(stats["bytes_in_use"] for stats in counted if stats)
-    return sum(_bytes_on_devices(array) for array in jax.live_arrays())
-
-
-def _bytes_on_devices(array: jax.Array) -> int:
-    shard = math.prod(array.sharding.shard_shape(array.shape))
-    return shard * array.dtype.itemsize * len(array.sharding.device_set)
-
-
-class _Mallinfo2(ctypes.Structure):
-    """What glibc's ``mallinfo2`` returns; see mallinfo(3)."""
-
-    _fields_ = [
-        *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd")),
-        *((name, ctypes.c_size_t) for name in ("usmblks", "fsmblks", "uordblks", "fordblks")),
-        ("keepcost", ctypes.c_size_t),
-    ]
-
-
-def allocator_mb() -> tuple[float | None, float | None]:
-    """Return (given out, kept) of glibc's allocator in 10^6 bytes, None on other systems."""
-    try:
-        mallinfo2 = ctypes.CDLL(None).mallinfo2
-    except (AttributeError, OSError, TypeError):
-        return None, None
-    mallinfo2.restype = _Mallinfo2
-    info = mallinfo2()
-    return (info.uordblks + info.hblkhd) / MB, info.fordblks / MB
 
 
 # Showing.

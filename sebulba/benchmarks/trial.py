@@ -5,9 +5,7 @@ A process each gives clean memory figures and any number of devices.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import math
 import os
 import statistics
 from collections.abc import Mapping
@@ -16,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 
 from sebulba import experiment
+from sebulba.benchmarks.memory_use import peak_device_mb, peak_rss_mb
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker, WorkerError
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
@@ -141,18 +140,6 @@ def measure_in_turn(
     return measurements
 
 
-def peak_rss_mb(pid: int | None) -> float:
-    """Return the peak resident memory of a process, 0 where it has ended.
-
-    Not ``getrusage``: its maximum starts at the size of the parent that forked.
-    """
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
-        for line in status:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
-    return 0.0
-
-
 class _Meter:
     """The experiment as ``sebulba train`` builds it, and the writer of metrics that times it.
 
@@ -205,22 +192,8 @@ class _Meter:
             and metrics["cycles"] - first["cycles"] >= 2 * self._loop.num_inferencers
         )
         if self._ended:
-            self._device_mb = _device_mb()  # while trajectories are in flight
+            self._device_mb = peak_device_mb()  # while trajectories are in flight
             self._loop.stop()
 
     def close(self) -> None:
         """Do nothing: a writer has this."""
-
-
-def _device_mb() -> float:
-    counted = [device.memory_stats() for device in jax.local_devices()]
-    if all(counted):
-        return max(stats["peak_bytes_in_use"] for stats in counted if stats) / 1e6
-    return sum(_bytes(array) for array in jax.live_arrays()) / 1e6
-
-
-def _bytes(array: jax.Array) -> int:
-    """Return the bytes of an array on all its devices."""
-    sharding = array.sharding
-    shard = math.prod(sharding.shard_shape(array.shape))
-    return shard * array.dtype.itemsize * len(sharding.device_set)
