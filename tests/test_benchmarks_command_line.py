@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from sebulba.benchmarks import command_line, comparisons, scale, tune
-from sebulba.configs.presets import cartpole, pong
+from sebulba.configs.impala_presets import cartpole, pong
 
 ARGUMENTS = {"tune": ["--output", "x.json"]}
 """That a benchmark cannot do without, beside a configuration."""

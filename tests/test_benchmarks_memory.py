@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import sebulba
 from sebulba.benchmarks import memory, memory_use
-from sebulba.configs.presets import cartpole
+from sebulba.configs.impala_presets import cartpole
 from sebulba.errors import UsageError
 from sebulba.types import RunSpec
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig

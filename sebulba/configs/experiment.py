@@ -8,10 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeAlias
 
-from sebulba.agents.configs import ImpalaConfig, SimplePolicyGradientConfig
+from sebulba.agents.configs import AgentConfig
 from sebulba.errors import UsageError
 
-AgentConfig: TypeAlias = ImpalaConfig | SimplePolicyGradientConfig
 OptionValue: TypeAlias = bool | int | float | str
 
 INT32 = range(-(2**31), 2**31)

@@ -1,0 +1,24 @@
+"""Hyper-parameters of the agents: frozen dataclasses, checked on construction.
+
+One file each. JAX is not imported here: a command line can parse and refuse options before any
+device starts.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from sebulba.agents.configs.impala import ImpalaConfig
+from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.agents.configs.simple_policy_gradient import SimplePolicyGradientConfig
+
+AgentConfig: TypeAlias = ImpalaConfig | SimplePolicyGradientConfig
+"""The hyper-parameters of any agent that comes with Sebulba."""
+
+__all__ = [
+    "AgentConfig",
+    "ImpalaConfig",
+    "OptimizerConfig",
+    "SimplePolicyGradientConfig",
+    "TorsoConfig",
+]

@@ -1,0 +1,93 @@
+"""Hyper-parameters that several agents have: networks and optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from sebulba.agents.configs.checks import (
+    require,
+    require_choice,
+    require_number,
+    require_positive,
+    require_size,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TorsoConfig:
+    """What turns an observation into features.
+
+    Raises:
+      UsageError: A field is out of its range.
+    """
+
+    kind: Literal["auto", "mlp", "nature_cnn", "impala_resnet"] = "auto"
+    """Network for images; "auto" takes nature_cnn from 36 x 36 pixels on, else impala_resnet, and
+    "mlp" flattens them. Vectors always go through the MLP."""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer of the MLP."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Non-linearity of the MLP; the image networks use relu."""
+    image_features: int = 512
+    """Units of the layer that ends an image network."""
+    resnet_channels: tuple[int, ...] = (16, 32, 32)
+    """Channels of each section of impala_resnet."""
+    scale_bounded_observations: bool = False
+    """Map observation components with finite bounds to [-1, 1]."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_choice("torso.kind", self.kind, ("auto", "mlp", "nature_cnn", "impala_resnet"))
+        require_choice("torso.activation", self.activation, ("tanh", "relu"))
+        require_size("torso.image_features", self.image_features, 1, "use 512")
+        for size in self.hidden_sizes:
+            require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
+        for size in self.resnet_channels:
+            require_size("torso.resnet_channels", size, 1, "use channels such as 16 32 32")
+        require(
+            len(self.resnet_channels) > 0,
+            "torso.resnet_channels",
+            self.resnet_channels,
+            "must not be empty",
+            "use channels such as 16 32 32",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients become updates; the learning rate is a field of the agent's own config.
+
+    Raises:
+      UsageError: A field is out of its range.
+    """
+
+    kind: Literal["adam", "rmsprop", "sgd"] = "adam"
+    """The optimizer."""
+    max_grad_norm: float = 0.5
+    """Global norm to which gradients are clipped; 0 does not clip."""
+    epsilon: float = 1e-5
+    """Added to the denominator of adam and rmsprop."""
+    decay: float = 0.99
+    """Decay of the second moment in rmsprop."""
+    schedule: Literal["constant", "linear"] = "constant"
+    """Learning rate over updates; "linear" falls to 0 at ``schedule_updates``."""
+    schedule_updates: int = 0
+    """Updates after which a linear schedule is at 0."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_choice("optimizer.kind", self.kind, ("adam", "rmsprop", "sgd"))
+        require_choice("optimizer.schedule", self.schedule, ("constant", "linear"))
+        norm_remedy = "use 0.5, or 0 for no clipping"
+        require_number("optimizer.max_grad_norm", self.max_grad_norm, 0, math.inf, norm_remedy)
+        require_positive("optimizer.epsilon", self.epsilon, "use 1e-5")
+        require_number("optimizer.decay", self.decay, 0, 1, "use 0.99")
+        least = 1 if self.schedule == "linear" else 0
+        require_size(
+            "optimizer.schedule_updates",
+            self.schedule_updates,
+            least,
+            "use the number of updates of the run",
+        )

@@ -1,0 +1,18 @@
+"""What a ready experiment is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from sebulba.configs.experiment import ExperimentConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A ready experiment."""
+
+    summary: str
+    """What it is, in a line."""
+    make: Callable[[], ExperimentConfig]
+    """Makes its configuration."""
