@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from sebulba.agents.configs.impala import ImpalaConfig
+from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
 from sebulba.agents.configs.simple_policy_gradient import SimplePolicyGradientConfig
 
@@ -19,6 +20,8 @@ __all__ = [
     "AgentConfig",
     "ImpalaConfig",
     "OptimizerConfig",
+    "ReplayConfig",
     "SimplePolicyGradientConfig",
+    "TargetConfig",
     "TorsoConfig",
 ]

@@ -1,0 +1,77 @@
+"""Hyper-parameters of agents that learn from a replay: storage, ratio, target networks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sebulba.agents.configs.checks import require, require_number, require_size
+
+
+@dataclasses.dataclass(frozen=True)
+class ReplayConfig:
+    """What is kept, what is drawn of it, and how often.
+
+    Raises:
+      UsageError: A field is out of its range.
+    """
+
+    capacity: int = 100_000
+    """Environment steps that are kept, over all Inferencers and environments; whole trajectories
+    are kept, so that it is rounded down to them."""
+    batch_size: int = 64
+    """What one update draws, over all update devices: transitions, or sequences."""
+    updates_per_cycle: int = 1
+    """Updates after each trajectory."""
+    cycles_per_update: int = 1
+    """Trajectories before each update; for ratios below one update a trajectory."""
+    warm_up_cycles: int = 1
+    """Trajectories, over all Inferencers, that are gathered before the first update."""
+    prioritized: bool = False
+    """Draw in proportion to priority ** priority_exponent instead of uniformly."""
+    priority_exponent: float = 0.6
+    """How far priorities count: 0 is uniform, 1 proportional (alpha)."""
+    importance_exponent: float = 0.4
+    """How far weights of the loss undo what priorities favour: 1 does wholly (beta)."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_size("replay.capacity", self.capacity, 1, "use 100000")
+        require_size("replay.batch_size", self.batch_size, 1, "use 64")
+        require_size("replay.updates_per_cycle", self.updates_per_cycle, 1, "use 1")
+        require_size("replay.cycles_per_update", self.cycles_per_update, 1, "use 1")
+        require(
+            self.updates_per_cycle == 1 or self.cycles_per_update == 1,
+            "replay.updates_per_cycle",
+            self.updates_per_cycle,
+            f"cannot go with cycles_per_update={self.cycles_per_update}",
+            "set one of them to 1",
+        )
+        require_size("replay.warm_up_cycles", self.warm_up_cycles, 1, "use 1")
+        require_number("replay.priority_exponent", self.priority_exponent, 0, 1, "use 0.6")
+        require_number("replay.importance_exponent", self.importance_exponent, 0, 1, "use 0.4")
+
+    def updates_due(self, cycle: int) -> int:
+        """Return the updates that follow the ``cycle``-th (from 1) consumed trajectory."""
+        since_warm_up = cycle - self.warm_up_cycles
+        due = since_warm_up >= 0 and since_warm_up % self.cycles_per_update == 0
+        return self.updates_per_cycle if due else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetConfig:
+    """How target networks follow the trained ones.
+
+    Raises:
+      UsageError: A field is out of its range.
+    """
+
+    period: int = 1
+    """Updates between two moves of the target."""
+    rate: float = 1.0
+    """Share of the way to the trained networks that a move goes; 1 copies them (tau)."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_size("target.period", self.period, 1, "use 1")
+        require_number("target.rate", self.rate, 0, 1, "use 1, or 0.005 with period 1")
+        require(self.rate > 0, "target.rate", self.rate, "would never move the target", "use 0.005")
