@@ -10,7 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.returns import Transitions, n_step_returns, transitions, vtrace
+from sebulba.agents.returns import (
+    Transitions,
+    double_q_values,
+    gae,
+    lambda_returns,
+    n_step_returns,
+    rescale_value,
+    restore_value,
+    retrace,
+    transitions,
+    vtrace,
+)
 from sebulba.types import EnvStep, Trajectory
 
 
@@ -35,6 +46,14 @@ def random_stream(seed: int, steps: int = 23, **flags: Any) -> tuple[jax.Array, 
     rho = jnp.asarray(np.exp(rng.normal(size=steps)), jnp.float32)
     value = jnp.asarray(rng.normal(size=steps + 1), jnp.float32)
     return value, stream(rng.normal(size=steps), **flags), rho
+
+
+def import_rlax() -> Any:
+    """Return rlax, whose import warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import rlax
+    return rlax
 
 
 def test_transitions_take_consequences_from_the_next_row() -> None:
@@ -83,9 +102,7 @@ def test_vtrace_by_hand() -> None:
 
 @pytest.mark.parametrize("trace_decay", [1.0, 0.7])
 def test_vtrace_is_that_of_rlax(trace_decay: float) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import rlax
+    rlax = import_rlax()
     value, step, rho = random_stream(0, terminated=[4, 11, 12])
     mine = vtrace(value, step, rho, trace_decay=trace_decay, max_policy_rho=1.3)
     theirs = rlax.vtrace_td_error_and_advantage(
@@ -97,9 +114,7 @@ def test_vtrace_is_that_of_rlax(trace_decay: float) -> None:
 
 
 def test_vtrace_between_ends_is_that_of_rlax_on_each_episode() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import rlax
+    rlax = import_rlax()
     value, step, rho = random_stream(1, truncated=[6, 15], inserted=[7, 16])
     mine = vtrace(value, step, rho)
     for begin, end in ((0, 7), (8, 16), (17, 23)):
@@ -171,3 +186,179 @@ def test_targets_are_constants_to_differentiation() -> None:
 def test_monte_carlo_returns_by_hand() -> None:
     step = stream([1, 2, 4, 99, 8, 16], terminated=[2], inserted=[3], gamma=0.5)
     np.testing.assert_allclose(n_step_returns(jnp.zeros(7), step), [3, 4, 4, 0, 16, 16])
+
+
+# The other kernels. One stream by hand for all of them: 0 and 1 are on the way, 1 truncates, 2 is
+# the inserted reset, 3 is on the way, 4 terminates, 5 is inserted, 6 and 7 run into the bootstrap
+# row. gamma = 1/2.
+
+BY_HAND = stream(
+    [1, 2, 99, 3, 4, 99, 6, 8], terminated=[4], truncated=[1], inserted=[2, 5], gamma=0.5
+)
+ROW_VALUE = jnp.asarray([1.0, 2, 4, 6, 8, 10, 12, 14, 16])
+FLAGS = {"terminated": [3, 17], "truncated": [9], "inserted": [4, 10, 18]}
+
+
+def test_lambda_returns_by_hand() -> None:
+    # G_7 = 8 + 16/2; G_6 = 6 + (14/2 + 16/2)/2; G_3 = 3 + (8/2 + 4/2)/2; G_1 = 2 + 4/2;
+    # G_0 = 1 + (2/2 + 4/2)/2; rows 2 and 5 keep their value.
+    expected = [1 + 1.5, 4, 4, 3 + 3, 4, 10, 6 + 7.5, 16]
+    np.testing.assert_allclose(lambda_returns(ROW_VALUE, BY_HAND, 0.5), expected)
+
+
+def test_gae_by_hand() -> None:
+    # delta = 1, 2, -, 1, -4, -, 1, 2 and the trace decays by 1/4.
+    expected = [1 + 0.5, 2, 0, 1 - 1, -4, 0, 1 + 0.5, 2]
+    np.testing.assert_allclose(gae(ROW_VALUE, BY_HAND, 0.5), expected)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "expected"),
+    [
+        (1, [1 + 1, 2 + 2, 4, 3 + 4, 4, 10, 6 + 7, 8 + 8]),
+        (2, [1 + 2, 2 + 2, 4, 3 + 2, 4, 10, 6 + 8, 8 + 8]),
+    ],
+)
+def test_n_step_returns_by_hand(num_steps: int, expected: list[float]) -> None:
+    np.testing.assert_allclose(n_step_returns(ROW_VALUE, BY_HAND, num_steps), expected)
+
+
+def test_retrace_by_hand() -> None:
+    q = jnp.asarray([1.0, 3, 5, 7, 9, 11, 13, 15])
+    rho = jnp.asarray([9.0, 4, 4, 1, 0.5, 4, 2, 0.5])
+    # error = G - Q: delta = 1, 1, -, 0, -5, -, 0, 1 and c = lambda min(1, rho) of the next row.
+    error = [1 + 0.5 * 0.5 * 1, 1, 0, 0 + 0.5 * 0.25 * -5, -5, 0, 0 + 0.5 * 0.25 * 1, 1]
+    target = retrace(q, ROW_VALUE, BY_HAND, rho, trace_decay=0.5)
+    np.testing.assert_allclose(target, q + np.asarray(error))
+
+
+def test_double_q_values_by_hand() -> None:
+    online = jnp.asarray([[1.0, 5.0, 2.0], [7.0, 0.0, 6.0]])
+    target = jnp.asarray([[30.0, 10.0, 40.0], [50.0, 90.0, 60.0]])
+    np.testing.assert_array_equal(double_q_values(target, online), [10, 50])
+
+
+def test_rescaled_values_by_hand() -> None:
+    x = jnp.asarray([0.0, 3.0, -8.0, 99.0])
+    np.testing.assert_allclose(rescale_value(x, 0.5), [0, 1 + 1.5, -2 - 4, 9 + 49.5])
+
+
+def episodes() -> list[slice]:
+    """Return the parts of a stream with ``FLAGS`` between inserted rows."""
+    return [slice(0, 4), slice(5, 10), slice(11, 18), slice(19, 23)]
+
+
+@pytest.mark.parametrize("kernel", ["gae", "lambda", "n-step", "retrace"])
+def test_kernels_are_those_of_rlax_on_each_episode(kernel: str) -> None:
+    rlax = import_rlax()
+    value, step, rho = random_stream(8, **FLAGS)
+    q = jnp.asarray(np.random.default_rng(9).normal(size=23), jnp.float32)
+    mine = {
+        "gae": lambda: gae(value, step, 0.8),
+        "lambda": lambda: lambda_returns(value, step, 0.8),
+        "n-step": lambda: n_step_returns(value, step, 3),
+        "retrace": lambda: retrace(q, value, step, rho, trace_decay=0.8),
+    }[kernel]()
+    for part in episodes():
+        rows, tail = value[part.start : part.stop + 1], slice(part.start + 1, part.stop)
+        outcome = step.reward[part], step.discount[part]
+        if kernel == "gae":
+            theirs = rlax.truncated_generalized_advantage_estimation(*outcome, 0.8, rows)
+        elif kernel == "lambda":
+            theirs = rlax.lambda_returns(*outcome, rows[1:], 0.8)
+        elif kernel == "n-step":
+            theirs = rlax.n_step_bootstrapped_returns(*outcome, rows[1:], 3)
+        else:
+            now, later, log_rho = q[part], q[tail], jnp.log(rho[tail])
+            theirs = now + rlax.retrace_continuous(now, later, rows[1:], *outcome, log_rho, 0.8)
+        np.testing.assert_allclose(mine[part], theirs, atol=1e-5)
+    inserted = FLAGS["inserted"]
+    kept = {"gae": jnp.zeros(23), "retrace": q}.get(kernel, value)
+    np.testing.assert_array_equal(mine[jnp.asarray(inserted)], kept[jnp.asarray(inserted)])
+
+
+def test_double_q_target_is_that_of_rlax() -> None:
+    rlax = import_rlax()
+    rng = np.random.default_rng(10)
+    q, target, online = (jnp.asarray(rng.normal(size=5), jnp.float32) for _ in range(3))
+    theirs = rlax.double_q_learning(q, 3, 0.7, 0.9, target, online)
+    np.testing.assert_allclose(0.7 + 0.9 * double_q_values(target, online) - q[3], theirs, 1e-6)
+
+
+def test_value_rescaling_is_that_of_rlax() -> None:
+    rlax = import_rlax()
+    x = jnp.linspace(-300, 300, 41)
+    np.testing.assert_allclose(rescale_value(x), rlax.signed_hyperbolic(x), rtol=1e-5)
+    h = rescale_value(x)
+    np.testing.assert_allclose(restore_value(h), rlax.signed_parabolic(h), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [1e-3, 1e-2])
+def test_rescaled_values_are_restored(epsilon: float) -> None:
+    x = jnp.asarray([-1e5, -7.0, -1e-3, 0.0, 1e-4, 0.5, 3.0, 1e4])
+    np.testing.assert_allclose(
+        restore_value(rescale_value(x, epsilon), epsilon), x, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_gae_with_a_whole_trace_is_the_return_minus_the_value() -> None:
+    value, step, _ = random_stream(11, **FLAGS)
+    returns = n_step_returns(value, step)
+    np.testing.assert_allclose(gae(value, step, 1.0), returns - value[:-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("trace_decay", [0.0, 0.6, 1.0])
+def test_gae_plus_the_value_is_the_lambda_return(trace_decay: float) -> None:
+    value, step, _ = random_stream(12, **FLAGS)
+    advantage = gae(value, step, trace_decay)
+    expected = lambda_returns(value, step, trace_decay)
+    np.testing.assert_allclose(advantage + value[:-1], expected, atol=1e-5)
+
+
+def test_lambda_returns_between_one_step_and_all_steps() -> None:
+    value, step, _ = random_stream(13, **FLAGS)
+    one, all_steps = n_step_returns(value, step, 1), n_step_returns(value, step, 23)
+    np.testing.assert_allclose(lambda_returns(value, step, 0.0), one, atol=1e-5)
+    np.testing.assert_allclose(lambda_returns(value, step, 1.0), all_steps, atol=1e-5)
+    assert not np.allclose(one, all_steps)
+
+
+def test_on_policy_retrace_of_values_is_the_n_step_return() -> None:
+    value, step, _ = random_stream(14, **FLAGS)
+    target = retrace(value[:-1], value, step, jnp.ones(23))
+    np.testing.assert_allclose(target, n_step_returns(value, step), atol=1e-5)
+
+
+def test_retrace_without_trace_or_ratio_is_one_step() -> None:
+    value, step, rho = random_stream(15, **FLAGS)
+    one = n_step_returns(value, step, 1)
+    for target in (
+        retrace(value[:-1], value, step, rho, trace_decay=0.0),
+        retrace(value[:-1], value, step, jnp.zeros(23)),
+    ):
+        np.testing.assert_allclose(target, one, atol=1e-5)
+
+
+KERNELS = {
+    "gae": lambda value, step: gae(value, step, 0.9),
+    "lambda": lambda value, step: lambda_returns(value, step, 0.9),
+    "n-step": lambda value, step: n_step_returns(value, step, 4),
+    "retrace": lambda value, step: retrace(value[:-1], value, step, jnp.full(23, 0.9)),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_flags_cut_what_reaches_back(kernel: str) -> None:
+    run = KERNELS[kernel]
+    value, step, _ = random_stream(16, terminated=[6], truncated=[14], inserted=[7, 15])
+    # The observation after a termination is worth nothing, the last before a truncation something.
+    after_end, at_cut = run(value.at[7].add(3.0), step), run(value.at[15].add(3.0), step)
+    before = run(value, step)
+    np.testing.assert_array_equal(before[:7], after_end[:7])
+    assert abs(before[14] - at_cut[14]) > 1
+    # Nothing beyond either end, and nothing in an inserted row, not even NaN.
+    reward = step.reward.at[jnp.asarray([7, 15])].set(jnp.nan).at[16:].add(50.0)
+    wild = step._replace(reward=reward)
+    np.testing.assert_array_equal(before[:15], run(value.at[16:].add(50.0), wild)[:15])
+    grad = jax.grad(lambda value: jnp.sum(run(value, step)))(value)
+    np.testing.assert_array_equal(grad, 0.0)

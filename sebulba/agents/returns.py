@@ -46,6 +46,24 @@ def transitions(trajectory: Trajectory, gamma: float, reward_scale: float = 1.0)
     )
 
 
+def _backward_sum(x: jax.Array, carry: jax.Array, beyond: jax.typing.ArrayLike) -> jax.Array:
+    """Return ``y_t = x_t + carry_t y_{t+1}``, ``[T]``, with ``y_T = beyond``."""
+    # Unrolled: on a CPU a turn of a loop costs more than what is computed in it.
+    _, y = jax.lax.scan(_back, jnp.asarray(beyond, x.dtype), (x, carry), reverse=True, unroll=8)
+    return y
+
+
+def _back(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    x_t, carry_t = now
+    y = x_t + carry_t * y
+    return y, y
+
+
+def _carry(step: Transitions, trace: jax.typing.ArrayLike) -> jax.Array:
+    """Return what goes on from row t+1 to row t: ``discount_t trace_t``, 0 where a trace ends."""
+    return jnp.where(step.valid & ~step.last, step.discount * trace, 0.0)
+
+
 class VTrace(NamedTuple):
     """Targets of V-trace, ``[T]``; both are constants to differentiation."""
 
@@ -85,15 +103,7 @@ def vtrace(
     value_now, value_next = value[:-1], value[1:]
     delta = jnp.minimum(rho, max_rho) * (step.reward + step.discount * value_next - value_now)
     delta = jnp.where(step.valid, delta, 0.0)
-    goes_on = step.valid & ~step.last
-    carry = jnp.where(goes_on, step.discount * trace_decay * jnp.minimum(rho, max_c), 0.0)
-
-    def back(error: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        delta_t, carry_t = now
-        error = delta_t + carry_t * error
-        return error, error
-
-    _, error = jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, carry), reverse=True)
+    error = _backward_sum(delta, _carry(step, trace_decay * jnp.minimum(rho, max_c)), 0.0)
     # Beyond an end, and beyond the last row, there is no target but the value itself.
     error_next = jnp.where(step.last, 0.0, jnp.append(error[1:], 0.0))
     bootstrap = value_next + trace_decay * error_next
@@ -103,24 +113,146 @@ def vtrace(
     return VTrace(value_now + error, jnp.where(step.valid, advantage, 0.0))
 
 
-def n_step_returns(value: jax.Array, step: Transitions) -> jax.Array:
-    """Return ``G_t = r_t + discount_t G_{t+1}``, bootstrapped at the end of episode or stream.
+def n_step_returns(value: jax.Array, step: Transitions, num_steps: int | None = None) -> jax.Array:
+    """Return sums of discounted rewards, bootstrapped after ``num_steps`` or at an end before.
+
+    ``G_t = r_t + discount_t G_{t+1}``, where the last of them is ``V`` of the row that it reaches:
+    the end of the episode, the end of the stream, or row t + num_steps.
+    Source: Sutton and Barto 2018, equation 7.1.
 
     Args:
       value: ``[T+1]``, what rows are worth; zeros for plain Monte-Carlo sums.
       step: Leaves ``[T]``.
+      num_steps: n, at least 1; None goes on to the end of the episode or the stream.
 
     Returns:
-      ``[T]``; the value itself where the transition is not valid.
+      ``[T]``, constant to differentiation; the value itself where the transition is not valid.
     """
-
-    def back(
-        future: jax.Array, now: tuple[jax.Array, jax.Array, Transitions]
-    ) -> tuple[jax.Array, jax.Array]:
-        value_now, value_next, t = now
-        future = jnp.where(t.last, value_next, future)
-        future = jnp.where(t.valid, t.reward + t.discount * future, value_now)
-        return future, future
-
-    _, returns = jax.lax.scan(back, value[-1], (value[:-1], value[1:], step), reverse=True)
+    if num_steps is None:
+        return lambda_returns(value, step, 1.0)
+    value = jax.lax.stop_gradient(value)
+    returns = value[:-1]
+    for _ in range(num_steps):
+        future = jnp.where(step.last, value[1:], jnp.append(returns[1:], value[-1]))
+        returns = jnp.where(step.valid, step.reward + step.discount * future, value[:-1])
     return returns
+
+
+def lambda_returns(value: jax.Array, step: Transitions, trace_decay: float) -> jax.Array:
+    """Return ``G_t = r_t + discount_t ((1 - lambda) V_{t+1} + lambda G_{t+1})``.
+
+    An episode's or the stream's last ``G_{t+1}`` is ``V_{t+1}``.
+    Source: Sutton and Barto 2018, equation 12.2 in its recursive form.
+
+    Args:
+      value: ``[T+1]``, ``V`` of every row, the bootstrap row included.
+      step: Leaves ``[T]``.
+      trace_decay: Lambda; 1 sums all rewards to the end, 0 looks one step ahead.
+
+    Returns:
+      ``[T]``, constant to differentiation; the value itself where the transition is not valid.
+    """
+    value = jax.lax.stop_gradient(value)
+    share = jnp.where(step.last, 1.0, 1.0 - trace_decay)
+    known = jnp.where(step.valid, step.reward + step.discount * share * value[1:], value[:-1])
+    return _backward_sum(known, _carry(step, trace_decay), value[-1])
+
+
+def gae(value: jax.Array, step: Transitions, trace_decay: float) -> jax.Array:
+    """Return generalized advantage estimates of one stream.
+
+    ``A_t = delta_t + discount_t lambda A_{t+1}`` with ``delta_t = r_t + discount_t V_{t+1} - V_t``;
+    ``A_t + V_t`` is the lambda return.
+    Source: Schulman et al. 2016 (arXiv 1506.02438), equation 16.
+
+    Args:
+      value: ``[T+1]``, ``V`` of every row, the bootstrap row included.
+      step: Leaves ``[T]``.
+      trace_decay: Lambda.
+
+    Returns:
+      ``[T]``, constant to differentiation; 0 where the transition is not valid.
+    """
+    value = jax.lax.stop_gradient(value)
+    delta = step.reward + step.discount * value[1:] - value[:-1]
+    return _backward_sum(jnp.where(step.valid, delta, 0.0), _carry(step, trace_decay), 0.0)
+
+
+def retrace(
+    q_taken: jax.Array,
+    value: jax.Array,
+    step: Transitions,
+    rho: jax.Array,
+    *,
+    trace_decay: float = 1.0,
+) -> jax.Array:
+    """Return Retrace targets for the values of the actions taken, ``[T]``.
+
+    ``G_t = r_t + discount_t (V_{t+1} + c_{t+1} (G_{t+1} - Q_{t+1}))`` with
+    ``c = lambda min(1, rho)``; beyond an end, a transition that is not valid or the stream there
+    is no correction, only ``V_{t+1}``.
+    Source: Munos et al. 2016 (arXiv 1606.02647), equations 3 and 4 with the c of section 3.
+
+    Args:
+      q_taken: ``[T]``, Q of the action taken in each row.
+      value: ``[T+1]``, expected Q of every row under the target policy.
+      step: Leaves ``[T]``.
+      rho: ``[T]``, probability of the action now over that when it was taken.
+      trace_decay: Lambda.
+
+    Returns:
+      ``[T]``, constant to differentiation; ``q_taken`` itself where the transition is not valid.
+    """
+    q_taken, value, rho = jax.lax.stop_gradient((q_taken, value, rho))
+    delta = step.reward + step.discount * value[1:] - q_taken
+    # Of the next row: the action of row t is given, only what follows it is weighted.
+    trace = jnp.where(step.valid, trace_decay * jnp.minimum(rho, 1.0), 0.0)
+    carry = _carry(step, jnp.append(trace[1:], 0.0))
+    return q_taken + _backward_sum(jnp.where(step.valid, delta, 0.0), carry, 0.0)
+
+
+def double_q_values(q_target: jax.Array, q_online: jax.Array) -> jax.Array:
+    """Return ``Q_target`` of the action that ``Q_online`` likes best, ``[...]``.
+
+    With ``reward + discount * it`` this is the one-step target, as ``value`` of
+    :func:`n_step_returns` the n-step one.
+    Source: van Hasselt et al. 2016 (arXiv 1509.06461), equation 4.
+
+    Args:
+      q_target: ``[..., A]``.
+      q_online: ``[..., A]``.
+    """
+    q_target, q_online = jax.lax.stop_gradient((q_target, q_online))
+    # A one-hot product: gathers are slow on CPU.
+    best = jax.nn.one_hot(jnp.argmax(q_online, axis=-1), q_online.shape[-1], dtype=q_target.dtype)
+    return jnp.sum(best * q_target, axis=-1)
+
+
+RESCALING_EPSILON = 1e-3
+"""Epsilon of value rescaling in Kapturowski et al. 2019 (R2D2), section 2.3."""
+
+
+def rescale_value(x: jax.Array, epsilon: float = RESCALING_EPSILON) -> jax.Array:
+    """Return ``h(x) = sign(x) (sqrt(|x| + 1) - 1) + epsilon x``, which shrinks large values.
+
+    Source: Pohlen et al. 2018 (arXiv 1805.11593), section 3.2.
+    """
+    size = jnp.abs(x)
+    # sqrt(|x| + 1) - 1 without the difference of two almost equal numbers near 0.
+    return jnp.sign(x) * size / (jnp.sqrt(size + 1.0) + 1.0) + epsilon * x
+
+
+def restore_value(x: jax.Array, epsilon: float = RESCALING_EPSILON) -> jax.Array:
+    """Return the inverse of :func:`rescale_value`.
+
+    ``sign(x) (((sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1)``.
+    Source: Pohlen et al. 2018 (arXiv 1805.11593), proposition A.2.
+
+    Args:
+      x: Rescaled values.
+      epsilon: 0 is allowed.
+    """
+    shifted = jnp.abs(x) + 1.0 + epsilon
+    # The root of the formula, times and over its conjugate: no cancellation in float32.
+    root = 2.0 * shifted / (jnp.sqrt(1.0 + 4.0 * epsilon * shifted) + 1.0)
+    return jnp.sign(x) * (root - 1.0) * (root + 1.0)
