@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
 from sebulba.types import RunSpec
-
-
-def global_env_index(run: RunSpec, inferencer: int) -> jax.Array:
-    """Return the index of each environment of an Inferencer among those of all, ``[B]`` int32."""
-    return inferencer * run.num_envs + jnp.arange(run.num_envs, dtype=jnp.int32)
 
 
 def exploration_ladder(run: RunSpec, inferencer: int, *, base: float, exponent: float) -> jax.Array:
@@ -28,31 +25,55 @@ def exploration_ladder(run: RunSpec, inferencer: int, *, base: float, exponent: 
     Returns:
       ``[B]`` float32.
     """
+    index = inferencer * run.num_envs + jnp.arange(run.num_envs)
     last = max(run.num_inferencers * run.num_envs - 1, 1)
-    share = global_env_index(run, inferencer).astype(jnp.float32) / last
-    return base ** (1.0 + exponent * share)
+    return jnp.float32(base) ** (1.0 + exponent * index.astype(jnp.float32) / last)
 
 
-def linear_decay(initial: float, final: float, share: jax.Array) -> jax.Array:
-    """Return what is on the line from ``initial`` to ``final`` at ``share``, ``final`` beyond 1."""
-    return initial + (final - initial) * jnp.clip(share, 0.0, 1.0)
+class FallingEpsilon(NamedTuple):
+    """Probability of a random action, which falls linearly while its Inferencer steps."""
+
+    initial: jax.Array
+    """At the beginning, scalar."""
+    final: jax.Array
+    """In the end, ``[B]``."""
+    share: jax.Array
+    """How much of the way is gone, scalar from 0 to 1."""
+    share_per_step: jax.Array
+    """How much of it a step of the vector environment goes, scalar."""
+
+    @classmethod
+    def new(cls, initial: float, final: jax.Array, env_steps: int, run: RunSpec) -> FallingEpsilon:
+        """Return one that is at ``final [B]`` after ``env_steps`` of all Inferencers together."""
+        per_step = run.num_inferencers * run.num_envs / env_steps if env_steps else 1.0
+        begin = 0.0 if env_steps else 1.0
+        return cls(jnp.float32(initial), final, jnp.float32(begin), jnp.float32(per_step))
+
+    @property
+    def value(self) -> jax.Array:
+        """The probability now, ``[B]``."""
+        return self.initial + (self.final - self.initial) * self.share
+
+    def stepped(self) -> FallingEpsilon:
+        """Return what follows a step of the vector environment."""
+        return self._replace(share=jnp.minimum(self.share + self.share_per_step, 1.0))
 
 
 def epsilon_greedy(
     key: jax.Array, greedy: jax.Array, num_actions: int, epsilon: jax.Array
 ) -> jax.Array:
-    """Return ``greedy`` action indices, a random one with probability ``epsilon``.
+    """Return ``greedy`` indices of actions, random ones with probability ``epsilon``.
 
     Args:
       key: Typed PRNG key.
       greedy: ``[B]`` int32, from 0.
-      num_actions: The random index is below this.
+      num_actions: Random indices are below this.
       epsilon: ``[B]``.
 
     Returns:
       ``[B]`` int32.
     """
-    # One draw serves both: below epsilon the number is uniform again.
-    uniform = jax.random.uniform(key, greedy.shape)
-    other = jnp.minimum((uniform / jnp.maximum(epsilon, 1e-8) * num_actions), num_actions - 1)
-    return jnp.where(uniform < epsilon, other.astype(greedy.dtype), greedy)
+    explore_key, action_key = jax.random.split(key)
+    explores = jax.random.uniform(explore_key, greedy.shape) < epsilon
+    other = jax.random.randint(action_key, greedy.shape, 0, num_actions, greedy.dtype)
+    return jnp.where(explores, other, greedy)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sebulba.agent import Agent
+from sebulba.agent import LEARNER_AXIS, Agent
 from sebulba.agents.configs import OptimizerConfig, ReplayConfig, TargetConfig, TorsoConfig
 from sebulba.agents.networks import ObservationEncoder
 from sebulba.agents.on_policy import make_optimizer
@@ -146,7 +146,12 @@ class OffPolicyAgent(Agent[ConfigT]):
         """Return the updates due: 0 in warm-up, then in a fixed ratio to trajectories."""
         return self.config.replay.updates_due(cycle)
 
-    # For the metrics of a loss.
+    # For a loss.
+
+    @property
+    def share_of_batch(self) -> int:
+        """What this device draws of a batch; inside the map over update devices only."""
+        return self.config.replay.batch_size // jax.lax.axis_size(LEARNER_AXIS)
 
     def replay_metrics(self, experience: Replay, opt: Opt) -> dict[str, jax.Array]:
         """Return how full the replay is, and how often each inserted row was drawn on average.

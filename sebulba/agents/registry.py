@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import AgentConfig, ImpalaConfig, SimplePolicyGradientConfig
+from sebulba.agents.configs import AgentConfig, DQNConfig, ImpalaConfig, SimplePolicyGradientConfig
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
 
 _AGENTS: dict[type, tuple[str, str]] = {
     SimplePolicyGradientConfig: ("sebulba.agents.simple_policy_gradient", "SimplePolicyGradient"),
+    DQNConfig: ("sebulba.agents.dqn", "DQN"),
     ImpalaConfig: ("sebulba.agents.impala", "Impala"),
 }
 

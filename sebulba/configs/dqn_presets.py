@@ -1,0 +1,97 @@
+"""Ready experiments with DQN."""
+
+from __future__ import annotations
+
+from sebulba.agents.configs import (
+    DQNConfig,
+    OptimizerConfig,
+    ReplayConfig,
+    TargetConfig,
+    TorsoConfig,
+)
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.preset import Preset
+
+
+def cartpole() -> ExperimentConfig:
+    """Return DQN with an MLP on envpool's CartPole-v1.
+
+    Learning rate, batch, replay, warm-up, ratio, exploration and network are those of the
+    Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/dqn.yml): 128 updates
+    every 256 env steps, after which its target follows.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("CartPole-v1"),
+        agent=DQNConfig(
+            learning_rate=2.3e-3,
+            discount=0.99,
+            initial_epsilon=1.0,
+            final_epsilon=0.04,
+            exploration_env_steps=16_000,
+            torso=TorsoConfig(hidden_sizes=(256, 256), activation="relu"),
+            replay=ReplayConfig(
+                capacity=100_000, batch_size=64, updates_per_cycle=128, warm_up_cycles=4
+            ),
+            target=TargetConfig(period=128),
+        ),
+        total_env_steps=100_000,
+        anneal_learning_rate=True,
+        num_envs=8,
+        steps_per_cycle=32,
+    )
+
+
+def pong() -> ExperimentConfig:
+    """Return the Atari experiment on Pong."""
+    return _atari("Pong-v5")
+
+
+def breakout() -> ExperimentConfig:
+    """Return the Atari experiment on Breakout, where a lost life ends an episode of the learner."""
+    return _atari("Breakout-v5", episodic_life=True)
+
+
+def _atari(env_id: str, *, episodic_life: bool | None = None) -> ExperimentConfig:
+    """Return DQN on an Atari game.
+
+    Environment, discount, replay of a million frames, warm-up of 50 000, exploration that falls to
+    0.1 over a million, batch of 32 every 4 env steps, a target that follows after 10 000 updates:
+    Mnih et al. 2015 (doi 10.1038/nature14236), extended data table 1. Double: van Hasselt et al.
+    2016 (arXiv 1509.06461). Adam instead of RMSProp, with its learning rate and epsilon: Hessel et
+    al. 2018 (arXiv 1710.02298), table 1. A cycle of 32 environments is 256 env steps,
+    for 64 updates.
+    """
+    return ExperimentConfig(
+        env=EnvConfig(
+            env_id,
+            episodic_life=episodic_life,
+            reward_clip=True,
+            noop_max=30,
+            frame_skip=4,
+            stack_num=4,
+        ),
+        agent=DQNConfig(
+            learning_rate=6.25e-5,
+            discount=0.99,
+            initial_epsilon=1.0,
+            final_epsilon=0.1,
+            exploration_env_steps=1_000_000,
+            torso=TorsoConfig(kind="nature_cnn"),
+            optimizer=OptimizerConfig(epsilon=1.5e-4, max_grad_norm=0.0),
+            replay=ReplayConfig(
+                capacity=1_000_000, batch_size=32, updates_per_cycle=64, warm_up_cycles=196
+            ),
+            target=TargetConfig(period=10_000),
+        ),
+        total_env_steps=50_000_000,
+        num_envs=32,
+        steps_per_cycle=8,
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "cartpole-dqn": Preset("DQN, MLP, envpool CartPole-v1", cartpole),
+    "pong-dqn": Preset("DQN, Nature CNN, envpool Pong-v5", pong),
+    "breakout-dqn": Preset("DQN, Nature CNN, envpool Breakout-v5", breakout),
+}
+"""By the name that the command line knows."""
