@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.distributions import Categorical, Gaussian, MultiCategorical, make_distribution
+from sebulba.agents.distributions import (
+    Categorical,
+    Gaussian,
+    MultiCategorical,
+    SquashedGaussian,
+    make_distribution,
+)
 
 spaces = gymnasium.spaces
 
@@ -108,3 +114,41 @@ def test_float64_bounds_are_not_exceeded_in_float32() -> None:
     for raw in (-1e3, 1e3):
         action = np.asarray(dist.action(jnp.full(2, raw))).astype(np.float64)
         assert np.all(space.low <= action) and np.all(action <= space.high)
+
+
+def test_squashed_gaussian_is_that_of_distrax() -> None:
+    dist = SquashedGaussian(BOUNDED)
+    params = 0.3 * random_params(dist, 11)  # distrax inverts tanh, and 1 has no inverse
+    mean, log_std = np.split(params, 2, axis=-1)
+    tanh = distrax().Block(distrax().Tanh(), 1)
+    oracle = distrax().Transformed(distrax().MultivariateNormalDiag(mean, np.exp(log_std)), tanh)
+    raw = dist.sample(params, jax.random.key(0))
+    expected = oracle.log_prob(dist.squashing.unit(raw))
+    np.testing.assert_allclose(dist.log_prob(params, raw), expected, atol=1e-3)
+    np.testing.assert_allclose(dist.mode(params), mean)
+
+
+def test_log_density_of_a_squashed_action_is_finite_at_the_bounds() -> None:
+    dist = SquashedGaussian(BOUNDED)
+    raw = jnp.full(3, 40.0)
+    slope = 3 * 2 * (np.log(2) - 40)
+    wide = jnp.asarray([40.0] * 3 + [0.0] * 3)
+    expected = -1.5 * np.log(2 * np.pi) - slope
+    np.testing.assert_allclose(dist.log_prob(wide, raw), expected, rtol=1e-6)
+
+
+def test_unbounded_components_keep_the_density_of_the_gaussian() -> None:
+    params, raw = jnp.zeros(8), jnp.asarray([0.3, 0.4, -0.5, 0.6])
+    squashed = SquashedGaussian(MIXED).log_prob(params, raw)
+    slope = np.log(1 - np.tanh(0.4) ** 2)
+    np.testing.assert_allclose(squashed, Gaussian(MIXED).log_prob(params, raw) - slope, rtol=1e-6)
+
+
+def test_unit_actions_come_back_from_the_actions_of_the_environment() -> None:
+    squashing = SquashedGaussian(BOUNDED).squashing
+    unit = jnp.asarray([[-1.0, 0.25, 0.5], [1.0, 0.0, -0.75]])
+    action = squashing.action(unit)
+    np.testing.assert_allclose(action[0], [-2.0, 0.0625, 7.0], rtol=1e-6)
+    np.testing.assert_allclose(squashing.unit_of(action), unit, atol=1e-6)
+    clipped = squashing.clip(jnp.asarray([[-1.5, 0.0, 7.0]]))
+    np.testing.assert_array_equal(clipped, [[-1.0, 0.0, 1.0]])

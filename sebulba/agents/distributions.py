@@ -16,11 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.agents.squashing import Squashing
 from sebulba.errors import UsageError
 
 _LOG_STD_RANGE = (-5.0, 2.0)
-_WIDEST_RANGE = 1e6
-_NARROWEST_RANGE = 1e-6
 
 
 class Distribution(Protocol):
@@ -159,66 +158,70 @@ class MultiCategorical:
 class Gaussian:
     """Independent Gaussians for a Box; raw is ``[..., K]`` float32, before squashing.
 
-    A component with two sensible bounds is ``low + (high - low) (tanh(raw) + 1) / 2``; any other
-    is raw. All are clipped into the bounds as float32 numbers. The logarithms of the standard
+    Squashed as :class:`sebulba.agents.squashing.Squashing` says. The logarithms of the standard
     deviations are the free parameters, the last K of ``params``.
     """
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         """Take shape and bounds from ``space``."""
-        self._shape = space.shape
-        self._dtype = _dtype(space)
-        self.num_params = self.num_free_params = math.prod(space.shape)
-        low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
-        with np.errstate(over="ignore", invalid="ignore"):
-            width = high - low
-        # Some environments declare bounds of 1e30 or 1e-308: not a range to squash into.
-        self._squash = (width > _NARROWEST_RANGE) & (width < _WIDEST_RANGE)
-        self._scale = np.where(self._squash, width / 2, 1.0).astype(np.float32)
-        self._shift = np.where(self._squash, low + self._scale, 0.0).astype(np.float32)
-        self._low, self._high = _inside(low, high)
-
-    def _split(self, params: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mean, log_std = jnp.split(params, 2, axis=-1)
-        return mean, jnp.clip(log_std, *_LOG_STD_RANGE)
+        self.squashing = Squashing(space)
+        self.num_params = self.num_free_params = self.squashing.size
 
     def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
         """Draw a Gaussian vector, ``[..., K]``."""
-        mean, log_std = self._split(params)
+        mean, log_std = _mean_and_log_std(params)
         return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
 
     def mode(self, params: jax.Array) -> jax.Array:
         """Return the mean, ``[..., K]``."""
-        return self._split(params)[0]
+        return _mean_and_log_std(params)[0]
 
     def action(self, raw: jax.Array) -> jax.Array:
         """Squash where bounded, clip, and give the shape of the space."""
-
-        def row(bound: np.ndarray) -> np.ndarray:
-            return bound.reshape((1,) * (raw.ndim - 1) + (-1,))
-
-        squashed = jnp.tanh(raw) * row(self._scale) + row(self._shift)
-        flat = jnp.clip(
-            jnp.where(row(self._squash), squashed, raw), row(self._low), row(self._high)
-        )
-        return flat.reshape(*raw.shape[:-1], *self._shape).astype(self._dtype)
+        return self.squashing.action(self.squashing.unit(raw))
 
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
         """Return the log-density of raw, ``[...]``."""
-        mean, log_std = self._split(params)
+        mean, log_std = _mean_and_log_std(params)
         z = (raw - mean) * jnp.exp(-log_std)
         return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self, params: jax.Array) -> jax.Array:
         """Return the differential entropy of raw, ``[...]``."""
-        _, log_std = self._split(params)
+        _, log_std = _mean_and_log_std(params)
         return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
 
-def _inside(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return float32 bounds that lie within float64 ones."""
-    with np.errstate(over="ignore"):
-        low32, high32 = low.astype(np.float32), high.astype(np.float32)
-    low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
-    high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
-    return low32, high32
+class SquashedGaussian:
+    """Gaussians for a Box whose standard deviations depend on the observation too.
+
+    As :class:`Gaussian`, but ``log_prob`` is the density of the unit action (in [-1, 1] where it
+    is bounded), whose entropy has no closed form: it is the mean of ``-log_prob`` of samples.
+    Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C.
+    """
+
+    num_free_params = 0
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        """Take shape and bounds from ``space``."""
+        self._gaussian = Gaussian(space)
+        self.squashing = self._gaussian.squashing
+        self.num_params = 2 * self.squashing.size
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a raw vector, ``[..., K]``, differentiable in ``params [..., 2K]``."""
+        return self._gaussian.sample(params, key)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the raw vector in the middle, ``[..., K]``."""
+        return self._gaussian.mode(params)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-density of the unit action that raw is squashed to, ``[...]``, in nats."""
+        slope = jnp.sum(self.squashing.log_slope(raw), axis=-1)
+        return self._gaussian.log_prob(params, raw) - slope
+
+
+def _mean_and_log_std(params: jax.Array) -> tuple[jax.Array, jax.Array]:
+    mean, log_std = jnp.split(params, 2, axis=-1)
+    return mean, jnp.clip(log_std, *_LOG_STD_RANGE)
