@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.errors import ActionError, EnvError, HangError, NotFiniteError, UsageError
-    from sebulba.evaluation import evaluate
+    from sebulba.evaluation import EvaluationPlayer, evaluate
+    from sebulba.loops.evaluator import Evaluator
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
     from sebulba.policy import Policy, load_policy, save_policy
     from sebulba.types import ActionOutput, EnvSpec, EnvStep, RunSpec, StepInfos, Trajectory
@@ -24,7 +25,8 @@ _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
     "sebulba.envs": ("env_spec", "make_env_factory"),
     "sebulba.errors": ("ActionError", "EnvError", "HangError", "NotFiniteError", "UsageError"),
-    "sebulba.evaluation": ("evaluate",),
+    "sebulba.evaluation": ("EvaluationPlayer", "evaluate"),
+    "sebulba.loops.evaluator": ("Evaluator",),
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
     "sebulba.policy": ("Policy", "load_policy", "save_policy"),
     "sebulba.types": ("ActionOutput", "EnvSpec", "EnvStep", "RunSpec", "StepInfos", "Trajectory"),
@@ -39,6 +41,8 @@ __all__ = [
     "EnvError",
     "EnvSpec",
     "EnvStep",
+    "EvaluationPlayer",
+    "Evaluator",
     "GymnasiumLoop",
     "HangError",
     "NotFiniteError",

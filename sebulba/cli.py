@@ -98,7 +98,8 @@ def entry_point() -> None:
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if any(thread.name.startswith("inferencer-") for thread in threading.enumerate()):
+    ours = ("inferencer-", "evaluator")
+    if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
         os._exit(code)
     sys.exit(code)
@@ -250,6 +251,11 @@ def _eval(argv: list[str]) -> int:
     parser.add_argument(
         "--explore", action="store_true", help="sample actions as in training, not the best ones"
     )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the policy that returned most in an evaluation during training, not the last",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the result there")
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
     arguments = parser.parse_args(argv)
@@ -271,6 +277,7 @@ def _eval(argv: list[str]) -> int:
         num_envs=arguments.num_envs,
         seed=arguments.seed,
         explore=arguments.explore,
+        best=arguments.best,
         platform=arguments.platform,
     )
     print(evaluation)

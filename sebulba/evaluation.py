@@ -1,20 +1,25 @@
-"""Play a policy for a number of episodes and say what it returns."""
+"""Play a policy for a number of episodes and say what it returns: once, or as it is trained."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from sebulba.agent import Agent
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.errors import UsageError
 from sebulba.policy import Policy
-from sebulba.types import EnvAdapter, EnvFactory, EnvOutput
+from sebulba.types import EnvAdapter, EnvFactory, EnvOutput, PyTree
 
 CONFIDENCE = 0.95
+
+NUM_SEEDS = 2**31
+"""Seeds that there are; training takes them from one end and evaluation from the other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +66,15 @@ class Evaluation:
             "lengths": self.lengths.tolist(),
         }
 
+    def metrics(self) -> dict[str, float]:
+        """Return what training writes of it."""
+        return {
+            "eval_return_mean": self.mean_return,
+            "eval_return_std": float(np.std(self.returns)),
+            "eval_length_mean": self.mean_length,
+            "eval_episodes": len(self.returns),
+        }
+
     def __str__(self) -> str:
         interval = self.interval
         margin = f" ± {interval:.2f} (95 % confidence interval)" if interval is not None else ""
@@ -93,19 +107,101 @@ def evaluate(
     Raises:
       UsageError: A number is out of range, or the environment is not the policy's.
     """
+    quota = _quota(num_episodes, num_envs)
+    seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
+    adapter = make_env_factory(env)(len(quota), seeds)
+    try:
+        _check_spaces(policy, adapter)
+        evaluation = _play(policy, adapter, quota, threading.Event())
+    finally:
+        adapter.close()
+    assert evaluation is not None, "nobody stops it"
+    return evaluation
+
+
+class EvaluationPlayer:
+    """Plays evaluation after evaluation of an agent that is being trained, for a loop's Evaluator.
+
+    ``Evaluator(EvaluationPlayer(agent, env, seed=seed), every_env_steps=10_000)`` in a
+    ``GymnasiumLoop`` with the same seed. The environments are its own, and so are their seeds:
+    counted from the other end than those of training, under the same seed. Every evaluation plays
+    fresh episodes. A context manager; ``close()`` frees the environments.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: str | Callable | EnvFactory,
+        *,
+        num_episodes: int = 50,
+        num_envs: int = 25,
+        seed: int = 0,
+        on_best: Callable[[PyTree], None] | None = None,
+    ) -> None:
+        """Make the environments.
+
+        Args:
+          agent: The algorithm; it acts with ``explore=False``.
+          env: Whatever ``sebulba.make_env_factory`` takes.
+          num_episodes: In an evaluation, at least 1.
+          num_envs: Environments side by side; no more than episodes are made.
+          seed: That of the run, an int32.
+          on_best: Called with the acting networks of every evaluation that returned more than all
+            before.
+
+        Raises:
+          UsageError: A number is out of range, or the environment is not the agent's.
+        """
+        self._quota = _quota(num_episodes, num_envs)
+        self._policy = Policy(agent, None, seed=seed)
+        self._on_best = on_best
+        self._best = -math.inf
+        seeds = evaluation_seeds(seed, len(self._quota))
+        self._adapter = make_env_factory(env)(len(self._quota), seeds)
+        try:
+            _check_spaces(self._policy, self._adapter)
+        except UsageError:
+            self.close()
+            raise
+
+    def __call__(self, acting_networks: PyTree, stop: threading.Event) -> dict[str, float] | None:
+        """Play ``num_episodes`` episodes; None as soon as ``stop`` is set."""
+        self._policy.acting_networks = acting_networks
+        evaluation = _play(self._policy, self._adapter, self._quota, stop)
+        if evaluation is None:
+            return None
+        if evaluation.mean_return > self._best:
+            self._best = evaluation.mean_return
+            if self._on_best is not None:
+                self._on_best(acting_networks)
+        return evaluation.metrics()
+
+    def close(self) -> None:
+        """Free the environments; may be called twice."""
+        self._adapter.close()
+
+    def __enter__(self) -> EvaluationPlayer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def evaluation_seeds(seed: int, num_envs: int) -> list[int]:
+    """Return seeds that no environment of a training run with this ``seed`` has."""
+    last = NUM_SEEDS // num_envs - 1
+    return seed_block(seed, inferencer=last, num_inferencers=last + 1, num_envs=num_envs)
+
+
+def _quota(num_episodes: int, num_envs: int) -> np.ndarray:
+    """Return how many episodes each environment plays: equal, but for one."""
     for name, value in (("num_episodes", num_episodes), ("num_envs", num_envs)):
         if value < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
     num_envs = min(num_envs, num_episodes)
-    seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=num_envs)
-    adapter = make_env_factory(env)(num_envs, seeds)
-    try:
-        _check_spaces(policy, adapter)
-        quota = np.full(num_envs, num_episodes // num_envs)
-        quota[: num_episodes % num_envs] += 1
-        return _play(policy, adapter, quota)
-    finally:
-        adapter.close()
+    quota = np.full(num_envs, num_episodes // num_envs)
+    quota[: num_episodes % num_envs] += 1
+    return quota
 
 
 def _check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
@@ -118,7 +214,10 @@ def _check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
             )
 
 
-def _play(policy: Policy, adapter: EnvAdapter, quota: np.ndarray) -> Evaluation:
+def _play(
+    policy: Policy, adapter: EnvAdapter, quota: np.ndarray, stop: threading.Event
+) -> Evaluation | None:
+    """Begin new episodes and play ``quota [B]`` of them; None as soon as ``stop`` is set."""
     num_envs = len(quota)
     returns: list[list[float]] = [[] for _ in range(num_envs)]
     lengths: list[list[int]] = [[] for _ in range(num_envs)]
@@ -126,6 +225,8 @@ def _play(policy: Policy, adapter: EnvAdapter, quota: np.ndarray) -> Evaluation:
     state = policy.new_state(num_envs)
     output = adapter.reset()
     while any(len(done) < n for done, n in zip(returns, quota, strict=True)):
+        if stop.is_set():
+            return None
         action, state = policy(
             output.obs,
             state,

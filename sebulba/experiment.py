@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import jax
@@ -19,7 +21,8 @@ from sebulba.agents.registry import make_agent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import UsageError
-from sebulba.evaluation import Evaluation, evaluate
+from sebulba.evaluation import Evaluation, EvaluationPlayer, evaluate
+from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.loops.metric_writers import (
     CompositeWriter,
@@ -33,7 +36,7 @@ from sebulba.plots import learning_curve
 from sebulba.policy import load_policy, save_policy
 from sebulba.run_folder import RunFolder
 from sebulba.runtime.devices import local_devices
-from sebulba.types import EnvFactory, EnvSpec, MetricWriter, RunSpec
+from sebulba.types import EnvFactory, EnvSpec, MetricWriter, PyTree, RunSpec
 
 CPU_POOL_THREADS = 8
 """Fewer XLA threads than this can starve a collective among forced CPU devices."""
@@ -65,7 +68,16 @@ def train(
         writers = CompositeWriter(
             JsonLinesWriter(folder.metrics), TensorBoardWriter(folder.tensorboard)
         )
-        with build_loop(config, factory, agent, writers) as loop:
+        with contextlib.ExitStack() as stack:
+
+            def keep_best(networks: PyTree) -> None:
+                _replace_policy(folder.best_policy, agent, networks, _run_spec(config, loop))
+
+            player = _build_player(config, factory, agent, keep_best)
+            if player is not None:
+                stack.enter_context(player)
+            loop = build_loop(config, factory, agent, writers, player=player)
+            stack.enter_context(loop)
             state = loop.new_state(config.seed, config.steps_per_cycle)
             # Nothing can be wrong with the configuration any more: now write.
             folder.create()
@@ -102,8 +114,9 @@ def build_loop(
     agent: Agent,
     writer: MetricWriter,
     observe_cycle: ObserveCycle | None = None,
+    player: EvaluationPlayer | None = None,
 ) -> GymnasiumLoop:
-    """Return the loop of this run; see ``GymnasiumLoop`` for the last two arguments."""
+    """Return the loop of this run; see ``GymnasiumLoop`` for writer and observe_cycle."""
     return GymnasiumLoop(
         factory,
         agent,
@@ -119,7 +132,35 @@ def build_loop(
         metric_writer=writer,
         metrics_interval_s=config.metrics_interval_s,
         observe_cycle=observe_cycle,
+        evaluator=Evaluator(player, config.eval_every_env_steps) if player else None,
     )
+
+
+def _build_player(
+    config: ExperimentConfig,
+    factory: EnvFactory,
+    agent: Agent,
+    on_best: Callable[[PyTree], None],
+) -> EvaluationPlayer | None:
+    if not config.eval_every_env_steps:
+        return None
+    return EvaluationPlayer(
+        agent,
+        factory,
+        num_episodes=config.eval_episodes,
+        num_envs=config.eval_num_envs,
+        seed=config.seed,
+        on_best=on_best,
+    )
+
+
+def _replace_policy(folder: Path, agent: Agent, networks: PyTree, run: RunSpec) -> None:
+    """Save a policy in the place of an older one, of which no half is left at any time."""
+    new = folder.with_name(f"{folder.name}.new")
+    save_policy(new, agent, networks, run)
+    if folder.exists():
+        shutil.rmtree(folder)
+    new.rename(folder)
 
 
 def _rescue_policy(folder: RunFolder, agent: Agent, loop: GymnasiumLoop, run: RunSpec) -> None:
@@ -160,12 +201,29 @@ def evaluate_run(
     num_envs: int,
     seed: int,
     explore: bool = False,
+    best: bool = False,
     platform: Platform | None = None,
 ) -> Evaluation:
-    """Play the trained policy of a run in its environment; see ``sebulba.evaluate``."""
+    """Play the trained policy of a run in its environment; see ``sebulba.evaluate``.
+
+    Args:
+      folder: Of the run.
+      env: The environment.
+      num_episodes: At least 1.
+      num_envs: Environments side by side.
+      seed: Of environments and policy.
+      explore: Act as in training.
+      best: Take the policy that returned most in an evaluation during training, not the last.
+      platform: What JAX runs on.
+    """
+    if best and not folder.best_policy.exists():
+        raise UsageError(
+            f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
+            "train with --eval-every-env-steps, or leave --best out"
+        )
     configure_jax(platform)
     local_devices()  # says in words what is wrong with the platform
-    policy = load_policy(folder.path, explore=explore, seed=seed)
+    policy = load_policy(folder.best_policy if best else folder.path, explore=explore, seed=seed)
     factory = make_env_factory(env.id, **env.factory_arguments())
     return evaluate(policy, factory, num_episodes=num_episodes, num_envs=num_envs, seed=seed)
 
@@ -286,9 +344,13 @@ def _draw_learning_curve(folder: RunFolder, title: str) -> None:
 
 def _print_summary(result: Result, folder: RunFolder) -> None:
     metrics, counters = result.metrics, result.counters
+    evaluation = ""
+    if (evaluated := metrics.get("eval_return_mean")) is not None:
+        evaluation = f"{number(evaluated)} (evaluation), "
     print(
         f"{'stopped' if result.stopped else 'done'}: "
         f"mean return {number(metrics.get('episode_return_mean'))} (last 100 episodes), "
+        f"{evaluation}"
         f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
         f"{metrics.get('seconds') or 0.0:.1f} s\n"
         f"play it: sebulba eval {folder.path}",

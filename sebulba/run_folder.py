@@ -46,6 +46,11 @@ class RunFolder:
         """The trained policy."""
         return self.path / "policy"
 
+    @property
+    def best_policy(self) -> Path:
+        """The policy that returned most in an evaluation, where the run had any."""
+        return self.path / "best_policy"
+
     def create(self) -> None:
         """Make the folder.
 

@@ -96,6 +96,13 @@ class ExperimentConfig:
     """Drop trajectories that are more policy versions behind than this; None keeps all."""
     queue_size: int = 2
     """Trajectories that may wait for the update before Inferencers wait too."""
+    eval_every_env_steps: int = 0
+    """Let the evaluation policy play, in a thread beside training, whenever this many environment
+    steps have passed, and at the end; the best policy is kept. 0 evaluates never."""
+    eval_episodes: int = 50
+    """Whole episodes in an evaluation."""
+    eval_num_envs: int = 25
+    """Environments in which they are played."""
     metrics_interval_s: float = 0.5
     """Seconds between records in metrics.jsonl, rounded up to whole cycles."""
     platform: Literal["cpu", "cuda", "tpu"] | None = None
@@ -121,6 +128,9 @@ class ExperimentConfig:
         """
         for name in ("total_env_steps", "num_envs", "steps_per_cycle", "queue_size"):
             _at_least(1, name, getattr(self, name))
+        for name in ("eval_episodes", "eval_num_envs"):
+            _at_least(1, name, getattr(self, name))
+        _at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
         _at_least(0, "num_inferencers_per_device", self.num_inferencers_per_device)
         _at_least(0, "max_policy_lag", self.max_policy_lag)
         _at_least(1, "num_cpu_devices", self.num_cpu_devices)

@@ -15,6 +15,7 @@ from sebulba.agent import Agent, AgentState
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.errors import UsageError
 from sebulba.loops.counters import Counters
+from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.metric_window import RecentEpisodes
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, Session, UpdateLoop
 from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
@@ -73,6 +74,7 @@ class GymnasiumLoop:
         metric_writer: MetricWriter | None = None,
         metrics_interval_s: float = 0.5,
         observe_cycle: ObserveCycle | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         """Make the environments and choose the devices; nothing runs yet.
 
@@ -99,6 +101,8 @@ class GymnasiumLoop:
           observe_cycle: Called in the calling thread of ``run()`` with every trajectory, on the
             update devices, before it is donated (do not keep it), and its episode bookkeeping;
             returns more metrics, or None.
+          evaluator: What plays the acting networks now and then while they are trained, and at
+            the end of a run that was not stopped; whoever made it closes it.
 
         Raises:
           UsageError: An argument breaks one of these rules.
@@ -135,6 +139,7 @@ class GymnasiumLoop:
             metric_writer,
             metrics_interval_s,
             observe_cycle,
+            evaluator,
         )
         self._mesh = learner_mesh(self.update_devices)
         self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)

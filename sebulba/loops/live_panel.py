@@ -29,6 +29,8 @@ KNOWN = frozenset(
         *("env_steps_per_s", "updates_per_s", "episodes", "episode_return_mean"),
         *("episode_length_mean", "policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
         *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
+        *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
+        *("eval_env_steps", "eval_seconds", "eval_skipped"),
     )
 )
 """Metrics that have their own place; the agent's own follow the loss."""
@@ -86,6 +88,8 @@ class PanelView:
         self._metrics: Mapping[str, Any] | None = None
         self._num_records = 0
         self._returns: list[float] = []
+        self._evaluation: Mapping[str, Any] | None = None
+        self._eval_returns: list[float] = []
         self.began = time.perf_counter()
         self.finished = False
 
@@ -94,6 +98,10 @@ class PanelView:
         mean = metrics.get("episode_return_mean")
         if mean is not None:
             self._returns = [*self._returns, mean]
+        evaluated = metrics.get("eval_return_mean")
+        if evaluated is not None:
+            self._evaluation = metrics
+            self._eval_returns = [*self._eval_returns, evaluated]
         self._metrics = metrics
         self._num_records += 1
 
@@ -129,6 +137,8 @@ class PanelView:
         value_width = width - LABEL_WIDTH - 1
         rows.add_row("progress", self._progress(metrics, value_width))
         rows.add_row("return", self._return(metrics, value_width))
+        if self._evaluation is not None:
+            rows.add_row("evaluation", self._evaluated(self._evaluation, value_width))
         rows.add_row("speed", _speed(metrics))
         rows.add_row("queue", _queue(metrics))
         rows.add_row("loss", _loss(metrics, value_width))
@@ -159,6 +169,13 @@ class PanelView:
         text += f"  {count(metrics.get('episodes'))} episodes"
         value = Text(f"{number(mean):<8}", style=ACCENT)
         return value + Text(sparkline(self._returns, max(8, width - 9 - len(text))), "cyan") + text
+
+    def _evaluated(self, metrics: Mapping[str, Any], width: int) -> Text:
+        text = f"  ± {number(metrics.get('eval_return_std'))}"
+        text += f" at {count(metrics.get('eval_env_steps'))} env steps"
+        value = Text(f"{number(metrics.get('eval_return_mean')):<8}", style=ACCENT)
+        spark = sparkline(self._eval_returns, max(8, width - 9 - len(text)))
+        return value + Text(spark, "cyan") + text
 
 
 def _speed(metrics: Mapping[str, Any]) -> Text:

@@ -63,6 +63,11 @@ class MetricWindow:
         return not self._lags
 
     @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._began
+
+    @property
     def age_s(self) -> float:
         """Seconds since the window opened."""
         return time.perf_counter() - self._opened

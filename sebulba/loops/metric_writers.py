@@ -104,8 +104,10 @@ class TensorBoardWriter:
             from tensorboardX import SummaryWriter
 
             self._writer = SummaryWriter(self._folder)
-        step = metrics.get("env_steps")
         for name, value in metrics.items():
+            # What an evaluation found belongs to when its networks were taken.
+            when = "eval_env_steps" if name.startswith("eval_") else "env_steps"
+            step = metrics.get(when)
             if np.ndim(value) == 3:
                 self._writer.add_image(name, np.asarray(value), step, dataformats="HWC")
             elif _is_number(value):
@@ -143,6 +145,8 @@ class LinesWriter:
         if self._is_first and (about := self._describe()):
             print(about, file=self._stream, flush=True)
         self._last, self._shown = metrics, False
+        if metrics.get("eval_return_mean") is not None:
+            print(evaluation_line(metrics), file=self._stream, flush=True)
         seconds = metrics.get("seconds") or 0.0
         if seconds >= self._next_s:
             self._next_s = seconds + min(self.MAX_S, max(self.MIN_S, seconds / 20))
@@ -176,6 +180,17 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
     if with_time_left and (left := seconds_left(metrics)) is not None:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
+
+
+def evaluation_line(metrics: Mapping[str, Any]) -> str:
+    """Return the evaluation in a record in one line."""
+    return (
+        f"{duration(metrics.get('seconds') or 0.0):>8}  evaluation: "
+        f"return {number(metrics.get('eval_return_mean'))} "
+        f"± {number(metrics.get('eval_return_std'))} (standard deviation) over "
+        f"{count(metrics.get('eval_episodes'))} episodes "
+        f"at {count(metrics.get('eval_env_steps'))} env steps"
+    )
 
 
 # Numbers for people.

@@ -17,6 +17,7 @@ import jax
 from sebulba.agent import Agent
 from sebulba.errors import ActionError, HangError
 from sebulba.loops.counters import Counters
+from sebulba.loops.evaluator import Evaluations, Evaluator
 from sebulba.loops.metric_window import MetricWindow, RecentEpisodes, time_shares
 from sebulba.runtime.inferencer import (
     CyclePermits,
@@ -32,7 +33,7 @@ from sebulba.runtime.staging import Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.trajectory_queue import TrajectoryQueue
 from sebulba.runtime.update import Updater, on_device
-from sebulba.types import MetricWriter, StepInfos, Trajectory
+from sebulba.types import MetricWriter, PyTree, StepInfos, Trajectory
 
 LEARNER_PHASES = ("get", "observe", "experience", "update", "publish", "metrics")
 JOIN_S = 60.0
@@ -53,6 +54,7 @@ class LoopOptions:
     metric_writer: MetricWriter | None
     metrics_interval_s: float
     observe_cycle: ObserveCycle | None
+    evaluator: Evaluator | None
 
 
 @dataclasses.dataclass
@@ -91,11 +93,23 @@ class UpdateLoop:
         self._timer = PhaseTimer(*LEARNER_PHASES)
         self._threads: list[threading.Thread] = []
         self._inline_cycles: Iterator[Iterator[Item]] | None = None
+        self._evaluations = Evaluations(
+            options.evaluator,
+            session.counters.env_steps,
+            stop_requested,
+            self._queue.fail,
+            skips=options.schedule == "async",
+            inline=options.inline,
+        )
 
     @property
     def hangs(self) -> bool:
         """A thread of this run is still alive; true after the run only where one hangs."""
-        return any(thread.is_alive() for thread in self._threads)
+        return bool(self._alive())
+
+    def _alive(self) -> list[threading.Thread]:
+        threads = self._threads + self._evaluations.threads
+        return [thread for thread in threads if thread.is_alive()]
 
     @property
     def stopped(self) -> bool:
@@ -129,26 +143,23 @@ class UpdateLoop:
                 self._consume_rounds()
             else:
                 self._consume_stream()
-            self._join()
+            self._join(self._threads)
             self._queue.raise_failure()  # of the cycle that was in flight at the end
+            record = self._finish_evaluations(self._close_last_window())
         except HangError:
             self._tell_to_stop()  # the threads that do not hang, and those that will not for ever
+            self._evaluations.end()
             raise
         except BaseException as error:
             try:
-                self._join()
+                self._join_all()
             except HangError as hang:
                 error.add_note(str(hang))
             if isinstance(error, ActionError):
                 # Not the environment's fault if the networks that acted were not finite.
                 self._window.check_finite(self._updater.take_metrics())
             raise
-        for inferencer in self._session.inferencers:
-            counters.dropped_stop_cycles += inferencer.dropped_cycles
-            inferencer.dropped_cycles = 0
-        if self._window.is_empty and self._last_record is not None:
-            return self._last_record | {"dropped_cycles": counters.dropped_cycles}
-        return self._write_record()
+        return record
 
     def _start(self) -> None:
         session, options = self._session, self._options
@@ -182,16 +193,21 @@ class UpdateLoop:
         ]
         for thread in self._threads:
             thread.start()
+        self._evaluations.start()
 
-    def _join(self) -> None:
-        """Stop all threads and wait for them; each ends with the program it is in."""
+    def _join(self, threads: list[threading.Thread]) -> None:
+        """Stop the Inferencers and wait for ``threads``; each ends with the program it is in."""
         self._tell_to_stop()
         deadline = time.monotonic() + JOIN_S
-        for thread in self._threads:
+        for thread in threads:
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, deadline - time.monotonic()))
-        if self.hangs:
+        if any(thread.is_alive() for thread in threads):
             raise self._hang_error()
+
+    def _join_all(self) -> None:
+        self._evaluations.end()
+        self._join(self._threads + self._evaluations.threads)
 
     def _tell_to_stop(self) -> None:
         self._stop.soon.set()
@@ -202,7 +218,7 @@ class UpdateLoop:
 
     def _hang_error(self) -> HangError:
         """Say which threads still run, and where they are."""
-        alive = [thread for thread in self._threads if thread.is_alive()]
+        alive = self._alive()
         frames = sys._current_frames()
         stacks = "\n".join(
             f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
@@ -253,6 +269,7 @@ class UpdateLoop:
             if item is not None and self._consume(item):
                 counters.policy_version += 1
                 self._publish()
+            self._evaluate_when_due()
             self._write_when_due()
 
     def _consume_rounds(self) -> None:
@@ -271,6 +288,7 @@ class UpdateLoop:
             if counters.cycles >= self._target or self._stop_requested.is_set():
                 break
             self._publish()
+            self._evaluate_when_due()
             self._write_when_due()
         self._stop.soon.set()
         session.kept_round = self._collect_round()
@@ -331,6 +349,30 @@ class UpdateLoop:
                 version = self._session.counters.policy_version
                 staging.publish(Staged(version, on_device(acting, device)))
 
+    # Evaluation.
+
+    def _evaluate_when_due(self) -> None:
+        self._evaluations.when_due(self._session.counters.env_steps, self._take_networks)
+
+    def _take_networks(self) -> PyTree:
+        """Return a copy of the acting networks, on the first inference device."""
+        with self._timer.phase("publish"):
+            acting = self._updater.acting_networks()
+            return on_device(acting, self._session.inferencers[0].device)
+
+    def _finish_evaluations(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Have the trained networks played, and write a record of every evaluation still missing.
+
+        A stop that was requested ends this too.
+        """
+        self._evaluations.at_the_end(self._session.counters.env_steps, self._take_networks)
+        while evaluation := self._evaluations.wait():
+            record = record | evaluation | {"seconds": self._window.seconds}
+            self._write(record)
+        self._join_all()
+        self._queue.raise_failure()
+        return record
+
     # Metrics.
 
     def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -344,8 +386,18 @@ class UpdateLoop:
         if first or self._window.age_s >= self._options.metrics_interval_s:
             self._write_record()
 
+    def _close_last_window(self) -> dict[str, Any]:
+        """Return the record of the end of the run."""
+        counters = self._session.counters
+        for inferencer in self._session.inferencers:
+            counters.dropped_stop_cycles += inferencer.dropped_cycles
+            inferencer.dropped_cycles = 0
+        if self._window.is_empty and self._last_record is not None:
+            return self._last_record | {"dropped_cycles": counters.dropped_cycles}
+        return self._write_record()
+
     def _write_record(self) -> dict[str, Any]:
-        """Close the window and give its record to the writer, whose errors only warn."""
+        """Close the window and write its record, with an evaluation that is done."""
         with self._timer.phase("metrics"):
             # First, since it waits for the updates in flight, whose time belongs to this window.
             metrics = self._updater.take_metrics()
@@ -362,17 +414,22 @@ class UpdateLoop:
             record = self._window.close(
                 metrics,
                 self._session.episodes,
-                {"total_cycles": self._target, **shares},
+                {"total_cycles": self._target, **shares, **self._evaluations.pop()},
             )
-            if self._options.metric_writer is not None:
-                try:
-                    self._options.metric_writer.write(record)
-                except Exception as error:
-                    warnings.warn(
-                        f"the metric writer raised, and the run goes on without this record: "
-                        f"{''.join(traceback.format_exception(error))}",
-                        RuntimeWarning,
-                        stacklevel=2,
-                    )
+            self._write(record)
         self._last_record = record
         return record
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        """Give a record to the writer, whose errors only warn."""
+        if self._options.metric_writer is None:
+            return
+        try:
+            self._options.metric_writer.write(record)
+        except Exception as error:
+            warnings.warn(
+                f"the metric writer raised, and the run goes on without this record: "
+                f"{''.join(traceback.format_exception(error))}",
+                RuntimeWarning,
+                stacklevel=2,
+            )

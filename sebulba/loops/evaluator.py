@@ -1,0 +1,224 @@
+"""Evaluation while training: copies of the acting networks play, in a thread of their own.
+
+Networks are taken where training passes a multiple of ``every_env_steps``, and at the end of the
+run. Training does not wait: while one copy plays, at most ``MAX_PENDING`` wait, and a newer one
+takes the place of the oldest, which is counted as skipped. So the last two of a run are always
+played, the rest of them after training. In lockstep training waits instead and none is skipped,
+which makes the evaluations, too, a function of the seed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from sebulba.errors import EnvError, UsageError
+from sebulba.runtime.staging import WAKE_S
+from sebulba.types import PyTree
+
+MAX_PENDING = 2
+"""Copies of the networks that may wait; with it the last two of a run are never skipped."""
+
+EVALUATOR_THREAD = "evaluator"
+"""Name of the thread."""
+
+Play = Callable[[PyTree, threading.Event], Mapping[str, float] | None]
+"""Plays whole episodes with these acting networks, which it may keep. Returns what goes into the
+record, in names that begin with ``eval_``; None as soon as the event is set."""
+
+TakeNetworks = Callable[[], PyTree]
+"""Returns a copy of the acting networks that nobody else writes, donates or deletes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluator:
+    """What a loop plays while it trains, and how often.
+
+    Raises:
+      UsageError: ``every_env_steps`` is not positive.
+    """
+
+    play: Play
+    """Called in one thread at a time, with networks on the first inference device; such as
+    ``sebulba.EvaluationPlayer``."""
+    every_env_steps: int
+    """Training steps between evaluations; the end of a run always has one."""
+
+    def __post_init__(self) -> None:
+        """Check the interval."""
+        if self.every_env_steps < 1:
+            raise UsageError(
+                f"every_env_steps={self.every_env_steps} must be at least 1; "
+                "use a tenth of the run, or no evaluator"
+            )
+
+
+class Pending(NamedTuple):
+    """An evaluation to be played."""
+
+    env_steps: int
+    """At which the networks were taken."""
+    networks: PyTree
+    """An owned copy of the acting networks."""
+
+
+class Evaluations:
+    """The evaluations of one run: what is due, what waits, what is done."""
+
+    def __init__(
+        self,
+        evaluator: Evaluator | None,
+        env_steps: int,
+        stop_requested: threading.Event,
+        fail: Callable[[BaseException], None],
+        *,
+        skips: bool,
+        inline: bool,
+    ) -> None:
+        """Begin at ``env_steps``; nothing is played yet.
+
+        Args:
+          evaluator: None never has anything due.
+          env_steps: Of the counters, at the beginning of this run.
+          stop_requested: Ends every wait of the update loop.
+          fail: Gets what the thread raises.
+          skips: Skip the oldest rather than wait when too many are to be played.
+          inline: Play in the calling thread, and have no other.
+        """
+        self._evaluator = evaluator
+        self._taken_at = env_steps
+        self._stop_requested = stop_requested
+        self._skips = skips
+        self._inline = inline
+        self._stop = threading.Event()
+        self._pending: collections.deque[Pending] = collections.deque()
+        self._done: collections.deque[dict[str, Any]] = collections.deque()
+        self._playing = False
+        self._num_skipped = 0
+        self._changed = threading.Condition()
+        self.threads: list[threading.Thread] = []
+        """The thread that plays, if there is one."""
+        if evaluator is not None and not inline:
+            self.threads.append(
+                threading.Thread(
+                    target=evaluator_thread, args=(self, fail), name=EVALUATOR_THREAD, daemon=True
+                )
+            )
+
+    # For the update loop.
+
+    def start(self) -> None:
+        """Start the thread."""
+        for thread in self.threads:
+            thread.start()
+
+    def when_due(self, env_steps: int, take_networks: TakeNetworks) -> None:
+        """Have the networks played if training has passed a multiple of the interval."""
+        if self._evaluator is None:
+            return
+        every = self._evaluator.every_env_steps
+        if env_steps // every > self._taken_at // every:
+            self._ask(env_steps, take_networks)
+
+    def at_the_end(self, env_steps: int, take_networks: TakeNetworks) -> None:
+        """Have the trained networks played, unless they are, or a stop was requested."""
+        is_wanted = self._evaluator is not None and env_steps > self._taken_at
+        if is_wanted and not self._stop_requested.is_set():
+            self._ask(env_steps, take_networks)
+
+    def _ask(self, env_steps: int, take_networks: TakeNetworks) -> None:
+        self._taken_at = env_steps
+        pending = Pending(env_steps, take_networks())
+        with self._changed:
+            while not self._skips and self._is_full() and not self._stop_requested.is_set():
+                self._changed.wait(WAKE_S)
+            while self._is_full():
+                self._pending.popleft()
+                self._num_skipped += 1
+            self._pending.append(pending)
+            self._changed.notify_all()
+        if self._inline:
+            self.play_next()
+
+    def _is_full(self) -> bool:
+        return len(self._pending) >= MAX_PENDING and not self._stop.is_set()
+
+    def pop(self) -> dict[str, Any]:
+        """Return the record of the oldest that is done and was not returned yet, or nothing."""
+        with self._changed:
+            return self._done.popleft() if self._done else {}
+
+    def wait(self) -> dict[str, Any]:
+        """Return what ``pop`` does, but wait for it while any is still to be played."""
+        with self._changed:
+            while (self._pending or self._playing) and not self._done:
+                if self._stop_requested.is_set() or self._stop.is_set():
+                    break
+                self._changed.wait(WAKE_S)
+        return self.pop()
+
+    def end(self) -> None:
+        """Stop what is being played and play no other."""
+        self._stop.set()
+        with self._changed:
+            self._pending.clear()
+            self._changed.notify_all()
+
+    # For who plays.
+
+    def play_next(self) -> bool:
+        """Play the oldest that waits, or wait for one; False once stopped."""
+        pending = self._begin()
+        if pending is None:
+            return False
+        assert self._evaluator is not None
+        metrics, began = None, time.perf_counter()
+        try:
+            stop = self._stop_requested if self._inline else self._stop
+            metrics = self._evaluator.play(pending.networks, stop)
+        except BaseException as error:
+            error.add_note(f"in the evaluation of the networks of {pending.env_steps} env steps")
+            raise
+        finally:
+            with self._changed:
+                self._playing = False
+                if metrics is not None:
+                    about = {
+                        "eval_env_steps": pending.env_steps,
+                        "eval_seconds": time.perf_counter() - began,
+                        "eval_skipped": self._num_skipped,
+                    }
+                    self._done.append({**metrics, **about})
+                self._changed.notify_all()
+        return metrics is not None
+
+    def _begin(self) -> Pending | None:
+        with self._changed:
+            while not self._pending and not self._stop.is_set():
+                self._changed.wait(WAKE_S)
+            if self._stop.is_set():
+                return None
+            self._playing = True
+            pending = self._pending.popleft()
+            self._changed.notify_all()
+            return pending
+
+
+def evaluator_thread(evaluations: Evaluations, fail: Callable[[BaseException], None]) -> None:
+    """Play what is asked for until stopped, as a thread; a failure goes to ``fail``."""
+    try:
+        while evaluations.play_next():
+            pass
+    except BaseException as raised:
+        error = raised
+        if isinstance(raised, SystemExit):
+            # It would end the interpreter, silently and with a success for an exit code.
+            error = EnvError(f"an environment or an agent called sys.exit({raised.code!r})")
+            error.__cause__ = raised
+        error.add_note(f"in thread {EVALUATOR_THREAD!r}")
+        fail(error)
+        evaluations.end()
