@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import AgentConfig, DQNConfig, ImpalaConfig, SimplePolicyGradientConfig
+from sebulba.agents.configs import (
+    AgentConfig,
+    DDPGConfig,
+    DQNConfig,
+    ImpalaConfig,
+    SACConfig,
+    SimplePolicyGradientConfig,
+)
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
 
@@ -13,6 +20,8 @@ _AGENTS: dict[type, tuple[str, str]] = {
     SimplePolicyGradientConfig: ("sebulba.agents.simple_policy_gradient", "SimplePolicyGradient"),
     DQNConfig: ("sebulba.agents.dqn", "DQN"),
     ImpalaConfig: ("sebulba.agents.impala", "Impala"),
+    SACConfig: ("sebulba.agents.sac", "SAC"),
+    DDPGConfig: ("sebulba.agents.ddpg", "DDPG"),
 }
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from sebulba.configs import dqn_presets, impala_presets
+from sebulba.configs import ddpg_presets, dqn_presets, impala_presets, sac_presets
 from sebulba.configs.preset import Preset
 
-PRESETS: dict[str, Preset] = {**impala_presets.PRESETS, **dqn_presets.PRESETS}
+PRESETS: dict[str, Preset] = {
+    **impala_presets.PRESETS,
+    **dqn_presets.PRESETS,
+    **sac_presets.PRESETS,
+    **ddpg_presets.PRESETS,
+}
 """By the name that the command line knows."""

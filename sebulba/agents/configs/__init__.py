@@ -8,21 +8,27 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from sebulba.agents.configs.ddpg import DDPGConfig
 from sebulba.agents.configs.dqn import DQNConfig
 from sebulba.agents.configs.impala import ImpalaConfig
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
+from sebulba.agents.configs.sac import SACConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
 from sebulba.agents.configs.simple_policy_gradient import SimplePolicyGradientConfig
 
-AgentConfig: TypeAlias = DQNConfig | ImpalaConfig | SimplePolicyGradientConfig
+AgentConfig: TypeAlias = (
+    DDPGConfig | DQNConfig | ImpalaConfig | SACConfig | SimplePolicyGradientConfig
+)
 """The hyper-parameters of any agent that comes with Sebulba."""
 
 __all__ = [
     "AgentConfig",
+    "DDPGConfig",
     "DQNConfig",
     "ImpalaConfig",
     "OptimizerConfig",
     "ReplayConfig",
+    "SACConfig",
     "SimplePolicyGradientConfig",
     "TargetConfig",
     "TorsoConfig",

@@ -1,0 +1,106 @@
+"""Deep deterministic policy gradient (Lillicrap et al. 2015, arXiv 1509.02971).
+
+Its Ape-X form (Horgan et al. 2018, arXiv 1803.00933) is prioritized replay, several steps before a
+target bootstraps, and a ladder of exploration over all environments of all Inferencers. From TD3
+(Fujimoto et al. 2018, arXiv 1802.09477): two critics and a smoothed target, but no delayed actor.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+
+from sebulba.agents.configs import DDPGConfig
+from sebulba.agents.critics import ActorCriticAgent, StepState, critic_loss
+from sebulba.agents.exploration import exploration_ladder
+from sebulba.agents.networks import Encoded
+from sebulba.agents.off_policy import Opt
+from sebulba.agents.replay import Replay
+from sebulba.types import EnvSpec, PyTree, RunSpec
+
+_NOISE_CLIP = 2.5
+"""The noise on a target's action is clipped at so many standard deviations (0.5 / 0.2 in TD3)."""
+
+
+class DDPG(ActorCriticAgent[DDPGConfig]):
+    """A deterministic policy that climbs the critic; Gaussian noise explores.
+
+    The paper's noise is correlated in time; TD3, section 6.1, found no use in that.
+    ``networks`` is ``{"actor", "critics"}``, and both have targets.
+    """
+
+    config_class: ClassVar[type] = DDPGConfig
+
+    def __init__(self, spec: EnvSpec, config: DDPGConfig) -> None:
+        """Build the networks' description; no arrays are made.
+
+        Raises:
+          UsageError: A space that the agent cannot take.
+        """
+        super().__init__(
+            spec,
+            config,
+            params_per_action=1,
+            num_critics=config.num_critics,
+            num_steps=config.num_steps,
+        )
+
+    def noise_scale(self, run: RunSpec, inferencer: int) -> jax.Array:
+        """Return the ladder's part of this Inferencer, ``[B]``."""
+        config = self.config
+        base, exponent = config.noise_scale, config.noise_exponent
+        return exploration_ladder(run, inferencer, base=base, exponent=exponent)
+
+    def unit_action(
+        self, params: jax.Array, step_state: StepState, key: jax.Array, *, explore: bool
+    ) -> jax.Array:
+        """Add noise to what the actor says, none without ``explore``."""
+        unit = self.squashing.unit(params)
+        if not explore:
+            return unit
+        noise = step_state.noise_scale[:, None] * jax.random.normal(key, unit.shape)
+        return self.squashing.clip(unit + noise)
+
+    def chosen(self, actor: PyTree, obs: Encoded) -> jax.Array:
+        """Return the unit actions of the policy, ``[N, K]``."""
+        return self.squashing.unit(self.policy(actor, obs))
+
+    def target_action(self, actor: PyTree, obs: Encoded, key: jax.Array) -> jax.Array:
+        """Return the unit actions of the target policy, smoothed by clipped noise, ``[N, K]``."""
+        action, scale = self.chosen(actor, obs), self.config.target_noise
+        if not scale:
+            return action
+        noise = jax.random.normal(key, action.shape)
+        return self.squashing.clip(action + scale * jnp.clip(noise, -_NOISE_CLIP, _NOISE_CLIP))
+
+    def loss(
+        self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Replay, dict[str, jax.Array]]]:
+        """Return the sum of the losses of critics and actor.
+
+        The critics' parameters are constants to the actor's loss (algorithm 1 of the paper). The
+        first critic is the actor's guide.
+        """
+        draw_key, noise_key = jax.random.split(key)
+        draw, batch = self.draw(experience, draw_key)
+
+        next_action = self.target_action(opt.target["actor"], batch.next_obs, noise_key)
+        next_values = self.values(opt.target["critics"], batch.next_obs, next_action)
+        values = self.values(networks["critics"], batch.obs, batch.action)
+        critic = critic_loss(values, batch, jnp.min(next_values, axis=0))
+
+        guide = stop_gradient(networks["critics"][:1])
+        action = self.chosen(networks["actor"], batch.obs)
+        actor_loss = -jnp.mean(self.values(guide, batch.obs, action))
+
+        metrics = {
+            "critic_loss": critic.loss,
+            "actor_loss": actor_loss,
+            "value": jnp.mean(values),
+            **self.replay_metrics(experience, opt),
+        }
+        experience = self.replay.set_priority(experience, draw, critic.error)
+        return critic.loss + actor_loss, (experience, metrics)

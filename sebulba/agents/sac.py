@@ -1,0 +1,112 @@
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import stop_gradient
+
+from sebulba.agents.configs import SACConfig
+from sebulba.agents.critics import ActorCriticAgent, StepState, critic_loss
+from sebulba.agents.distributions import SquashedGaussian
+from sebulba.agents.networks import Encoded
+from sebulba.agents.off_policy import Opt
+from sebulba.agents.replay import Replay
+from sebulba.types import EnvSpec, PyTree
+
+
+class Sampled(NamedTuple):
+    """Actions of the policy now."""
+
+    action: jax.Array
+    """Unit action, ``[N, K]``."""
+    log_prob: jax.Array
+    """Its log-density, ``[N]``, in nats."""
+
+
+class SAC(ActorCriticAgent[SACConfig]):
+    """Two critics, a Gaussian policy that is squashed, and a temperature that learns.
+
+    ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets.
+    """
+
+    config_class: ClassVar[type] = SACConfig
+
+    def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
+        """Build the networks' description; no arrays are made.
+
+        Raises:
+          UsageError: A space that the agent cannot take.
+        """
+        super().__init__(spec, config, params_per_action=2, num_critics=2)
+        self.distribution = SquashedGaussian(spec.action_space)  # type: ignore[arg-type]
+        self.target_entropy = config.target_entropy
+        if self.target_entropy is None:
+            self.target_entropy = -float(self.squashing.size)
+
+    def learning_rates(self) -> dict[str, float]:
+        """Return the step size of each part of the networks."""
+        rate = self.config.temperature_learning_rate
+        return {**super().learning_rates(), "log_temperature": rate}
+
+    def new_networks(self, key: jax.Array) -> dict[str, Any]:
+        """Return initial parameters of actor, critics and temperature."""
+        log_temperature = jnp.float32(math.log(self.config.initial_temperature))
+        return {**super().new_networks(key), "log_temperature": log_temperature}
+
+    def with_target(self, networks: PyTree) -> PyTree:
+        """Return the critics."""
+        return networks["critics"]
+
+    def unit_action(
+        self, params: jax.Array, step_state: StepState, key: jax.Array, *, explore: bool
+    ) -> jax.Array:
+        """Sample, or take the middle of the distribution without ``explore``."""
+        del step_state
+        distribution = self.distribution
+        raw = distribution.sample(params, key) if explore else distribution.mode(params)
+        return self.squashing.unit(raw)
+
+    def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> Sampled:
+        """Draw an action for each observation, differentiable in ``actor``."""
+        params = self.policy(actor, obs)
+        raw = self.distribution.sample(params, key)
+        return Sampled(self.squashing.unit(raw), self.distribution.log_prob(params, raw))
+
+    def loss(
+        self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Replay, dict[str, jax.Array]]]:
+        """Return the sum of the losses of critics, actor and temperature.
+
+        Each trains its own part of the networks: the others are constants to it. Equations 5, 9
+        and 18 of arXiv 1812.05905, with the smaller of two target critics (section 5).
+        """
+        draw_key, next_key, now_key = jax.random.split(key, 3)
+        draw, batch = self.draw(experience, draw_key)
+        temperature = jnp.exp(networks["log_temperature"])
+
+        following = self.sampled(networks["actor"], batch.next_obs, next_key)
+        next_values = self.values(opt.target, batch.next_obs, following.action)
+        next_value = jnp.min(next_values, axis=0) - temperature * following.log_prob
+        values = self.values(networks["critics"], batch.obs, batch.action)
+        critic = critic_loss(values, batch, next_value)
+
+        now = self.sampled(networks["actor"], batch.obs, now_key)
+        value = jnp.min(self.values(stop_gradient(networks["critics"]), batch.obs, now.action), 0)
+        actor_loss = jnp.mean(stop_gradient(temperature) * now.log_prob - value)
+        entropy = -jnp.mean(stop_gradient(now.log_prob))
+        temperature_loss = temperature * (entropy - self.target_entropy)
+
+        metrics = {
+            "critic_loss": critic.loss,
+            "actor_loss": actor_loss,
+            "value": jnp.mean(values),
+            "entropy": entropy,
+            "temperature": temperature,
+            **self.replay_metrics(experience, opt),
+        }
+        experience = self.replay.set_priority(experience, draw, critic.error)
+        return critic.loss + actor_loss + temperature_loss, (experience, metrics)

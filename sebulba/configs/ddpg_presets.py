@@ -1,0 +1,65 @@
+"""Ready experiments with DDPG."""
+
+from __future__ import annotations
+
+from sebulba.agents.configs import DDPGConfig, ReplayConfig
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.preset import Preset
+
+
+def pendulum() -> ExperimentConfig:
+    """Return DDPG on envpool's Pendulum-v1.
+
+    Learning rate, noise, networks, batch and one update an env step are those of the
+    Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ddpg.yml), but for
+    discount 0.98 and a buffer that keeps everything there.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("Pendulum-v1"),
+        agent=DDPGConfig(
+            learning_rate=1e-3,
+            critic_learning_rate=1e-3,
+            discount=0.98,
+            noise_scale=0.1,
+            random_env_steps=1_000,
+            replay=ReplayConfig(
+                capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
+            ),
+        ),
+        total_env_steps=20_000,
+        num_envs=4,
+        num_inferencers_per_device=1,
+        steps_per_cycle=4,
+    )
+
+
+def halfcheetah() -> ExperimentConfig:
+    """Return DDPG on MuJoCo's HalfCheetah-v4, with CleanRL's hyper-parameters.
+
+    Source: github.com/vwxyzjn/cleanrl, ddpg_continuous_action.py: learning rates 3e-4, batch 256,
+    noise 0.1, target rate 0.005, 25 000 random env steps, one update an env step.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("HalfCheetah-v4"),
+        agent=DDPGConfig(
+            learning_rate=3e-4,
+            critic_learning_rate=3e-4,
+            discount=0.99,
+            noise_scale=0.1,
+            random_env_steps=25_000,
+            replay=ReplayConfig(
+                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=1563
+            ),
+        ),
+        total_env_steps=1_000_000,
+        num_envs=4,
+        num_inferencers_per_device=1,
+        steps_per_cycle=4,
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "pendulum-ddpg": Preset("DDPG, MLP, envpool Pendulum-v1", pendulum),
+    "halfcheetah-ddpg": Preset("DDPG, MLP, envpool HalfCheetah-v4", halfcheetah),
+}
+"""By the name that the command line knows."""

@@ -1,0 +1,63 @@
+"""Ready experiments with SAC."""
+
+from __future__ import annotations
+
+from sebulba.agents.configs import ReplayConfig, SACConfig
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.preset import Preset
+
+
+def pendulum() -> ExperimentConfig:
+    """Return SAC on envpool's Pendulum-v1.
+
+    Learning rate, networks, batch, warm-up and one update an env step are those of the
+    Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/sac.yml); the target
+    rate and the target entropy, Haarnoja et al. 2018 (arXiv 1812.05905), table 1.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("Pendulum-v1"),
+        agent=SACConfig(
+            learning_rate=1e-3,
+            critic_learning_rate=1e-3,
+            temperature_learning_rate=1e-3,
+            random_env_steps=1_000,
+            replay=ReplayConfig(
+                capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
+            ),
+        ),
+        total_env_steps=20_000,
+        num_envs=4,
+        num_inferencers_per_device=1,
+        steps_per_cycle=4,
+    )
+
+
+def halfcheetah() -> ExperimentConfig:
+    """Return SAC on MuJoCo's HalfCheetah-v4.
+
+    Haarnoja et al. 2018 (arXiv 1812.05905), table 1, with the learning rates and the warm-up of
+    CleanRL (github.com/vwxyzjn/cleanrl, sac_continuous_action.py), and one update an env step.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("HalfCheetah-v4"),
+        agent=SACConfig(
+            learning_rate=3e-4,
+            critic_learning_rate=1e-3,
+            temperature_learning_rate=1e-3,
+            random_env_steps=5_000,
+            replay=ReplayConfig(
+                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
+            ),
+        ),
+        total_env_steps=1_000_000,
+        num_envs=4,
+        num_inferencers_per_device=1,
+        steps_per_cycle=4,
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "pendulum-sac": Preset("SAC, MLP, envpool Pendulum-v1", pendulum),
+    "halfcheetah-sac": Preset("SAC, MLP, envpool HalfCheetah-v4", halfcheetah),
+}
+"""By the name that the command line knows."""
