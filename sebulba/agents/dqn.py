@@ -15,7 +15,7 @@ import optax
 
 from sebulba.agents.configs import DQNConfig
 from sebulba.agents.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
-from sebulba.agents.off_policy import OffPolicyAgent, Opt
+from sebulba.agents.off_policy import OffPolicyAgent, Opt, replay_options
 from sebulba.agents.on_policy import after
 from sebulba.agents.q_networks import QNetwork, discrete_actions, value_of
 from sebulba.agents.replay import Replay, TransitionReplay
@@ -45,7 +45,9 @@ class DQN(OffPolicyAgent[DQNConfig]):
         """
         self.actions = discrete_actions(spec.action_space, "DQN")
         self._first_action = int(spec.action_space.start)  # type: ignore[attr-defined]
-        super().__init__(spec, config, TransitionReplay(spec, config.replay, config.num_steps))
+        options = replay_options(spec, config.replay)
+        self._replay = TransitionReplay(num_steps=config.num_steps, **options)
+        super().__init__(spec, config, self._replay)
         self.network = QNetwork(
             num_actions=self.actions.num_params,
             torso=config.torso,
@@ -96,8 +98,8 @@ class DQN(OffPolicyAgent[DQNConfig]):
     ) -> tuple[jax.Array, tuple[Replay, dict[str, jax.Array]]]:
         """Return the mean loss of the temporal differences of a batch, and set their priorities."""
         config = self.config
-        draw = self.replay.draw(experience, key, self.share_of_batch)
-        batch = self.replay.transitions(experience, draw, config.discount)
+        draw, weight = self.draw(experience, key)
+        batch = self._replay.transitions(experience, draw, config.discount)
         index = batch.action - self._first_action
         value = value_of(self.values(networks, batch.obs), index)
         target_values = self.values(opt.target, batch.next_obs)
@@ -106,12 +108,11 @@ class DQN(OffPolicyAgent[DQNConfig]):
         target = config.reward_scale * batch.reward + batch.discount * next_value
         error = target - value
         loss_of = optax.huber_loss if config.loss == "huber" else optax.l2_loss
-        weight = self.replay.importance_weights(experience, draw)
         loss = jnp.mean(weight * loss_of(error))
         metrics = {
             "value": jnp.mean(value),
             "td_error": jnp.mean(jnp.abs(error)),
             **self.replay_metrics(experience, opt),
         }
-        experience = self.replay.set_priority(experience, draw, jnp.abs(error))
+        experience = self.set_priority(experience, draw, jnp.abs(error))
         return loss, (experience, metrics)

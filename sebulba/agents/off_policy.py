@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypedDict, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from sebulba.agent import LEARNER_AXIS, Agent
 from sebulba.agents.configs import OptimizerConfig, ReplayConfig, TargetConfig, TorsoConfig
 from sebulba.agents.networks import ObservationEncoder
 from sebulba.agents.on_policy import make_optimizer
-from sebulba.agents.replay import Replay, SequenceReplay, TransitionReplay
+from sebulba.agents.replay import Draw, Replay, SequenceReplay, TransitionReplay
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
 
@@ -101,9 +101,10 @@ class OffPolicyAgent(Agent[ConfigT]):
         Raises:
           UsageError: A hyper-parameter does not fit ``run``.
         """
-        check_batch_size(self.config.replay.batch_size, run)
-        self.replay.check_run(run)
-        check_warm_up(self.config.replay.warm_up_cycles, self.replay.rows_of_start, run)
+        self.replay.check_run(run, self.config.replay.batch_size)
+        is_sequence = isinstance(self.replay, SequenceReplay)
+        num_steps = self.replay.length if is_sequence else self.replay.num_steps  # type: ignore[union-attr]
+        check_warm_up(self.config.replay.warm_up_cycles, num_steps + 1, run)
 
     def new_opt(self, networks: PyTree) -> Opt:
         """Return the initial optimizer state and targets equal to ``networks``."""
@@ -148,21 +149,65 @@ class OffPolicyAgent(Agent[ConfigT]):
 
     # For a loss.
 
-    @property
-    def share_of_batch(self) -> int:
-        """What this device draws of a batch; inside the map over update devices only."""
-        return self.config.replay.batch_size // jax.lax.axis_size(LEARNER_AXIS)
+    def draw(self, experience: Replay, key: jax.Array) -> tuple[Draw, jax.Array]:
+        """Return this device's share of a batch, and its importance weights ``[N]``."""
+        config = self.config.replay
+        draw = self.replay.draw(experience, key, config.batch_size)
+        exponent = config.importance_exponent if config.prioritized else 0.0
+        return draw, self.replay.importance_weights(experience, draw, exponent)
 
-    def replay_metrics(self, experience: Replay, opt: Opt) -> dict[str, jax.Array]:
-        """Return how full the replay is, and how often each inserted row was drawn on average.
+    def set_priority(self, experience: Replay, draw: Draw, priority: jax.Array) -> Replay:
+        """Give what was drawn its new priorities ``[N]``; uniform replay has none."""
+        if not self.config.replay.prioritized:
+            return experience
+        return self.replay.set_priority(experience, draw, priority)
+
+    def replay_metrics(
+        self, experience: Replay, opt: Opt, rows_per_sample: int = 1
+    ) -> dict[str, jax.Array]:
+        """Return how full the replay is, and how often a row was drawn, on average over all.
 
         The ratio counts from the beginning of the run, warm-up included, this update's draws too.
+
+        Args:
+          experience: This device's shard.
+          opt: Counts the updates before this one.
+          rows_per_sample: Environment steps that are learned from in one draw.
         """
-        drawn = (opt.updates + 1.0) * self.config.replay.batch_size * self.replay.rows_of_draw
+        rows_per_update = self.config.replay.batch_size * rows_per_sample
+        inserted = jnp.maximum(inserted_env_steps(experience), 1.0)
         return {
             "replay_size": self.replay.size(experience),
-            "samples_per_insert": drawn / jnp.maximum(self.replay.inserted(experience), 1.0),
+            "samples_per_insert": (opt.updates + 1.0) * rows_per_update / inserted,
         }
+
+
+class ReplayOptions(TypedDict):
+    """What both layouts of a replay take."""
+
+    capacity: int
+    priority_exponent: float
+    frame_stack: int
+
+
+def replay_options(spec: EnvSpec, config: ReplayConfig) -> ReplayOptions:
+    """Return the options of a replay of ``spec``'s environments."""
+    return ReplayOptions(
+        capacity=config.capacity,
+        priority_exponent=config.priority_exponent if config.prioritized else 0.0,
+        frame_stack=spec.frame_stack,
+    )
+
+
+def inserted_env_steps(replay: Replay) -> jax.Array:
+    """Return the environment steps that all Inferencers have inserted, scalar float32.
+
+    By the numbers of their newest cycles, so that what was dropped on the way counts too.
+    """
+    num_cycles = jnp.maximum(jnp.max(replay.cycle, axis=1) + 1, 0).sum(dtype=jnp.float32)
+    _, num_rows, num_envs = replay.rows.reward.shape
+    steps_per_cycle = num_rows // replay.cycle.shape[1]
+    return num_cycles * (steps_per_cycle * num_envs * jax.lax.axis_size(LEARNER_AXIS))
 
 
 def moved_target(
@@ -184,18 +229,6 @@ def moved_target(
     if period == 1:
         return moved
     return optax.periodic_update(moved, target, updates, period)
-
-
-def check_batch_size(batch_size: int, run: RunSpec) -> None:
-    """Raise UsageError unless every update device draws the same share of a batch."""
-    devices = run.num_update_devices
-    if batch_size % devices:
-        less = batch_size // devices * devices
-        nearest = f"{less} or {less + devices}" if less else f"{devices}"
-        raise UsageError(
-            f"replay.batch_size={batch_size} must be divisible by the {devices} update devices; "
-            f"use {nearest}"
-        )
 
 
 def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None:

@@ -10,6 +10,7 @@ from sebulba.agents.configs import (
     DDPGConfig,
     DQNConfig,
     ImpalaConfig,
+    R2D2Config,
     SACConfig,
     SimplePolicyGradientConfig,
 )
@@ -19,6 +20,7 @@ from sebulba.types import EnvSpec
 _AGENTS: dict[type, tuple[str, str]] = {
     SimplePolicyGradientConfig: ("sebulba.agents.simple_policy_gradient", "SimplePolicyGradient"),
     DQNConfig: ("sebulba.agents.dqn", "DQN"),
+    R2D2Config: ("sebulba.agents.r2d2", "R2D2"),
     ImpalaConfig: ("sebulba.agents.impala", "Impala"),
     SACConfig: ("sebulba.agents.sac", "SAC"),
     DDPGConfig: ("sebulba.agents.ddpg", "DDPG"),

@@ -11,13 +11,14 @@ from typing import TypeAlias
 from sebulba.agents.configs.ddpg import DDPGConfig
 from sebulba.agents.configs.dqn import DQNConfig
 from sebulba.agents.configs.impala import ImpalaConfig
+from sebulba.agents.configs.r2d2 import R2D2Config
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.sac import SACConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
 from sebulba.agents.configs.simple_policy_gradient import SimplePolicyGradientConfig
 
 AgentConfig: TypeAlias = (
-    DDPGConfig | DQNConfig | ImpalaConfig | SACConfig | SimplePolicyGradientConfig
+    DDPGConfig | DQNConfig | ImpalaConfig | R2D2Config | SACConfig | SimplePolicyGradientConfig
 )
 """The hyper-parameters of any agent that comes with Sebulba."""
 
@@ -27,6 +28,7 @@ __all__ = [
     "DQNConfig",
     "ImpalaConfig",
     "OptimizerConfig",
+    "R2D2Config",
     "ReplayConfig",
     "SACConfig",
     "SimplePolicyGradientConfig",

@@ -1,0 +1,77 @@
+"""Hyper-parameters of R2D2."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from sebulba.agents.configs.checks import require_number, require_positive, require_size
+from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
+from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class R2D2Config:
+    """Hyper-parameters of R2D2 (Kapturowski et al. 2019, openreview.net/forum?id=r1lyTjAqYX).
+
+    The defaults are the paper's (table 2), but for the size of the replay. A batch is of sequences;
+    one begins at the first row of every trajectory, where the recurrent state is stored, so that
+    ``steps_per_cycle`` is the paper's replay period.
+
+    Raises:
+      UsageError: A field is out of its range.
+    """
+
+    learning_rate: float = 1e-4
+    """Step size of the optimizer."""
+    discount: float = 0.997
+    """Discount per environment step."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before anything else."""
+    num_steps: int = 5
+    """Rewards in a target before it bootstraps (n)."""
+    sequence_length: int = 80
+    """Rows of a sequence that are learned from (m)."""
+    burn_in: int = 40
+    """Rows before them from which only the recurrent state is computed (l)."""
+    stored_state: bool = True
+    """Begin sequences in the recurrent state that acted; False begins in zeros."""
+    rescale_values: bool = True
+    """Learn values that a function has shrunk, so that large rewards need no clipping."""
+    priority_max_share: float = 0.9
+    """Share of the largest error of a sequence in its priority; the rest is the mean (eta)."""
+    epsilon: float = 0.4
+    """Probability of a random action in the first environment."""
+    epsilon_exponent: float = 7.0
+    """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
+    lstm_size: int = 512
+    """Units of the LSTM, which also sees the last action and reward; 0 has no memory at all."""
+    dueling: bool = True
+    """Sum a value and advantages to the values of actions."""
+    head_hidden_sizes: tuple[int, ...] = (512,)
+    """Units of each hidden layer between LSTM and values; with dueling, of both streams."""
+    torso: TorsoConfig = TorsoConfig(activation="relu")
+    """Network from observation to features."""
+    optimizer: OptimizerConfig = OptimizerConfig(epsilon=1e-3, max_grad_norm=40.0)
+    """From gradient to update."""
+    replay: ReplayConfig = ReplayConfig(
+        prioritized=True, priority_exponent=0.9, importance_exponent=0.6
+    )
+    """What is kept, what is drawn of it, and how often."""
+    target: TargetConfig = TargetConfig(period=2500)
+    """How the target network follows."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        require_positive("learning_rate", self.learning_rate, "use 1e-4")
+        require_number("discount", self.discount, 0, 1, "use 0.997")
+        require_positive("reward_scale", self.reward_scale, "use 1")
+        require_size("num_steps", self.num_steps, 1, "use 5")
+        require_size("sequence_length", self.sequence_length, 1, "use 80")
+        require_size("burn_in", self.burn_in, 0, "use 40, or 0 for none")
+        require_number("priority_max_share", self.priority_max_share, 0, 1, "use 0.9")
+        require_number("epsilon", self.epsilon, 0, 1, "use 0.4")
+        require_number("epsilon_exponent", self.epsilon_exponent, 0, math.inf, "use 7")
+        require_size("lstm_size", self.lstm_size, 0, "use 512, or 0 for no LSTM")
+        for size in self.head_hidden_sizes:
+            require_size("head_hidden_sizes", size, 1, "use sizes such as 512, or none")

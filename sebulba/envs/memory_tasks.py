@@ -1,0 +1,158 @@
+"""Two tasks that need memory, for the command line as ``sebulba.envs.memory_tasks:NAME``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import gymnasium
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.envs.envpool_adapter import make_envpool
+from sebulba.envs.spaces import make_action_check
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
+
+
+def cartpole_without_velocities(num_envs: int, seeds: list[int]) -> EnvAdapter:
+    """Return envpool's CartPole-v1 of which only cart position and pole angle are observed."""
+    env = make_envpool("CartPole-v1", num_envs, seeds, num_threads=1, options={})
+    return SelectedComponents(env, (0, 2))
+
+
+class SelectedComponents:
+    """An environment of which some components of its observation, a vector, are observed."""
+
+    def __init__(self, env: EnvAdapter, components: tuple[int, ...]) -> None:
+        """Show ``components`` of ``env``, whose observation is a Box of one dimension."""
+        self._env = env
+        self._components = np.array(components)
+        self.num_envs = env.num_envs
+        space = env.spec.observation_space
+        assert isinstance(space, gymnasium.spaces.Box)
+        observed = gymnasium.spaces.Box(
+            space.low[self._components], space.high[self._components], dtype=space.dtype.type
+        )
+        self.spec = dataclasses.replace(env.spec, observation_space=observed)
+
+    def reset(self) -> EnvOutput:
+        """Begin new episodes in all environments."""
+        return self._selected(self._env.reset())
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Act in all environments."""
+        return self._selected(self._env.step(action))
+
+    def fused(self) -> FusedEnv | str:
+        """Return the environment as JAX functions, if that inside is one."""
+        inside = self._env.fused()
+        if isinstance(inside, str):
+            return inside
+        inside_step = inside.step
+
+        def step(state: PyTree, action: Any) -> tuple[PyTree, EnvOutput, Any]:
+            state, output, num_invalid = inside_step(state, action)
+            return state, self._selected(output), num_invalid
+
+        return FusedEnv(inside.state, step)
+
+    def close(self) -> None:
+        """Free the environment inside."""
+        self._env.close()
+
+    def _selected(self, output: EnvOutput) -> EnvOutput:
+        return output._replace(obs=output.obs[:, self._components])
+
+
+class RepeatObservation:
+    """Observes a random symbol at every step and rewards repeating that of ``delay`` steps ago.
+
+    The best return is ``episode_length - delay``, blind guessing has a ``num_symbols``-th of it.
+    Symbols are a hash of seed, episode and time, so that the state is two counters.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        seeds: list[int],
+        delay: int = 8,
+        num_symbols: int = 2,
+        episode_length: int = 64,
+    ) -> None:
+        """Make ``num_envs`` tasks that begin their episodes together."""
+        self.num_envs = num_envs
+        symbols = gymnasium.spaces.Discrete(num_symbols, dtype=np.int32)
+        self.spec = EnvSpec(symbols, symbols, name="RepeatObservation")
+        self._seed = np.array(seeds, np.uint32)
+        self._sizes = delay, num_symbols, episode_length
+        self._check_action = make_action_check(symbols, num_envs)
+        self._state = self._first_state()
+
+    def _first_state(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros(self.num_envs, np.int32), np.zeros(self.num_envs, np.int32)
+
+    def reset(self) -> EnvOutput:
+        """Begin the first episodes again."""
+        self._state = self._first_state()
+        obs = _symbol(self._seed, *self._state, self._sizes[1])
+        return EnvOutput.first(obs, self.num_envs)
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Act in all environments."""
+        self._check_action(action)
+        self._state, output = _repeat_step(np, self._seed, self._sizes, self._state, action)
+        return output
+
+    def fused(self) -> FusedEnv:
+        """Return the environment as JAX functions."""
+        num_symbols = self._sizes[1]
+
+        def step(state: PyTree, action: Any) -> tuple[PyTree, EnvOutput, Any]:
+            inside = jnp.clip(action, 0, num_symbols - 1)
+            state, output = _repeat_step(jnp, self._seed, self._sizes, state, inside)
+            return state, output, jnp.sum(inside != action, dtype=jnp.int32)
+
+        return FusedEnv(self._first_state(), step)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _repeat_step(
+    xp: Any, seed: np.ndarray, sizes: tuple[int, int, int], state: PyTree, action: Any
+) -> tuple[PyTree, EnvOutput]:
+    """Step all environments; one whose episode is over is reset and ignores its action."""
+    delay, num_symbols, length = sizes
+    episode, t = state
+    is_first = t == length
+    asked = _symbol(seed, episode, xp.maximum(t - delay, 0), num_symbols)
+    right = (action == asked) & (t >= delay) & ~is_first
+    episode = (episode + is_first).astype(np.int32)
+    t = xp.where(is_first, 0, t + 1).astype(np.int32)
+    reward, ended = right.astype(np.float32), t == length
+    output = EnvOutput(
+        obs=_symbol(seed, episode, t, num_symbols),
+        reward=reward,
+        terminated=ended,
+        truncated=xp.zeros_like(ended),
+        is_first=is_first,
+        true_reward=reward,
+        episode_end=ended,
+    )
+    return (episode, t), output
+
+
+def _symbol(seed: Any, episode: Any, t: Any, num_symbols: int) -> Any:
+    mixed = functools.reduce(
+        _mix, (episode.astype(np.uint32), t.astype(np.uint32)), _mix(seed, np.uint32(0))
+    )
+    return (mixed % np.uint32(num_symbols)).astype(np.int32)
+
+
+def _mix(hashed: Any, x: Any) -> Any:
+    """Return a hash of two uint32 (a multiply-xorshift round; wraps as it should)."""
+    y = hashed + x * np.uint32(0x9E3779B9) + np.uint32(0x7F4A7C15)
+    y = (y ^ (y >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    y = (y ^ (y >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return y ^ (y >> np.uint32(16))
