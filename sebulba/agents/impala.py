@@ -31,6 +31,8 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
             value_head=True,
             lstm_size=config.lstm_size,
             separate_value_torso=config.separate_value_torso,
+            normalize_observations=config.normalize_observations,
+            normalize_rewards=config.normalize_rewards,
         )
 
     def loss(

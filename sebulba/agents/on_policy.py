@@ -17,6 +17,12 @@ from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
 from sebulba.agents.configs import OptimizerConfig, TorsoConfig
 from sebulba.agents.distributions import make_distribution
 from sebulba.agents.networks import ActorCritic, ActorCriticOutput, HeadSizes, ObservationEncoder
+from sebulba.agents.normalization import (
+    REWARD_STATISTICS_SPEC,
+    ObservationNormalizer,
+    new_reward_statistics,
+    normalized_rewards,
+)
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
 
 
@@ -26,6 +32,11 @@ class OnPolicyConfig(Protocol):
     @property
     def learning_rate(self) -> float:
         """Step size of the optimizer."""
+        ...
+
+    @property
+    def discount(self) -> float:
+        """Discount per environment step."""
         ...
 
     @property
@@ -54,6 +65,17 @@ class StepState(NamedTuple):
     """Typed PRNG key of the action noise."""
     core: PyTree
     """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
+    scaling: PyTree = ()
+    """What the last observation was normalised with; ``()`` where it was not."""
+
+
+class ActingNetworks(NamedTuple):
+    """What an agent acts with that normalises observations."""
+
+    networks: PyTree
+    """Parameters."""
+    scaling: PyTree
+    """See ``ObservationNormalizer``."""
 
 
 class Extras(NamedTuple):
@@ -65,13 +87,24 @@ class Extras(NamedTuple):
     """Its log-probability when it was taken, ``[B]``."""
 
 
+class Statistics(NamedTuple):
+    """Running statistics; ``()`` for what is not normalised."""
+
+    observations: PyTree
+    """See ``ObservationNormalizer``."""
+    rewards: PyTree
+    """``RewardStatistics``."""
+
+
 class Experience(NamedTuple):
     """The newest trajectory."""
 
     trajectory: Trajectory
-    """``[T+1, B, ...]``."""
+    """``[T+1, B, ...]``; observations and rewards normalised, where they are to be."""
     core: PyTree
     """Recurrent state before row 0, ``[B, ...]``."""
+    statistics: Statistics
+    """Of all trajectories so far."""
 
 
 class OnPolicyAgent(Agent[ConfigT]):
@@ -85,6 +118,8 @@ class OnPolicyAgent(Agent[ConfigT]):
         value_head: bool,
         lstm_size: int = 0,
         separate_value_torso: bool = False,
+        normalize_observations: bool = False,
+        normalize_rewards: bool = False,
     ) -> None:
         """Build encoder, network, distribution and optimizer; no arrays are made.
 
@@ -92,6 +127,11 @@ class OnPolicyAgent(Agent[ConfigT]):
           UsageError: A space that the agent cannot take.
         """
         super().__init__(spec, config)
+        self._normalizes_rewards = normalize_rewards
+        self._normalizer: ObservationNormalizer | None = None
+        if normalize_observations:
+            flattened = config.torso.kind == "mlp"
+            self._normalizer = ObservationNormalizer(spec, images_are_flattened=flattened)
         self.distribution = make_distribution(spec.action_space)
         self.network = ActorCritic(
             heads=HeadSizes(
@@ -112,7 +152,10 @@ class OnPolicyAgent(Agent[ConfigT]):
     def evaluate(
         self, networks: PyTree, obs: PyTree, core: PyTree, is_first: ArrayLike
     ) -> ActorCriticOutput:
-        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
+        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``.
+
+        ``networks`` are those that are trained, and ``obs`` is normalised if it is to be.
+        """
         encoded = self._encode(obs, num_leading=2)
         return self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))  # type: ignore[return-value]
 
@@ -126,19 +169,35 @@ class OnPolicyAgent(Agent[ConfigT]):
         """Return the initial optimizer state."""
         return self._optimizer.init(networks)
 
-    def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> Experience:
-        """Return a trajectory of zeros."""
+    def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
+        """Return a trajectory of zeros, normalised as any, and statistics of nothing."""
         del key
-        return Experience(self.empty_trajectory(networks, run), self._new_core(run.num_envs))
+        statistics = self.new_statistics(run)
+        acting = self._acting(networks, statistics)
+        trajectory = self.empty_trajectory(acting, run)
+        if self._normalizer is not None:
+            obs = self._normalizer(acting.scaling, trajectory.env_step.obs)
+            trajectory = trajectory._replace(env_step=trajectory.env_step._replace(obs=obs))
+        return Experience(trajectory, self._new_core(run.num_envs), statistics)
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
-        """Return a key and a recurrent state of zeros."""
+        """Return a key, a recurrent state of zeros, and a scaling that changes nothing."""
         del inferencer
-        return StepState(key, self._new_core(run.num_envs))
+        scaling = self._acting((), self.new_statistics(run)).scaling if self._normalizer else ()
+        return StepState(key, self._new_core(run.num_envs), scaling)
 
     def _new_core(self, num_envs: int) -> PyTree:
         size = self.network.lstm_size
         return tuple(jnp.zeros((num_envs, size)) for _ in range(2)) if size else ()
+
+    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the networks, with the scaling of observations where there is one."""
+        return self._acting(networks, experience.statistics)
+
+    def _acting(self, networks: PyTree, statistics: Statistics) -> PyTree:
+        if self._normalizer is None:
+            return networks
+        return ActingNetworks(networks, self._normalizer.scaling(statistics.observations))
 
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
@@ -146,6 +205,10 @@ class OnPolicyAgent(Agent[ConfigT]):
         """Sample actions, or take the likeliest without ``explore``."""
         obs = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step.obs)
         is_first = jnp.asarray(env_step.is_first)[None]
+        scaling: PyTree = ()
+        if self._normalizer is not None:
+            networks, scaling = networks
+            obs = self._normalizer(scaling, obs)
         output = self.evaluate(networks, obs, step_state.core, is_first)
         params = output.params[0]
         key, sample_key = jax.random.split(after(step_state.key, params))
@@ -153,28 +216,70 @@ class OnPolicyAgent(Agent[ConfigT]):
         if explore:
             raw = self.distribution.sample(params, sample_key)
         extras = Extras(raw, self.distribution.log_prob(params, raw))
-        return ActionOutput(self.distribution.action(raw), extras), StepState(key, output.core)
+        step_state = StepState(key, output.core, scaling)
+        return ActionOutput(self.distribution.action(raw), extras), step_state
 
     def update_experience(
         self,
-        experience: Experience,
+        experience: PyTree,
         initial_step_state: StepState,
         final_step_state: StepState,
         trajectory: Trajectory,
         networks: PyTree,
-    ) -> Experience:
+    ) -> PyTree:
         """Keep this trajectory in place of the last."""
-        del experience, final_step_state, networks
-        return Experience(trajectory, initial_step_state.core)
+        del networks
+        trajectory, statistics = self.normalized(
+            trajectory, final_step_state, experience.statistics
+        )
+        return Experience(trajectory, initial_step_state.core, statistics)
+
+    # Normalisation.
+
+    def new_statistics(self, run: RunSpec) -> Statistics:
+        """Return statistics of nothing."""
+        return Statistics(
+            observations=self._normalizer.new() if self._normalizer else (),
+            rewards=(
+                new_reward_statistics(run.num_inferencers, run.num_envs)
+                if self._normalizes_rewards
+                else ()
+            ),
+        )
+
+    def statistics_spec(self) -> Statistics:
+        """Return the specs of ``new_statistics``."""
+        return Statistics(P(), REWARD_STATISTICS_SPEC if self._normalizes_rewards else P())
+
+    def normalized(
+        self, trajectory: Trajectory, final_step_state: StepState, statistics: Statistics
+    ) -> tuple[Trajectory, Statistics]:
+        """Normalise a trajectory and add it to the statistics.
+
+        Observations are scaled as they were when the trajectory was acted on, which may be several
+        updates ago: with anything newer the policy would seem to have changed where it has not.
+        Rewards are scaled with the newest statistics.
+        """
+        row, (observations, rewards) = trajectory.env_step, statistics
+        if self._normalizer is not None:
+            acted_on = jax.tree.map(lambda x: x[:-1], row.obs)
+            observations = self._normalizer.update(observations, acted_on)
+            row = row._replace(obs=self._normalizer(final_step_state.scaling, row.obs))
+        if self._normalizes_rewards:
+            reward, rewards = normalized_rewards(
+                rewards, row, jnp.asarray(trajectory.inferencer), self.config.discount
+            )
+            row = row._replace(reward=reward)
+        return trajectory._replace(env_step=row), Statistics(observations, rewards)
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
         """Take one optimizer step."""
         updates, opt = self._optimizer.update(grads, opt, networks)
         return optax.apply_updates(networks, updates), opt
 
-    def experience_spec(self) -> Experience:
+    def experience_spec(self) -> PyTree:
         """Split environments."""
-        return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS))  # type: ignore[arg-type]
+        return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS), self.statistics_spec())
 
 
 def after(key: jax.Array, x: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from sebulba.agents.configs import (
     DDPGConfig,
     DQNConfig,
     ImpalaConfig,
+    PPOConfig,
     R2D2Config,
     SACConfig,
     SimplePolicyGradientConfig,
@@ -22,6 +23,7 @@ _AGENTS: dict[type, tuple[str, str]] = {
     DQNConfig: ("sebulba.agents.dqn", "DQN"),
     R2D2Config: ("sebulba.agents.r2d2", "R2D2"),
     ImpalaConfig: ("sebulba.agents.impala", "Impala"),
+    PPOConfig: ("sebulba.agents.ppo", "PPO"),
     SACConfig: ("sebulba.agents.sac", "SAC"),
     DDPGConfig: ("sebulba.agents.ddpg", "DDPG"),
 }

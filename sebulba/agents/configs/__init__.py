@@ -11,6 +11,7 @@ from typing import TypeAlias
 from sebulba.agents.configs.ddpg import DDPGConfig
 from sebulba.agents.configs.dqn import DQNConfig
 from sebulba.agents.configs.impala import ImpalaConfig
+from sebulba.agents.configs.ppo import PPOConfig
 from sebulba.agents.configs.r2d2 import R2D2Config
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.sac import SACConfig
@@ -18,7 +19,13 @@ from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
 from sebulba.agents.configs.simple_policy_gradient import SimplePolicyGradientConfig
 
 AgentConfig: TypeAlias = (
-    DDPGConfig | DQNConfig | ImpalaConfig | R2D2Config | SACConfig | SimplePolicyGradientConfig
+    DDPGConfig
+    | DQNConfig
+    | ImpalaConfig
+    | PPOConfig
+    | R2D2Config
+    | SACConfig
+    | SimplePolicyGradientConfig
 )
 """The hyper-parameters of any agent that comes with Sebulba."""
 
@@ -28,6 +35,7 @@ __all__ = [
     "DQNConfig",
     "ImpalaConfig",
     "OptimizerConfig",
+    "PPOConfig",
     "R2D2Config",
     "ReplayConfig",
     "SACConfig",

@@ -6,7 +6,10 @@ import dataclasses
 import math
 
 from sebulba.agents.configs.checks import require, require_number, require_positive, require_size
-from sebulba.agents.configs.policy_gradient import require_policy_gradient
+from sebulba.agents.configs.policy_gradient import (
+    require_no_double_scaling,
+    require_policy_gradient,
+)
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
 
 
@@ -34,8 +37,12 @@ class ImpalaConfig:
     """Clip of the trace coefficient (c-bar)."""
     max_policy_rho: float = 1.0
     """Clip of the importance weight of the policy gradient."""
+    normalize_observations: bool = False
+    """Subtract the running mean of vector observations and divide by their standard deviation."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of their discounted sum."""
     reward_scale: float = 1.0
-    """Rewards are multiplied by this before anything else."""
+    """Rewards are multiplied by this, after any normalisation."""
     lstm_size: int = 0
     """Units of an LSTM between torso and heads; 0 has none."""
     separate_value_torso: bool = False
@@ -55,6 +62,7 @@ class ImpalaConfig:
         require_number("trace_decay", self.trace_decay, 0, 1, "use 1")
         for name in ("max_rho", "max_c", "max_policy_rho"):
             require_positive(name, getattr(self, name), "use 1")
+        require_no_double_scaling(self.normalize_observations, self.torso)
         require_size("lstm_size", self.lstm_size, 0, "use 256, or 0 for no LSTM")
         require(
             not (self.separate_value_torso and self.lstm_size),

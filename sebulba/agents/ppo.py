@@ -1,0 +1,248 @@
+"""PPO: several epochs of clipped updates a trajectory (Schulman et al. 2017, arXiv 1707.06347)."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.configs import PPOConfig
+from sebulba.agents.on_policy import Experience, OnPolicyAgent, Statistics, StepState, masked_mean
+from sebulba.agents.returns import gae, transitions
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
+
+Metrics = dict[str, jax.Array]
+
+
+class Batch(NamedTuple):
+    """What the updates need of a trajectory, ``[T, B, ...]``, or of some of its columns."""
+
+    obs: PyTree
+    """Normalised, if it is to be."""
+    is_first: jax.Array
+    """Bool."""
+    raw: jax.Array
+    """Actions, as the distribution sampled them."""
+    log_prob: jax.Array
+    """Of the actions when they were taken."""
+    value: jax.Array
+    """Before the first update with this trajectory."""
+    advantage: jax.Array
+    """Generalized advantage estimate; with ``value`` added, the target of the value."""
+    valid: jax.Array
+    """Bool; others have weight 0."""
+
+
+class PPOExperience(NamedTuple):
+    """The newest trajectory, and how far its updates are."""
+
+    batch: Batch
+    """``[T, B, ...]``."""
+    core: PyTree
+    """Recurrent state before row 0, ``[B, ...]``."""
+    statistics: Statistics
+    """Of all trajectories so far."""
+    order: jax.Array
+    """``[T * B]`` int32, or ``[B]`` with an LSTM: permutation of this epoch, one a device."""
+    minibatch: jax.Array
+    """Scalar int32: the next one in this epoch."""
+
+
+class PPO(OnPolicyAgent[PPOConfig]):
+    """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
+
+    config_class: ClassVar[type] = PPOConfig
+
+    def __init__(self, spec: EnvSpec, config: PPOConfig) -> None:
+        """Build the networks' description; no arrays are made.
+
+        Raises:
+          UsageError: A space that the agent cannot take.
+        """
+        super().__init__(
+            spec,
+            config,
+            value_head=True,
+            lstm_size=config.lstm_size,
+            separate_value_torso=config.separate_value_torso,
+            normalize_observations=config.normalize_observations,
+            normalize_rewards=config.normalize_rewards,
+        )
+
+    def check_run(self, run: RunSpec) -> None:
+        """Check that minibatches are of one size.
+
+        Raises:
+          UsageError: They would not be.
+        """
+        envs = run.num_envs // run.num_update_devices
+        columns = self._num_columns(run.steps_per_cycle, envs)
+        minibatches = self.config.minibatches
+        if columns % minibatches == 0:
+            return
+        what = f"{envs} environments"
+        if not self.config.lstm_size:
+            what = f"{run.steps_per_cycle} steps x {envs} environments = {columns} transitions"
+        divisors = [d for d in range(1, columns + 1) if columns % d == 0]
+        below = max(d for d in divisors if d < minibatches)
+        above = [d for d in divisors if d > minibatches][:1]
+        raise UsageError(
+            f"minibatches={minibatches} must divide the {what} of a trajectory on each of the "
+            f"{run.num_update_devices} update devices; use {' or '.join(map(str, [below, *above]))}"
+        )
+
+    def _num_columns(self, num_steps: int, num_envs: int) -> int:
+        """Return how many pieces minibatches are drawn from: transitions, or whole unrolls."""
+        return num_envs if self.config.lstm_size else num_steps * num_envs
+
+    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
+        """Return ``epochs * minibatches``."""
+        del cycle
+        return self.config.epochs * self.config.minibatches
+
+    def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
+        """Return a batch of zeros and statistics of nothing."""
+        base: Experience = super().new_experience(key, networks, run)
+        no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs))
+        columns = self._num_columns(run.steps_per_cycle, run.num_envs)
+        return PPOExperience(
+            batch=self._batch(base.trajectory, no_value),
+            core=base.core,
+            statistics=base.statistics,
+            order=jnp.zeros(columns, jnp.int32),
+            minibatch=jnp.int32(0),
+        )
+
+    def experience_spec(self) -> PyTree:
+        """Split environments."""
+        return PPOExperience(
+            batch=P(None, LEARNER_AXIS),  # type: ignore[arg-type]
+            core=P(LEARNER_AXIS),
+            statistics=self.statistics_spec(),
+            order=P(LEARNER_AXIS),  # type: ignore[arg-type]
+            minibatch=P(),  # type: ignore[arg-type]
+        )
+
+    def update_experience(
+        self,
+        experience: PPOExperience,
+        initial_step_state: StepState,
+        final_step_state: StepState,
+        trajectory: Trajectory,
+        networks: PyTree,
+    ) -> PPOExperience:
+        """Estimate values and advantages, once for all updates with this trajectory."""
+        core = initial_step_state.core
+        trajectory, statistics = self.normalized(
+            trajectory, final_step_state, experience.statistics
+        )
+        row = trajectory.env_step
+        value = self.evaluate(networks, row.obs, core, row.is_first).value
+        return experience._replace(
+            batch=self._batch(trajectory, value),
+            core=core,
+            statistics=statistics,
+            minibatch=jnp.int32(0),
+        )
+
+    def _batch(self, trajectory: Trajectory, value: jax.Array) -> Batch:
+        """Return the transitions of a trajectory, given the value of its rows ``[T+1, B]``."""
+        config, row = self.config, trajectory.env_step
+        step = transitions(trajectory, config.discount, config.reward_scale)
+        kernel = functools.partial(gae, trace_decay=config.trace_decay)
+        return Batch(
+            obs=jax.tree.map(lambda x: x[:-1], row.obs),
+            is_first=jnp.asarray(row.is_first[:-1]),
+            raw=trajectory.extras.raw,
+            log_prob=trajectory.extras.log_prob,
+            value=value[:-1],
+            advantage=jax.vmap(kernel, in_axes=1, out_axes=1)(value, step),
+            valid=step.valid,
+        )
+
+    def loss(
+        self, networks: PyTree, opt: PyTree, experience: PPOExperience, key: jax.Array
+    ) -> tuple[jax.Array, tuple[PPOExperience, Metrics]]:
+        """Return the loss of the next minibatch; the first of an epoch draws a permutation."""
+        del opt
+        number, order = experience.minibatch, experience.order
+        order = jax.lax.cond(
+            number == 0,
+            lambda: jax.random.permutation(key, order.shape[0]).astype(jnp.int32),
+            lambda: order,
+        )
+        size = order.shape[0] // self.config.minibatches
+        chosen = jax.lax.dynamic_slice(order, (number * size,), (size,))
+        core, batch = self._minibatch(experience, chosen)
+        loss, metrics = self._loss(networks, core, batch)
+        number = (number + 1) % self.config.minibatches
+        return loss, (experience._replace(order=order, minibatch=number), metrics)
+
+    def _minibatch(self, experience: PPOExperience, chosen: jax.Array) -> tuple[PyTree, Batch]:
+        """Return recurrent states and the chosen columns.
+
+        ``[T, M, ...]`` of M whole unrolls with an LSTM, else ``[1, M, ...]`` of M transitions.
+        """
+        batch = experience.batch
+        if not self.config.lstm_size:
+            batch = jax.tree.map(
+                lambda x: x.reshape(1, math.prod(x.shape[:2]), *x.shape[2:]), batch
+            )
+
+        def take(x: jax.Array, axis: int) -> jax.Array:
+            at = (slice(None),) * axis + (chosen,)
+            return x.at[at].get(mode="promise_in_bounds", unique_indices=True)
+
+        core = jax.tree.map(functools.partial(take, axis=0), experience.core)
+        return core, jax.tree.map(functools.partial(take, axis=1), batch)
+
+    def _loss(self, networks: PyTree, core: PyTree, batch: Batch) -> tuple[jax.Array, Metrics]:
+        """Return equation 9 with its sign turned, and metrics."""
+        config = self.config
+        output = self.evaluate(networks, batch.obs, core, batch.is_first)
+        log_ratio = self.distribution.log_prob(output.params, batch.raw) - batch.log_prob
+        # Not only masked in the means: infinity times 0 would be in the gradient.
+        log_ratio = jnp.where(batch.valid, log_ratio, 0.0)
+        ratio = jnp.exp(log_ratio)
+        advantage = batch.advantage
+        if config.normalize_advantages:
+            advantage = _normalized(advantage, batch.valid)
+        clipped = jnp.clip(ratio, 1.0 - config.ratio_clip, 1.0 + config.ratio_clip)
+        gain = jnp.minimum(ratio * advantage, clipped * advantage)
+
+        target = batch.value + batch.advantage
+        square = jnp.square(output.value - target)
+        if config.value_clip:
+            change = jnp.clip(output.value - batch.value, -config.value_clip, config.value_clip)
+            square = jnp.maximum(square, jnp.square(batch.value + change - target))
+
+        policy_loss = masked_mean(-gain, batch.valid)
+        value_loss = 0.5 * masked_mean(square, batch.valid)
+        entropy = masked_mean(self.distribution.entropy(output.params), batch.valid)
+        loss = (
+            policy_loss
+            + config.value_coefficient * value_loss
+            - config.entropy_coefficient * entropy
+        )
+        outside = jnp.abs(ratio - 1.0) > config.ratio_clip
+        return loss, {
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            # Schulman 2020, "Approximating KL Divergence": unbiased and never negative.
+            "approx_kl": masked_mean(ratio - 1.0 - log_ratio, batch.valid),
+            "clip_fraction": masked_mean(outside.astype(jnp.float32), batch.valid),
+        }
+
+
+def _normalized(x: jax.Array, valid: jax.Array) -> jax.Array:
+    """Return ``x [T, B]`` with mean 0 and standard deviation 1 over valid cells of all devices."""
+    centered = x - jax.lax.pmean(masked_mean(x, valid), LEARNER_AXIS)
+    variance = jax.lax.pmean(masked_mean(jnp.square(centered), valid), LEARNER_AXIS)
+    return centered / (jnp.sqrt(variance) + 1e-8)
