@@ -18,7 +18,7 @@ import optax
 
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.networks import MLP, Encoded, Torso
-from sebulba.agents.off_policy import OffPolicyAgent, OffPolicyConfig, share_of_batch
+from sebulba.agents.off_policy import OffPolicyAgent, OffPolicyConfig, replay_options
 from sebulba.agents.on_policy import after, make_optimizer
 from sebulba.agents.replay import Draw, Replay, TransitionReplay
 from sebulba.agents.squashing import Squashing
@@ -119,6 +119,9 @@ class ActorCriticAgent(OffPolicyAgent[ConfigT]):
     actor is staged.
     """
 
+    replay: TransitionReplay
+    """Where batches are drawn."""
+
     def __init__(
         self, spec: EnvSpec, config: ConfigT, *, params_per_action: int, num_critics: int,
         num_steps: int = 1,
@@ -136,7 +139,8 @@ class ActorCriticAgent(OffPolicyAgent[ConfigT]):
           UsageError: A space that the agent cannot take.
         """
         self.squashing = Squashing(_continuous(spec.action_space, type(self).__name__))
-        super().__init__(spec, config, TransitionReplay(spec, config.replay, num_steps))
+        replay = TransitionReplay(num_steps=num_steps, **replay_options(spec, config.replay))
+        super().__init__(spec, config, replay)
         self.actor = Actor(config.torso, params_per_action * self.squashing.size)
         self.critic = Critic(config.torso)
         self._num_critics = num_critics
@@ -221,10 +225,10 @@ class ActorCriticAgent(OffPolicyAgent[ConfigT]):
 
     # Learning.
 
-    def draw(self, experience: Replay, key: jax.Array) -> tuple[Draw, Batch]:
-        """Draw this device's share of a batch."""
+    def draw_batch(self, experience: Replay, key: jax.Array) -> tuple[Draw, Batch]:
+        """Return this device's share of a batch, ready for networks, and where it came from."""
         config = self.config
-        draw = self.replay.draw(experience, key, share_of_batch(config.replay.batch_size))
+        draw, weight = self.draw(experience, key)
         drawn = self.replay.transitions(experience, draw, config.discount)
         return draw, Batch(
             obs=self.encode(drawn.obs, num_leading=1),
@@ -232,7 +236,7 @@ class ActorCriticAgent(OffPolicyAgent[ConfigT]):
             reward=config.reward_scale * drawn.reward,
             discount=drawn.discount,
             next_obs=self.encode(drawn.next_obs, num_leading=1),
-            weight=self.replay.importance_weights(experience, draw),
+            weight=weight,
         )
 
 

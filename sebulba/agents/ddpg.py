@@ -85,7 +85,7 @@ class DDPG(ActorCriticAgent[DDPGConfig]):
         first critic is the actor's guide.
         """
         draw_key, noise_key = jax.random.split(key)
-        draw, batch = self.draw(experience, draw_key)
+        draw, batch = self.draw_batch(experience, draw_key)
 
         next_action = self.target_action(opt.target["actor"], batch.next_obs, noise_key)
         next_values = self.values(opt.target["critics"], batch.next_obs, next_action)
@@ -102,5 +102,5 @@ class DDPG(ActorCriticAgent[DDPGConfig]):
             "value": jnp.mean(values),
             **self.replay_metrics(experience, opt),
         }
-        experience = self.replay.set_priority(experience, draw, critic.error)
+        experience = self.set_priority(experience, draw, critic.error)
         return critic.loss + actor_loss, (experience, metrics)

@@ -43,9 +43,8 @@ class SAC(ActorCriticAgent[SACConfig]):
         """
         super().__init__(spec, config, params_per_action=2, num_critics=2)
         self.distribution = SquashedGaussian(spec.action_space)  # type: ignore[arg-type]
-        self.target_entropy = config.target_entropy
-        if self.target_entropy is None:
-            self.target_entropy = -float(self.squashing.size)
+        given = config.target_entropy
+        self.target_entropy = -float(self.squashing.size) if given is None else given
 
     def learning_rates(self) -> dict[str, float]:
         """Return the step size of each part of the networks."""
@@ -85,7 +84,7 @@ class SAC(ActorCriticAgent[SACConfig]):
         and 18 of arXiv 1812.05905, with the smaller of two target critics (section 5).
         """
         draw_key, next_key, now_key = jax.random.split(key, 3)
-        draw, batch = self.draw(experience, draw_key)
+        draw, batch = self.draw_batch(experience, draw_key)
         temperature = jnp.exp(networks["log_temperature"])
 
         following = self.sampled(networks["actor"], batch.next_obs, next_key)
@@ -108,5 +107,5 @@ class SAC(ActorCriticAgent[SACConfig]):
             "temperature": temperature,
             **self.replay_metrics(experience, opt),
         }
-        experience = self.replay.set_priority(experience, draw, critic.error)
+        experience = self.set_priority(experience, draw, critic.error)
         return critic.loss + actor_loss + temperature_loss, (experience, metrics)

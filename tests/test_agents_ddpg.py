@@ -1,0 +1,71 @@
+"""DDPG: its loss and gradients by hand, its noise, and what it learns on probes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba.agents.configs import DDPGConfig, TorsoConfig
+from sebulba.agents.ddpg import DDPG
+from sebulba.agents.off_policy import Opt
+from tests.actor_critic import UNBOUNDED, GivenReplay, linear
+
+NETWORKS = {"actor": linear(1.0), "critics": (linear(1.0, 2.0), linear(2.0, -1.0))}
+TARGET = {"actor": linear(0.5), "critics": (linear(1.0, 1.0), linear(3.0, 0.0, bias=-3.5))}
+
+
+def loss_and_gradient(num_critics: int, weight: Any = (1.0, 0.5), **config: Any) -> Any:
+    """Return ((loss, (priorities, metrics)), gradient)."""
+    torso = TorsoConfig(hidden_sizes=())
+    agent: Any = DDPG(UNBOUNDED, DDPGConfig(torso=torso, num_critics=num_critics, **config))
+    GivenReplay(agent, weight)
+    networks, target = (
+        {**tree, "critics": tree["critics"][:num_critics]} for tree in (NETWORKS, TARGET)
+    )
+    gradient = jax.value_and_grad(agent.loss, has_aux=True)
+    return gradient(networks, Opt((), target, jnp.int32(0)), (), jax.random.key(0))
+
+
+def test_loss_is_that_computed_by_hand() -> None:
+    (loss, (priority, metrics)), _ = loss_and_gradient(1)
+    # The target actor does 1 at the first next state 2, which its critic values at 3.
+    errors = np.array([2.0, 0.0]) - [1 + 0.9 * 3, 2.0]
+    critic_loss = 0.5 * np.mean([1.0, 0.5] * errors**2)
+    assert metrics["critic_loss"] == pytest.approx(critic_loss)
+    assert metrics["actor_loss"] == pytest.approx(-np.mean([1 + 2 * 1, 2 + 2 * 2]))
+    assert loss == pytest.approx(critic_loss - 4.5)
+    np.testing.assert_allclose(priority, np.abs(errors), rtol=1e-6)
+
+
+def test_the_smaller_of_two_target_critics_counts() -> None:
+    (_, (priority, metrics)), _ = loss_and_gradient(2)
+    errors = np.array([[2.0, 0.0], [1.5, 5.0]]) - [1 + 0.9 * 2.5, 2.0]
+    np.testing.assert_allclose(priority, np.mean(np.abs(errors), axis=0), rtol=1e-6)
+    # The actor follows the first.
+    assert metrics["actor_loss"] == pytest.approx(-4.5)
+
+
+def test_actor_and_critics_have_the_gradient_of_their_own_loss() -> None:
+    _, gradient = loss_and_gradient(1)
+    errors = np.array([-1.7, -2.0]) * [1.0, 0.5]
+    np.testing.assert_allclose(
+        np.ravel(gradient["critics"][0]["head"]["kernel"]),
+        [np.mean(errors * [1, 2]), np.mean(errors * [0.5, -1])],
+        rtol=1e-5,
+    )
+    # The critic rises by 2 with each unit of action; the mean observation is 1.5.
+    assert gradient["actor"]["head"]["kernel"] == pytest.approx(-2 * 1.5)
+    _, without_critic_loss = loss_and_gradient(1, weight=(0.0, 0.0))
+    leaves = jax.tree.leaves(without_critic_loss["critics"])
+    assert all(np.all(leaf == 0) for leaf in leaves)
+
+
+def test_smoothing_moves_the_targets_action_within_its_clip() -> None:
+    (_, (plain, _)), _ = loss_and_gradient(1)
+    (_, (smoothed, _)), _ = loss_and_gradient(1, target_noise=0.1)
+    assert 0 < abs(plain[0] - smoothed[0]) <= 0.9 * 0.25 + 1e-6
+    assert plain[1] == smoothed[1]  # terminal: no target action
