@@ -36,6 +36,8 @@ class DQN(OffPolicyAgent[DQNConfig]):
     """Q-learning on transitions drawn from a replay, towards a target network."""
 
     config_class: ClassVar[type] = DQNConfig
+    replay: TransitionReplay
+    """Where batches are drawn."""
 
     def __init__(self, spec: EnvSpec, config: DQNConfig) -> None:
         """Build the network's description; no arrays are made.
@@ -46,8 +48,8 @@ class DQN(OffPolicyAgent[DQNConfig]):
         self.actions = discrete_actions(spec.action_space, "DQN")
         self._first_action = int(spec.action_space.start)  # type: ignore[attr-defined]
         options = replay_options(spec, config.replay)
-        self._replay = TransitionReplay(num_steps=config.num_steps, **options)
-        super().__init__(spec, config, self._replay)
+        replay = TransitionReplay(num_steps=config.num_steps, **options)
+        super().__init__(spec, config, replay)
         self.network = QNetwork(
             num_actions=self.actions.num_params,
             torso=config.torso,
@@ -99,7 +101,7 @@ class DQN(OffPolicyAgent[DQNConfig]):
         """Return the mean loss of the temporal differences of a batch, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)
-        batch = self._replay.transitions(experience, draw, config.discount)
+        batch = self.replay.transitions(experience, draw, config.discount)
         index = batch.action - self._first_action
         value = value_of(self.values(networks, batch.obs), index)
         target_values = self.values(opt.target, batch.next_obs)

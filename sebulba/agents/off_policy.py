@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from sebulba.agent import LEARNER_AXIS, Agent
+from sebulba.agent import Agent
 from sebulba.agents.configs import OptimizerConfig, ReplayConfig, TargetConfig, TorsoConfig
 from sebulba.agents.networks import ObservationEncoder
 from sebulba.agents.on_policy import make_optimizer
@@ -68,6 +68,9 @@ class Opt(NamedTuple):
 class OffPolicyAgent(Agent[ConfigT]):
     """An agent whose experience is a replay; a subclass adds networks, ``step`` and ``loss``."""
 
+    replay: TransitionReplay | SequenceReplay
+    """Where batches are drawn; a subclass says which of the two."""
+
     def __init__(
         self, spec: EnvSpec, config: ConfigT, replay: TransitionReplay | SequenceReplay
     ) -> None:
@@ -102,9 +105,7 @@ class OffPolicyAgent(Agent[ConfigT]):
           UsageError: A hyper-parameter does not fit ``run``.
         """
         self.replay.check_run(run, self.config.replay.batch_size)
-        is_sequence = isinstance(self.replay, SequenceReplay)
-        num_steps = self.replay.length if is_sequence else self.replay.num_steps  # type: ignore[union-attr]
-        check_warm_up(self.config.replay.warm_up_cycles, num_steps + 1, run)
+        check_warm_up(self.config.replay.warm_up_cycles, self.replay.rows_of_start, run)
 
     def new_opt(self, networks: PyTree) -> Opt:
         """Return the initial optimizer state and targets equal to ``networks``."""
@@ -175,7 +176,7 @@ class OffPolicyAgent(Agent[ConfigT]):
           rows_per_sample: Environment steps that are learned from in one draw.
         """
         rows_per_update = self.config.replay.batch_size * rows_per_sample
-        inserted = jnp.maximum(inserted_env_steps(experience), 1.0)
+        inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
         return {
             "replay_size": self.replay.size(experience),
             "samples_per_insert": (opt.updates + 1.0) * rows_per_update / inserted,
@@ -197,17 +198,6 @@ def replay_options(spec: EnvSpec, config: ReplayConfig) -> ReplayOptions:
         priority_exponent=config.priority_exponent if config.prioritized else 0.0,
         frame_stack=spec.frame_stack,
     )
-
-
-def inserted_env_steps(replay: Replay) -> jax.Array:
-    """Return the environment steps that all Inferencers have inserted, scalar float32.
-
-    By the numbers of their newest cycles, so that what was dropped on the way counts too.
-    """
-    num_cycles = jnp.maximum(jnp.max(replay.cycle, axis=1) + 1, 0).sum(dtype=jnp.float32)
-    _, num_rows, num_envs = replay.rows.reward.shape
-    steps_per_cycle = num_rows // replay.cycle.shape[1]
-    return num_cycles * (steps_per_cycle * num_envs * jax.lax.axis_size(LEARNER_AXIS))
 
 
 def moved_target(

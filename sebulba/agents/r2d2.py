@@ -52,6 +52,8 @@ class R2D2(OffPolicyAgent[R2D2Config]):
     """Double Q-learning of n steps on prioritized sequences that overlap."""
 
     config_class: ClassVar[type] = R2D2Config
+    replay: SequenceReplay
+    """Where batches are drawn."""
 
     def __init__(self, spec: EnvSpec, config: R2D2Config) -> None:
         """Build the network's description; no arrays are made.
@@ -62,8 +64,8 @@ class R2D2(OffPolicyAgent[R2D2Config]):
         self.actions = discrete_actions(spec.action_space, "R2D2")
         self._first_action = int(spec.action_space.start)  # type: ignore[attr-defined]
         options = replay_options(spec, config.replay)
-        self._replay = SequenceReplay(length=config.burn_in + config.sequence_length, **options)
-        super().__init__(spec, config, self._replay)
+        replay = SequenceReplay(length=config.burn_in + config.sequence_length, **options)
+        super().__init__(spec, config, replay)
         self.network = QNetwork(
             num_actions=self.actions.num_params,
             torso=config.torso,
@@ -80,7 +82,7 @@ class R2D2(OffPolicyAgent[R2D2Config]):
         Raises:
           UsageError: A hyper-parameter does not fit ``run``.
         """
-        period, num_rows = run.steps_per_cycle, self._replay.length
+        period, num_rows = run.steps_per_cycle, self.replay.length
         if num_rows % period:
             less = num_rows // period * period
             nearest = [n - self.config.burn_in for n in (less, less + period)]
@@ -156,7 +158,7 @@ class R2D2(OffPolicyAgent[R2D2Config]):
         """Return the mean squared error of a batch of sequences, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)
-        sequence = self._replay.sequences(experience, draw)
+        sequence = self.replay.sequences(experience, draw)
         core = sequence.core
         if not config.stored_state:
             core = jax.tree.map(jnp.zeros_like, core)
