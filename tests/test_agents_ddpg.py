@@ -9,10 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.configs import DDPGConfig, TorsoConfig
+from sebulba.agents.configs import DDPGConfig, ReplayConfig, TargetConfig, TorsoConfig
 from sebulba.agents.ddpg import DDPG
 from sebulba.agents.off_policy import Opt
-from tests.actor_critic import UNBOUNDED, GivenReplay, linear
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec, RunSpec, empty_env_step
+from tests import probes
+from tests.actor_critic import (
+    UNBOUNDED,
+    ContinuousDiscounting,
+    GivenReplay,
+    Trained,
+    linear,
+    spaces,
+)
 
 NETWORKS = {"actor": linear(1.0), "critics": (linear(1.0, 2.0), linear(2.0, -1.0))}
 TARGET = {"actor": linear(0.5), "critics": (linear(1.0, 1.0), linear(3.0, 0.0, bias=-3.5))}
@@ -69,3 +79,61 @@ def test_smoothing_moves_the_targets_action_within_its_clip() -> None:
     (_, (smoothed, _)), _ = loss_and_gradient(1, target_noise=0.1)
     assert 0 < abs(plain[0] - smoothed[0]) <= 0.9 * 0.25 + 1e-6
     assert plain[1] == smoothed[1]  # terminal: no target action
+
+
+APE_X = DDPGConfig(
+    learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+    discount=0.5,
+    num_steps=2,
+    num_critics=2,
+    noise_scale=0.5,
+    noise_exponent=1.0,
+    torso=TorsoConfig(hidden_sizes=(16,), activation="relu"),
+    replay=ReplayConfig(capacity=1600, batch_size=32, updates_per_cycle=8, prioritized=True),
+    target=TargetConfig(rate=0.1),
+)
+
+
+def test_learns_actions_by_the_observation() -> None:
+    trained = Trained(probes.ContinuousTarget, APE_X, 60)
+    np.testing.assert_allclose(trained.action(1.0, -1.0), [0.5, -0.5], atol=0.15)
+
+
+def test_learns_the_discounted_value() -> None:
+    trained = Trained(ContinuousDiscounting, APE_X, 60)
+    np.testing.assert_allclose(trained.values(1.0, -1.0), [[0.5, 1.0]] * 2, atol=0.15)
+
+
+def test_noise_is_a_ladder_over_the_environments_of_all_inferencers() -> None:
+    agent = DDPG(UNBOUNDED, APE_X)
+    run = RunSpec(num_envs=2, num_inferencers=2, steps_per_cycle=4, num_update_devices=1)
+    scales = [agent.new_step_state(jax.random.key(0), run, j).noise_scale for j in range(2)]
+    np.testing.assert_allclose(np.concatenate(scales), 0.5 ** (1 + np.arange(4) / 3), rtol=1e-6)
+
+
+def test_noise_has_its_scale_and_evaluation_has_none() -> None:
+    num_envs = 3000
+    agent = DDPG(UNBOUNDED, DDPGConfig(noise_scale=0.3, torso=TorsoConfig(hidden_sizes=())))
+    run = RunSpec(num_envs, num_inferencers=1, steps_per_cycle=4, num_update_devices=1)
+    env_step = empty_env_step(UNBOUNDED, num_envs)
+    actor = linear(1.0, bias=0.7)
+    for explore, scale in ((True, 0.3), (False, 0.0)):
+        step_state = agent.new_step_state(jax.random.key(0), run, 0)
+        action = agent.step(actor, step_state, env_step, explore=explore)[0].action
+        assert np.mean(action) == pytest.approx(0.7, abs=0.03)
+        assert np.std(action) == pytest.approx(scale, abs=0.02)
+
+
+def test_refuses_discrete_actions() -> None:
+    with pytest.raises(UsageError, match="must be a Box of floats for DDPG"):
+        DDPG(EnvSpec(UNBOUNDED.observation_space, spaces.Discrete(3)), DDPGConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_steps", 0), ("num_critics", 0), ("target_noise", -0.1), ("noise_scale", 1.5)],
+)
+def test_refuses_with_name_and_remedy(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=rf"{name}=.*; use"):
+        DDPGConfig(**{name: value})

@@ -9,10 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.configs import SACConfig, TorsoConfig
+from sebulba.agents.configs import ReplayConfig, SACConfig, TargetConfig, TorsoConfig
 from sebulba.agents.off_policy import Opt
 from sebulba.agents.sac import SAC
-from tests.actor_critic import UNBOUNDED, GivenReplay, linear
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec, RunSpec, empty_env_step
+from tests import probes
+from tests.actor_critic import (
+    UNBOUNDED,
+    ContinuousDiscounting,
+    GivenReplay,
+    Trained,
+    linear,
+    spaces,
+)
 
 
 class GivenDistribution:
@@ -94,3 +104,111 @@ def test_temperature_falls_while_entropy_is_above_its_target(
 ) -> None:
     _, gradient = loss_and_gradient(target_entropy=target_entropy)
     assert np.sign(gradient["log_temperature"]) == sign
+
+
+SMALL = SACConfig(
+    learning_rate=1e-2,
+    critic_learning_rate=1e-2,
+    temperature_learning_rate=1e-2,
+    discount=0.5,
+    initial_temperature=0.1,
+    torso=TorsoConfig(hidden_sizes=(16,), activation="relu"),
+    replay=ReplayConfig(capacity=1600, batch_size=32, updates_per_cycle=8),
+    target=TargetConfig(rate=0.1),
+)
+
+
+def test_learns_actions_by_the_observation_and_keeps_its_entropy() -> None:
+    trained = Trained(probes.ContinuousTarget, SMALL, 80)
+    np.testing.assert_allclose(trained.action(1.0, -1.0), [0.5, -0.5], atol=0.15)
+    assert trained.metrics["entropy"] == pytest.approx(trained.agent.target_entropy, abs=0.4)
+    assert trained.metrics["samples_per_insert"] == pytest.approx(8 * 32 / 20, rel=0.05)
+
+
+def test_learns_the_discounted_value() -> None:
+    trained = Trained(ContinuousDiscounting, SMALL, 80)
+    # With little left of the temperature, the values are those of the rewards.
+    assert trained.metrics["temperature"] < 0.01
+    np.testing.assert_allclose(trained.values(1.0, -1.0), [[0.5, 1.0]] * 2, atol=0.15)
+
+
+# Acting.
+
+BOUNDED = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Box(np.float32([-2, 0]), np.float32([2, 8])))
+RUN = RunSpec(num_envs=5, num_inferencers=2, steps_per_cycle=4, num_update_devices=1)
+
+
+def acted(num_steps: int, *, explore: bool = True, **config: Any) -> Any:
+    """Return the actions of successive steps, ``[num_steps, 5, 2]``."""
+    torso = TorsoConfig(hidden_sizes=(7,))
+    agent = SAC(BOUNDED, SACConfig(torso=torso, **config))
+    actor = agent.new_networks(jax.random.key(0))["actor"]
+    # Saturated, so that a random action is told from one of the policy.
+    actor["head"]["bias"] = jnp.asarray([50.0, -50.0, -9.0, -9.0])
+    step_state, actions = agent.new_step_state(jax.random.key(1), RUN, 0), []
+    step = jax.jit(agent.step, static_argnames="explore")
+    for _ in range(num_steps):
+        output, step_state = step(actor, step_state, empty_env_step(BOUNDED, 5), explore=explore)
+        actions.append(output.action)
+    return np.stack(actions)
+
+
+def test_acts_at_random_at_first_over_all_inferencers() -> None:
+    actions = acted(6, random_env_steps=32)
+    np.testing.assert_array_equal(np.all(actions[4:] == [2, 0], axis=(1, 2)), True)
+    first = actions[:4].reshape(-1, 2)
+    assert len(np.unique(first, axis=0)) == len(first)
+    assert np.all(np.abs(first[:, 0]) < 2) and np.any(first[:, 1] > 4)
+
+
+def test_evaluation_acts_by_the_middle_of_the_policy() -> None:
+    actions = acted(2, explore=False, random_env_steps=32)
+    np.testing.assert_array_equal(actions, np.broadcast_to(np.float32([2, 0]), actions.shape))
+
+
+def test_only_the_actor_is_staged() -> None:
+    networks = {"actor": 1, "critics": (2, 3), "log_temperature": 4}
+    assert SAC(BOUNDED, SACConfig()).acting_networks(networks, None) == 1
+
+
+# Spaces and hyper-parameters.
+
+
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.Box(0, 9, (1,), np.int32)]
+)
+def test_refuses_actions_that_are_not_continuous(space: Any) -> None:
+    with pytest.raises(UsageError, match="must be a Box of floats for SAC"):
+        SAC(EnvSpec(BOUNDED.observation_space, space), SACConfig())
+
+
+def test_takes_images_beside_vectors() -> None:
+    image = spaces.Box(0, 255, (9, 11, 3), np.uint8)
+    space = spaces.Dict({"image": image, "vector": BOUNDED.observation_space})
+    agent = SAC(EnvSpec(space, BOUNDED.action_space), SACConfig())
+    networks = jax.eval_shape(agent.new_networks, jax.random.key(0))
+    obs = {"image": jnp.zeros((6, 9, 11, 3), jnp.uint8), "vector": jnp.zeros((6, 3))}
+
+    def outputs(networks: Any) -> Any:
+        encoded = agent.encode(obs, num_leading=1)
+        values = agent.values(networks["critics"], encoded, jnp.zeros((6, 2)))
+        return values, agent.policy(networks["actor"], encoded)
+
+    values, params = jax.eval_shape(outputs, networks)
+    assert values.shape == (2, 6) and params.shape == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("critic_learning_rate", 0.0),
+        ("temperature_learning_rate", -1.0),
+        ("initial_temperature", 0.0),
+        ("target_entropy", float("nan")),
+        ("random_env_steps", -1),
+        ("discount", 1.5),
+    ],
+)
+def test_refuses_with_name_and_remedy(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=rf"{name}=.*; use"):
+        SACConfig(**{name: value})

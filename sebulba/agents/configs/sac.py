@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from sebulba.agents.configs.actor_critic import require_actor_critic
-from sebulba.agents.configs.checks import require_number, require_positive
+from sebulba.agents.configs.checks import require, require_positive
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
 
@@ -51,6 +51,10 @@ class SACConfig:
         rate = self.temperature_learning_rate
         require_positive("temperature_learning_rate", rate, "use 1e-3")
         require_positive("initial_temperature", self.initial_temperature, "use 1")
-        if self.target_entropy is not None:
-            remedy = "use None for minus the number of components"
-            require_number("target_entropy", self.target_entropy, -math.inf, math.inf, remedy)
+        require(
+            self.target_entropy is None or math.isfinite(self.target_entropy),
+            "target_entropy",
+            self.target_entropy,
+            "must be a finite number",
+            "use None for minus the number of components",
+        )
