@@ -101,3 +101,16 @@ def test_every_field_of_a_configuration_is_documented():
                         after.value, ast.Constant
                     )
                     assert documented, f"{node.name}.{ast.unparse(field.target)}"
+
+
+def test_a_learning_rate_is_annealed_only_where_the_agent_has_an_optimizer():
+    @dataclasses.dataclass(frozen=True)
+    class NoOptimizer:
+        learning_rate: float = 1.0
+
+    env = EnvConfig("CartPole-v1")
+    with pytest.raises(UsageError, match="anneal_learning_rate=True needs.*NoOptimizer has not"):
+        ExperimentConfig(env, NoOptimizer(), 1000, anneal_learning_rate=True)
+    assert ExperimentConfig(env, NoOptimizer(), 1000).agent_for(7) == NoOptimizer()
+    optimizer = config(anneal_learning_rate=True).agent_for(7).optimizer
+    assert (optimizer.schedule, optimizer.schedule_updates) == ("linear", 7)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, TypeAlias
 
-from sebulba.agents.configs import AgentConfig
+from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.errors import UsageError
 
 OptionValue: TypeAlias = bool | int | float | str
@@ -152,6 +152,8 @@ class ExperimentConfig:
                 f"num_cpu_devices={self.num_cpu_devices} splits the CPU, but platform="
                 f"{self.platform}; use platform=cpu, or leave one of them out"
             )
+        if self.anneal_learning_rate:
+            _optimizer_of(self.agent)
         if self.name is not None and (self.name.strip() in ("", ".", "..") or "/" in self.name):
             raise UsageError(
                 f"name={self.name!r} must be one folder name; use --run-dir for another place"
@@ -172,9 +174,24 @@ class ExperimentConfig:
         if not self.anneal_learning_rate:
             return self.agent
         optimizer = dataclasses.replace(
-            self.agent.optimizer, schedule="linear", schedule_updates=num_updates
+            _optimizer_of(self.agent), schedule="linear", schedule_updates=num_updates
         )
-        return dataclasses.replace(self.agent, optimizer=optimizer)
+        return dataclasses.replace(self.agent, optimizer=optimizer)  # type: ignore[call-arg]
+
+
+def _optimizer_of(agent: AgentConfig) -> OptimizerConfig:
+    """Return how gradients of the agent become updates.
+
+    Raises:
+      UsageError: The agent does not say it in a field of that name.
+    """
+    optimizer = getattr(agent, "optimizer", None)
+    if isinstance(optimizer, OptimizerConfig):
+        return optimizer
+    raise UsageError(
+        f"anneal_learning_rate=True needs a field optimizer: OptimizerConfig, which "
+        f"{type(agent).__name__} has not; leave it out, or give the agent such a field"
+    )
 
 
 def _at_least(least: int, name: str, value: int | None) -> None:
