@@ -117,7 +117,7 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         assert compiles.on
         programs = loop._session.inferencers[0].run_cycle._programs
         updater = loop._updater
-        used = [updater._update, updater._acting]
+        used = [updater._take_and_update.jitted, updater._acting]
         if cycle == "stepped":
             used.append(programs.act)
         assert [program._cache_size() for program in used] == [1] * len(used)

@@ -53,8 +53,8 @@ def train(num_devices, num_updates=10):
     updater.place(state)
     hand_off = HandOffToMesh(agent, mesh, B)
     for index, trajectory in enumerate(batches(agent, num_updates)):
-        updater.update_experience(*hand_off(trajectory, state.step[0], state.step[0]))
-        updater.update(index)
+        placed = hand_off(trajectory, state.step[0], state.step[0])
+        updater.consume(*placed, updates=index, due=1)
     return jax.device_get(updater.state(()).networks), updater.take_metrics()
 
 

@@ -19,7 +19,7 @@ from sebulba.runtime.fused_cycle import equal_chunks
 from sebulba.runtime.staging import Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.trajectory_queue import TrajectoryQueue
-from sebulba.runtime.update import jit_donating_usable, owned_copy
+from sebulba.runtime.update import DonatingProgram, owned_copy
 
 DEADLINE_S = 10.0
 """Ten times what a stop or a failure promises."""
@@ -179,7 +179,7 @@ def test_owned_copy_does_not_alias_host_memory():
 
 def test_donation_takes_only_leaves_that_an_output_can_use():
     used, unused = jnp.zeros((3, 2)), jnp.zeros((5,))
-    function = jit_donating_usable(lambda a, b, c: a + b.sum() + c, (used, unused), 1.0)
+    function = DonatingProgram(lambda a, b, c: a + b.sum() + c, (used, unused), used)
     result = function((used, unused), 1.0)  # a warning about donation would be an error here
     assert result.shape == (3, 2)
     assert used.is_deleted()

@@ -110,7 +110,7 @@ class Stages:
         self._works: dict[str, list[Work]] = {}
         self._hand_off = HandOffToMesh(agent, self._mesh, config.num_envs)
         self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
-        self._consumed = 0
+        self._consumed = self._updates = 0
         self.kind = ""
         """How a cycle runs: ``"stepped"`` or ``"fused"``; known after the first ``use``."""
         self.could_fuse = False
@@ -307,12 +307,12 @@ class Stages:
         return time.perf_counter() - began_s, time.process_time() - cpu_began_s
 
     def _consume(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
-        self._updater.wait()
-        self._updater.update_experience(trajectory, initial, final)
+        due = self._agent.num_off_policy_optims_per_cycle(self._consumed + 1)
+        acting = self._updater.consume(trajectory, initial, final, updates=self._updates, due=due)
         self._consumed += 1
-        for _ in range(self._agent.num_off_policy_optims_per_cycle(self._consumed)):
-            self._updater.update(self._consumed)
-        acting = self._updater.acting_networks()
+        self._updates += due
+        if acting is None:
+            return
         for device in set(self._devices):
             on_device(acting, device)
 

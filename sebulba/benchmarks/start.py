@@ -39,8 +39,7 @@ MARKS = (
     ("sebulba.runtime.update:Updater.place", "agent state placed"),
     ("sebulba.runtime.update:Updater.acting_networks", "first networks published"),
     ("sebulba.runtime.trajectory_queue:TrajectoryQueue.put", "first trajectory made"),
-    ("sebulba.runtime.update:Updater.update_experience", "first trajectory taken in"),
-    ("sebulba.runtime.update:Updater.update", "first update dispatched"),
+    ("sebulba.runtime.update:Updater.consume", "first update dispatched"),
     ("sebulba.loops.metric_writers:JsonLinesWriter.write", "first update done, record written"),
 )
 """Functions, and what is true when each has returned for the first time."""

@@ -35,7 +35,7 @@ from sebulba.runtime.trajectory_queue import TrajectoryQueue
 from sebulba.runtime.update import Updater, on_device
 from sebulba.types import MetricWriter, PyTree, StepInfos, Trajectory
 
-LEARNER_PHASES = ("get", "observe", "experience", "update", "publish", "metrics")
+LEARNER_PHASES = ("get", "observe", "update", "publish", "metrics")
 JOIN_S = 60.0
 """How long a stop waits for the program or the compile in flight in a thread."""
 
@@ -88,6 +88,8 @@ class UpdateLoop:
         self._updater = updater
         self._hand_off = hand_off
         self._stop_requested = stop_requested
+        self._acting: PyTree | None = None
+        """Acting networks as they are now; None where they have to be asked for."""
         self._stop = Stop.new()
         self._queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         self._timer = PhaseTimer(*LEARNER_PHASES)
@@ -319,18 +321,17 @@ class UpdateLoop:
                 self._window.add_observed(observed)
         if options.inference_only:
             return False
+        due = self._agent.num_off_policy_optims_per_cycle(counters.cycles)
         with timer.phase("update"):
-            self._updater.wait()
-        with timer.phase("experience"):
-            self._updater.update_experience(
-                item.trajectory, item.initial_step_state, item.final_step_state
+            self._acting = self._updater.consume(
+                item.trajectory,
+                item.initial_step_state,
+                item.final_step_state,
+                updates=counters.updates,
+                due=due,
             )
-        updates = self._agent.num_off_policy_optims_per_cycle(counters.cycles)
-        with timer.phase("update"):
-            for _ in range(updates):
-                self._updater.update(counters.updates)
-                counters.updates += 1
-        return updates > 0
+        counters.updates += due
+        return due > 0
 
     def _count(self, item: Item) -> None:
         counters, session = self._session.counters, self._session
@@ -344,10 +345,11 @@ class UpdateLoop:
 
     def _publish(self) -> None:
         with self._timer.phase("publish"):
-            acting = self._updater.acting_networks()
+            if self._acting is None:
+                self._acting = self._updater.acting_networks()
             for device, staging in self._session.staging.items():
                 version = self._session.counters.policy_version
-                staging.publish(Staged(version, on_device(acting, device)))
+                staging.publish(Staged(version, on_device(self._acting, device)))
 
     # Evaluation.
 

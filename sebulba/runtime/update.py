@@ -96,24 +96,27 @@ class Updater:
         self._shardings = jax.tree.map(
             lambda leaf: NamedSharding(mesh, leaf), spec, is_leaf=lambda x: isinstance(x, P)
         )
-        self._update_program = self._map(
-            self._update_shard, (P(), P(), spec, P(), P()), (P(), P(), spec, P())
-        )
-        replicated = self._replicated
-        self._update = jax.jit(
-            self._update_and_sum,
-            donate_argnums=(0, 1, 2, 3),
-            out_shardings=(replicated, replicated, self._shardings, replicated),
-        )
-        only = SingleDeviceSharding(mesh.devices.flat[0])
+        first = mesh.devices.flat[0]
+        self._acting_sharding = SingleDeviceSharding(first) if mesh.size == 1 else self._replicated
         self._acting = jax.jit(
-            self._map(self._acting_shard, (P(), spec), P()),
-            out_shardings=only if mesh.size == 1 else replicated,
+            self._map(self._acting_shard, (P(), spec), P()), out_shardings=self._acting_sharding
         )
-        self._take: Callable | None = None
+        self._state_shardings = (
+            self._replicated,
+            self._replicated,
+            self._shardings,
+            self._replicated,
+        )
+        self._update = jax.jit(
+            self._map(self._update_shard, (P(), P(), spec, P(), P(), P()), (P(), P(), spec, P())),
+            donate_argnums=(0, 1, 2, 3),
+            out_shardings=self._state_shardings,
+        )
+        self._take: DonatingProgram | None = None
+        self._take_and_update: DonatingProgram | None = None
         self._metric_sums: dict[str, jax.Array] | None = None
         self._updates_summed = 0
-        self._one_in_flight = mesh.devices.flat[0].platform == "cpu"
+        self._one_in_flight = first.platform == "cpu"
 
     def _map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         # check_vma=False: otherwise JAX sums the gradient of replicated networks over the axis by
@@ -137,64 +140,105 @@ class Updater:
         """Return the agent state, which the caller then owns, with these step states."""
         return AgentState(self._networks, self._opt, self._experience, tuple(step))
 
-    def update_experience(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
-        """Give one trajectory to the agent; all three arguments are donated."""
-        if self._take is None:
-            self._take = self._compile_take(trajectory, initial, final)
-        self._experience = self._take(trajectory, initial, final, self._experience)
+    def consume(
+        self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, updates: int, due: int
+    ) -> PyTree | None:
+        """Give one trajectory to the agent and take the optimizer steps that are then due.
 
-    def _compile_take(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> Callable:
-        """Jit ``Agent.update_experience`` for step states sharded as these are."""
-        experience_spec = self._agent.experience_spec()
+        One update is one program with what comes before and after it, so that the device does not
+        wait for Python in between. Several are one program each: XLA's convolutions are 20 times
+        slower in a loop on a CPU.
+
+        Args:
+          trajectory: Donated, as are the step states.
+          initial: Step state before its row 0.
+          final: Step state before its row T.
+          updates: Optimizer steps taken before these, over all runs; folded into their keys.
+          due: How many to take.
+
+        Returns:
+          What ``acting_networks`` returns after that; None where nothing was due.
+        """
+        self.wait()
+        given = (trajectory, initial, final, self._experience)
+        if due and self._metric_sums is None:
+            self._metric_sums = self._zeros(self._metric_shapes(given))
+        if due == 1:
+            return self._learn(given, updates)
+        if self._take is None:
+            self._take = self._compile_take(*given)
+        self._experience = self._take(given, self._networks)
+        for number in range(due):
+            if self._one_in_flight:
+                self.wait()
+            state = (self._networks, self._opt, self._experience, self._metric_sums)
+            self._networks, self._opt, self._experience, self._metric_sums = self._update(
+                *state, self._key_data, np.uint32(updates + number)
+            )
+        self._updates_summed += due
+        return self.acting_networks() if due else None
+
+    def _learn(self, given: tuple, updates: int) -> PyTree:
+        owned = (*given, self._networks, self._opt, self._metric_sums)
+        if self._take_and_update is None:
+            self._take_and_update = self._compile_take_and_update(owned)
+        self._networks, self._opt, self._experience, self._metric_sums, acting = (
+            self._take_and_update(owned, self._key_data, np.uint32(updates))
+        )
+        self._updates_summed += 1
+        return acting
+
+    def _specs_of(self, initial: PyTree, final: PyTree) -> tuple:
+        """Return the specs of (trajectory, initial, final, experience); step states as they are."""
 
         def step_spec(step_state: PyTree) -> PyTree:
             return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), step_state)
 
-        in_specs = (TRAJECTORY_SPEC, step_spec(initial), step_spec(final), experience_spec, P())
-
-        def take(
-            trajectory: Trajectory,
-            initial: PyTree,
-            final: PyTree,
-            experience: PyTree,
-            networks: PyTree,
-        ) -> PyTree:
-            return self._agent.update_experience(experience, initial, final, trajectory, networks)
-
-        mapped = self._map(take, in_specs, experience_spec)
-        donated = (trajectory, initial, final, self._experience)
-        jitted = jit_donating_usable(mapped, donated, self._networks, out=self._shardings)
-        return lambda *donated: jitted(donated, self._networks)
-
-    def update(self, updates: int) -> None:
-        """Take one optimizer step.
-
-        Args:
-          updates: How many were taken before this one, over all runs; folded into its key.
-        """
-        if self._one_in_flight:
-            self.wait()
-        args = (self._networks, self._opt, self._experience)
-        more = (self._key_data, np.uint32(updates))
-        if self._metric_sums is None:
-            metrics = jax.eval_shape(self._update_program, *args, *more)[3]
-            self._metric_sums = self._zeros(metrics)
-        self._networks, self._opt, self._experience, self._metric_sums = self._update(
-            *args, self._metric_sums, *more
+        return (
+            TRAJECTORY_SPEC,
+            step_spec(initial),
+            step_spec(final),
+            self._agent.experience_spec(),
         )
-        self._updates_summed += 1
+
+    def _compile_take(
+        self, trajectory: Trajectory, initial: PyTree, final: PyTree, experience: PyTree
+    ) -> DonatingProgram:
+        """Jit ``Agent.update_experience`` alone."""
+        specs = self._specs_of(initial, final)
+        mapped = self._map(self._take_shard, (*specs, P()), specs[-1])
+        given = (trajectory, initial, final, experience)
+        return DonatingProgram(mapped, given, experience, out=self._shardings)
+
+    def _compile_take_and_update(self, owned: tuple) -> DonatingProgram:
+        """Jit ``Agent.update_experience``, one update and the copy that is published."""
+        specs = self._specs_of(*owned[1:3])
+        mapped = self._map(
+            self._take_and_update_shard,
+            (*specs, P(), P(), P(), P(), P()),
+            (P(), P(), specs[-1], P(), P()),
+        )
+        experience, networks, opt, sums = owned[3:]
+        acting = jax.eval_shape(self._agent.acting_networks, networks, experience)
+        out = (*self._state_shardings, self._acting_sharding)
+        return DonatingProgram(mapped, owned, (networks, opt, experience, sums, acting), out)
+
+    def _metric_shapes(self, given: tuple) -> PyTree:
+        """Return the shapes of the metrics, without running anything."""
+
+        def metrics(given: tuple, networks: PyTree, opt: PyTree, *key: jax.Array) -> PyTree:
+            experience = self._take_shard(*given, networks)  # type: ignore[call-arg]
+            return self._metrics_shard(networks, opt, experience, *key)[3]
+
+        mapped = self._map(metrics, (self._specs_of(*given[1:3]), P(), P(), P(), P()), P())
+        return jax.eval_shape(
+            mapped, given, self._networks, self._opt, self._key_data, np.uint32(0)
+        )
 
     def _zeros(self, metrics: PyTree) -> dict[str, jax.Array]:
         return jax.device_put(
             jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics), self._replicated
         )
-
-    def _update_and_sum(
-        self, networks: PyTree, opt: PyTree, experience: PyTree, sums: PyTree, *more: PyTree
-    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-        """Update, and add its metrics to ``sums``, so that a window costs one fetch."""
-        *state, metrics = self._update_program(networks, opt, experience, *more)
-        return *state, jax.tree.map(jnp.add, sums, metrics)  # type: ignore[return-value]
 
     def take_metrics(self) -> dict[str, float]:
         """Return the mean metrics of the updates since the last call; empty without updates."""
@@ -209,12 +253,35 @@ class Updater:
     def wait(self) -> None:
         """Wait for the programs in flight.
 
-        On CPU before every update: collectives of two programs in flight can starve each other
+        On a CPU before every update: collectives of two programs in flight can starve each other
         of threads and abort the process. Elsewhere before the next trajectory.
         """
         jax.block_until_ready((self._networks, self._experience, self._metric_sums))
 
+    def _take_shard(
+        self,
+        trajectory: Trajectory,
+        initial: PyTree,
+        final: PyTree,
+        experience: PyTree,
+        networks: PyTree,
+    ) -> PyTree:
+        return self._agent.update_experience(experience, initial, final, trajectory, networks)
+
     def _update_shard(
+        self,
+        networks: PyTree,
+        opt: PyTree,
+        experience: PyTree,
+        sums: PyTree,
+        key_data: jax.Array,
+        updates: jax.Array,
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """Take one optimizer step, and add its metrics to ``sums``: a window costs one fetch."""
+        *state, metrics = self._metrics_shard(networks, opt, experience, key_data, updates)
+        return *state, jax.tree.map(jnp.add, sums, metrics)  # type: ignore[return-value]
+
+    def _metrics_shard(
         self,
         networks: PyTree,
         opt: PyTree,
@@ -232,6 +299,21 @@ class Updater:
         grads, metrics = jax.lax.pmean((grads, {**metrics, "loss": loss}), LEARNER_AXIS)
         networks, opt = self._agent.optimize(networks, opt, grads)
         return networks, opt, experience, metrics
+
+    def _take_and_update_shard(
+        self,
+        trajectory: Trajectory,
+        initial: PyTree,
+        final: PyTree,
+        experience: PyTree,
+        networks: PyTree,
+        opt: PyTree,
+        sums: PyTree,
+        *key: jax.Array,
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
+        experience = self._take_shard(trajectory, initial, final, experience, networks)
+        networks, opt, experience, sums = self._update_shard(networks, opt, experience, sums, *key)
+        return networks, opt, experience, sums, self._acting_shard(networks, experience)
 
     def acting_networks(self) -> PyTree:
         """Return a copy of the acting networks, replicated over the update devices.
@@ -256,53 +338,58 @@ def on_device(tree: PyTree, device: jax.Device) -> PyTree:
     return jax.device_put(jax.tree.map(one, tree), device)
 
 
-def jit_donating_usable(
-    function: Callable, donated: PyTree, *others: PyTree, out: PyTree = None
-) -> Callable:
-    """Jit ``function(*donated, *others)``, donating those leaves that an output can take over.
+class DonatingProgram:
+    """``function(*donated, *others)`` jitted, with those leaves donated that an output can take.
 
     Donating more is a warning from JAX at every compile, donating less costs memory. A leaf is
     usable for an output of the same shape, dtype and shards that no leaf before it has taken.
-
-    Args:
-      function: Takes the elements of ``donated``, then ``others``.
-      donated: A tuple of arguments, as examples.
-      others: The other arguments, as examples.
-      out: Shardings of the outputs, or None.
-
-    Returns:
-      A function of ``(donated, *others)``.
     """
+
+    def __init__(
+        self, function: Callable, donated: PyTree, result: PyTree, out: PyTree = None
+    ) -> None:
+        """Choose the leaves; nothing is compiled before the first call.
+
+        Args:
+          function: Takes the elements of ``donated``, then others.
+          donated: A tuple of arguments, as examples.
+          result: What it returns, as an example.
+          out: Shardings of the outputs, a prefix tree of ``result``, or None.
+        """
+        leaves, treedef = jax.tree.flatten(donated)
+        self._usable = usable = _usable(leaves, result, out)
+
+        def call(given: list, kept: list, *others: PyTree) -> PyTree:
+            merged = iter(given), iter(kept)
+            leaves = [next(merged[0] if use else merged[1]) for use in usable]
+            return function(*jax.tree.unflatten(treedef, leaves), *others)
+
+        self.jitted = jax.jit(call, donate_argnums=(0,), out_shardings=out)
+
+    def __call__(self, donated: PyTree, *others: PyTree) -> PyTree:
+        """Run it; ``donated`` is a tuple as the example was."""
+        leaves = jax.tree.leaves(donated)
+        given = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if use]
+        kept = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if not use]
+        return self.jitted(given, kept, *others)
+
+
+def _usable(leaves: Sequence[Any], result: PyTree, out: PyTree) -> list[bool]:
+    """Tell of each leaf whether an output can take it over."""
 
     def key(leaf: Any, sharding: Any) -> tuple:
         shape = tuple(leaf.shape)
         return shape, leaf.dtype, shape if sharding is None else sharding.shard_shape(shape)
 
-    result = jax.eval_shape(function, *donated, *others)
     free: collections.Counter[tuple] = collections.Counter()
 
     def count(sharding: Any, subtree: PyTree) -> None:
         free.update(key(leaf, sharding) for leaf in jax.tree.leaves(subtree))
 
     jax.tree.map(count, out, result, is_leaf=lambda x: x is None)
-    leaves, treedef = jax.tree.flatten(donated)
     usable = []
     for leaf in leaves:
         taken = key(leaf, getattr(leaf, "sharding", None))
         usable.append(free[taken] > 0)
         free[taken] -= 1
-
-    def call(given: list, kept: list, *others: PyTree) -> PyTree:
-        merged = iter(given), iter(kept)
-        leaves = [next(merged[0] if use else merged[1]) for use in usable]
-        return function(*jax.tree.unflatten(treedef, leaves), *others)
-
-    jitted = jax.jit(call, donate_argnums=(0,), out_shardings=out)
-
-    def run(donated: PyTree, *others: PyTree) -> PyTree:
-        leaves = jax.tree.leaves(donated)
-        given = [leaf for leaf, use in zip(leaves, usable, strict=True) if use]
-        kept = [leaf for leaf, use in zip(leaves, usable, strict=True) if not use]
-        return jitted(given, kept, *others)
-
-    return run
+    return usable
