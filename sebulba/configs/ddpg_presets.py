@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sebulba.agents.configs import DDPGConfig, ReplayConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
 
+_PENDULUM = DDPGConfig(
+    learning_rate=1e-3,
+    critic_learning_rate=1e-3,
+    discount=0.98,
+    noise_scale=0.1,
+    random_env_steps=1_000,
+    replay=ReplayConfig(capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63),
+)
+
+
 def pendulum() -> ExperimentConfig:
     """Return DDPG on envpool's Pendulum-v1.
 
-    Learning rate, noise, networks, batch and one update an env step are those of the
-    Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ddpg.yml), but for
-    discount 0.98 and a buffer that keeps everything there.
+    Learning rate, discount and noise are those of the Stable-Baselines3 zoo
+    (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ddpg.yml); networks, batch, warm-up and one
+    update an env step are those of SAC there, which learns sooner.
     """
     return ExperimentConfig(
         env=EnvConfig("Pendulum-v1"),
-        agent=DDPGConfig(
-            learning_rate=1e-3,
-            critic_learning_rate=1e-3,
-            discount=0.98,
-            noise_scale=0.1,
-            random_env_steps=1_000,
-            replay=ReplayConfig(
-                capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
-            ),
-        ),
+        agent=_PENDULUM,
         total_env_steps=20_000,
         eval_every_env_steps=2_500,
         num_envs=4,
@@ -34,11 +37,29 @@ def pendulum() -> ExperimentConfig:
     )
 
 
+def pendulum_apex() -> ExperimentConfig:
+    """Return DDPG in its Ape-X form on envpool's Pendulum-v1.
+
+    Prioritized replay with exponents 0.6 and 0.4 and targets of several steps: Horgan et al. 2018
+    (arXiv 1803.00933), section 4. Two Inferencers share a ladder of exploration from noise 0.5
+    down to 0.06; 3 steps and not 5, since noise that large ages what is in the replay.
+    """
+    agent = dataclasses.replace(
+        _PENDULUM,
+        num_steps=3,
+        noise_scale=0.5,
+        noise_exponent=3.0,
+        replay=dataclasses.replace(_PENDULUM.replay, prioritized=True),
+    )
+    return dataclasses.replace(pendulum(), agent=agent, num_inferencers_per_device=2)
+
+
 def halfcheetah() -> ExperimentConfig:
     """Return DDPG on MuJoCo's HalfCheetah-v4, with CleanRL's hyper-parameters.
 
     Source: github.com/vwxyzjn/cleanrl, ddpg_continuous_action.py: learning rates 3e-4, batch 256,
-    noise 0.1, target rate 0.005, 25 000 random env steps, one update an env step.
+    noise 0.1, target rate 0.005, 25 000 random env steps, one update an env step. Actor and
+    targets move there in every second update only, here in each.
     """
     return ExperimentConfig(
         env=EnvConfig("HalfCheetah-v4"),
@@ -62,6 +83,7 @@ def halfcheetah() -> ExperimentConfig:
 
 PRESETS: dict[str, Preset] = {
     "pendulum-ddpg": Preset("DDPG, MLP, envpool Pendulum-v1", pendulum),
+    "pendulum-ddpg-apex": Preset("DDPG in its Ape-X form, MLP, envpool Pendulum-v1", pendulum_apex),
     "halfcheetah-ddpg": Preset("DDPG, MLP, envpool HalfCheetah-v4", halfcheetah),
 }
 """By the name that the command line knows."""
