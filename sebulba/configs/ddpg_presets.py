@@ -8,7 +8,6 @@ from sebulba.agents.configs import DDPGConfig, ReplayConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
-
 _PENDULUM = DDPGConfig(
     learning_rate=1e-3,
     critic_learning_rate=1e-3,
