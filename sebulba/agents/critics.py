@@ -123,9 +123,14 @@ class ActorCriticAgent(OffPolicyAgent[ConfigT]):
     """Where batches are drawn."""
 
     def __init__(
-        self, spec: EnvSpec, config: ConfigT, *, params_per_action: int, num_critics: int,
+        self,
+        spec: EnvSpec,
+        config: ConfigT,
+        *,
+        params_per_action: int,
+        num_critics: int,
         num_steps: int = 1,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Build the networks' description; no arrays are made.
 
         Args:
