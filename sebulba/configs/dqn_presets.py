@@ -35,6 +35,7 @@ def cartpole() -> ExperimentConfig:
             target=TargetConfig(period=128),
         ),
         total_env_steps=100_000,
+        eval_every_env_steps=10_000,
         anneal_learning_rate=True,
         num_envs=8,
         steps_per_cycle=32,

@@ -1,0 +1,168 @@
+"""DQN: its loss cell by cell, its variants, and probes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sebulba
+from sebulba.agents.configs import (
+    DQNConfig,
+    OptimizerConfig,
+    ReplayConfig,
+    TargetConfig,
+    TorsoConfig,
+)
+from sebulba.agents.dqn import DQN
+from sebulba.agents.q_networks import QHead
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec
+from tests import probes
+from tests.test_agents_updates import BOX_SPEC, SPEC, Driver, run_spec
+
+TINY = DQNConfig(
+    num_steps=2,
+    loss="squared",
+    reward_scale=0.5,
+    torso=TorsoConfig(hidden_sizes=(7,), activation="relu"),
+    optimizer=OptimizerConfig("sgd", max_grad_norm=0.0),
+    replay=ReplayConfig(
+        capacity=400, batch_size=12, updates_per_cycle=2, warm_up_cycles=2, prioritized=True
+    ),
+    target=TargetConfig(period=3),
+)
+
+
+def with_axis(function: Any, experience: Any) -> Any:
+    """Return ``function(experience)``, called where the axis of one update device is bound."""
+    one = jax.tree.map(lambda x: x[None], experience)
+    return jax.tree.map(lambda x: x[0], jax.vmap(function, axis_name="learner")(one))
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_loss_is_that_of_the_equations(double: bool) -> None:
+    driver = Driver(DQN(SPEC, dataclasses.replace(TINY, double=double)))
+    agent: Any = driver.agent
+    for cycle in range(5):
+        driver.cycle(cycle % 2)
+    networks, opt, experience, _ = driver.state
+    assert driver.updates == 8
+    key = jax.random.key(3)
+    draw, weight = with_axis(lambda x: agent.draw(x, key), experience)
+    loss, (after, metrics) = with_axis(lambda x: agent.loss(networks, opt, x, key), experience)
+
+    batch = with_axis(lambda x: agent.replay.transitions(x, draw, 0.99), experience)
+    online, target = (
+        agent.values(networks, batch.next_obs),
+        agent.values(opt.target, batch.next_obs),
+    )
+    assert np.abs(online - target).max() > 1e-6
+    rows = np.arange(12)
+    best = np.argmax(online if double else target, axis=1)
+    error = 0.5 * batch.reward + batch.discount * np.asarray(target)[rows, best]
+    error -= np.asarray(agent.values(networks, batch.obs))[rows, np.asarray(batch.action) - 2]
+    np.testing.assert_allclose(loss, np.mean(weight * 0.5 * error**2), rtol=1e-4)
+    np.testing.assert_allclose(metrics["td_error"], np.abs(error).mean(), rtol=1e-4)
+    new = after.weight[draw.inferencer, draw.row, draw.env]
+    np.testing.assert_allclose(new, np.abs(error) ** 0.6, rtol=1e-3)
+
+
+def test_ratio_of_samples_to_inserts_is_reported() -> None:
+    driver = Driver(DQN(SPEC, TINY))
+    metrics = [driver.cycle(cycle % 2) for cycle in range(4)]
+    # Cycles 2 to 4 draw 2 x 12 each; a trajectory has 6 x 8 rows. Metrics are means of two updates.
+    assert metrics[0] == {}
+    assert metrics[3]["samples_per_insert"] == pytest.approx((60 + 72) / 2 / (4 * 48))
+
+
+def test_dueling_values_ignore_what_all_advantages_share() -> None:
+    head = QHead(num_actions=3, hidden_sizes=(5,), dueling=True)
+    features = jax.random.normal(jax.random.key(0), (4, 2))
+    params: Any = head.init(jax.random.key(1), features)["params"]
+    values = head.apply({"params": params}, features)
+    params["advantage"]["bias"] += 7.0
+    np.testing.assert_allclose(head.apply({"params": params}, features), values, atol=1e-5)
+    params["value"]["bias"] += 7.0
+    np.testing.assert_allclose(head.apply({"params": params}, features), values + 7.0, atol=1e-5)  # type: ignore[operator]
+
+
+def test_evaluation_is_greedy_and_exploration_is_not() -> None:
+    config = dataclasses.replace(TINY, initial_epsilon=1.0, final_epsilon=1.0)
+    agent = DQN(SPEC, config)
+    state = agent.new_state(jax.random.key(0), run_spec())
+    row = Driver(agent).streams._row[0]
+    best = 2 + np.argmax(agent.values(state.networks, row.obs), axis=1)
+    output, _ = agent.step(state.networks, state.step[0], row, explore=False)
+    np.testing.assert_array_equal(output.action, best)
+    output, after = agent.step(state.networks, state.step[0], row)
+    assert output.action.dtype == np.int32 and np.any(output.action != best)
+    again, _ = agent.step(state.networks, after, row)
+    assert np.any(output.action != again.action)
+
+
+def test_refuses_continuous_actions_by_name() -> None:
+    with pytest.raises(UsageError, match=r"action_space=Box.* must be a Discrete for DQN"):
+        DQN(BOX_SPEC, TINY)
+
+
+def test_refuses_a_warm_up_that_leaves_nothing_to_draw() -> None:
+    config = dataclasses.replace(TINY, num_steps=9)
+    with pytest.raises(UsageError, match=r"warm_up_cycles=2 gathers too little.*use 3 or more"):
+        DQN(SPEC, config).check_run(run_spec())
+
+
+def test_takes_images() -> None:
+    space = gymnasium.spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    spec = EnvSpec(space, SPEC.action_space, frame_stack=4)
+    agent = DQN(spec, DQNConfig(dueling=True, head_hidden_sizes=(3,)))
+    shapes = jax.eval_shape(
+        lambda key: agent.values(agent.new_networks(key), jnp.zeros((2, 4, 36, 36), jnp.uint8)),
+        jax.random.key(0),
+    )
+    assert shapes.shape == (2, 5)
+
+
+PROBE = DQNConfig(
+    learning_rate=1e-2,
+    discount=0.5,
+    exploration_env_steps=0,
+    final_epsilon=0.5,
+    torso=TorsoConfig(hidden_sizes=(16,), activation="relu"),
+    replay=ReplayConfig(capacity=4000, batch_size=32, updates_per_cycle=4),
+    target=TargetConfig(period=20),
+)
+
+
+@pytest.mark.parametrize(
+    ("probe", "config", "expected"),
+    [
+        # [observation +1, -1][action 0, 1]; a right action is worth 1 and a wrong one -1.
+        (probes.ObservationAction, PROBE, [[-1, 1], [1, -1]]),
+        # Two steps, +1 and then -1, reward 1 at the end, whatever is done.
+        (
+            probes.Discounting,
+            dataclasses.replace(
+                PROBE,
+                num_steps=2,
+                dueling=True,
+                replay=dataclasses.replace(PROBE.replay, prioritized=True),
+            ),
+            [[0.5, 0.5], [1, 1]],
+        ),
+    ],
+    ids=["observation and action", "discounting, prioritized, dueling and two steps"],
+)
+def test_learns_probes(probe: Any, config: DQNConfig, expected: Any) -> None:
+    agent = DQN(sebulba.env_spec(probe), config)
+    with sebulba.GymnasiumLoop(
+        probe, agent, 8, num_inferencers_per_device=0, inference_devices=[0], update_devices=[0]
+    ) as loop:
+        result = loop.run(loop.new_state(0, 5), 60, 5)
+    obs = np.array([[1.0], [-1.0]], np.float32)
+    np.testing.assert_allclose(agent.values(result.acting_networks, obs), expected, atol=0.15)
