@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import sebulba
 from sebulba.agents.configs import (
     DQNConfig,
     OptimizerConfig,
@@ -23,8 +22,7 @@ from sebulba.agents.dqn import DQN
 from sebulba.agents.q_networks import QHead
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
-from tests import probes
-from tests.test_agents_updates import BOX_SPEC, SPEC, Driver, run_spec
+from tests.agent_driver import BOX_SPEC, SPEC, Driver, Streams, run_spec
 
 TINY = DQNConfig(
     num_steps=2,
@@ -42,41 +40,42 @@ TINY = DQNConfig(
 def with_axis(function: Any, experience: Any) -> Any:
     """Return ``function(experience)``, called where the axis of one update device is bound."""
     one = jax.tree.map(lambda x: x[None], experience)
-    return jax.tree.map(lambda x: x[0], jax.vmap(function, axis_name="learner")(one))
+    return jax.tree.map(lambda x: x[0], jax.jit(jax.vmap(function, axis_name="learner"))(one))
+
+
+@pytest.fixture(scope="module")
+def driven() -> tuple[Driver, list[dict[str, float]]]:
+    """Return what five cycles leave, and their metrics."""
+    driver = Driver(DQN(SPEC, TINY))
+    return driver, [driver.cycle(cycle % 2) for cycle in range(5)]
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_loss_is_that_of_the_equations(double: bool) -> None:
-    driver = Driver(DQN(SPEC, dataclasses.replace(TINY, double=double)))
-    agent: Any = driver.agent
-    for cycle in range(5):
-        driver.cycle(cycle % 2)
-    networks, opt, experience, _ = driver.state
-    assert driver.updates == 8
+def test_loss_is_that_of_the_equations(driven: Any, double: bool) -> None:
+    agent: Any = DQN(SPEC, dataclasses.replace(TINY, double=double))
+    networks, opt, experience, _ = driven[0].state
+    assert driven[0].updates == 8
     key = jax.random.key(3)
     draw, weight = with_axis(lambda x: agent.draw(x, key), experience)
     loss, (after, metrics) = with_axis(lambda x: agent.loss(networks, opt, x, key), experience)
 
     batch = with_axis(lambda x: agent.replay.transitions(x, draw, 0.99), experience)
-    online, target = (
-        agent.values(networks, batch.next_obs),
-        agent.values(opt.target, batch.next_obs),
-    )
+    of = jax.jit(agent.values)
+    online, target = of(networks, batch.next_obs), of(opt.target, batch.next_obs)
     assert np.abs(online - target).max() > 1e-6
     rows = np.arange(12)
     best = np.argmax(online if double else target, axis=1)
     error = 0.5 * batch.reward + batch.discount * np.asarray(target)[rows, best]
-    error -= np.asarray(agent.values(networks, batch.obs))[rows, np.asarray(batch.action) - 2]
+    error -= np.asarray(of(networks, batch.obs))[rows, np.asarray(batch.action) - 2]
     np.testing.assert_allclose(loss, np.mean(weight * 0.5 * error**2), rtol=1e-4)
     np.testing.assert_allclose(metrics["td_error"], np.abs(error).mean(), rtol=1e-4)
     new = after.weight[draw.inferencer, draw.row, draw.env]
     np.testing.assert_allclose(new, np.abs(error) ** 0.6, rtol=1e-3)
 
 
-def test_ratio_of_samples_to_inserts_is_reported() -> None:
-    driver = Driver(DQN(SPEC, TINY))
-    metrics = [driver.cycle(cycle % 2) for cycle in range(4)]
-    # Cycles 2 to 4 draw 2 x 12 each; a trajectory has 6 x 8 rows. Metrics are means of two updates.
+def test_ratio_of_samples_to_inserts_is_reported(driven: Any) -> None:
+    _, metrics = driven
+    # Cycles 2 to 5 draw 2 x 12 each; a trajectory has 6 x 8 rows. Metrics are means of two updates.
     assert metrics[0] == {}
     assert metrics[3]["samples_per_insert"] == pytest.approx((60 + 72) / 2 / (4 * 48))
 
@@ -84,25 +83,27 @@ def test_ratio_of_samples_to_inserts_is_reported() -> None:
 def test_dueling_values_ignore_what_all_advantages_share() -> None:
     head = QHead(num_actions=3, hidden_sizes=(5,), dueling=True)
     features = jax.random.normal(jax.random.key(0), (4, 2))
-    params: Any = head.init(jax.random.key(1), features)["params"]
-    values = head.apply({"params": params}, features)
-    params["advantage"]["bias"] += 7.0
-    np.testing.assert_allclose(head.apply({"params": params}, features), values, atol=1e-5)
-    params["value"]["bias"] += 7.0
-    np.testing.assert_allclose(head.apply({"params": params}, features), values + 7.0, atol=1e-5)  # type: ignore[operator]
+    variables: Any = jax.jit(head.init)(jax.random.key(1), features)
+    apply: Any = jax.jit(head.apply)
+    values = apply(variables, features)
+    variables["params"]["advantage"]["bias"] += 7.0
+    np.testing.assert_allclose(apply(variables, features), values, atol=1e-5)
+    variables["params"]["value"]["bias"] += 7.0
+    np.testing.assert_allclose(apply(variables, features), values + 7.0, atol=1e-5)
 
 
 def test_evaluation_is_greedy_and_exploration_is_not() -> None:
     config = dataclasses.replace(TINY, initial_epsilon=1.0, final_epsilon=1.0)
     agent = DQN(SPEC, config)
-    state = agent.new_state(jax.random.key(0), run_spec())
-    row = Driver(agent).streams._row[0]
+    state = jax.jit(lambda key: agent.new_state(key, run_spec()))(jax.random.key(0))
+    row = Streams(agent, state).first_row(0)
     best = 2 + np.argmax(agent.values(state.networks, row.obs), axis=1)
-    output, _ = agent.step(state.networks, state.step[0], row, explore=False)
+    step = jax.jit(agent.step, static_argnames="explore")
+    output, _ = step(state.networks, state.step[0], row, explore=False)
     np.testing.assert_array_equal(output.action, best)
-    output, after = agent.step(state.networks, state.step[0], row)
+    output, after = step(state.networks, state.step[0], row)
     assert output.action.dtype == np.int32 and np.any(output.action != best)
-    again, _ = agent.step(state.networks, after, row)
+    again, _ = step(state.networks, after, row)
     assert np.any(output.action != again.action)
 
 
@@ -126,43 +127,3 @@ def test_takes_images() -> None:
         jax.random.key(0),
     )
     assert shapes.shape == (2, 5)
-
-
-PROBE = DQNConfig(
-    learning_rate=1e-2,
-    discount=0.5,
-    exploration_env_steps=0,
-    final_epsilon=0.5,
-    torso=TorsoConfig(hidden_sizes=(16,), activation="relu"),
-    replay=ReplayConfig(capacity=4000, batch_size=32, updates_per_cycle=4),
-    target=TargetConfig(period=20),
-)
-
-
-@pytest.mark.parametrize(
-    ("probe", "config", "expected"),
-    [
-        # [observation +1, -1][action 0, 1]; a right action is worth 1 and a wrong one -1.
-        (probes.ObservationAction, PROBE, [[-1, 1], [1, -1]]),
-        # Two steps, +1 and then -1, reward 1 at the end, whatever is done.
-        (
-            probes.Discounting,
-            dataclasses.replace(
-                PROBE,
-                num_steps=2,
-                dueling=True,
-                replay=dataclasses.replace(PROBE.replay, prioritized=True),
-            ),
-            [[0.5, 0.5], [1, 1]],
-        ),
-    ],
-    ids=["observation and action", "discounting, prioritized, dueling and two steps"],
-)
-def test_learns_probes(probe: Any, config: DQNConfig, expected: Any) -> None:
-    agent = DQN(sebulba.env_spec(probe), config)
-    with sebulba.GymnasiumLoop(
-        probe, agent, 8, num_inferencers_per_device=0, inference_devices=[0], update_devices=[0]
-    ) as loop:
-        result = loop.run(loop.new_state(0, 5), 60, 5)
-    obs = np.array([[1.0], [-1.0]], np.float32)
-    np.testing.assert_allclose(agent.values(result.acting_networks, obs), expected, atol=0.15)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 import rlax
 
-import sebulba
 from sebulba.agents.configs import (
     OptimizerConfig,
     R2D2Config,
@@ -24,8 +24,8 @@ from sebulba.agents.returns import Transitions
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
 from sebulba.types import EnvStep, RunSpec
-from tests import probes
-from tests.test_agents_updates import BOX_SPEC, SPEC, Driver, T, run_spec
+from tests.agent_driver import BOX_SPEC, SPEC, Driver, Streams, T, run_spec
+from tests.test_agents_dqn import with_axis
 
 TINY = R2D2Config(
     num_steps=2,
@@ -42,9 +42,18 @@ TINY = R2D2Config(
 )
 
 
+class ActedStreams(Streams):
+    """Rows that say what was done before them."""
+
+    def next_row(self, inferencer: int, row: EnvStep, action: jax.Array) -> EnvStep:
+        """Return the row after ``row``."""
+        row = super().next_row(inferencer, row, action)
+        return row._replace(prev_action=np.asarray(action))
+
+
 @pytest.fixture(scope="module")
 def driver() -> Driver:
-    driver = Driver(R2D2(SPEC, TINY))
+    driver = Driver(R2D2(SPEC, TINY), make_streams=ActedStreams)
     for cycle in range(8):
         driver.cycle(cycle % 2)
     return driver
@@ -67,18 +76,21 @@ def test_stored_state_is_the_one_that_acted(driver: Driver) -> None:
     agent: Any = driver.agent
     experience = driver.state.experience
     trajectory, initial, final = driver.streams.next(driver._acting, 0)
-    output = agent.evaluate(
+    output = jax.jit(agent.evaluate)(
         driver._acting, jax.tree.map(lambda x: x[:-1], trajectory.env_step), initial.core
     )
     for seen, acted in zip(output.core, final.core, strict=True):
         np.testing.assert_allclose(seen, acted, atol=1e-6)
     # What is drawn begins with the recurrent state, and ends a cycle later in that of the next.
-    one = jax.tree.map(lambda x: x[None], experience)
-    draw = jax.vmap(lambda x: agent.replay.draw(x, jax.random.key(0), 12), axis_name="learner")(one)
-    draw = jax.tree.map(lambda x: x[0], draw)
-    sequence = agent.replay.sequences(experience, draw)
-    rows = jax.tree.map(lambda x: x[:T], sequence.env_step)
-    core = agent.evaluate(driver._acting, rows, sequence.core).core
+
+    @jax.jit
+    def core_after_a_cycle(experience: Any) -> Any:
+        draw = agent.replay.draw(experience, jax.random.key(0), 12)
+        sequence = agent.replay.sequences(experience, draw)
+        rows = jax.tree.map(lambda x: x[:T], sequence.env_step)
+        return draw, agent.evaluate(driver._acting, rows, sequence.core).core
+
+    draw, core = with_axis(core_after_a_cycle, experience)
     place = (draw.row // T + 1) % experience.cycle.shape[1]
     for seen, stored in zip(core, experience.core, strict=True):
         np.testing.assert_allclose(seen, stored[draw.inferencer, place, draw.env], atol=1e-6)
@@ -89,11 +101,12 @@ def test_burn_in_moves_the_state_and_carries_no_gradient(driver: Driver) -> None
     rows = rows_of(np.random.default_rng(0), 13, 2)
     core = agent._new_core(2)
 
+    @jax.jit
     def values(obs: Any) -> jax.Array:
-        return agent._unroll(driver.state.networks, rows._replace(obs=obs), core).sum()
+        return agent._unroll(driver._acting, rows._replace(obs=obs), core).sum()
 
-    grads = jax.grad(values)(jnp.asarray(rows.obs))
-    assert values(rows.obs.copy()) != values(np.concatenate([rows.obs[:4] + 1.0, rows.obs[4:]]))
+    grads = jax.jit(jax.grad(values))(jnp.asarray(rows.obs))
+    assert values(rows.obs) != values(np.concatenate([rows.obs[:4] + 1.0, rows.obs[4:]]))
     np.testing.assert_array_equal(grads[:4], 0.0)
     assert (np.abs(grads[4:]).sum((1, 2)) > 0).all()
 
@@ -111,7 +124,7 @@ def test_nothing_of_an_episode_is_seen_in_the_next(driver: Driver) -> None:
         reward=np.where(past[..., 0] | is_first, 7.0, rows.reward).astype(np.float32),
     )
     one, two = (
-        agent.evaluate(driver.state.networks, x, agent._new_core(2)).values for x in (rows, other)
+        jax.jit(agent.evaluate)(driver._acting, x, agent._new_core(2)).values for x in (rows, other)
     )
     np.testing.assert_array_equal(one[3:, 0], two[3:, 0])
     assert np.abs(one[3:, 1] - two[3:, 1]).min() > 0
@@ -119,14 +132,14 @@ def test_nothing_of_an_episode_is_seen_in_the_next(driver: Driver) -> None:
 
 def test_without_an_lstm_only_the_observation_counts() -> None:
     agent = R2D2(SPEC, dataclasses.replace(TINY, lstm_size=0))
-    networks = agent.new_networks(jax.random.key(0))
+    networks = jax.jit(agent.new_networks)(jax.random.key(0))
     rows = rows_of(np.random.default_rng(2), 4, 3)
     other = rows._replace(
         obs=np.concatenate([rows.obs[:-1] + 1.0, rows.obs[-1:]]),
         prev_action=rows.prev_action[::-1],
         reward=rows.reward + 1.0,
     )
-    one, two = (agent.evaluate(networks, x, ()).values for x in (rows, other))
+    one, two = (jax.jit(agent.evaluate)(networks, x, ()).values for x in (rows, other))
     np.testing.assert_array_equal(one[-1], two[-1])
 
 
@@ -141,7 +154,7 @@ def test_targets_are_those_of_rlax(rescale: bool) -> None:
         last=np.zeros((8, 2), bool),
         valid=np.ones((8, 2), bool),
     )
-    targets = agent._targets(values, target_values, step)
+    targets = jax.jit(agent._targets)(values, target_values, step)
     pair = rlax.SIGNED_HYPERBOLIC_PAIR if rescale else rlax.IDENTITY_PAIR
     for env in range(2):
         action = np.argmax(values[1:, env], axis=-1)
@@ -161,19 +174,18 @@ def test_priority_is_mostly_the_largest_error() -> None:
 
 def test_zero_state_learns_otherwise(driver: Driver) -> None:
     networks, opt, experience, _ = driver.state
-    one = jax.tree.map(lambda x: x[None], experience)
     losses = []
     for stored_state in (True, False):
         agent = R2D2(SPEC, dataclasses.replace(TINY, stored_state=stored_state))
-        loss = lambda x, agent=agent: agent.loss(networks, opt, x, jax.random.key(0))[0]  # noqa: E731
-        losses.append(float(jax.vmap(loss, axis_name="learner")(one)[0]))
+        loss = functools.partial(agent.loss, networks, opt, key=jax.random.key(0))
+        losses.append(with_axis(loss, experience)[0])
     assert abs(losses[0] - losses[1]) > 1e-6
 
 
 def test_updates_give_priorities_and_count_what_they_draw(driver: Driver) -> None:
     metrics = driver.cycle()
-    # Updates follow the trajectories 5 to 9; a trajectory has 6 x 8 rows, a draw 12 x 12.
-    assert metrics["samples_per_insert"] == pytest.approx(5 * 144 / (9 * 48))
+    # Updates follow the trajectories 5 to 9; one has 6 x 8 rows, a draw learns from 12 x 8.
+    assert metrics["samples_per_insert"] == pytest.approx(5 * 96 / (9 * 48))
     weight = driver.state.experience.weight
     assert metrics["replay_size"] == (weight > 0).sum()
     assert len(np.unique(weight)) > 8
@@ -192,38 +204,6 @@ def test_refuses_sequences_that_do_not_end_with_a_trajectory() -> None:
 def test_refuses_continuous_actions_by_name() -> None:
     with pytest.raises(UsageError, match="must be a Discrete for R2D2"):
         R2D2(BOX_SPEC, TINY)
-
-
-def test_learns_to_remember() -> None:
-    config = R2D2Config(
-        learning_rate=1e-2,
-        discount=0.5,
-        num_steps=1,
-        sequence_length=6,
-        burn_in=3,
-        epsilon=0.5,
-        epsilon_exponent=0.0,
-        lstm_size=8,
-        head_hidden_sizes=(),
-        torso=TorsoConfig(hidden_sizes=(16,), activation="relu"),
-        replay=ReplayConfig(capacity=4000, batch_size=32, updates_per_cycle=4, warm_up_cycles=4),
-        target=TargetConfig(period=20),
-    )
-    agent = R2D2(sebulba.env_spec(probes.RememberedSign), config)
-    with sebulba.GymnasiumLoop(
-        probes.RememberedSign, agent, 8, num_inferencers_per_device=0,
-        inference_devices=[0], update_devices=[0],
-    ) as loop:  # fmt: skip
-        result = loop.run(loop.new_state(0, 3), 120, 3)
-    rows = rows_of(np.random.default_rng(0), 2, 2)
-    rows = rows._replace(
-        obs=np.array([[[1.0], [-1.0]], [[0.0], [0.0]]], np.float32),
-        prev_action=np.zeros((2, 2), np.int32),
-        reward=np.zeros((2, 2), np.float32),
-        is_first=np.array([[True, True], [False, False]]),
-    )
-    values = agent.evaluate(result.acting_networks, rows, agent._new_core(2)).values
-    assert np.argmax(values[1], axis=-1).tolist() == [1, 0]
 
 
 # The tasks that need memory.

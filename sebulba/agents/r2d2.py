@@ -112,8 +112,9 @@ class R2D2(OffPolicyAgent[R2D2Config]):
             return encoded, core, is_first, None
         action = jnp.asarray(rows.prev_action) - self._first_action
         reward = self.config.reward_scale * jnp.asarray(rows.reward)
-        past = [jax.nn.one_hot(action, self.actions.num_params), reward[..., None]]
-        past = jnp.where(is_first[..., None], 0.0, jnp.concatenate(past, axis=-1))
+        one_hot = jax.nn.one_hot(action, self.actions.num_params)
+        past = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
+        past = jnp.where(is_first[..., None], 0.0, past)
         return encoded, core, is_first, past.reshape(is_first.size, -1)
 
     def new_networks(self, key: jax.Array) -> PyTree:
