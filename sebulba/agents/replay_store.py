@@ -289,12 +289,14 @@ class ReplayLayout(abc.ABC):
         Args:
           replay: As it was drawn from.
           draw: N starts.
-          exponent: Beta; 0 gives ones.
+          exponent: Beta, static; 0 gives ones.
 
         Returns:
           ``[N]`` in [0, 1]; 0 where nothing could be drawn.
         """
         is_drawn = draw.probability > 0
+        if not exponent:  # without counting the starts
+            return is_drawn.astype(jnp.float32)
         expected = self.size(replay) * jnp.where(is_drawn, draw.probability, 1.0)
         weight = jnp.where(is_drawn, expected**-exponent, 0.0)
         largest = jax.lax.pmax(jnp.max(weight), LEARNER_AXIS)
