@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agent import Agent
 from sebulba.agents.configs import (
     ImpalaConfig,
     OptimizerConfig,
-    SimplePolicyGradientConfig,
     TorsoConfig,
 )
 from sebulba.agents.impala import Impala
 from sebulba.agents.on_policy import make_optimizer, masked_mean
-from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
-from sebulba.runtime.devices import learner_mesh
-from sebulba.runtime.update import HandOffToMesh, Updater
-from sebulba.types import EnvSpec, EnvStep, RunSpec, Trajectory
+from tests.agent_driver import SPEC, B, Driver, Streams, T, run_spec
 from tests.contract_agents import (
     CONTRACT_AGENTS,
     MinibatchAgent,
@@ -32,10 +26,6 @@ from tests.contract_agents import (
     TargetNetworkAgent,
 )
 
-spaces = gymnasium.spaces
-SPEC = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(5, start=2, dtype=np.int32))
-BOX_SPEC = EnvSpec(SPEC.observation_space, spaces.Box(-1, 1, (2,)))
-T, B = 6, 8
 SGD = {
     "learning_rate": 0.1,
     "torso": TorsoConfig(hidden_sizes=(7,)),
@@ -43,112 +33,11 @@ SGD = {
 }
 
 
-def run_spec(devices: int = 1, num_inferencers: int = 2) -> RunSpec:
-    return RunSpec(B, num_inferencers, T, devices)
-
-
-class Streams:
-    """Makes what Inferencers would: random environments with next-step resets.
-
-    Environment 0 ends often and the last ones never, so that devices hold unequal numbers of
-    masked cells.
-    """
-
-    def __init__(self, agent: Agent, state: Any, seed: int = 0) -> None:
-        self._agent = agent
-        self._rng = np.random.default_rng(seed)
-        self._step = jax.jit(agent.step)
-        self._step_state = list(state.step)
-        self._row = [self._new_row(None) for _ in state.step]
-        self._cycle = [0 for _ in state.step]
-
-    def _new_row(self, last: EnvStep | None) -> EnvStep:
-        rng, ended = self._rng, np.zeros(B, bool)
-        if last is not None:
-            ended = last.terminated | last.truncated
-        rate = np.array([0.5, 0.4, 0.3, 0.1, 0.1, 0.05, 0.0, 0.0]) if last is not None else 0.0
-        end = (rng.random(B) < rate) & ~ended
-        terminates = rng.random(B) < 0.5
-        space = self._agent.spec.action_space
-        return EnvStep(
-            obs=rng.normal(size=(B, 3)).astype(np.float32),
-            prev_action=np.zeros((B, *space.shape), space.dtype),
-            reward=np.where(ended, 0, rng.normal(size=B)).astype(np.float32),
-            terminated=end & terminates,
-            truncated=end & ~terminates,
-            is_first=ended if last is not None else np.ones(B, bool),
-        )
-
-    def next(self, networks: Any, inferencer: int = 0) -> tuple[Trajectory, Any, Any]:
-        """Return (trajectory, initial step state, final step state) of the next cycle."""
-        initial = self._step_state[inferencer]
-        step_state, row, rows, outputs = initial, self._row[inferencer], [], []
-        for _ in range(T):
-            rows.append(row)
-            output, step_state = self._step(networks, step_state, row)
-            outputs.append(output)
-            row = self._new_row(row)
-        rows.append(row)
-        self._step_state[inferencer], self._row[inferencer] = step_state, row
-        stack = lambda *x: jnp.stack([jnp.asarray(leaf) for leaf in x])  # noqa: E731
-        output = jax.tree.map(stack, *outputs)
-        number = jnp.int32(self._cycle[inferencer])
-        self._cycle[inferencer] += 1
-        env_step = jax.tree.map(stack, *rows)
-        zero = jnp.int32(0)
-        trajectory = Trajectory(
-            env_step, output.action, output.extras, zero, jnp.int32(inferencer), number
-        )
-        return trajectory, initial, step_state
-
-
-class Driver:
-    """Feeds an agent's update on some CPU devices, without environments and threads."""
-
-    def __init__(self, agent: Agent, devices: int = 1, num_inferencers: int = 2) -> None:
-        if len(jax.devices()) < devices:
-            pytest.skip(f"needs {devices} devices")
-        mesh = learner_mesh(jax.devices()[:devices])
-        state = agent.new_state(jax.random.key(0), run_spec(devices, num_inferencers))
-        self.agent = agent
-        self.streams = Streams(agent, state)
-        self._hand_off = HandOffToMesh(agent, mesh, B)
-        self.updater = Updater(agent, mesh, jax.random.key(1))
-        self.updater.place(state)
-        # The same behaviour whatever the networks become: these act for ever.
-        self._acting = agent.acting_networks(state.networks, state.experience)
-        self.consumed = self.updates = 0
-
-    @property
-    def state(self) -> Any:
-        return jax.device_get(self.updater.state(())._replace(step=()))
-
-    def cycle(self, inferencer: int = 0) -> dict[str, float]:
-        """Consume a trajectory, with the updates that are due, and return their metrics."""
-        placed = self._hand_off(*self.streams.next(self._acting, inferencer))
-        self.updater.update_experience(*placed)
-        self.consumed += 1
-        for _ in range(self.agent.num_off_policy_optims_per_cycle(self.consumed)):
-            self.updater.update(self.updates)
-            self.updates += 1
-        return self.updater.take_metrics()
-
-
-AGENTS = {
-    "impala": (Impala, ImpalaConfig(**SGD), SPEC),
-    "impala-lstm": (Impala, ImpalaConfig(lstm_size=4, **SGD), SPEC),
-    "impala-box": (Impala, ImpalaConfig(separate_value_torso=True, **SGD), BOX_SPEC),
-    "reinforce": (SimplePolicyGradient, SimplePolicyGradientConfig(**SGD), SPEC),
-    "minibatches": (MinibatchAgent, MinibatchConfig(minibatches=1), SPEC),
-}
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_four_devices_are_one_after_ten_updates(name: str) -> None:
-    agent_class, config, spec = AGENTS[name]
+def test_four_devices_are_one_where_statistics_leave_through_the_acting_networks() -> None:
+    config = MinibatchConfig(minibatches=1)
     results = []
     for devices in (1, 4):
-        driver = Driver(agent_class(spec, config), devices)
+        driver = Driver(MinibatchAgent(SPEC, config), devices)
         before = driver.state.networks
         metrics = [driver.cycle() for _ in range(10)]
         results.append((driver.state.networks, metrics[-1]))
@@ -170,53 +59,6 @@ def test_masked_mean_over_devices_is_that_over_all_valid_cells() -> None:
     np.testing.assert_allclose(parts.mean(), x[valid].mean(), atol=1e-6)
     nothing = jax.vmap(masked_mean, axis_name="learner")(x, np.zeros_like(valid))
     np.testing.assert_array_equal(nothing, 0.0)
-
-
-@pytest.mark.parametrize("name", ["impala", "impala-lstm", "impala-box", "reinforce"])
-def test_masked_cells_change_nothing(name: str) -> None:
-    agent_class, config, spec = AGENTS[name]
-    agent = agent_class(spec, config)
-    state = agent.new_state(jax.random.key(0), run_spec())
-    trajectory, initial, final = Streams(agent, state).next(state.networks)
-    env_step = trajectory.env_step
-    invalid = env_step.is_first[1:] & ~env_step.terminated[1:]
-    assert invalid.any()
-    wild = trajectory._replace(
-        env_step=env_step._replace(
-            reward=env_step.reward.at[1:].add(jnp.where(invalid, 99.0, 0.0))
-        ),
-        extras=trajectory.extras._replace(
-            log_prob=trajectory.extras.log_prob - jnp.where(invalid, 200.0, 0.0)
-        ),
-    )
-
-    def grads(trajectory: Trajectory) -> Any:
-        def loss(networks: Any) -> jax.Array:
-            experience = agent.update_experience(
-                state.experience, initial, final, trajectory, networks
-            )
-            with_axis = jax.vmap(
-                lambda x: agent.loss(networks, state.opt, x, jax.random.key(0))[0],
-                axis_name="learner",
-            )
-            return with_axis(jax.tree.map(lambda x: x[None], experience)).sum()
-
-        return jax.grad(loss)(state.networks)
-
-    for a, b in _pairs(grads(trajectory), grads(wild)):
-        assert np.isfinite(b).all()
-        np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["impala", "impala-lstm", "impala-box", "reinforce"])
-def test_step_compiles_once(name: str) -> None:
-    agent_class, config, spec = AGENTS[name]
-    agent = agent_class(spec, config)
-    state = agent.new_state(jax.random.key(0), run_spec())
-    streams = Streams(agent, state)
-    for inferencer in (0, 1, 0):
-        streams.next(state.networks, inferencer)
-    assert streams._step._cache_size() == 1
 
 
 def test_recurrent_state_that_acted_first_makes_rho_one() -> None:
@@ -315,7 +157,7 @@ def test_replay_has_sequences_of_two_cycles_and_none_over_a_gap() -> None:
 
     def take(inferencer: int) -> Any:
         made = streams.next(driver._acting, inferencer)
-        driver.updater.update_experience(*driver._hand_off(*made))
+        driver.updater.consume(*driver._hand_off(*made), updates=0, due=0)
         return jax.device_get((made[0].env_step, made[1]))
 
     (first, core), _ = take(0), take(1)
