@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.configs import ReplayConfig, SACConfig, TargetConfig, TorsoConfig
+from sebulba.agents.configs import (
+    OptimizerConfig,
+    ReplayConfig,
+    SACConfig,
+    TargetConfig,
+    TorsoConfig,
+)
 from sebulba.agents.off_policy import Opt
 from sebulba.agents.sac import SAC
 from sebulba.errors import UsageError
@@ -104,6 +110,28 @@ def test_temperature_falls_while_entropy_is_above_its_target(
 ) -> None:
     _, gradient = loss_and_gradient(target_entropy=target_entropy)
     assert np.sign(gradient["log_temperature"]) == sign
+
+
+def test_each_part_has_its_own_learning_rate_and_only_critics_have_targets() -> None:
+    config = SACConfig(
+        learning_rate=0.1,
+        critic_learning_rate=0.2,
+        temperature_learning_rate=0.3,
+        torso=TorsoConfig(hidden_sizes=()),
+        optimizer=OptimizerConfig("sgd", max_grad_norm=0.0),
+        target=TargetConfig(rate=0.5),
+    )
+    agent = SAC(UNBOUNDED, config)
+    opt = agent.new_opt(NETWORKS)
+    networks, opt = agent.optimize(NETWORKS, opt, jax.tree.map(jnp.ones_like, NETWORKS))
+
+    def moved(now: Any, before: Any) -> list[float]:
+        return jax.tree.leaves(jax.tree.map(lambda x, y: float(np.max(y - x)), now, before))
+
+    assert moved(networks["actor"], NETWORKS["actor"]) == pytest.approx([0.1] * 2)
+    assert moved(networks["critics"], NETWORKS["critics"]) == pytest.approx([0.2] * 4)
+    assert moved(networks["log_temperature"], NETWORKS["log_temperature"]) == pytest.approx([0.3])
+    assert moved(opt.target, NETWORKS["critics"]) == pytest.approx([0.1] * 4)
 
 
 SMALL = SACConfig(
