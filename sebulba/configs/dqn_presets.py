@@ -14,31 +14,39 @@ from sebulba.configs.preset import Preset
 
 
 def cartpole() -> ExperimentConfig:
-    """Return DQN with an MLP on envpool's CartPole-v1.
+    """Return DQN with all its refinements and a small MLP on envpool's CartPole-v1.
 
-    Learning rate, batch, replay, warm-up, ratio, exploration and network are those of the
-    Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/dqn.yml): 128 updates
-    every 256 env steps, after which its target follows.
+    Of the Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/dqn.yml) are the
+    replay, the warm-up and the exploration. Its one step, plain network and target that is copied
+    reached 475 and lost it again. Three steps (Hessel et al. 2018, arXiv 1710.02298, table 1), a
+    dueling head, whose advantages are not drowned by values near 100, priorities (Schaul et al.
+    2016, arXiv 1511.05952, table 3) and a target that follows slowly made the end stable.
     """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
         agent=DQNConfig(
-            learning_rate=2.3e-3,
+            learning_rate=1e-3,
             discount=0.99,
+            num_steps=3,
+            dueling=True,
             initial_epsilon=1.0,
             final_epsilon=0.04,
             exploration_env_steps=16_000,
-            torso=TorsoConfig(hidden_sizes=(256, 256), activation="relu"),
+            torso=TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
             replay=ReplayConfig(
-                capacity=100_000, batch_size=64, updates_per_cycle=128, warm_up_cycles=4
+                capacity=100_000,
+                batch_size=128,
+                updates_per_cycle=16,
+                warm_up_cycles=16,
+                prioritized=True,
             ),
-            target=TargetConfig(period=128),
+            target=TargetConfig(rate=0.01),
         ),
         total_env_steps=100_000,
         eval_every_env_steps=10_000,
         anneal_learning_rate=True,
         num_envs=8,
-        steps_per_cycle=32,
+        steps_per_cycle=8,
     )
 
 
