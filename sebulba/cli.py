@@ -55,6 +55,7 @@ COMMON_OPTIONS = {
     "--steps-per-cycle N": "environment steps in a trajectory",
     "--learning-rate X": "step size of the optimizer",
     "--seed N": "of networks, actions and environments",
+    "--eval-every-env-steps N": "let the evaluation policy play so often; 0 for never",
     "--schedule NAME": "async, or lockstep for bit-identical networks",
     "--run-dir DIR": "folder of the run, instead of runs/NAME",
 }

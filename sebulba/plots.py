@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sebulba.errors import UsageError
+
+Point = tuple[int, float]
+"""Environment steps, mean return."""
+Evaluated = tuple[int, float, float]
+"""Environment steps at which the networks were taken, mean return, standard deviation."""
+
+COLOURS = ("#2a78b5", "#d1602a", "#3a9a5b", "#8a5bb5", "#b0892a")
 
 
 def learning_curve(metrics: str | Path, picture: str | Path, title: str = "") -> bool:
@@ -23,7 +31,9 @@ def learning_curve(metrics: str | Path, picture: str | Path, title: str = "") ->
       UsageError: ``metrics`` cannot be read.
     """
     records = read_records(metrics)
-    points = [
+    if not records:
+        return False
+    training = [
         (record["env_steps"], record["episode_return_mean"])
         for record in records
         if record.get("episode_return_mean") is not None
@@ -33,8 +43,26 @@ def learning_curve(metrics: str | Path, picture: str | Path, title: str = "") ->
         for record in records
         if record.get("eval_return_mean") is not None
     ]
-    if not records:
-        return False
+    label = "training, last 100 episodes" if evaluations else ""
+    learning_curves({label: (training, evaluations)}, picture, title=title)
+    return True
+
+
+def learning_curves(
+    runs: Mapping[str, tuple[Sequence[Point], Sequence[Evaluated]]],
+    picture: str | Path,
+    *,
+    title: str = "",
+    line: float | None = None,
+) -> None:
+    """Draw several runs: lines for training episodes, points for evaluations.
+
+    Args:
+      runs: By label, training and evaluations, each in the order of time.
+      picture: PNG to write.
+      title: Of the picture.
+      line: A return to mark.
+    """
     # The object interface draws without a display and leaves pyplot's global state alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,33 +70,27 @@ def learning_curve(metrics: str | Path, picture: str | Path, title: str = "") ->
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    axes.plot(
-        [x for x, _ in points],
-        [y for _, y in points],
-        color="#2a78b5",
-        linewidth=1.5,
-        label="training, last 100 episodes",
-    )
-    if evaluations:
-        x, y, std = zip(*evaluations, strict=True)
-        axes.errorbar(
-            x,
-            y,
-            std,
-            fmt="o",
-            markersize=4,
-            elinewidth=0.8,
-            color="#d1602a",
-            label="evaluation, mean and standard deviation",
-        )
+    for i, (label, (training, evaluations)) in enumerate(runs.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        if training:
+            axes.plot(*zip(*training, strict=True), color=colour, linewidth=1.5, label=label)
+        if evaluations:
+            of_one = COLOURS[1] if len(runs) == 1 else colour
+            x, y, std = zip(*evaluations, strict=True)
+            what = "evaluation, mean and standard deviation" if i == 0 else ""
+            axes.errorbar(
+                x, y, std, fmt="o", markersize=4, elinewidth=0.8, color=of_one, label=what
+            )
+    if line is not None:
+        axes.axhline(line, color="black", linewidth=0.8, linestyle=":")
+    if any(axes.get_legend_handles_labels()[1]):
         axes.legend(frameon=False)
     axes.set(xlabel="environment steps", ylabel="mean return", title=title)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if not points and not evaluations:
+    if not any(training or evaluations for training, evaluations in runs.values()):
         axes.text(0.5, 0.5, "no 100 episodes yet", ha="center", transform=axes.transAxes)
     figure.savefig(picture, dpi=150)
-    return True
 
 
 def read_records(metrics: str | Path) -> list[dict]:

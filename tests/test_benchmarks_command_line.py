@@ -11,9 +11,9 @@ import pytest
 from sebulba.benchmarks import command_line, comparisons, scale, tune
 from sebulba.configs.impala_presets import cartpole, pong
 
-ARGUMENTS = {"tune": ["--output", "x.json"]}
+ARGUMENTS = {"tune": ["--output", "x.json"], "learn": ["cartpole", "--num-envs", "4"]}
 """That a benchmark cannot do without, beside a configuration."""
-NAMES = ("inference", "train", "overhead", "scale", "memory", "start", "tune", "report")
+NAMES = ("inference", "train", "overhead", "scale", "memory", "start", "tune", "learn", "report")
 
 
 def test_choices_are_those_of_the_benchmarks():

@@ -76,12 +76,17 @@ def test_preset_is_documented_and_frozen(name):
     assert preset.summary and preset.make.__doc__
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.seed = 1  # type: ignore[misc]
-    # Two, four and eight update devices can split every preset.
-    assert made.num_envs % 8 == 0
+    # Two and four update devices can split every preset, eight those without a replay, whose few
+    # environments follow from the paper's ratio of updates to environment steps.
+    assert made.num_envs % (4 if hasattr(made.agent, "replay") else 8) == 0
 
 
 def test_presets_are_those_that_the_manual_names():
-    assert list(PRESETS) == ["cartpole", "pendulum", "pong", "breakout", "halfcheetah"]
+    names = list(PRESETS)
+    assert names[:5] == ["cartpole", "pendulum", "pong", "breakout", "halfcheetah"]
+    for name in names[5:]:
+        agent = type(PRESETS[name].make().agent).__name__.removesuffix("Config").lower()
+        assert name.split("-")[1] == agent, "of an agent other than Impala: ENV-AGENT"
 
 
 def test_every_field_of_a_configuration_is_documented():

@@ -34,10 +34,11 @@ ALLOWED = {
     "policy": CONTRACTS | {"json_files"},
     "evaluation": CONTRACTS | {"envs", "policy"},
     "plots": {"errors"},
+    "jax_setup": {"errors"},
     "run_folder": {"errors", "configs", "json_files"},
     "experiment": CONTRACTS
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
-    | {"runtime"},
+    | {"jax_setup", "runtime"},
     "cli": {"errors", "configs", "run_folder", "experiment", "benchmarks"},
     "__main__": {"cli"},
     "benchmarks": None,  # may import everything

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks import report
+from sebulba.benchmarks import learn, report
+from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 
@@ -49,13 +50,27 @@ def main(argv: list[str], read_config: ReadConfig) -> int:
     arguments, more = parser.parse_known_args(argv)
     given = vars(arguments)
     name, config = given.pop("benchmark"), given.pop("config", None)
-    if more and config is None:
+    if name == "learn":
+        _read_goals(given, more, read_config)
+    elif more and config is None:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     _check(given)
     if config is not None:
         given["preset"], given["config"] = read_config([config, *more], f"sebulba bench {name}")
     importlib.import_module(f"sebulba.benchmarks.{name}").run(**given)
     return 0
+
+
+def _read_goals(given: dict[str, Any], options: list[str], read_config: ReadConfig) -> None:
+    """Read what is to be learned: all of it, before the first hour of training."""
+    if given["seeds"] is not None and given["seeds"] < 1:
+        raise UsageError(f"seeds={given['seeds']} must be at least 1; use 3")
+    given["options"] = options
+    words = {name: [*learn.train_words(name), *options] for name in given["names"]}
+    given["configs"] = {
+        name: read_config(its_words, f"sebulba bench learn {name}")[1]
+        for name, its_words in words.items()
+    }
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -72,6 +87,7 @@ def _check(given: dict[str, Any]) -> None:
         ("png_file", "--png"),
         ("output", "--output"),
         ("page", "--page"),
+        ("results", "--results"),
     ):
         file = given.get(name)
         if file is not None and not Path(file).absolute().parent.is_dir():
@@ -139,6 +155,18 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=4.0,
         help="a trajectory may become this many times as large; default: %(default)s",
+    )
+    one = add("learn", "what presets learn, with several seeds: JSON and curves")
+    goals = ", ".join(GOALS)
+    one.add_argument(
+        "names", metavar="NAME", nargs="+", help=f"a configuration, or a goal: {goals}"
+    )
+    one.add_argument("--seeds", type=int, help="how many, from 0; default: of the goal, or 3")
+    one.add_argument(
+        "--results", default=report.RESULTS, help="folder to write; default: %(default)s"
+    )
+    one.add_argument(
+        "--runs", metavar="DIR", help="keep the run folders there; what is finished is not repeated"
     )
     one = add("report", "a page of tables and pictures from the JSON of the last results")
     one.add_argument("--results", dest="folder", default=report.RESULTS, help="its folder")

@@ -88,7 +88,7 @@ def number(value: float) -> str:
 
 def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[str, Any]) -> dict:
     """Return what a benchmark writes: its keys, all figures, configuration, machine, versions."""
-    commit, commit_date, is_modified = _commit()
+    hash_, commit_date, is_modified = commit()
     return {
         **keys,
         "command": _command(),
@@ -97,7 +97,7 @@ def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[
         "machine": machine(),
         "versions": {name: _version(name) for name in PACKAGES}
         | {"python": platform.python_version()},
-        "commit": commit,
+        "commit": hash_,
         "commit_date": commit_date,
         "is_modified": is_modified,
     }
@@ -144,7 +144,7 @@ def _processor_model() -> str | None:
     return next(names, None)
 
 
-def _commit() -> tuple[str | None, str | None, bool | None]:
+def commit() -> tuple[str | None, str | None, bool | None]:
     """Return (commit, its date, whether files differ from it) of the checkout that this runs from.
 
     None where there is no checkout, or where an installed copy lies in somebody else's.

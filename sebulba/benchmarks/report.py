@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.errors import UsageError
 from sebulba.json_files import read_json_object
 
@@ -91,6 +92,11 @@ BENCHMARKS: dict[str, Benchmark] = {
     "start": Benchmark("start", {"first_update_beyond_imports_s": Bar(at_most=2.5)}),
     "scale": Benchmark("scale cartpole", has_picture=True),
     "tune": Benchmark("tune cartpole"),
+    "learn": Benchmark("learn cartpole"),
+    **{
+        f"learn-{name}": Benchmark(f"learn {name}", {"share_of_seeds": Bar(at_least=1)})
+        for name in GOALS
+    },
 }
 """By name of the JSON file. ``NAME-MORE.json`` is the same on another machine: without bars."""
 

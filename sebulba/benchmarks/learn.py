@@ -1,0 +1,271 @@
+"""``bench learn NAME...``: what a preset learns, how soon, how surely, with curves.
+
+Each seed trains in a process of its own through the command line, as a user would, one after the
+other; what is reported is what it left in its run folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sebulba.benchmarks.learning_goals import GOALS, Goal
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.plots import learning_curves, read_records
+
+MOST_POINTS = 200
+"""Of a training curve in the JSON."""
+ROUNDING = 1.02
+"""Budgets are rounded up to whole trajectories of all Inferencers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedResult:
+    """One run."""
+
+    seed: int
+    """Its seed."""
+    exit_code: int
+    """Of the process."""
+    wall_s: float
+    """From starting the process to its end."""
+    seconds: float | None
+    """Of the run, compile and evaluations included; None if there was no record."""
+    training: list[tuple[int, float, float]]
+    """Environment steps, seconds, mean return of the last 100 training episodes."""
+    evaluations: list[tuple[int, float, float]]
+    """Environment steps, mean and standard deviation of the returns of an evaluation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """How a run stands to its goal."""
+
+    is_reached: bool
+    """The goal was."""
+    mean_return: float | None
+    """What counts: the worse of the last two evaluations, or the last mean of training."""
+    env_steps: int | None
+    """When the goal was first reached."""
+    seconds: float | None
+    """Of the run, by then; only known of training episodes."""
+
+
+def run(
+    *,
+    names: Sequence[str],
+    configs: Mapping[str, ExperimentConfig],
+    options: Sequence[str] = (),
+    seeds: int | None = None,
+    results: str = "benchmarks/results",
+    runs: str | None = None,
+) -> dict[str, dict]:
+    """Train every seed of every name, print tables, write JSON and curves.
+
+    Args:
+      names: Of goals, or of presets without one.
+      configs: What each trains.
+      options: More options of ``sebulba train``, for all names.
+      seeds: How many, from 0; None takes what the goal says, or 3.
+      results: Folder for ``learn-NAME.json`` and ``learn-NAME.png``.
+      runs: Folder that keeps the run folders. A seed that was finished there by the same commit
+        with the same options is not trained again; any other run of that seed there is replaced.
+
+    Returns:
+      What was written, by name.
+    """
+    from sebulba.benchmarks import harness
+
+    written = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in names:
+            goal = GOALS.get(name)
+            commit = harness.commit()
+            number = seeds or (goal.seeds if goal else 3)
+            words = [*train_words(name), *options]
+            print(f"{name}: {goal or 'no goal'}\n{HEADER}", flush=True)
+            done = []
+            for seed in range(number):
+                folder = Path(runs or temporary) / f"{name}-seed{seed}"
+                done.append(train_seed(words, seed, folder, commit[0]))
+                print(table_row(done[-1], goal), flush=True)
+            print(summary(done, goal), flush=True)
+            record = harness.record(
+                keys_of(done, goal), figures_of(done, goal), dataclasses.asdict(configs[name])
+            ) | dict(zip(("commit", "commit_date", "is_modified"), commit, strict=True))
+            of_seeds = [] if seeds is None else ["--seeds", str(seeds)]
+            record["command"] = " ".join(["sebulba bench learn", name, *of_seeds, *options])
+            write(record, done, goal, name, Path(results))
+            written[name] = record
+    return written
+
+
+def train_words(name: str) -> list[str]:
+    """Return ``PRESET [options]`` for the name of a goal or of a preset."""
+    goal = GOALS.get(name)
+    return [goal.preset, *goal.options] if goal else [name]
+
+
+def train_seed(words: Sequence[str], seed: int, folder: Path, commit: str | None) -> SeedResult:
+    """Train in a new process and read what it left, or what it left before."""
+    made_by = {"commit": commit, "words": [*words]}
+    file = folder / "learn.json"
+    if commit is not None and file.exists():
+        kept = json.loads(file.read_text())
+        if kept.pop("made_by") == made_by:
+            return SeedResult(**kept)
+    if folder.exists():
+        shutil.rmtree(folder)
+    command = [sys.executable, "-m", "sebulba", "train", *words, "--seed", str(seed)]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [*command, "--run-dir", str(folder)], stdout=subprocess.DEVNULL, check=False
+    )
+    wall_s = time.perf_counter() - began
+    metrics = folder / "metrics.jsonl"
+    records = read_records(metrics) if metrics.exists() else []
+    result = seed_result(records, seed, done.returncode, wall_s)
+    if done.returncode == 0:
+        file.write_text(json.dumps(dataclasses.asdict(result) | {"made_by": made_by}))
+    return result
+
+
+def seed_result(
+    records: Sequence[Mapping[str, Any]], seed: int, exit_code: int, wall_s: float
+) -> SeedResult:
+    """Reduce the records of a run."""
+    training = [
+        (r["env_steps"], r["seconds"], r["episode_return_mean"])
+        for r in records
+        if r.get("episode_return_mean") is not None
+    ]
+    evaluations = [
+        (r["eval_env_steps"], r["eval_return_mean"], r["eval_return_std"])
+        for r in records
+        if r.get("eval_return_mean") is not None
+    ]
+    seconds = records[-1]["seconds"] if records else None
+    return SeedResult(seed, exit_code, wall_s, seconds, training, evaluations)
+
+
+def verdict(result: SeedResult, goal: Goal) -> Verdict:
+    """Hold a run against its goal."""
+    if not goal.evaluated:
+        training = [point for point in result.training if point[0] <= goal.env_steps]
+        last = training[-1][2] if training else None
+        first = next((p for p in training if p[2] >= goal.mean_return), None)
+        in_time = first is not None and (goal.seconds is None or first[1] <= goal.seconds)
+        is_reached = in_time and result.exit_code == 0
+        return Verdict(is_reached, last, *(first[:2] if first else (None, None)))
+    evaluations = [point for point in result.evaluations if point[0] <= ROUNDING * goal.env_steps]
+    last_two = [mean for _, mean, _ in evaluations[-2:]]
+    if len(last_two) < 2 or result.exit_code != 0:
+        return Verdict(False, None, None, None)
+    if goal.is_limit:
+        return Verdict(max(last_two) <= goal.mean_return, max(last_two), None, None)
+    in_time = goal.seconds is None or (result.seconds or 0.0) <= goal.seconds
+    reached = next((p[0] for p in evaluations if p[1] >= goal.mean_return), None)
+    is_reached = in_time and min(last_two) >= goal.mean_return
+    return Verdict(is_reached, min(last_two), reached, None)
+
+
+HEADER = " seed exit  reached    return   env steps  seconds   run s  wall s"
+
+
+def table_row(result: SeedResult, goal: Goal | None) -> str:
+    """Return a run as a line under ``HEADER``."""
+
+    def cell(value: float | None, width: int, form: str) -> str:
+        return f"{'-' if value is None else format(value, form):>{width}}"
+
+    last = result.training[-1][2] if result.training else None
+    found = verdict(result, goal) if goal else Verdict(False, last, None, None)
+    word = "" if goal is None else "yes" if found.is_reached else "no"
+    return " ".join(
+        [
+            f"{result.seed:>5} {result.exit_code:>4} {word:>8}",
+            cell(found.mean_return, 9, ".1f"),
+            cell(found.env_steps, 11, ",d"),
+            cell(found.seconds, 8, ".1f"),
+            cell(result.seconds, 7, ".1f"),
+            cell(result.wall_s, 7, ".1f"),
+        ]
+    )
+
+
+def summary(results: Sequence[SeedResult], goal: Goal | None) -> str:
+    """Return how many seeds reached the goal, and when."""
+    if goal is None:
+        return f"{len(results)} seeds"
+    verdicts = [verdict(result, goal) for result in results]
+    text = f"{sum(v.is_reached for v in verdicts)} of {len(results)} seeds: {goal}"
+    steps = [v.env_steps for v in verdicts if v.env_steps is not None]
+    if steps:
+        text += f"; first after {min(steps):,} to {max(steps):,}"
+    return text
+
+
+def keys_of(results: Sequence[SeedResult], goal: Goal | None) -> dict[str, Any]:
+    """Return what a report shows first."""
+    if goal is None:
+        return {"seeds": len(results)}
+    reached = sum(verdict(result, goal).is_reached for result in results)
+    return {
+        "goal": str(goal),
+        "reference": goal.reference or "none",
+        "seeds": len(results),
+        "share_of_seeds": reached / len(results),
+    }
+
+
+def figures_of(results: Sequence[SeedResult], goal: Goal | None) -> dict[str, Any]:
+    """Return the numbers of all seeds, and their curves."""
+    figures: dict[str, Any] = {"run, s": [r.seconds for r in results if r.seconds is not None]}
+    if goal is not None:
+        verdicts = [verdict(result, goal) for result in results]
+        figures |= {
+            "return that counts": [v.mean_return for v in verdicts if v.mean_return is not None],
+            "env steps until first reached": [v.env_steps for v in verdicts if v.env_steps],
+            "seconds until first reached": [v.seconds for v in verdicts if v.seconds],
+        }
+    curves = [
+        {
+            "seed": r.seed,
+            "training [env steps, seconds, mean return]": thinned(r.training),
+            "evaluations [env steps, mean return, standard deviation]": r.evaluations,
+        }
+        for r in results
+    ]
+    return {name: values for name, values in figures.items() if values} | {"curves": curves}
+
+
+def thinned(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
+    """Return at most ``most`` of the points, evenly, with the last."""
+    step = -(-len(points) // most) if points else 1
+    return [*points[::-1][::step]][::-1]
+
+
+def write(
+    record: Mapping[str, Any],
+    results: Sequence[SeedResult],
+    goal: Goal | None,
+    name: str,
+    folder: Path,
+) -> None:
+    """Write ``learn-NAME.json`` and ``learn-NAME.png``."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"learn-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    learning_curves(
+        {f"seed {r.seed}": ([(x, y) for x, _, y in r.training], r.evaluations) for r in results},
+        folder / f"learn-{name}.png",
+        title=name,
+        line=goal.mean_return if goal else None,
+    )

@@ -1,0 +1,93 @@
+"""What each agent is to have learned, where, and by when. Free of JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A mean return, and where it is read.
+
+    Training episodes reach it if the mean of the last 100 does at any time within the budget. An
+    evaluated goal is reached by both of the last two evaluations of the budget, not by the best.
+    """
+
+    preset: str
+    """Configuration of ``sebulba train``."""
+    mean_return: float
+    """To be reached."""
+    env_steps: int
+    """The budget."""
+    evaluated: bool = True
+    """Read from the evaluation policy, not from the training episodes."""
+    is_limit: bool = False
+    """To stay at or below instead: what the agent cannot do without a part that was taken away."""
+    seconds: float | None = None
+    """Time of the run, compile included, by when it is to be reached."""
+    options: tuple[str, ...] = ()
+    """Of ``sebulba train``, beside the preset."""
+    seeds: int = 3
+    """Every one of them is to reach it."""
+    reference: str = ""
+    """What others measured."""
+
+    def __str__(self) -> str:
+        where = "both last evaluations" if self.evaluated else "mean of 100 training episodes"
+        time = "" if self.seconds is None else f" and {self.seconds:g} s"
+        sign = "≤" if self.is_limit else "≥"
+        return f"{where} {sign} {self.mean_return:g} within {self.env_steps:,} env steps{time}"
+
+
+_SB3_ZOO = "Stable-Baselines3 with its zoo's settings"
+
+GOALS: dict[str, Goal] = {
+    "cartpole": Goal(
+        "cartpole", 475, 600_000, evaluated=False, reference="a prototype: 250k to 450k"
+    ),
+    "pendulum": Goal("pendulum", -400, 3_000_000, evaluated=False),
+    "cartpole-ppo": Goal(
+        "cartpole-ppo",
+        475,
+        100_000,
+        evaluated=False,
+        seconds=5,
+        reference=f"{_SB3_ZOO} on 2 cores: 61k to 70k env steps, 15 to 20 s",
+    ),
+    "cartpole-dqn": Goal("cartpole-dqn", 475, 100_000, reference=f"{_SB3_ZOO}: about 50k"),
+    "pendulum-sac": Goal("pendulum-sac", -200, 20_000, reference=f"{_SB3_ZOO}: -176"),
+    "pendulum-ddpg": Goal("pendulum-ddpg", -200, 20_000, reference=f"{_SB3_ZOO}, SAC: -176"),
+    "cartpole-r2d2": Goal(
+        "cartpole-r2d2",
+        450,
+        2_000_000,
+        seconds=900,
+        reference="a memoryless V-trace prototype: 50 over 30M",
+    ),
+    "cartpole-r2d2-memoryless": Goal(
+        "cartpole-r2d2", 150, 2_000_000, is_limit=True, options=("--agent.lstm-size", "0")
+    ),
+    "repeat-r2d2": Goal(
+        "repeat-r2d2", 53.2, 1_000_000, reference="56 is the best possible; at most 5 % less"
+    ),
+    "repeat-r2d2-zero-state": Goal(
+        "repeat-r2d2",
+        50.4,
+        1_000_000,
+        is_limit=True,
+        options=("--agent.no-stored-state",),
+        reference="10 % below the best possible",
+    ),
+    "halfcheetah-ppo": Goal(
+        "halfcheetah-ppo", 1400, 1_000_000, evaluated=False, reference="CleanRL: about 1.4k"
+    ),
+    "halfcheetah-sac": Goal(
+        "halfcheetah-sac",
+        5000,
+        300_000,
+        options=("--total-env-steps", "300000"),
+        seeds=1,
+        reference="CleanRL: 9.6k at 1M",
+    ),
+}
+"""By the name of the result, ``learn-NAME.json``; mostly that of a preset."""

@@ -1,0 +1,161 @@
+"""``bench learn``: what it takes from the records of a run, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import types
+
+import pytest
+
+from sebulba import cli
+from sebulba.benchmarks import learn
+from sebulba.benchmarks.learn import (
+    HEADER,
+    figures_of,
+    keys_of,
+    seed_result,
+    summary,
+    table_row,
+    thinned,
+    verdict,
+)
+from sebulba.benchmarks.learning_goals import GOALS, Goal
+from sebulba.benchmarks.report import BENCHMARKS
+from sebulba.configs.presets import PRESETS
+
+TRAINED = Goal("cartpole", 475, 6000, evaluated=False, seconds=1.5)
+EVALUATED = Goal("cartpole", 475, 4000)
+
+
+def training(*means, exit_code=0):
+    records = [
+        {"episode_return_mean": mean, "env_steps": 1000 * i, "seconds": 0.5 * i}
+        for i, mean in enumerate(means, 1)
+    ]
+    return seed_result(records, 7, exit_code, 9.0)
+
+
+def evaluated(*means, **more):
+    records = [
+        {
+            "episode_return_mean": None,
+            "env_steps": 1000 * i + 10,
+            "seconds": 0.5 * i,
+            "eval_env_steps": 1000 * i,
+            "eval_return_mean": mean,
+            "eval_return_std": 1.0,
+        }
+        for i, mean in enumerate(means, 1)
+    ]
+    return seed_result(records, 7, more.get("exit_code", 0), 9.0)
+
+
+def test_the_first_record_at_the_goal_counts_and_the_last_is_the_end():
+    found = verdict(training(None, 470.0, 475.0, 500.0, 480.0), TRAINED)
+    assert found == learn.Verdict(True, 480.0, 3000, 1.5)
+    assert training(None, 470.0).seconds == 1.0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        training(None, 100.0, 200.0, 475.0),  # too late on the clock
+        training(*[0.0] * 6, 475.0),  # beyond the budget
+        training(475.0, exit_code=3),
+        training(None, None),
+        training(),
+    ],
+)
+def test_a_goal_of_training_episodes_that_is_missed(result):
+    assert not verdict(result, TRAINED).is_reached
+
+
+def test_both_of_the_last_two_evaluations_of_the_budget_count():
+    assert verdict(evaluated(500.0, 10.0, 480.0, 475.0), EVALUATED) == learn.Verdict(
+        True, 475.0, 1000, None
+    )
+    beyond = evaluated(0.0, 480.0, 490.0, 500.0, 0.0)
+    assert verdict(beyond, EVALUATED).mean_return == 490.0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        evaluated(500.0, 500.0, 474.0, 500.0),
+        evaluated(500.0),
+        evaluated(500.0, 500.0, exit_code=1),
+        training(500.0, 500.0),
+    ],
+)
+def test_a_goal_of_evaluations_that_is_missed(result):
+    assert not verdict(result, EVALUATED).is_reached
+
+
+def test_a_limit_must_not_be_passed():
+    limit = Goal("cartpole", 150, 4000, is_limit=True)
+    assert verdict(evaluated(400.0, 150.0, 20.0), limit).is_reached
+    assert not verdict(evaluated(20.0, 151.0), limit).is_reached
+
+
+def test_tables_and_keys_say_how_many_reached_it():
+    results = [training(None, 475.0, -3.0), training(None), training(exit_code=3)]
+    assert {len(table_row(r, TRAINED)) for r in results} == {len(HEADER)}
+    assert {len(table_row(r, None)) for r in results} == {len(HEADER)}
+    assert summary(results, TRAINED).startswith("1 of 3 seeds: mean of 100 training episodes")
+    assert keys_of(results, TRAINED)["share_of_seeds"] == pytest.approx(1 / 3)
+    figures = figures_of(results, TRAINED)
+    assert figures["env steps until first reached"] == [2000]
+    assert len(figures["curves"]) == 3
+    assert thinned(list(range(11)), 4) == [1, 4, 7, 10]
+
+
+def test_a_mean_of_zero_is_a_mean():
+    assert verdict(training(0.0), Goal("x", -5, 2000, evaluated=False)).env_steps == 1000
+
+
+def test_goals_are_of_presets_and_the_report_knows_them():
+    assert {goal.preset for goal in GOALS.values()} <= set(PRESETS)
+    assert {f"learn-{name}" for name in GOALS} <= set(BENCHMARKS)
+
+
+def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def train(command, **options):
+        folder = command[command.index("--run-dir") + 1]
+        ran.append(command[3:6] + [command[-3]])
+        path = tmp_path / "runs" / folder
+        path.mkdir(parents=True)
+        record = {"episode_return_mean": 480.0, "env_steps": 500, "seconds": 1.0}
+        (path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(learn.subprocess, "run", train)
+    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: ("abc", "today", False))
+    words = ["bench", "learn", "cartpole", "--seeds", "2", "--results", str(tmp_path)]
+    words += ["--runs", str(tmp_path / "runs"), "--num-envs", "64"]
+    for _ in range(2):
+        assert cli.main(words) == 0
+    assert ran == [["train", "cartpole", "--num-envs", str(seed)] for seed in range(2)]
+    record = json.loads((tmp_path / "learn-cartpole.json").read_text())
+    assert record["share_of_seeds"] == 1.0 and record["commit"] == "abc"
+    assert record["config"]["num_envs"] == 64
+    assert record["command"] == "sebulba bench learn cartpole --seeds 2 --num-envs 64"
+    assert (tmp_path / "learn-cartpole.png").read_bytes().startswith(b"\x89PNG")
+    assert "2 of 2 seeds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cartpol"], "use cartpole"),
+        (["cartpole", "--num-envs", "0"], "num_envs=0"),
+        (["cartpole", "--seeds", "0"], "seeds=0 must be at least 1"),
+        (["cartpole", "--results", "no/where/at-all"], "make it"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", pytest.fail)
+    assert cli.main(["bench", "learn", *words]) == cli.EXIT_USAGE
+    assert message in capsys.readouterr().err
