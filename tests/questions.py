@@ -1,0 +1,205 @@
+"""Probe environments that ask every question at once, so that an agent is trained only once.
+
+Each question isolates one capability and is answered by what the evaluation policy does, whatever
+the agent's networks are; a wrong answer points at what is broken.
+
+Source: andyljones.com/posts/rl-debugging (probe environments).
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.envs.envpool_adapter import EnvpoolAdapter
+
+DISCOUNT = 0.5
+"""That the answers are right for."""
+
+
+class Outcome(NamedTuple):
+    """What an action leads to."""
+
+    reward: float
+    next_state: str = "end"
+    truncated: bool = False
+
+
+STATES: dict[str, tuple[str, tuple[Outcome, Outcome]]] = {
+    # name: (what is observed, outcomes of the two actions); an episode that goes on names a state
+    # without a star, one that ends shows what follows the star.
+    "action": ("action", (Outcome(-1.0), Outcome(1.0))),
+    "other": ("other", (Outcome(1.0), Outcome(-1.0))),
+    "later": ("later", (Outcome(0.3), Outcome(0.0, "rich"))),
+    "sooner": ("sooner", (Outcome(0.9), Outcome(0.0, "poor"))),
+    "cut": ("cut", (Outcome(0.3), Outcome(0.0, "*rich", truncated=True))),
+    "over": ("over", (Outcome(0.3), Outcome(0.0, "*rich"))),
+    "rich": ("rich", (Outcome(1.5), Outcome(1.5))),
+    "poor": ("poor", (Outcome(1.0), Outcome(1.0))),
+    "asked 0": ("asked 0", (Outcome(0.0, "recall 0"), Outcome(0.0, "recall 0"))),
+    "asked 1": ("asked 1", (Outcome(0.0, "recall 1"), Outcome(0.0, "recall 1"))),
+    "recall 0": ("recall", (Outcome(1.0), Outcome(-1.0))),
+    "recall 1": ("recall", (Outcome(-1.0), Outcome(1.0))),
+}
+
+ANSWERS = {
+    "action": 1,  # the action matters
+    "other": 0,  # and what is observed
+    "later": 1,  # what comes later counts: 0.5 * 1.5 > 0.3
+    "sooner": 0,  # but less: 0.5 * 1.0 < 0.9
+    "cut": 1,  # bootstraps through truncation
+    "over": 0,  # and not through termination
+}
+"""Right actions where the first observation is of this state."""
+
+MEMORY = {"asked 0": 0, "asked 1": 1}
+"""Right actions one step later, where what is observed is the same."""
+
+
+class DiscretePool:
+    """Some questions with envpool's interface and next-step resets: NumPy, a few us a step."""
+
+    action_space = spaces.Discrete(2)
+    action_dtype: Any = np.int32
+
+    def __init__(self, seeds: list[int], first_states: list[str]) -> None:
+        self.config = {"num_envs": len(seeds), "batch_size": len(seeds), "max_num_players": 1}
+        self.spec = SimpleNamespace(
+            state_array_spec={"obs": SimpleNamespace(dtype=np.float32)},
+            action_array_spec={"action": SimpleNamespace(dtype=self.action_dtype)},
+        )
+        self._rng = np.random.default_rng(seeds[0])
+        self._num_envs = len(seeds)
+        self._prepare(first_states)
+
+    def _prepare(self, first_states: list[str]) -> None:
+        names = list(STATES)
+        self._first = np.array([names.index(name) for name in first_states])
+        outcomes = [[o for o in STATES[name][1]] for name in names]
+        follows = [[o.next_state.lstrip("*") for o in row] for row in outcomes]
+        ended = [[o.next_state in ("end",) or o.next_state[0] == "*" for o in r] for r in outcomes]
+        self._reward = np.array([[o.reward for o in r] for r in outcomes], np.float32)
+        self._truncated = np.array([[o.truncated for o in r] for r in outcomes])
+        self._terminated = np.array(ended) & ~self._truncated
+        self._next = np.array([[names.index(f) if f in names else -1 for f in r] for r in follows])
+        self._seen = np.concatenate([observations(), np.zeros((1, NUM_SEEN), np.float32)])
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(-1, 1, (NUM_SEEN,), np.float32)
+
+    def reset(self) -> tuple:
+        self._state = self._rng.choice(self._first, self._num_envs)
+        self._ended = np.zeros(self._num_envs, bool)
+        return self._seen[self._state], self._info()
+
+    def _info(self) -> dict:
+        return {"env_id": np.arange(self._num_envs, dtype=np.int32)}
+
+    def step(self, action: np.ndarray) -> tuple:
+        state, anew = self._state, self._ended
+        at = (state, action)
+        reward = np.where(anew, 0, self._reward[at]).astype(np.float32)
+        terminated, truncated = self._terminated[at] & ~anew, self._truncated[at] & ~anew
+        first = self._rng.choice(self._first, self._num_envs)
+        self._state = np.where(anew, first, self._next[at])
+        self._ended = terminated | truncated
+        return self._seen[self._state], reward, terminated, truncated, self._info()
+
+    def close(self) -> None:
+        pass
+
+
+_SEEN = list(dict.fromkeys(seen for seen, _ in STATES.values()))
+NUM_SEEN = len(_SEEN)
+
+
+def observations() -> np.ndarray:
+    """Return what is observed in each state, ``[S, NUM_SEEN]``."""
+    index = [_SEEN.index(seen) for seen, _ in STATES.values()]
+    return np.eye(NUM_SEEN, dtype=np.float32)[index]
+
+
+TARGETS = np.array([-0.5, 0.5, -0.5, 0.5], np.float32)
+"""Right actions of the continuous questions: two paid at once, two paid one step later."""
+
+
+class ContinuousPool(DiscretePool):
+    """An action must be the observation's; in half of the questions that is paid a step later."""
+
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_dtype = np.float32
+
+    def _prepare(self, first_states: list[str]) -> None:
+        del first_states
+
+    @property
+    def observation_space(self) -> spaces.Box:
+        return spaces.Box(-1, 1, (6,), np.float32)
+
+    def reset(self) -> tuple:
+        self._ended = np.ones(self._num_envs, bool)
+        self._question = np.zeros(self._num_envs, int)
+        self._paid_next = self._ended
+        self._action = np.zeros(self._num_envs, np.float32)
+        self._begin(self._ended)
+        self._ended = ~self._ended
+        return self._obs(), self._info()
+
+    def _begin(self, which: np.ndarray) -> None:
+        asked = self._rng.integers(4, size=self._num_envs)
+        self._question = np.where(which, asked, self._question)
+        self._paid_next = np.where(which, False, self._paid_next)
+        self._action = np.where(which, 0.0, self._action).astype(np.float32)
+
+    def _obs(self) -> np.ndarray:
+        seen = np.eye(4, dtype=np.float32)[self._question]
+        return np.column_stack([seen, self._paid_next, self._action]).astype(np.float32)
+
+    def step(self, action: np.ndarray) -> tuple:
+        anew, now = self._ended, self._question < 2
+        given = np.where(self._paid_next, self._action, action[:, 0])
+        pays = (now | self._paid_next) & ~anew
+        error = np.abs(given - TARGETS[self._question])
+        scale = np.where(now, 1.0, 1.0 / DISCOUNT)
+        reward = np.where(pays, -scale * error, 0.0).astype(np.float32)
+        self._action = given.astype(np.float32)
+        self._paid_next = ~pays & ~anew
+        self._begin(anew)
+        self._ended = pays
+        return self._obs(), reward, pays, np.zeros_like(pays), self._info()
+
+
+class Questions:
+    """A factory of vector environments that ask some of the questions."""
+
+    def __init__(self, first_states: list[str]) -> None:
+        """Ask these; none is continuous actions."""
+        self._first_states = first_states
+
+    def __call__(self, num_envs: int, seeds: list[int]) -> EnvpoolAdapter:
+        pool = DiscretePool if self._first_states else ContinuousPool
+        return EnvpoolAdapter(pool(seeds[:num_envs], self._first_states), name="questions")
+
+
+def wrong_answers(policy: Any, first_states: list[str]) -> list[str]:
+    """Return the questions to which ``policy`` has the wrong answer."""
+    if not first_states:
+        obs = np.pad(np.eye(4, dtype=np.float32), ((0, 0), (0, 2)))
+        action = policy(obs)[0][:, 0]
+        near = np.abs(action - TARGETS) < 0.2
+        return [f"target {i}: {action[i]:.2f}" for i in range(4) if not near[i]]
+    names = list(STATES)
+    rows = [names.index(name) for name in first_states]
+    action, state = policy(observations()[rows])
+    answers = dict(zip(first_states, action.tolist(), strict=True))
+    wrong = [n for n, right in ANSWERS.items() if n in answers and answers[n] != right]
+    asked = [name for name in first_states if name in MEMORY]
+    if asked:
+        recall = observations()[[names.index("recall 0")] * len(rows)]
+        answers = dict(zip(first_states, policy(recall, state)[0].tolist(), strict=True))
+        wrong += [n for n in asked if answers[n] != MEMORY[n]]
+    return wrong
