@@ -20,10 +20,11 @@ MODULES = {
 }
 
 # Who may import whom, by room: the folder below sebulba, or the module at its top.
-CONTRACTS = {"types", "agent", "errors"}
+CONTRACTS = {"types", "agent", "errors", "one_kernel"}
 ALLOWED = {
     "errors": set(),
     "types": set(),
+    "one_kernel": {"types"},
     "agent": {"types", "errors"},
     "envs": CONTRACTS,
     "runtime": CONTRACTS,

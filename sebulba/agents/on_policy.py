@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import gymnasium
 import jax
@@ -23,6 +25,7 @@ from sebulba.agents.normalization import (
     new_reward_statistics,
     normalized_rewards,
 )
+from sebulba.one_kernel import one_kernel
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
 
 
@@ -192,7 +195,9 @@ class OnPolicyAgent(Agent[ConfigT]):
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return the networks, with the scaling of observations where there is one."""
-        return self._acting(networks, experience.statistics)
+        return (
+            networks if self._normalizer is None else self._acting(networks, experience.statistics)
+        )
 
     def _acting(self, networks: PyTree, statistics: Statistics) -> PyTree:
         if self._normalizer is None:
@@ -211,13 +216,23 @@ class OnPolicyAgent(Agent[ConfigT]):
             obs = self._normalizer(scaling, obs)
         output = self.evaluate(networks, obs, step_state.core, is_first)
         params = output.params[0]
-        key, sample_key = jax.random.split(after(step_state.key, params))
+        impl = jax.random.key_impl(step_state.key)
+        choose: Callable[..., tuple] = functools.partial(self._choose, explore, impl)
+        if impl == "threefry2x32":  # the others' generators are no kernels of XLA's
+            choose = one_kernel(choose)
+        key_data, raw, log_prob, action = choose(jax.random.key_data(step_state.key), params)
+        key = jax.random.wrap_key_data(key_data, impl=impl)
+        return ActionOutput(action, Extras(raw, log_prob)), StepState(key, output.core, scaling)
+
+    def _choose(self, explore: bool, impl: Any, key_data: jax.Array, params: jax.Array) -> tuple:
+        """Return the next key's data, and raw sample, its log-probability and action."""
+        key = jax.random.wrap_key_data(key_data, impl=impl)
+        key, sample_key = jax.random.split(key)
         raw = self.distribution.mode(params)
         if explore:
             raw = self.distribution.sample(params, sample_key)
-        extras = Extras(raw, self.distribution.log_prob(params, raw))
-        step_state = StepState(key, output.core, scaling)
-        return ActionOutput(self.distribution.action(raw), extras), step_state
+        log_prob = self.distribution.log_prob(params, raw)
+        return jax.random.key_data(key), raw, log_prob, self.distribution.action(raw)
 
     def update_experience(
         self,

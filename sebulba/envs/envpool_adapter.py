@@ -26,6 +26,7 @@ from sebulba.envs.spaces import (
     make_native_action,
 )
 from sebulba.errors import EnvError, UsageError
+from sebulba.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
 NUM_INFERENCERS = 2
@@ -227,26 +228,41 @@ def _fused_step(
 ) -> tuple[PyTree, EnvOutput, jax.Array]:
     """Clamp, step and put in order, as one pure function; see ``FusedEnv.step``."""
     handle, ends = state
-    action, num_invalid = _clamp(action, spec.action_space)
-    handle, (obs, reward, terminated, truncated, info) = pool_step(
-        handle, action.astype(native_dtype)
-    )
-    true_reward, game_over = _game(reward, terminated, info)
-    order = info["env_id"]
-    rows = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
-    obs, reward, terminated, truncated, true_reward, game_over = jax.tree.map(
-        lambda x: x[rows], (obs, reward, terminated, truncated, true_reward, game_over)
-    )
-    output = EnvOutput(
-        obs=_make_obs_cast(spec.observation_space)(obs),
-        reward=reward.astype(jnp.float32),
-        terminated=terminated,
-        truncated=truncated,
-        is_first=ends,
-        true_reward=true_reward.astype(jnp.float32),
-        episode_end=game_over.astype(jnp.bool_) | truncated,
-    )
-    return (handle, terminated | truncated), output, num_invalid
+
+    def before(action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        action, num_invalid = _clamp(action, spec.action_space)
+        return action.astype(native_dtype), num_invalid
+
+    def after(ends: jax.Array, pool_output: tuple) -> tuple[EnvOutput, jax.Array]:
+        obs, reward, terminated, truncated, info = pool_output
+        true_reward, game_over = _game(reward, terminated, info)
+        rows = _places(info["env_id"])
+        obs, reward, terminated, truncated, true_reward, game_over = jax.tree.map(
+            lambda x: x[rows], (obs, reward, terminated, truncated, true_reward, game_over)
+        )
+        output = EnvOutput(
+            obs=_make_obs_cast(spec.observation_space)(obs),
+            reward=reward.astype(jnp.float32),
+            terminated=terminated,
+            truncated=truncated,
+            is_first=ends,
+            true_reward=true_reward.astype(jnp.float32),
+            episode_end=game_over.astype(jnp.bool_) | truncated,
+        )
+        return output, terminated | truncated
+
+    action, num_invalid = one_kernel(before)(action)
+    handle, pool_output = pool_step(handle, action)
+    output, ends = one_kernel(after)(ends, pool_output)
+    return (handle, ends), output, num_invalid
+
+
+def _places(order: jax.Array) -> jax.Array:
+    """Return where each environment is in ``order``, the environments of the rows, ``[B]``.
+
+    By comparison: a scatter would be a kernel of its own.
+    """
+    return jnp.argmax(order[None] == jnp.arange(len(order), dtype=order.dtype)[:, None], axis=1)
 
 
 def _clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Array]:

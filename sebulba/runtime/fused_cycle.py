@@ -23,6 +23,7 @@ from sebulba.runtime.cycle import (
     no_action,
 )
 from sebulba.runtime.episodes import EpisodeStatistics
+from sebulba.runtime.packed_rows import Packed, RowPacking
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.types import EnvAdapter, EnvStep, FusedEnv, PyTree, Trajectory
 
@@ -32,17 +33,24 @@ CHUNK_S = 1.0
 """A chunk of a fused cycle that ran longer than this is split in the next cycle."""
 
 
-class Recording(NamedTuple):
-    """A trajectory being written, on the inference device."""
+class Row(NamedTuple):
+    """What a step leaves, ``[B, ...]``."""
 
     env_step: EnvStep
-    """``[T+1, B, ...]``."""
-    action: jax.Array
-    """``[T, B, ...]``."""
+    """After the step; its ``prev_action`` is the action of the step."""
     extras: PyTree
-    """``[T, B, ...]``."""
-    row: jax.Array
-    """Scalar int32: the next row to write."""
+    """Of the action."""
+    true_reward: jax.Array
+    episode_end: jax.Array
+
+
+class Recording(NamedTuple):
+    """A cycle being written, on the inference device."""
+
+    rows: Packed
+    """``[T+1, B, ...]``, each a ``Row``: the one before the first step, and one a step."""
+    num_steps: jax.Array
+    """Scalar int32: steps that have been written."""
     initial_step_state: PyTree
     """As ``KeyData``."""
 
@@ -64,8 +72,21 @@ class Chunk(NamedTuple):
     """Of ``info_columns``, ``[t, B]``."""
     num_invalid: jax.Array
     """Scalar int32: actions that had to be clamped."""
+
+
+class Finished(NamedTuple):
+    """What the last chunk makes of the recording."""
+
+    env_step: EnvStep
+    """``[T+1, B, ...]``."""
+    action: jax.Array
+    """``[T, B, ...]``."""
+    extras: PyTree
+    """``[T, B, ...]``."""
+    final_step_state: PyTree
+    """As ``KeyData``; a copy."""
     finite: jax.Array
-    """Scalar bool: every observation and reward of the recording is; of the last chunk only."""
+    """Scalar bool: every observation and reward is."""
 
 
 class FusedCycle:
@@ -102,6 +123,7 @@ class FusedCycle:
         )
         self._compiled: dict[tuple[bool, bool], Callable] = {}
         self._speed_is_known = False
+        self._packing = RowPacking(_row_shapes(programs.shapes))
 
     def reset(self) -> None:
         """Begin new episodes."""
@@ -120,6 +142,7 @@ class FusedCycle:
         assert self._env_step is not None, "reset comes first"
         position = Position(keys.unwrap(step_state), self._env_state, self._env_step)
         recording: Recording | None = None
+        finished: Finished | None = None
         chunks: list[Chunk] = []
         slowest_s = 0.0
         with self._timer.phase("cycle"):
@@ -127,7 +150,7 @@ class FusedCycle:
             while len(chunks) < self._num_chunks and not stop.is_set():
                 program = self._program(len(chunks), leaves, position, recording)
                 began = time.perf_counter()
-                position, recording, final, chunk = program(leaves, position, recording)
+                position, recording, finished, chunk = program(leaves, position, recording)
                 chunks.append(jax.device_get(chunk))
                 slowest_s = max(slowest_s, time.perf_counter() - began)
         self._env_state, self._env_step = position.env_state, position.env_step
@@ -136,24 +159,28 @@ class FusedCycle:
             return None, step_state
         with self._timer.phase("finish"):
             if num_invalid := sum(int(chunk.num_invalid) for chunk in chunks):
-                action = np.asarray(recording.action)[: int(recording.row)]
+                env_step = self._packing.unpack(recording.rows).env_step
+                action = np.asarray(env_step.prev_action)[1 : 1 + int(recording.num_steps)]
                 raise ActionError(_describe_invalid(self._env, action, num_invalid))
             columns = zip(*(chunk.columns for chunk in chunks), strict=True)
             step_infos = self._statistics.add(*map(np.concatenate, columns))
-            if len(chunks) < self._num_chunks:
+            if finished is None:
                 return None, step_state
-            if not chunks[-1].finite:
-                check_finite(recording.env_step)
+            if not finished.finite:
+                check_finite(finished.env_step)
             self._split_if_slow(slowest_s)
             initial = keys.wrap(recording.initial_step_state)
-        return CycleOutput(*recording[:3], initial, keys.wrap(final), step_infos), step_state
+            final = keys.wrap(finished.final_step_state)
+        return CycleOutput(*finished[:3], initial, final, step_infos), step_state
 
     def _program(self, number: int, *example: PyTree) -> Callable:
         """Return the program of a chunk, compiled ahead of its first call, to keep that fast."""
         is_first, is_last = number == 0, number == self._num_chunks - 1
         if (is_first, is_last) not in self._compiled:
             length = self._programs.run.steps_per_cycle // self._num_chunks
-            chunk = functools.partial(_run_chunk, self._programs, self._fused.step, length, is_last)
+            chunk = functools.partial(
+                _run_chunk, self._programs, self._packing, self._fused.step, length, is_last
+            )
             program = jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
             self._compiled[is_first, is_last] = program
         return self._compiled[is_first, is_last]
@@ -172,69 +199,91 @@ class FusedCycle:
 
 def _run_chunk(
     programs: CyclePrograms,
+    packing: RowPacking,
     env_step_fn: Callable,
     length: int,
     is_last: bool,
     networks: list,
     position: Position,
     recording: Recording | None,
-) -> tuple[Position, Recording, PyTree, Chunk]:
+) -> tuple[Position, Recording, Finished | None, Chunk]:
     """Run ``length`` steps of policy and environment.
 
     Args:
       programs: Whose ``act`` acts.
+      packing: Of rows.
       env_step_fn: ``FusedEnv.step``.
       length: Steps.
-      is_last: Write the bootstrap row.
+      is_last: Finish the recording.
       networks: Leaves of the acting networks.
       position: Where the chunk begins; donated.
       recording: Of the chunks before, None in the first; donated.
 
     Returns:
-      The position and the recording at the end, a copy of the step state there if ``is_last``,
-      and the rest.
+      The position and the recording at the end, what was made of it if ``is_last``, and the rest.
     """
-    begun = _begin(programs.shapes, position.step_state) if recording is None else recording
+    first = packing.pack(_row_before(programs.shapes, position.env_step))
+    if recording is None:
+        num_rows = programs.run.steps_per_cycle + 1
+        recording = _begin(first, num_rows, position.step_state)
 
-    def body(carry: PyTree, _: None) -> tuple[PyTree, PyTree]:
-        (step_state, env_state, env_step), recording = carry
+    def body(carry: PyTree, _: None) -> tuple[PyTree, jax.Array]:
+        step_state, env_state, row, rows, num_steps = carry
         action, extras, step_state = programs.act_once(
-            networks, step_state, jax.tree.leaves(env_step)
-        )
-        recording = recording._replace(
-            env_step=_write(recording.env_step, recording.row, env_step),
-            action=_write(recording.action, recording.row, action),
-            extras=_write(recording.extras, recording.row, extras),
-            row=recording.row + 1,
+            networks, step_state, jax.tree.leaves(packing.unpack(row).env_step)
         )
         env_state, output, num_invalid = env_step_fn(env_state, action)
         env_step = env_step_of(output, action)
-        columns = info_columns(output.true_reward, output.episode_end, env_step)
-        return (Position(step_state, env_state, env_step), recording), (columns, num_invalid)
+        row = packing.pack(Row(env_step, extras, output.true_reward, output.episode_end))
+        num_steps = num_steps + 1
+        return (step_state, env_state, row, _write(rows, num_steps, row), num_steps), num_invalid
 
-    (end, written), (columns, num_invalid) = jax.lax.scan(
-        body, (position, begun), None, length=length
+    carry = (position.step_state, position.env_state, first, recording.rows, recording.num_steps)
+    (step_state, env_state, row, rows, num_steps), num_invalid = jax.lax.scan(
+        body, carry, None, length=length
     )
-    final, finite = None, jnp.array(True)
-    if is_last:
-        env_step = _write(written.env_step, written.row, end.env_step)
-        written = written._replace(env_step=env_step)
-        final, finite = copy_tree(end.step_state), _is_finite(env_step)
-    return end, written, final, Chunk(columns, num_invalid.sum(), finite)
+    end = Position(step_state, env_state, packing.unpack(row).env_step)
+    recording = Recording(rows, num_steps, recording.initial_step_state)
+    new = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, num_steps - length + 1, length), rows
+    )
+    done = packing.unpack(new)
+    columns = info_columns(done.true_reward, done.episode_end, done.env_step)
+    finished = _finish(packing.unpack(rows), step_state) if is_last else None
+    return end, recording, finished, Chunk(columns, num_invalid.sum())
 
 
-def _begin(shapes: Trajectory, step_state: PyTree) -> Recording:
-    """Return a recording of nothing."""
-    env_step, action, extras = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes[:3])
-    return Recording(env_step, action, extras, jnp.int32(0), copy_tree(step_state))
+def _row_shapes(shapes: Trajectory) -> Row:
+    """Return the shapes of a row, ``[B, ...]``, of those of a trajectory."""
+    env_step, extras = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (shapes.env_step, shapes.extras)
+    )
+    return Row(env_step, extras, env_step.reward, env_step.is_first)
+
+
+def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:
+    """Return the row of a step of which only what it led to is known."""
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _row_shapes(shapes))
+    return empty._replace(env_step=env_step)
+
+
+def _begin(first: Packed, num_rows: int, step_state: PyTree) -> Recording:
+    """Return a recording of nothing but where it begins."""
+    rows = jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), first)
+    return Recording(_write(rows, jnp.int32(0), first), jnp.int32(0), copy_tree(step_state))
 
 
 def _write(rows: PyTree, row: jax.Array, tree: PyTree) -> PyTree:
     return jax.tree.map(
-        lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, jnp.asarray(x), row, 0),
-        rows,
-        tree,
+        lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, row, 0), rows, tree
     )
+
+
+def _finish(rows: Row, step_state: PyTree) -> Finished:
+    """Return the trajectory of ``[T+1, B, ...]`` rows."""
+    action, extras = jax.tree.map(lambda x: x[1:], (rows.env_step.prev_action, rows.extras))
+    final = copy_tree(step_state)
+    return Finished(rows.env_step, action, extras, final, _is_finite(rows.env_step))
 
 
 def _is_finite(env_step: EnvStep) -> jax.Array:

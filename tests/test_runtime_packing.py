@@ -1,0 +1,68 @@
+"""Rows of few arrays, and small computations of one kernel."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba.one_kernel import MOST_ELEMENTS, one_kernel
+from sebulba.runtime.packed_rows import MOST_PACKED_ELEMENTS, RowPacking
+
+B = 3
+
+
+def new_row(rng: np.random.Generator) -> dict:
+    large = MOST_PACKED_ELEMENTS // B + 1
+    return {
+        "image": rng.integers(0, 255, (B, large), np.uint8),
+        "obs": {"a": rng.normal(size=(B, 2, 5)).astype(np.float32), "b": np.arange(B, dtype="i4")},
+        "none": (),
+        "ends": rng.random(B) < 0.5,
+        "reward": rng.normal(size=B).astype(np.float32),
+        "byte": np.arange(4 * B, dtype=np.uint8).reshape(B, 4),
+    }
+
+
+def test_packed_rows_come_apart_as_they_were():
+    row = new_row(np.random.default_rng(0))
+    packing = RowPacking(row)
+    packed = jax.jit(packing.pack)(row)
+    assert len(packed.joined) == 4, "one array for each dtype"
+    assert [leaf.shape for leaf in packed.loose] == [row["image"].shape]
+    jax.tree.map(np.testing.assert_array_equal, packing.unpack(packed), row)
+    assert jax.tree.map(lambda x: x.dtype, packing.unpack(packed)) == jax.tree.map(
+        lambda x: x.dtype, row
+    )
+
+
+def test_packed_rows_may_be_stacked():
+    rng = np.random.default_rng(1)
+    rows = [new_row(rng) for _ in range(7)]
+    packing = RowPacking(rows[0])
+    packed = jax.tree.map(lambda *x: np.stack(x), *map(jax.jit(packing.pack), rows))
+    expected = jax.tree.map(lambda *x: np.stack(x), *rows)
+    jax.tree.map(np.testing.assert_array_equal, packing.unpack(packed), expected)
+
+
+def sample(key_data: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    key = jax.random.wrap_key_data(key_data)
+    return jax.random.categorical(key, logits), jax.nn.log_softmax(logits).sum(axis=0)
+
+
+def test_one_kernel_computes_what_the_function_does():
+    data = jax.random.key_data(jax.random.key(5))
+    logits = jnp.linspace(-1.0, 2.0, 28).reshape(7, 4)
+    marked = jax.jit(one_kernel(sample))
+    for one, other in zip(marked(data, logits), jax.jit(sample)(data, logits), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    text = marked.lower(data, logits).compile().as_text()
+    assert 'xla_cpu_small_call="true"' in text
+
+
+@pytest.mark.parametrize("num_elements, is_marked", [(8, True), (MOST_ELEMENTS + 1, False)])
+def test_large_arrays_stay_with_many_kernels(num_elements, is_marked):
+    x = jnp.zeros(num_elements)
+    text = jax.jit(one_kernel(lambda x: jnp.sin(x) + 1)).lower(x).as_text()
+    assert ("xla_cpu_small_call" in text) == is_marked
