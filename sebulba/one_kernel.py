@@ -12,23 +12,30 @@ from sebulba.types import PyTree
 
 MOST_ELEMENTS = 1 << 16
 """Arrays of more elements than this together are worth several kernels, and several threads."""
+MOST_REDUCED_ELEMENTS = 1 << 11
+"""Sums and maxima of more floats than this XLA may give to a library, which fits into no kernel of
+XLA's own: the compile would fail (measured on JAX 0.10 and 0.12: at 4096, not at 2048)."""
 
 ResultT = TypeVar("ResultT")
 
 
-def one_kernel(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
+def one_kernel(
+    function: Callable[..., ResultT], *, reduces: bool = False
+) -> Callable[..., ResultT]:
     """Return ``function`` in such a form that XLA on a CPU compiles it to one kernel.
 
     There XLA runs every operation that it cannot fuse as a kernel of its own, about a microsecond
     each, and hands independent ones to other threads, which costs more than they do. The mark is
-    the one that XLA gives to small loops of its own accord; elsewhere, and with an XLA that does
-    not know it, ``function`` is what it was.
+    the one that XLA gives to small loops of its own accord; elsewhere, with an XLA that does not
+    know it, and where arrays are large, ``function`` is what it was.
 
     Args:
       function: Of pytrees of arrays. No products of matrices (they would be plain loops), no
         scatter, no sort, no generator of bits but threefry: XLA has them in kernels of their own
-        only.
+        only. What it makes on the way is no larger than its arguments.
+      reduces: It has sums, maxima or minima of floats.
     """
+    most = MOST_REDUCED_ELEMENTS if reduces else MOST_ELEMENTS
     jitted = jax.jit(function)
 
     def marked(*args: PyTree) -> ResultT:
@@ -36,7 +43,7 @@ def one_kernel(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
             return jitted(*args)
 
     def run(*args: PyTree) -> ResultT:
-        if sum(jax.numpy.size(leaf) for leaf in jax.tree.leaves(args)) > MOST_ELEMENTS:
+        if sum(jax.numpy.size(leaf) for leaf in jax.tree.leaves(args)) > most:
             return function(*args)
         return jax.lax.platform_dependent(*args, cpu=marked, default=function)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.one_kernel import MOST_ELEMENTS, one_kernel
+from sebulba.one_kernel import MOST_ELEMENTS, MOST_REDUCED_ELEMENTS, one_kernel
 from sebulba.runtime.packed_rows import MOST_PACKED_ELEMENTS, RowPacking
 
 B = 3
@@ -54,7 +54,7 @@ def sample(key_data: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array
 def test_one_kernel_computes_what_the_function_does():
     data = jax.random.key_data(jax.random.key(5))
     logits = jnp.linspace(-1.0, 2.0, 28).reshape(7, 4)
-    marked = jax.jit(one_kernel(sample))
+    marked = jax.jit(one_kernel(sample, reduces=True))
     for one, other in zip(marked(data, logits), jax.jit(sample)(data, logits), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
     text = marked.lower(data, logits).compile().as_text()
@@ -66,3 +66,11 @@ def test_large_arrays_stay_with_many_kernels(num_elements, is_marked):
     x = jnp.zeros(num_elements)
     text = jax.jit(one_kernel(lambda x: jnp.sin(x) + 1)).lower(x).as_text()
     assert ("xla_cpu_small_call" in text) == is_marked
+
+
+@pytest.mark.parametrize("shape", [(MOST_REDUCED_ELEMENTS // n, n) for n in (1, 2, 18, 1024)])
+def test_one_kernel_can_be_compiled_up_to_its_largest_reduction(shape):
+    x = jnp.ones(shape)
+    reduce = jax.jit(one_kernel(lambda x: (jax.nn.log_softmax(x), x.sum(0), x.max()), reduces=True))
+    assert "xla_cpu_small_call" in reduce.lower(x).as_text()
+    np.testing.assert_allclose(reduce(x)[1], shape[0])

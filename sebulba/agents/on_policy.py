@@ -219,7 +219,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         impl = jax.random.key_impl(step_state.key)
         choose: Callable[..., tuple] = functools.partial(self._choose, explore, impl)
         if impl == "threefry2x32":  # the others' generators are no kernels of XLA's
-            choose = one_kernel(choose)
+            choose = one_kernel(choose, reduces=True)
         key_data, raw, log_prob, action = choose(jax.random.key_data(step_state.key), params)
         key = jax.random.wrap_key_data(key_data, impl=impl)
         return ActionOutput(action, Extras(raw, log_prob)), StepState(key, output.core, scaling)
