@@ -14,7 +14,12 @@ from sebulba.configs.preset import Preset
 
 
 def cartpole() -> ExperimentConfig:
-    """Return R2D2 on envpool's CartPole-v1, of which only position and angle are observed."""
+    """Return R2D2 on envpool's CartPole-v1, of which only position and angle are observed.
+
+    Priorities, exploration, n, dueling and double values are the paper's. Network, batch and
+    sequences are small; half of a sequence of 32 overlaps with the next, after a burn-in of 16. A
+    target that is copied every 200 updates reached 360 and lost it; one that follows slowly stays.
+    """
     return ExperimentConfig(
         env=EnvConfig("sebulba.envs.memory_tasks:cartpole_without_velocities"),
         agent=R2D2Config(
@@ -36,9 +41,10 @@ def cartpole() -> ExperimentConfig:
                 priority_exponent=0.9,
                 importance_exponent=0.6,
             ),
-            target=TargetConfig(period=200),
+            target=TargetConfig(rate=0.01),
         ),
-        total_env_steps=1_000_000,
+        total_env_steps=400_000,
+        eval_every_env_steps=50_000,
         anneal_learning_rate=True,
         num_envs=32,
         steps_per_cycle=16,
@@ -48,7 +54,9 @@ def cartpole() -> ExperimentConfig:
 def repeat_observation() -> ExperimentConfig:
     """Return R2D2 on a task whose reward is for the observation of 8 steps ago.
 
-    Sequences of 16 rows without burn-in: only the stored state can tell the first half of them.
+    Sequences of 16 rows without burn-in: for the first half of them only the stored state knows
+    what is asked. The best return is 56, that of guessing 28. With ``--agent.no-stored-state`` the
+    same run ends near 43.
     """
     return ExperimentConfig(
         env=EnvConfig("sebulba.envs.memory_tasks:RepeatObservation"),
@@ -74,7 +82,8 @@ def repeat_observation() -> ExperimentConfig:
             ),
             target=TargetConfig(period=100),
         ),
-        total_env_steps=1_000_000,
+        total_env_steps=300_000,
+        eval_every_env_steps=50_000,
         anneal_learning_rate=True,
         num_envs=32,
         steps_per_cycle=16,
