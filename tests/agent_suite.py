@@ -37,6 +37,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.registry import make_agent
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
+from sebulba.types import RunSpec
 from tests import oracle, questions
 from tests.agent_driver import B, Driver, EnvStreams, T, run_spec
 
@@ -98,7 +99,7 @@ class Case:
             agent,
             devices,
             make_streams=lambda agent, state: EnvStreams(agent, state, self.oracles([0, B])),
-            state=state or state_of_any_networks(agent, devices),
+            state=state or quick_state(agent, run_spec(devices)),
         )
 
 
@@ -124,10 +125,12 @@ _ACTOR_CRITIC: Any = _OFF_POLICY | {
 
 AGENTS: dict[str, Case] = {
     "reinforce": Case(SimplePolicyGradientConfig(**_ON_POLICY), cannot=("cut",)),
-    "impala-box": Case(ImpalaConfig(separate_value_torso=True, **_ON_POLICY), "continuous"),
-    "ppo-lstm": Case(
-        PPOConfig(lstm_size=8, normalize_observations=True, normalize_rewards=True, **_PPO),
-        remembers=True,
+    "impala-lstm": Case(ImpalaConfig(lstm_size=8, **_ON_POLICY), remembers=True),
+    "impala-box": Case(
+        ImpalaConfig(separate_value_torso=True, **_ON_POLICY), "continuous", num_cycles=120
+    ),
+    "ppo": Case(
+        PPOConfig(normalize_observations=True, normalize_rewards=True, **_PPO),
         even={"minibatches": 1},
     ),
     "dqn": Case(
@@ -154,10 +157,10 @@ AGENTS: dict[str, Case] = {
             target=TargetConfig(period=10),
             learning_rate=1e-2,
             discount=questions.DISCOUNT,
-            replay=dataclasses.replace(_REPLAY, batch_size=16, warm_up_cycles=5),
+            replay=dataclasses.replace(_REPLAY, batch_size=16),
         ),
         remembers=True,
-        even={"sequence_length": T, "burn_in": T},
+        even={"sequence_length": T},
     ),
     "sac": Case(
         SACConfig(temperature_learning_rate=1e-2, initial_temperature=0.1, **_ACTOR_CRITIC),
@@ -263,12 +266,17 @@ def _valid(agent: Any, rows: Any) -> tuple[Any, ...]:
     return tuple(np.asarray(x)[valid] for x in kept)
 
 
-def state_of_any_networks(agent: Agent, devices: int) -> Any:
-    """Return a state with random networks: to compile the true initialisers takes a second."""
-    run, rng = run_spec(devices), np.random.default_rng(0)
+def quick_state(agent: Agent, run: RunSpec) -> AgentState:
+    """Return a new state, quickly: to compile the true initialisers of networks takes a second.
+
+    Kernels are normal with the inverse of their inputs as the variance, everything else is 0.
+    """
+    rng = np.random.default_rng(0)
     agent.check_run(run)
-    shapes = jax.eval_shape(agent.new_networks, jax.random.key(0))
-    networks = jax.tree.map(lambda x: rng.normal(0, 0.3, x.shape).astype(x.dtype), shapes)
+
+    def new(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        scale = leaf.shape[0] ** -0.5 if len(leaf.shape) > 1 else 0.0
+        return (scale * rng.normal(size=leaf.shape)).astype(leaf.dtype)
 
     @jax.jit
     def rest(networks: Any, key: jax.Array) -> AgentState:
@@ -277,4 +285,5 @@ def state_of_any_networks(agent: Agent, devices: int) -> Any:
         experience = agent.new_experience(key, networks, run)
         return AgentState(networks, agent.new_opt(networks), experience, step)
 
+    networks = jax.tree.map(new, jax.eval_shape(agent.new_networks, jax.random.key(0)))
     return rest(networks, jax.random.key(1))

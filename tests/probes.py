@@ -1,6 +1,6 @@
 """Environments that each isolate one capability of an agent, learned in seconds.
 
-The usual five, and two more for continuous actions and for memory.
+Those of values and of one continuous action; what an agent is to do is asked in ``questions``.
 
 Source: andyljones.com/posts/rl-debugging (probe environments).
 """
@@ -75,24 +75,8 @@ class Discounting(Probe):
         return float(self._t == 1)
 
 
-class ActionEffect(Probe):
-    """One step, action 1 is worth +1 and action 0 is worth -1."""
-
-    def reward(self, action: Any) -> float:
-        """Return what the action is worth."""
-        return 1.0 if action == 1 else -1.0
-
-
-class ObservationAction(ObservationValue):
-    """One step, the action must be that of the observation: 1 for +1 and 0 for -1."""
-
-    def reward(self, action: Any) -> float:
-        """Return +1 for the right action and -1 for the other."""
-        return 1.0 if (action == 1) == (self._sign > 0) else -1.0
-
-
 class ContinuousTarget(Probe):
-    """As ObservationAction for a continuous action, which should be half the observation."""
+    """One step, the action should be half the observation."""
 
     action_space = spaces.Box(-1, 1, (1,), np.float32)
 
@@ -103,23 +87,3 @@ class ContinuousTarget(Probe):
     def reward(self, action: Any) -> float:
         """Return minus the distance from half the observation."""
         return -abs(float(action[0]) - 0.5 * self._sign)
-
-
-class RememberedSign(Probe):
-    """Two steps; the second observation is 0 and the first says which action is then right."""
-
-    length = 2
-
-    def first_sign(self) -> float:
-        """Draw +1 or -1."""
-        self._asked = self.np_random.choice([-1.0, 1.0])
-        return self._asked
-
-    def _obs(self) -> np.ndarray:
-        return np.full(1, self._asked if self._t == 0 else 0.0, np.float32)
-
-    def reward(self, action: Any) -> float:
-        """Return +1 or -1 at the end."""
-        if self._t == 0:
-            return 0.0
-        return 1.0 if (action == 1) == (self._asked > 0) else -1.0

@@ -71,7 +71,7 @@ class DiscretePool:
             state_array_spec={"obs": SimpleNamespace(dtype=np.float32)},
             action_array_spec={"action": SimpleNamespace(dtype=self.action_dtype)},
         )
-        self._rng = np.random.default_rng(seeds[0])
+        self._seed = seeds[0]
         self._num_envs = len(seeds)
         self._prepare(first_states)
 
@@ -92,6 +92,7 @@ class DiscretePool:
         return spaces.Box(-1, 1, (NUM_SEEN,), np.float32)
 
     def reset(self) -> tuple:
+        self._rng = np.random.default_rng(self._seed)  # so that it can all happen again
         self._state = self._rng.choice(self._first, self._num_envs)
         self._ended = np.zeros(self._num_envs, bool)
         return self._seen[self._state], self._info()
@@ -141,6 +142,7 @@ class ContinuousPool(DiscretePool):
         return spaces.Box(-1, 1, (6,), np.float32)
 
     def reset(self) -> tuple:
+        self._rng = np.random.default_rng(self._seed)
         self._ended = np.ones(self._num_envs, bool)
         self._question = np.zeros(self._num_envs, int)
         self._paid_next = self._ended

@@ -26,12 +26,21 @@ from tests.agent_suite import (
     given_draws,
     kept_transitions,
     oracle_action,
+    quick_state,
 )
 
 spaces = gymnasium.spaces
 NUM_CYCLES = 8
 NOT_NORMALIZED = {"normalize_observations": False, "normalize_rewards": False}
 NAMES = pytest.mark.parametrize("name", AGENTS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compiles() -> Any:
+    """Let XLA optimise less: nearly all of the time here is compiling."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def test_every_registered_agent_is_in_the_suite() -> None:
@@ -151,7 +160,7 @@ def made_wild(trajectory: Any) -> Any:
 
 @NAMES
 def test_what_is_learned_from_is_what_happened(name: str) -> None:
-    driver = AGENTS[name].driver(4, discount=0.0, num_steps=1, **NOT_NORMALIZED)
+    driver = AGENTS[name].driver(4, discount=0.0, **NOT_NORMALIZED)
     for cycle in range(NUM_CYCLES):
         driver.insert(driver.streams.next(driver._acting, cycle % 2))
     with given_draws():
@@ -195,30 +204,24 @@ def compiles() -> Any:
 @NAMES
 def test_is_bit_reproducible_answers_every_question_and_is_saved(name: str, tmp_path: Any) -> None:
     case = AGENTS[name]
-    first = trained(case, 8)
-    result = trained(case, case.num_cycles, first)
-    agent, _ = case.to_learn()
-    save_policy(tmp_path, agent, result.acting_networks)
-    assert questions.wrong_answers(load_policy(tmp_path), case.first_states) == []
-
-
-def trained(case: Case, num_cycles: int, like: Any = None) -> Any:
-    """Train in lockstep; if ``like`` is given, be bit-identical to that result on the way."""
     agent, env = case.to_learn()
+    run = sebulba.RunSpec(16, 2, 5, 1)
     with sebulba.GymnasiumLoop(
         env, agent, 16, schedule="lockstep", cycle="stepped",
         inference_devices=[0], update_devices=[0],
     ) as loop:  # fmt: skip
-        result = loop.run(loop.new_state(0, 5), 8, 5)
-        if like is not None:
-            for a, b in zip(leaves(no_step(like)), leaves(no_step(result)), strict=True):
-                np.testing.assert_array_equal(a, b)
-        if num_cycles > 8:
-            result = loop.run(result.state, num_cycles - 8, 5)
-    return result
+        new = quick_state(agent, run)
+        # Begun anew, everything happens again: so do the environments.
+        first, again = (loop.run(new, 8, 5) for _ in range(2))
+        assert first.counters.updates == again.counters.updates > 0
+        for a, b in zip(leaves(learned(first)), leaves(learned(again)), strict=True):
+            np.testing.assert_array_equal(a, b)
+        result = loop.run(again.state, case.num_cycles - 8, 5)
+    save_policy(tmp_path, agent, result.acting_networks, run)
+    assert questions.wrong_answers(load_policy(tmp_path), case.first_states) == []
 
 
-def no_step(result: Any) -> Any:
+def learned(result: Any) -> Any:
     return result.state._replace(step=())  # it has typed keys
 
 

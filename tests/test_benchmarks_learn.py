@@ -124,7 +124,7 @@ def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):
 
     def train(command, **options):
         folder = command[command.index("--run-dir") + 1]
-        ran.append(command[3:6] + [command[-3]])
+        ran.append(command[3:5] + command[-5:-2])
         path = tmp_path / "runs" / folder
         path.mkdir(parents=True)
         record = {"episode_return_mean": 480.0, "env_steps": 500, "seconds": 1.0}
@@ -137,7 +137,7 @@ def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):
     words += ["--runs", str(tmp_path / "runs"), "--num-envs", "64"]
     for _ in range(2):
         assert cli.main(words) == 0
-    assert ran == [["train", "cartpole", "--num-envs", str(seed)] for seed in range(2)]
+    assert ran == [["train", "cartpole", "64", "--seed", str(seed)] for seed in range(2)]
     record = json.loads((tmp_path / "learn-cartpole.json").read_text())
     assert record["share_of_seeds"] == 1.0 and record["commit"] == "abc"
     assert record["config"]["num_envs"] == 64
