@@ -2,32 +2,144 @@
 
 from __future__ import annotations
 
-from sebulba.agents.configs import PPOConfig, TorsoConfig
+from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
 
 def cartpole() -> ExperimentConfig:
-    """Return PPO with a small MLP on envpool's CartPole-v1."""
+    """Return PPO with a small MLP on envpool's CartPole-v1.
+
+    Discount, lambda, clip and a learning rate that falls to 0 are those of Stable-Baselines3's zoo
+    (rl-baselines3-zoo, hyperparams/ppo.yml, CartPole-v1), which takes 20 epochs of one minibatch on
+    8 environments x 32 steps; trajectories twice as large with 24 smaller updates of a larger rate
+    reach as far with half of the updates a step. One Inferencer in lockstep: with two and a queue,
+    actions are four trajectories old when they are learned from, and learning is slower and less
+    sure.
+    """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
         agent=PPOConfig(
-            learning_rate=1e-3,
+            learning_rate=1.5e-3,
             discount=0.98,
             trace_decay=0.8,
-            epochs=10,
-            minibatches=2,
+            epochs=6,
+            minibatches=4,
             torso=TorsoConfig(hidden_sizes=(64, 64)),
             separate_value_torso=True,
         ),
         total_env_steps=100_000,
         anneal_learning_rate=True,
         num_envs=16,
+        num_inferencers_per_device=1,
         steps_per_cycle=32,
+        schedule="lockstep",
+        metrics_interval_s=0.1,
+    )
+
+
+def pendulum() -> ExperimentConfig:
+    """Return PPO with a Gaussian policy on Pendulum-v1.
+
+    Stable-Baselines3's zoo (rl-baselines3-zoo, hyperparams/ppo.yml, Pendulum-v1): 4 environments x
+    1024 steps, discount 0.9, lambda 0.95, 10 epochs of minibatches of 64, learning rate 1e-3; here
+    16 environments x 256 steps.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("Pendulum-v1"),
+        agent=PPOConfig(
+            learning_rate=1e-3,
+            discount=0.9,
+            trace_decay=0.95,
+            epochs=10,
+            minibatches=64,
+            normalize_rewards=True,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            separate_value_torso=True,
+        ),
+        total_env_steps=300_000,
+        num_envs=16,
+        num_inferencers_per_device=1,
+        steps_per_cycle=256,
+        schedule="lockstep",
+    )
+
+
+def halfcheetah() -> ExperimentConfig:
+    """Return PPO with a Gaussian policy on MuJoCo's HalfCheetah-v4.
+
+    Schulman et al. 2017 (arXiv 1707.06347), table 3: 2048 steps, learning rate 3e-4, 10 epochs,
+    minibatches of 64, discount 0.99, lambda 0.95; section 6.1: two hidden layers of 64, policy and
+    value apart. The falling learning rate, Adam's epsilon of 1e-5, the gradient norm of 0.5, the
+    clipped value loss, and observations and rewards normalised are those of the reference
+    implementation (Huang et al. 2022, "The 37 Implementation Details of PPO"; CleanRL's
+    ppo_continuous_action.py). The 2048 steps are 16 environments x 128 instead of one long one.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("HalfCheetah-v4"),
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=10,
+            minibatches=32,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            normalize_observations=True,
+            normalize_rewards=True,
+            initial_std=1.0,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            separate_value_torso=True,
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=16,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
+def pong() -> ExperimentConfig:
+    """Return PPO on Pong.
+
+    Environment: Mnih et al. 2015 (doi 10.1038/nature14236), methods. Agent: Schulman et al. 2017
+    (arXiv 1707.06347), table 5: 8 environments x 128 steps, learning rate 2.5e-4 that falls to 0,
+    3 epochs of minibatches of 256, discount 0.99, lambda 0.95, clip 0.1, value loss 1 (of the
+    mean square; ours is of half of it, as in the reference implementation, which has 0.5),
+    entropy 0.01. The paper lets the clip fall to 0 with the learning rate; here it stays, as in
+    CleanRL's ppo_atari.py, from which 4 epochs, Adam's epsilon and the gradient norm are.
+    """
+    return ExperimentConfig(
+        env=EnvConfig(
+            "Pong-v5", episodic_life=False, reward_clip=True, noop_max=30, frame_skip=4, stack_num=4
+        ),
+        agent=PPOConfig(
+            learning_rate=2.5e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=4,
+            minibatches=4,
+            ratio_clip=0.1,
+            value_clip=0.1,
+            entropy_coefficient=0.01,
+            value_coefficient=0.5,
+            torso=TorsoConfig(kind="nature_cnn"),
+            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
+        ),
+        total_env_steps=10_000_000,
+        anneal_learning_rate=True,
+        num_envs=8,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
     )
 
 
 PRESETS: dict[str, Preset] = {
     "cartpole-ppo": Preset("PPO, small MLP, envpool CartPole-v1", cartpole),
+    "pendulum-ppo": Preset("PPO, Gaussian policy, envpool Pendulum-v1", pendulum),
+    "halfcheetah-ppo": Preset("PPO, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
+    "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }
 """By the name that the command line knows."""

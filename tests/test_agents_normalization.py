@@ -1,0 +1,124 @@
+"""Running statistics: against NumPy on everything at once, over devices, trajectories and ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sebulba.agents.normalization import (
+    Moments,
+    ObservationNormalizer,
+    new_moments,
+    new_reward_statistics,
+    normalized_rewards,
+    updated_moments,
+)
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec, EnvStep
+
+spaces = gymnasium.spaces
+DISCRETE = spaces.Discrete(2, dtype=np.int32)
+
+
+def over_devices(function: Any, *shards: Any) -> Any:
+    """Map over the first dimension with the axis bound; return one device's result of all equal."""
+    result = jax.vmap(function, axis_name="learner")(*shards)
+    for leaf in jax.tree.leaves(result):
+        np.testing.assert_array_equal(leaf, np.broadcast_to(leaf[:1], leaf.shape))
+    return jax.tree.map(lambda x: x[0], result)
+
+
+def test_moments_are_those_of_all_samples_of_all_devices_and_batches() -> None:
+    rng = np.random.default_rng(0)
+    moments, kept = new_moments((3,)), []
+    for batch in range(3):
+        x = (5.0 + batch + 2.0 * rng.normal(size=(4, 6, 2, 3))).astype(np.float32)
+        # Devices hold unequal numbers; the first none at all.
+        weight = rng.random((4, 6, 2)) < np.array([0.0, 0.2, 0.9, 1.0])[:, None, None]
+        kept.append(x[weight])
+        moments = over_devices(lambda x, w, m=moments: updated_moments(m, x, w), x, weight)
+    samples = np.concatenate(kept)
+    assert moments.num_samples == pytest.approx(len(samples), abs=1e-3)
+    np.testing.assert_allclose(moments.mean, samples.mean(0), rtol=1e-4)
+    np.testing.assert_allclose(moments.variance, samples.var(0), rtol=1e-3)
+
+
+def test_moments_of_nothing_stay() -> None:
+    before = Moments(jnp.float32(7.0), jnp.float32(2.0), jnp.float32(3.0))
+    x, nothing = jnp.full((1, 4, 2), jnp.nan), jnp.zeros((1, 4, 2))
+    after = over_devices(lambda x, w: updated_moments(before, x, w), x, nothing)
+    np.testing.assert_array_equal(after, before)
+
+
+def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
+    space = spaces.Dict(
+        picture=spaces.Box(0, 255, (4, 5), np.uint8),
+        image=spaces.Box(-1, 1, (2, 6, 7)),
+        number=spaces.Discrete(3),
+        inner=spaces.Dict(vector=spaces.Box(-np.inf, np.inf, (3,), np.float64)),
+    )
+    normalizer = ObservationNormalizer(EnvSpec(space, DISCRETE), images_are_flattened=False)
+    rng = np.random.default_rng(1)
+    obs = {
+        "picture": rng.integers(0, 255, (9, 8, 4, 5), np.uint8),
+        "image": rng.random((9, 8, 2, 6, 7), np.float32),
+        "number": rng.integers(0, 3, (9, 8)),
+        "inner": {"vector": 40.0 + 3.0 * rng.normal(size=(9, 8, 3))},
+    }
+    update = lambda obs: normalizer.update(normalizer.new(), obs)  # noqa: E731
+    (moments,) = over_devices(update, jax.tree.map(lambda x: jnp.asarray(x)[None], obs))
+    scaling = normalizer.scaling((moments,))
+    vector = np.asarray(normalizer(scaling, obs)["inner"]["vector"])
+    np.testing.assert_allclose(vector.mean((0, 1)), 0.0, atol=1e-3)
+    np.testing.assert_allclose(vector.std((0, 1)), 1.0, atol=1e-3)
+    for name in ("picture", "image", "number"):
+        assert normalizer(scaling, obs)[name] is obs[name]
+    far = {**obs, "inner": {"vector": np.array([-1e6, 40.0, 1e6])[None, None]}}
+    np.testing.assert_allclose(
+        normalizer(scaling, far)["inner"]["vector"][0, 0], [-10, 0, 10], atol=0.5
+    )
+    flattening = ObservationNormalizer(EnvSpec(space, DISCRETE), images_are_flattened=True)
+    assert [moments.mean.shape for moments in flattening.new()] == [(2, 6, 7), (3,)]
+
+
+def test_refuses_to_normalize_where_there_are_no_numbers() -> None:
+    spec = EnvSpec(spaces.Box(0, 255, (4, 36, 36), np.uint8), DISCRETE)
+    with pytest.raises(UsageError, match=r"finds no vector of numbers.*set it to False"):
+        ObservationNormalizer(spec, images_are_flattened=True)
+
+
+def test_rewards_by_hand_of_a_model_in_numpy() -> None:
+    rng = np.random.default_rng(2)
+    gamma, steps, envs = 0.8, 7, 2
+    statistics = new_reward_statistics(num_inferencers=3, num_envs=envs)
+    so_far, sums = np.zeros((3, envs)), []
+    ended = np.zeros((3, envs), bool)
+    for inferencer in (0, 2, 0, 1, 2, 0):
+        last = ended[inferencer].copy()
+        rows = [(np.zeros(envs), last, last, last)]
+        for _ in range(steps):
+            inserted = ended[inferencer].copy()
+            end = (rng.random(envs) < 0.3) & ~inserted
+            reward = np.where(inserted, 0.0, 3.0 + rng.normal(size=envs))
+            terminates = rng.random(envs) < 0.5
+            rows.append((reward, end & terminates, end & ~terminates, inserted))
+            so_far[inferencer] = gamma * so_far[inferencer] * ~inserted + reward
+            sums.extend(so_far[inferencer][~inserted])
+            ended[inferencer] = end
+        reward, terminated, truncated, is_first = (
+            jnp.asarray(np.stack(column))[None] for column in zip(*rows, strict=True)
+        )
+        row = EnvStep((), (), reward, terminated, truncated, is_first)
+        scaled, statistics = over_devices(
+            lambda row, j=inferencer, s=statistics: normalized_rewards(s, row, jnp.int32(j), gamma),
+            row,
+        )
+        expected = np.clip(reward[0] / np.std(sums), -10, 10)
+        np.testing.assert_allclose(scaled, expected, rtol=1e-3)
+    np.testing.assert_allclose(statistics.so_far, so_far, rtol=1e-5)
+    assert statistics.moments.num_samples == pytest.approx(len(sums), abs=1e-3)
