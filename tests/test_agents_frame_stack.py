@@ -154,8 +154,8 @@ def tiny(restarts: dict[int, str], num_rows: int = 60) -> tuple[EnvStep, np.ndar
     return steps._replace(obs=obs), np.zeros((num_rows, 2), np.int32)
 
 
-def tiny_pair(example: Trajectory) -> Pair:
-    return Pair(TINY, example, DEPTH, lambda **k: TransitionReplay(capacity=2 * 2 * 5, **k))
+def tiny_pair(example: Trajectory, layout: Any = TransitionReplay, **more: Any) -> Pair:
+    return Pair(TINY, example, DEPTH, lambda **k: layout(capacity=2 * 2 * 5, **more, **k))
 
 
 def test_a_restart_that_repeats_no_frame_is_counted_and_never_drawn() -> None:
@@ -175,6 +175,22 @@ def test_a_restart_that_repeats_no_frame_is_counted_and_never_drawn() -> None:
     # whose next observation is one of them.
     assert never == {15, 16, 17, 18, 22, 23, 24, 25, 26, 27}
     assert int(pair.replays[0].stack.lost) == 3 * TINY.num_envs
+
+
+def test_no_sequence_holds_a_stack_that_cannot_be_rebuilt() -> None:
+    steps, action = tiny({9: "repeat", 16: "zeros", 23: "unseen", 35: "repeat"})
+    pair = tiny_pair(cut(steps, action, 0, 2), SequenceReplay, length=3)
+    never = set()
+    for cycle in range(20):
+        pair.insert(cut(steps, action, cycle, 2))
+        assert pair.num_different() == 0
+        once, whole = pair.can_start()
+        newest = cycle - 1  # of two trajectories each
+        if cycle > 3:
+            assert whole[0, newest % 5, 0]
+            never |= set() if once[0, newest % 5, 0] else {2 * newest}
+    # The first rows of sequences of 4 rows, one of which is one of the three that cannot.
+    assert never == {14, 16, 18, 20, 22, 24}
 
 
 def test_a_stream_that_begins_in_mid_game_waits_until_its_stacks_are_whole() -> None:

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agents.replay import Draw, SequenceReplay, TransitionReplay
-from sebulba.agents.replay_draw import draw_in_proportion
+from sebulba.agents.replay_draw import draw_in_proportion, pick, pick_in_rows
 from sebulba.errors import UsageError
 from sebulba.types import RunSpec
 from tests.replay_world import Kept, Streams, inserter, mapped, mesh_of
@@ -159,6 +159,19 @@ def test_draws_follow_the_weights_and_never_take_a_weight_of_zero(num: int) -> N
     assert abs(chi_square - often.sum()) < 5 * np.sqrt(2 * often.sum())
 
 
+def test_no_weight_of_zero_is_picked_where_rounding_would_pick_it() -> None:
+    rng = np.random.default_rng(0)
+    weight = np.where(rng.random(1009) < 0.5, 0, rng.gamma(0.7, size=1009)).astype(np.float32)
+    weight[-40:] = 0
+    sums = np.asarray(jax.jit(jnp.cumsum)(weight))
+    assert ((np.diff(sums) > 0) & (weight[1:] == 0)).any()  # parallel sums are not monotone
+    share = np.minimum(sums / sums.max(), np.float32(1 - 2**-24))
+    uniform = np.concatenate([np.nextafter(share, np.float32(0)), share])
+    rows = np.broadcast_to(weight, (len(uniform), len(weight)))
+    for index in (jax.jit(pick)(weight, uniform), jax.jit(pick_in_rows)(rows, uniform)):
+        assert (weight[np.asarray(index)] > 0).all()
+
+
 def test_draws_tell_neighbours_apart_among_a_million() -> None:
     # The 23 bits of one uniform number give each of these 8 values, or 7, or 9.
     weight = np.ones(1_000_000, np.float32)
@@ -181,7 +194,7 @@ def test_priorities_reach_only_starts_that_are_still_there(layout: Any) -> None:
     states = filled(layout, 1)
     for _ in range(14):
         _, replay = next(states)
-    starts = tuple(np.argwhere(weights(replay) > 0).T)
+    starts = tuple(np.indices(weights(replay).shape).reshape(3, -1))  # also what cannot be drawn
     draw = draw_of(replay, layout, np.stack(starts, axis=1))
     nines = np.full(len(draw.row), 9.0, np.float32)
     set_priority = mapped(mesh_of(1), layout.set_priority, (layout.spec(), P(), P()), layout.spec())
@@ -192,6 +205,7 @@ def test_priorities_reach_only_starts_that_are_still_there(layout: Any) -> None:
         is_there = cycle_now == draw.cycle
         assert is_there.any() == (num_inserts == 3) and not is_there.all()
         assert (before[starts][~is_there] > 0).any()
+        is_there &= before[starts] > 0
         after = set_priority(replay, draw, nines)
         expected = before.copy()
         expected[starts] = np.where(is_there, 3.0, before[starts])

@@ -83,7 +83,6 @@ def take_apart(
     before = jnp.concatenate([state.last[inferencer][None], stacks[:-1, :, 1:]])
     continues = _same(stacks[:, :, :-1], before)
     repeats = _same(stacks, jnp.broadcast_to(newest[:, :, None], stacks.shape))
-    continues = continues.at[0].set(continues[0] & goes_on)
 
     def next_code(code: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple:
         continues, repeats = row

@@ -34,9 +34,9 @@ def draw_in_proportion(key: jax.Array, weight: jax.Array, num: int) -> tuple[jax
     middle_sums = weights.sum(axis=2)
     sums = middle_sums.sum(axis=1)
     uniform = jax.random.uniform(key, (3, num))
-    i = _pick_of_one(sums, uniform[0])
-    j = _pick(middle_sums[i], uniform[1])
-    k = _pick(weights[i, j], uniform[2])
+    i = pick(sums, uniform[0])
+    j = pick_in_rows(middle_sums[i], uniform[1])
+    k = pick_in_rows(weights[i, j], uniform[2])
     return ((i * middle + j) * inner + k).astype(jnp.int32), sums.sum()
 
 
@@ -45,7 +45,7 @@ def _largest_divisor(num: int, limit: int) -> int:
     return next(size for size in range(max(limit, 1), 0, -1) if num % size == 0)
 
 
-def _pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
+def pick_in_rows(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     """Return the first index of each row at which the cumulative weight exceeds its share.
 
     Args:
@@ -59,7 +59,7 @@ def _pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     return jnp.argmax(sums > (uniform * sums.max(axis=1))[:, None], axis=1)
 
 
-def _pick_of_one(weight: jax.Array, uniform: jax.Array) -> jax.Array:
+def pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     """Return the same for one row ``[L]``, which is not repeated N times."""
     sums = jax.lax.cummax(_cumulative(weight))
     index = jnp.searchsorted(sums, uniform * sums[-1], side="right")
