@@ -267,23 +267,24 @@ def _valid(agent: Any, rows: Any) -> tuple[Any, ...]:
 
 
 def quick_state(agent: Agent, run: RunSpec) -> AgentState:
-    """Return a new state, quickly: to compile the true initialisers of networks takes a second.
+    """Return a new state, quickly: to compile orthogonal initialisers takes a second.
 
-    Kernels are normal with the inverse of their inputs as the variance, everything else is 0.
+    Kernels are normal, with the inverse of the number of their inputs as the variance.
     """
-    rng = np.random.default_rng(0)
     agent.check_run(run)
-
-    def new(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        scale = leaf.shape[0] ** -0.5 if len(leaf.shape) > 1 else 0.0
-        return (scale * rng.normal(size=leaf.shape)).astype(leaf.dtype)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(agent.new_networks, jax.random.key(0))
+    normal = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
 
     @jax.jit
-    def rest(networks: Any, key: jax.Array) -> AgentState:
+    def new(normal: Any, key: jax.Array) -> AgentState:
+        def one(made: jax.Array, normal: jax.Array) -> jax.Array:
+            return made if made.ndim < 2 else normal * made.shape[0] ** -0.5
+
         keys = jax.random.split(key)
+        networks = jax.tree.map(one, agent.new_networks(key), normal)
         step = tuple(agent.new_step_state(keys[j], run, j) for j in range(run.num_inferencers))
         experience = agent.new_experience(key, networks, run)
         return AgentState(networks, agent.new_opt(networks), experience, step)
 
-    networks = jax.tree.map(new, jax.eval_shape(agent.new_networks, jax.random.key(0)))
-    return rest(networks, jax.random.key(1))
+    return new(normal, jax.random.key(1))

@@ -35,14 +35,6 @@ NOT_NORMALIZED = {"normalize_observations": False, "normalize_rewards": False}
 NAMES = pytest.mark.parametrize("name", AGENTS)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles() -> Any:
-    """Let XLA optimise less: nearly all of the time here is compiling."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 def test_every_registered_agent_is_in_the_suite() -> None:
     assert {type(case.config) for case in AGENTS.values()} == set(_AGENTS)
 
