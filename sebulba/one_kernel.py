@@ -10,8 +10,9 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from sebulba.types import PyTree
 
-MOST_ELEMENTS = 1 << 16
-"""Arrays of more elements than this together are worth several kernels, and several threads."""
+MOST_ELEMENTS = 1 << 13
+"""Arrays of more elements than this together are worth several kernels, and several threads, which
+XLA then takes: in one kernel they fail to compile (JAX 0.10: at 64 000 floats, not at 24 576)."""
 MOST_REDUCED_ELEMENTS = 1 << 11
 """Sums and maxima of more floats than this XLA may give to a library, which fits into no kernel of
 XLA's own: the compile would fail (measured on JAX 0.10 and 0.12: at 4096, not at 2048)."""

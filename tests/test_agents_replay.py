@@ -213,6 +213,36 @@ def test_priorities_reach_only_starts_that_are_still_there(layout: Any) -> None:
         assert float(after.max_priority) == (9.0 if is_there.any() else 1.0)
 
 
+def test_what_was_drawn_twice_gets_the_larger_priority() -> None:
+    _, replay = last(TRANSITIONS, 1)
+    one = np.argwhere(weights(replay) > 0)[5]
+    draw = draw_of(replay, TRANSITIONS, np.stack([one, one, one]))
+    set_priority = mapped(
+        mesh_of(1), TRANSITIONS.set_priority, (TRANSITIONS.spec(), P(), P()), TRANSITIONS.spec()
+    )
+    after = set_priority(replay, draw, np.array([0.25, 16.0, 4.0], np.float32))
+    assert weights(after)[tuple(one)] == 4.0
+
+
+@pytest.mark.parametrize("layout", [TRANSITIONS, SEQUENCES], ids=["transitions", "sequences"])
+def test_a_replay_works_with_64_bits_enabled(layout: Any) -> None:
+    with jax.enable_x64(True):
+        _, replay = last(layout, 1)
+
+        def drawn(replay: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+            draw = layout.draw(replay, key, 4)
+            weight = layout.importance_weights(replay, draw, 0.5)
+            if layout is TRANSITIONS:
+                return layout.transitions(replay, draw, GAMMA), weight
+            return layout.sequences(replay, draw), weight
+
+        batch, weight = mapped(mesh_of(1), drawn, (layout.spec(), P()), P())(
+            replay, jax.random.key(0)
+        )
+        assert {x.dtype for x in jax.tree.leaves(batch)} & {np.dtype("float64")} == set()
+        assert weight.dtype == np.float32
+
+
 def test_new_starts_get_the_largest_priority_of_all_devices() -> None:
     streams = Streams(3, RUN, 3)
     mesh = mesh_of(4)

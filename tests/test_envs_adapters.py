@@ -15,7 +15,13 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.envs.envpool_adapter import _clamp, native_step
+from sebulba.envs.envpool_adapter import (
+    MOST_COMPARED,
+    _clamp,
+    _places,
+    _places_by_comparison,
+    native_step,
+)
 from sebulba.types import EnvOutput
 from tests.oracle import ORACLES, DictOracleEnv, OracleEnv, pool_adapter, ready_made
 
@@ -374,6 +380,24 @@ def test_environments_without_a_fused_form_say_why():
         adapter = make_env_factory(env)(2, [1, 2])
         assert why in adapter.fused()
         adapter.close()
+
+
+def test_environments_are_put_in_order_by_comparison_as_by_scatter():
+    order = np.random.default_rng(0).permutation(37).astype(np.int32)
+    places = _places(jax.numpy.asarray(order))
+    np.testing.assert_array_equal(order[places], np.arange(37))
+    np.testing.assert_array_equal(_places_by_comparison(jax.numpy.asarray(order)), places)
+
+
+def test_many_fused_environments_are_the_same_as_stepped():
+    num_envs = MOST_COMPARED + 3
+    actions = np.random.default_rng(0).integers(0, 2, (30, num_envs)).astype(np.int32)
+    factory = make_env_factory("CartPole-v1", num_threads=2)
+    outputs, _ = run_fused(factory(num_envs, list(range(num_envs))), actions)
+    stepped = played(factory(num_envs, list(range(num_envs))), actions)[1:]
+    jax.tree.map(
+        np.testing.assert_array_equal, outputs, jax.tree.map(lambda *x: np.stack(x), *stepped)
+    )
 
 
 X64 = """

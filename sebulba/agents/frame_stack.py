@@ -97,7 +97,9 @@ def take_apart(
     is_lost = (code == depth).at[0].set((code[0] == depth) & goes_on)
     lost = jax.lax.psum(jnp.sum(is_lost, dtype=jnp.int32), LEARNER_AXIS)
     return newest, StackState(
-        code=jax.lax.dynamic_update_slice(state.code, code[None], (inferencer, head, 0)),
+        code=jax.lax.dynamic_update_slice(
+            state.code, code[None], (inferencer, head, jnp.zeros_like(head))
+        ),
         last=jax.lax.dynamic_update_index_in_dim(state.last, stacks[-1, :, 1:], inferencer, 0),
         lost=state.lost + lost,
     )

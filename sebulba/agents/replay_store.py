@@ -206,7 +206,7 @@ class ReplayLayout(abc.ABC):
           trajectory: This device's shard, ``[T+1, B, ...]``.
           core: Recurrent state before row 0, ``[B, ...]``; ``()`` if ``new`` was given that.
         """
-        j = jnp.asarray(trajectory.inferencer)
+        j = jnp.asarray(trajectory.inferencer, jnp.int32)
         num_places = replay.cycle.shape[1]
         place = replay.trajectories[j] % num_places
         head = place * replay.steps_per_cycle
@@ -218,7 +218,7 @@ class ReplayLayout(abc.ABC):
 
         def write(into: PyTree, what: PyTree, at: jax.Array) -> PyTree:
             def one(leaf: jax.Array, new: jax.Array) -> jax.Array:
-                where = (j, at) + (0,) * (leaf.ndim - 2)
+                where = (j, at) + (jnp.zeros_like(j),) * (leaf.ndim - 2)
                 return jax.lax.dynamic_update_slice(leaf, new[None].astype(leaf.dtype), where)
 
             return jax.tree.map(one, into, what)
@@ -275,9 +275,11 @@ class ReplayLayout(abc.ABC):
         cycle = replay.cycle[draw.inferencer, draw.row // replay.steps_per_cycle]
         is_there = (cycle == draw.cycle) & (old > 0)
         new = jnp.where(is_there, priority**self.priority_exponent, old)
+        # What was drawn twice gets the larger one: a scatter's order is not defined.
+        weight = replay.weight.at[index].set(jnp.where(is_there, 0.0, old)).at[index].max(new)
         largest = jax.lax.pmax(jnp.max(jnp.where(is_there, priority, 0.0)), LEARNER_AXIS)
         return replay._replace(
-            weight=replay.weight.at[index].set(new),
+            weight=weight,
             max_priority=jnp.maximum(replay.max_priority, largest),
         )
 
@@ -300,7 +302,7 @@ class ReplayLayout(abc.ABC):
         expected = self.size(replay) * jnp.where(is_drawn, draw.probability, 1.0)
         weight = jnp.where(is_drawn, expected**-exponent, 0.0)
         largest = jax.lax.pmax(jnp.max(weight), LEARNER_AXIS)
-        return weight / jnp.where(largest > 0, largest, 1.0)
+        return (weight / jnp.where(largest > 0, largest, 1.0)).astype(jnp.float32)
 
     def size(self, replay: Replay) -> jax.Array:
         """Return the number of starts on all devices, scalar float32."""

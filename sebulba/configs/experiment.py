@@ -174,7 +174,7 @@ class ExperimentConfig:
         if not self.anneal_learning_rate:
             return self.agent
         optimizer = dataclasses.replace(
-            _optimizer_of(self.agent), schedule="linear", schedule_updates=num_updates
+            _optimizer_of(self.agent), schedule="linear", schedule_updates=max(1, num_updates)
         )
         return dataclasses.replace(self.agent, optimizer=optimizer)  # type: ignore[call-arg]
 

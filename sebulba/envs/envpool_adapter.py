@@ -31,6 +31,9 @@ from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
 NUM_INFERENCERS = 2
 """Inferencers that are expected to share the cores, for the default number of threads."""
+MOST_COMPARED = 64
+"""Environments that are put in order by comparing each with each; a scatter is linear."""
+
 _ONE_THREAD_FAMILIES = ("envpool.classic_control", "envpool.toy_text")
 _OURS = {
     "num_envs": "the loop sets it",
@@ -233,10 +236,10 @@ def _fused_step(
         action, num_invalid = _clamp(action, spec.action_space)
         return action.astype(native_dtype), num_invalid
 
-    def after(ends: jax.Array, pool_output: tuple) -> tuple[EnvOutput, jax.Array]:
+    def after(ends: jax.Array, rows: jax.Array | None, pool_output: tuple) -> tuple:
         obs, reward, terminated, truncated, info = pool_output
         true_reward, game_over = _game(reward, terminated, info)
-        rows = _places(info["env_id"])
+        rows = _places_by_comparison(info["env_id"]) if rows is None else rows
         obs, reward, terminated, truncated, true_reward, game_over = jax.tree.map(
             lambda x: x[rows], (obs, reward, terminated, truncated, true_reward, game_over)
         )
@@ -253,15 +256,19 @@ def _fused_step(
 
     action, num_invalid = one_kernel(before)(action)
     handle, pool_output = pool_step(handle, action)
-    output, ends = one_kernel(after)(ends, pool_output)
+    order = pool_output[-1]["env_id"]
+    rows = _places(order) if len(order) > MOST_COMPARED else None
+    output, ends = one_kernel(after)(ends, rows, pool_output)
     return (handle, ends), output, num_invalid
 
 
 def _places(order: jax.Array) -> jax.Array:
-    """Return where each environment is in ``order``, the environments of the rows, ``[B]``.
+    """Return where each environment is in ``order``, the environments of the rows, ``[B]``."""
+    return jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
 
-    By comparison: a scatter would be a kernel of its own.
-    """
+
+def _places_by_comparison(order: jax.Array) -> jax.Array:
+    """Return the same without a scatter, which would be a kernel of its own, in ``B * B`` steps."""
     return jnp.argmax(order[None] == jnp.arange(len(order), dtype=order.dtype)[:, None], axis=1)
 
 
