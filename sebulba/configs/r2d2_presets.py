@@ -19,11 +19,12 @@ def cartpole() -> ExperimentConfig:
     Priorities, exploration, n, dueling and double values are the paper's. Network, batch and
     sequences are small; half of a sequence of 32 overlaps with the next, after a burn-in of 16. A
     target that is copied every 200 updates reached 360 and lost it; one that follows slowly stays.
+    With twice the learning rate one of three seeds ended at 450.
     """
     return ExperimentConfig(
         env=EnvConfig("sebulba.envs.memory_tasks:cartpole_without_velocities"),
         agent=R2D2Config(
-            learning_rate=1e-3,
+            learning_rate=5e-4,
             discount=0.99,
             num_steps=5,
             sequence_length=32,
@@ -43,7 +44,7 @@ def cartpole() -> ExperimentConfig:
             ),
             target=TargetConfig(rate=0.005),
         ),
-        total_env_steps=1_000_000,
+        total_env_steps=1_500_000,
         eval_every_env_steps=100_000,
         anneal_learning_rate=True,
         num_envs=32,
