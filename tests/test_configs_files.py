@@ -26,6 +26,11 @@ def changed(preset):
     config = PRESETS[preset].make()
     torso = dataclasses.replace(config.agent.torso, hidden_sizes=(7, 5))
     optimizer = dataclasses.replace(config.agent.optimizer, epsilon=1.25e-7)
+    if hasattr(config.agent, "replay"):
+        prioritized = not config.agent.replay.prioritized
+        own = {"replay": dataclasses.replace(config.agent.replay, prioritized=prioritized)}
+    else:
+        own = {"separate_value_torso": not config.agent.separate_value_torso}
     return dataclasses.replace(
         config,
         num_envs=6,
@@ -39,9 +44,7 @@ def changed(preset):
         env=dataclasses.replace(
             config.env, episodic_life=True, reward_clip=None, options={"a": 3, "b": True}
         ),
-        agent=dataclasses.replace(
-            config.agent, separate_value_torso=True, torso=torso, optimizer=optimizer
-        ),
+        agent=dataclasses.replace(config.agent, torso=torso, optimizer=optimizer, **own),
     )
 
 
