@@ -215,7 +215,8 @@ def test_a_million_frames_take_less_than_8_gigabytes_and_are_not_copied() -> Non
         capacity=1_000_000, num_steps=3, priority_exponent=0.6, frame_stack=DEPTH
     )
     spec = EnvSpec(
-        gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8), gymnasium.spaces.Discrete(4)
+        gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8),
+        gymnasium.spaces.Discrete(4, dtype=np.int32),
     )
     row = empty_env_step(spec, run.num_envs)
     rows = lambda n: jax.tree.map(  # noqa: E731
