@@ -1,0 +1,13 @@
+"""How often a fault is injected: a few times in every run of the tests, many times now and then."""
+
+from __future__ import annotations
+
+import os
+
+LONG = "SEBULBA_LONG_FAULTS"
+"""Environment variable that asks for the long counts, as ``make test-faults`` does."""
+
+
+def rounds(short: int, long: int) -> int:
+    """Return ``short``, or ``long`` where the long counts are asked for."""
+    return long if os.environ.get(LONG) else short
