@@ -1,4 +1,4 @@
-"""The command line: ``sebulba train``, ``sebulba eval`` and ``sebulba bench``.
+"""The command line: ``sebulba train``, ``resume``, ``eval`` and ``bench``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -18,22 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sebulba
-from sebulba.errors import EnvError, HangError, NotFiniteError, UsageError
+from sebulba.errors import UsageError
+from sebulba.exit_codes import (
+    EXIT_CHECKPOINT,
+    EXIT_ENV,
+    EXIT_HANG,
+    EXIT_NOT_FINITE,
+    EXIT_OK,
+    EXIT_OTHER,
+    EXIT_USAGE,
+    exit_code_of,
+)
 
 if TYPE_CHECKING:
     from sebulba.configs.experiment import ExperimentConfig
-
-EXIT_OK = 0
-EXIT_OTHER = 1
-EXIT_USAGE = 2
-EXIT_ENV = 3
-EXIT_NOT_FINITE = 4
-EXIT_HANG = 5
-EXIT_SIGNAL = 128
-"""Plus the number of the signal that ended the run: 130 for Ctrl-C, 143 for SIGTERM."""
+    from sebulba.run_folder import RunFolder
 
 USAGE = """\
 usage: sebulba train CONFIG [options]    train an agent
+       sebulba resume RUN [options]      go on with a run that ended, or was ended
        sebulba eval RUN [options]        play a trained policy
        sebulba bench BENCHMARK [options] measure this machine
        sebulba --version
@@ -57,6 +60,8 @@ COMMON_OPTIONS = {
     "--seed N": "of networks, actions and environments",
     "--eval-every-env-steps N": "let the evaluation policy play so often; 0 for never",
     "--schedule NAME": "async, or lockstep for bit-identical networks",
+    "--name NAME": "of the folder under runs/",
+    "--resume": "go on if the folder holds a run already, else begin it",
     "--run-dir DIR": "folder of the run, instead of runs/NAME",
 }
 """What ``sebulba train --help`` shows of the options; a test holds that each exists."""
@@ -72,26 +77,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _command(argv)
     except SystemExit as exit_:  # tyro and argparse have printed why
-        return exit_.code if isinstance(exit_.code, int) else EXIT_USAGE
-    except KeyboardInterrupt:
-        print("sebulba: interrupted", file=sys.stderr)
-        return EXIT_SIGNAL + 2
-    except UsageError as error:
-        print(f"sebulba: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except NotFiniteError as error:
-        print(f"sebulba: not finite: {error}", file=sys.stderr)
-        return EXIT_NOT_FINITE
-    except HangError as error:
-        print(f"sebulba: hang: {error}", file=sys.stderr)
-        return EXIT_HANG
-    except Exception as error:
-        traceback.print_exc()
-        from_env = _is_from_env(error)
-        kind = "environment" if from_env else "error"
-        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        print(f"sebulba: {kind}: {type(error).__name__}: {error}{where}", file=sys.stderr)
-        return EXIT_ENV if from_env else EXIT_OTHER
+        return exit_code_of(exit_)
+    except BaseException as error:
+        code = exit_code_of(error)
+        if code in (EXIT_ENV, EXIT_OTHER):
+            traceback.print_exc()
+        print(f"sebulba: {_describe(code, error)}", file=sys.stderr)
+        return code
+
+
+def _describe(code: int, error: BaseException) -> str:
+    """Say in a line what ended the command."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    what = {
+        EXIT_USAGE: "error",
+        EXIT_NOT_FINITE: "not finite",
+        EXIT_HANG: "hang",
+        EXIT_CHECKPOINT: "checkpoint",
+        EXIT_ENV: "environment",
+    }.get(code, "error")
+    if code in (EXIT_ENV, EXIT_OTHER):
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        return f"{what}: {type(error).__name__}: {error}{notes}"
+    return f"{what}: {error}"
 
 
 def entry_point() -> None:
@@ -106,20 +115,10 @@ def entry_point() -> None:
     sys.exit(code)
 
 
-def _is_from_env(error: BaseException) -> bool:
-    """Tell whether an environment raised, in our adapters or below them."""
-    if isinstance(error, EnvError):
-        return True
-    return any(
-        frame.f_globals.get("__name__", "").startswith("sebulba.envs.")
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-    )
-
-
 def _command(argv: list[str]) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # for --env.id my_package.envs:MyEnv
-    commands = {"train": _train, "eval": _eval, "bench": _bench}
+    commands = {"train": _train, "resume": _resume, "eval": _eval, "bench": _bench}
     if not argv:
         print(USAGE, end="", file=sys.stderr)
         return EXIT_USAGE
@@ -154,11 +153,39 @@ def _train(argv: list[str]) -> int:
     from sebulba.run_folder import choose_run_folder
 
     folder = choose_run_folder(config, preset)
+    return _run(config, folder, preset, ["sebulba", "train", *argv])
+
+
+def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
     # Said now, since importing JAX and compiling take seconds.
     print(f"sebulba: {preset} in {folder.path}", flush=True)
     from sebulba.experiment import train
 
-    return train(config, folder, preset=preset, command=["sebulba", "train", *argv])
+    return train(config, folder, preset=preset, command=command)
+
+
+def _resume(argv: list[str]) -> int:
+    usage = """\
+usage: sebulba resume RUN [options]
+
+Go on with the run in folder RUN, such as runs/NAME, from its newest checkpoint that is whole.
+The options are those of sebulba train, for what may change: --total-env-steps, --platform, ...
+--drop-replay begins with an empty replay where the saved one does not fit; --strict refuses to
+pass over a damaged checkpoint.
+"""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage, end="", file=sys.stdout if argv else sys.stderr)
+        return EXIT_OK if argv else EXIT_USAGE
+    import dataclasses
+
+    from sebulba.run_folder import RunFolder
+
+    folder = RunFolder(Path(argv[0]))
+    preset, saved = folder.read_config()
+    config = _parse(preset, argv[1:], "sebulba resume", saved)
+    config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
+    folder.check_resumable(config)
+    return _run(config, folder, preset, ["sebulba", "resume", *argv])
 
 
 def _train_help() -> str:
@@ -215,7 +242,12 @@ def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
     return preset, _parse(preset, options, command)
 
 
-def _parse(preset: str, options: list[str], command: str = "sebulba train") -> ExperimentConfig:
+def _parse(
+    preset: str,
+    options: list[str],
+    command: str = "sebulba train",
+    default: ExperimentConfig | None = None,
+) -> ExperimentConfig:
     import tyro
 
     from sebulba.configs.experiment import ExperimentConfig
@@ -226,7 +258,7 @@ def _parse(preset: str, options: list[str], command: str = "sebulba train") -> E
         ExperimentConfig,
         prog=f"{command} {preset}",
         description=f"{PRESETS[preset].summary} ({short}.)",
-        default=PRESETS[preset].make(),
+        default=default or PRESETS[preset].make(),
         args=[_long_option(option) for option in options],
         # The preset chooses the algorithm; without this each class would be a sub-command.
         config=(tyro.conf.AvoidSubcommands,),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class UsageError(ValueError):
     """An argument, an option or a configuration breaks a rule (exit code 2)."""
@@ -21,3 +23,24 @@ class NotFiniteError(FloatingPointError):
 
 class HangError(RuntimeError):
     """A thread did not end when it was asked to (exit code 5)."""
+
+
+class EnvHangError(EnvError, HangError):
+    """An environment did not return in time (exit code 5)."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written, or is damaged (exit code 6)."""
+
+
+def is_env_failure(error: BaseException) -> bool:
+    """Tell whether an environment is to blame, in our adapters or below them.
+
+    For an action outside the action space it is not: the agent chose it.
+    """
+    if isinstance(error, EnvError):
+        return not isinstance(error, ActionError)
+    return any(
+        frame.f_globals.get("__name__", "").startswith("sebulba.envs.")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )

@@ -155,7 +155,8 @@ class EvaluationPlayer:
         self._quota = _quota(num_episodes, num_envs)
         self._policy = Policy(agent, None, seed=seed)
         self._on_best = on_best
-        self._best = -math.inf
+        self.best: float | None = None
+        """Mean return of the best evaluation so far."""
         seeds = evaluation_seeds(seed, len(self._quota))
         self._adapter = make_env_factory(env)(len(self._quota), seeds)
         try:
@@ -170,8 +171,8 @@ class EvaluationPlayer:
         evaluation = _play(self._policy, self._adapter, self._quota, stop)
         if evaluation is None:
             return None
-        if evaluation.mean_return > self._best:
-            self._best = evaluation.mean_return
+        if self.best is None or evaluation.mean_return > self.best:
+            self.best = evaluation.mean_return
             if self._on_best is not None:
                 self._on_best(acting_networks)
         return evaluation.metrics()

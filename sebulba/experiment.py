@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -10,15 +11,20 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
+import sebulba
 from sebulba.agent import Agent
 from sebulba.agents.registry import make_agent
+from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.crash_report import LastRecord, write_end
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.errors import UsageError
+from sebulba.errors import HangError, UsageError
 from sebulba.evaluation import Evaluation, EvaluationPlayer, evaluate
+from sebulba.exit_codes import EXIT_OK, EXIT_SIGNAL, exit_code_of
 from sebulba.jax_setup import Platform, configure_jax
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
@@ -29,6 +35,7 @@ from sebulba.loops.metric_writers import (
     TensorBoardWriter,
     number,
 )
+from sebulba.loops.supervisor import OnHang
 from sebulba.loops.update_loop import ObserveCycle
 from sebulba.plots import learning_curve
 from sebulba.policy import load_policy, save_policy
@@ -48,45 +55,143 @@ def train(
 
     Raises:
       UsageError: Something in ``config`` breaks a rule.
+      CheckpointError: The run is to be resumed and no checkpoint is whole.
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
     with StopOnSignal() as stop_on_signal:
-        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-        agent = build_agent(config, env_spec(factory))
-        title = preset or config.env.id
-        writers = CompositeWriter(
-            JsonLinesWriter(folder.metrics), TensorBoardWriter(folder.tensorboard)
-        )
-        with contextlib.ExitStack() as stack:
-
-            def keep_best(networks: PyTree) -> None:
-                _replace_policy(folder.best_policy, agent, networks, _run_spec(config, loop))
-
-            player = _build_player(config, factory, agent, keep_best)
-            if player is not None:
-                stack.enter_context(player)
-            loop = build_loop(config, factory, agent, writers, player=player)
-            stack.enter_context(loop)
-            state = loop.new_state(config.seed, config.steps_per_cycle)
+        run = _Run(config, folder, preset or config.env.id)
+        with contextlib.closing(run):
+            run.begin()
+            if not run.num_cycles:
+                print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
+                return EXIT_OK
             # Nothing can be wrong with the configuration any more: now write.
             folder.create()
+            folder.ended.unlink(missing_ok=True)
             folder.write_config(config, preset, command)
-            stop_on_signal.attach(loop)
-            try:
-                with contextlib.closing(writers):
-                    writers.add(_progress_writer(title, folder, loop.describe))
-                    result = loop.run(
-                        state, config.num_cycles(loop.num_inferencers), config.steps_per_cycle
-                    )
-                save_policy(folder.policy, agent, result.acting_networks, _run_spec(config, loop))
-            except BaseException:
-                _rescue_policy(folder, agent, loop, _run_spec(config, loop))
-                raise
-            finally:
-                _draw_learning_curve(folder, title)
+            stop_on_signal.attach(run.loop)
+            result = run.train()
     _print_summary(result, folder)
-    return 128 + stop_on_signal.signal if stop_on_signal.signal else 0
+    code = EXIT_SIGNAL + stop_on_signal.signal if stop_on_signal.signal else EXIT_OK
+    write_end(folder, code=code, metrics=result.metrics)
+    return code
+
+
+class _Run:
+    """One run of the command: everything around the loop, made and closed together."""
+
+    def __init__(self, config: ExperimentConfig, folder: RunFolder, title: str) -> None:
+        """Nothing is made yet."""
+        self._config = config
+        self._folder = folder
+        self._title = title
+        self._last = LastRecord()
+        self._stack = contextlib.ExitStack()
+        self._writers = CompositeWriter(self._last)
+        self.env_steps_done = 0
+        """Before this run."""
+
+    def begin(self) -> None:
+        """Make agent, environments and loop, and put them where the run is resumed.
+
+        Raises:
+          UsageError: Something in the configuration breaks a rule.
+          CheckpointError: No checkpoint is whole.
+        """
+        config, folder = self._config, self._folder
+        checkpointer = self._stack.enter_context(self._make_checkpointer())
+        checkpoint = checkpointer.load_newest(strict=config.strict) if config.resume else None
+        record = checkpoint.snapshot.record if checkpoint else {}
+        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        self._agent = build_agent(config, env_spec(factory))
+        self._player = _build_player(config, factory, self._agent, self._keep_best)
+        if self._player is not None:
+            self._stack.enter_context(self._player)
+            self._player.best = record.get("best_evaluation")
+        self.loop = self._stack.enter_context(
+            build_loop(
+                config,
+                factory,
+                self._agent,
+                self._writers,
+                player=self._player,
+                checkpointer=checkpointer,
+                on_hang=self._end_hung,
+                generation=record["generation"] + 1 if record else 0,
+            )
+        )
+        self._run_spec = _run_spec(config, self.loop)
+        if checkpoint is None:
+            self._state = self.loop.new_state(config.seed, config.steps_per_cycle)
+        else:
+            self._state = self.loop.restore(checkpoint, drop_replay=config.drop_replay)
+            self.env_steps_done = checkpoint.env_steps
+            self._say_where(checkpoint.env_steps)
+        self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
+        self._writers.add(JsonLinesWriter(folder.metrics))
+        resumed_at = self.env_steps_done if checkpoint else None
+        self._writers.add(TensorBoardWriter(folder.tensorboard, resumed_at))
+
+    def train(self) -> Result:
+        """Run the loop and leave everything in the folder."""
+        config, folder = self._config, self._folder
+        try:
+            with contextlib.closing(self._writers):
+                self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
+                result = self.loop.run(self._state, self.num_cycles, config.steps_per_cycle)
+            save_policy(folder.policy, self._agent, result.acting_networks, self._run_spec)
+        except BaseException as error:
+            _rescue_policy(folder, self._agent, self.loop, self._run_spec)
+            write_end(
+                folder,
+                error=error,
+                metrics=self._last.record,
+                last_transition=self.loop.last_transition(),
+            )
+            raise
+        finally:
+            _draw_learning_curve(folder, self._title)
+        return result
+
+    def close(self) -> None:
+        """Close what was made."""
+        self._stack.close()
+
+    def _make_checkpointer(self) -> Checkpointer:
+        options = self._config.checkpoint
+        return Checkpointer(
+            self._folder.checkpoints,
+            every_s=options.every_s,
+            every_updates=options.every_updates,
+            experience_every_s=options.replay_every_s,
+            keep_last=options.keep_last,
+            milestone_every=options.milestone_env_steps,
+            about=self._about,
+        )
+
+    def _about(self) -> dict[str, Any]:
+        """Return what a checkpoint says beside where the loop stands."""
+        return {
+            "versions": {"sebulba": sebulba.__version__, "jax": jax.__version__},
+            "best_evaluation": self._player.best if self._player is not None else None,
+        }
+
+    def _keep_best(self, networks: PyTree) -> None:
+        _replace_policy(self._folder.best_policy, self._agent, networks, self._run_spec)
+
+    def _say_where(self, env_steps: int) -> None:
+        print(f"resumed at {env_steps:,} env steps", flush=True)
+        for note in self.loop.resume_notes:
+            print(f"  {note}", flush=True)
+        if dropped := self._folder.drop_metrics_after(env_steps):
+            print(f"  {dropped} later records in metrics.jsonl are dropped", flush=True)
+
+    def _end_hung(self, error: HangError) -> None:
+        """End the process: its main thread is in a program that does not return."""
+        write_end(self._folder, error=error, metrics=self._last.record)
+        print(f"sebulba: hang: {error}", file=sys.stderr, flush=True)
+        os._exit(exit_code_of(error))
 
 
 def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
@@ -105,8 +210,11 @@ def build_loop(
     writer: MetricWriter,
     observe_cycle: ObserveCycle | None = None,
     player: EvaluationPlayer | None = None,
+    checkpointer: Checkpointer | None = None,
+    on_hang: OnHang | None = None,
+    generation: int = 0,
 ) -> GymnasiumLoop:
-    """Return the loop of this run; see ``GymnasiumLoop`` for writer and observe_cycle."""
+    """Return the loop of this run; see ``GymnasiumLoop`` for the arguments after ``agent``."""
     return GymnasiumLoop(
         factory,
         agent,
@@ -123,6 +231,14 @@ def build_loop(
         metrics_interval_s=config.metrics_interval_s,
         observe_cycle=observe_cycle,
         evaluator=Evaluator(player, config.eval_every_env_steps) if player else None,
+        checkpointer=checkpointer,
+        on_env_failure=config.faults.on_env_failure,
+        max_env_restarts=config.faults.max_env_restarts,
+        on_not_finite=config.faults.on_not_finite,
+        max_skipped_updates=config.faults.max_skipped_updates,
+        hang_timeout_s=config.faults.hang_timeout_s,
+        on_hang=on_hang,
+        generation=generation,
     )
 
 

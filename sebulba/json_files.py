@@ -1,8 +1,12 @@
-"""Reading the JSON files of a run folder."""
+"""The JSON files of a run folder: reading them, and writing none in half."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +30,26 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UsageError(f"{file} is damaged (not a JSON object); restore it or train again")
     return record
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file, of which no half is there at any time, even if the process is killed."""
+    partial = file.with_name(f".partial-{file.name}")
+    with open(partial, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    partial.replace(file)
+
+
+def dataclass_from_json(cls: type, fields: Mapping[str, Any]) -> Any:
+    """Rebuild a dataclass from ``dataclasses.asdict`` after a trip through JSON."""
+    hints = typing.get_type_hints(cls)
+
+    def restore(hint: Any, value: Any) -> Any:
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
+            return dataclass_from_json(hint, value)
+        # JSON has no tuples, and configurations have no lists: they could not be frozen.
+        return tuple(restore(None, item) for item in value) if isinstance(value, list) else value
+
+    return cls(**{name: restore(hints[name], value) for name, value in fields.items()})

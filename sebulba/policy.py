@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import typing
 import zipfile
 from collections.abc import Mapping
 from functools import partial
@@ -19,7 +18,8 @@ from gymnasium import spaces
 
 from sebulba.agent import Agent
 from sebulba.errors import UsageError
-from sebulba.json_files import read_json_object
+from sebulba.json_files import dataclass_from_json, read_json_object
+from sebulba.tree_names import named_leaves
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
 CONFIG_FILE = "config.json"
@@ -178,7 +178,7 @@ def save_policy(
       UsageError: The agent's class is inside a function, where it cannot be imported.
     """
     folder = Path(folder)
-    names, leaves = _named_leaves(acting_networks)
+    names, leaves = named_leaves(acting_networks)
     arrays = [np.asarray(leaf) for leaf in leaves]
     record = {
         "format": FORMAT,
@@ -234,7 +234,7 @@ def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Pol
                 "load it with the Sebulba that wrote it"
             )
         config_class = _import_class(record["agent_config"]["class"], file)
-        config = _from_fields(config_class, record["agent_config"]["fields"])
+        config = dataclass_from_json(config_class, record["agent_config"]["fields"])
         spec = EnvSpec(
             space_from_json(record["spec"]["observation_space"]),
             space_from_json(record["spec"]["action_space"]),
@@ -267,7 +267,7 @@ def _acting_networks_shapes(agent: Agent, run: RunSpec) -> PyTree:
 
 def _read_arrays(file: Path, shapes: PyTree) -> PyTree:
     """Return the arrays in ``file`` in the structure of ``shapes``."""
-    names, leaves = _named_leaves(shapes)
+    names, leaves = named_leaves(shapes)
     try:
         # Opened here: np.load leaves a damaged file open.
         with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
@@ -296,12 +296,6 @@ def _read_arrays(file: Path, shapes: PyTree) -> PyTree:
             )
         restored.append(jax.numpy.array(array, copy=True))
     return jax.tree.unflatten(jax.tree.structure(shapes), restored)
-
-
-def _named_leaves(tree: PyTree) -> tuple[list[str], list[Any]]:
-    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "0" for path, _ in paths]
-    return names, [leaf for _, leaf in paths]
 
 
 def _storable_dtype(dtype: np.dtype) -> np.dtype:
@@ -340,19 +334,6 @@ def _import_class(name: str, file: Path) -> type:
     if not isinstance(found, type):
         raise UsageError(f"{file} names {name}, which is not a class")
     return found
-
-
-def _from_fields(cls: type, fields: Mapping[str, Any]) -> Any:
-    """Rebuild a dataclass from ``dataclasses.asdict`` after a trip through JSON."""
-    hints = typing.get_type_hints(cls)
-
-    def restore(hint: Any, value: Any) -> Any:
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
-            return _from_fields(hint, value)
-        # JSON has no tuples, and configurations have no lists: they could not be frozen.
-        return tuple(restore(None, item) for item in value) if isinstance(value, list) else value
-
-    return cls(**{name: restore(hints[name], value) for name, value in fields.items()})
 
 
 # Spaces as JSON.

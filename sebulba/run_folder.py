@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Sequence
+import typing
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import sebulba
+from sebulba.agents import configs as agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
-from sebulba.json_files import read_json_object
+from sebulba.json_files import dataclass_from_json, read_json_object, write_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,21 @@ class RunFolder:
         """The policy that returned most in an evaluation, where the run had any."""
         return self.path / "best_policy"
 
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run can be resumed."""
+        return self.path / "checkpoints"
+
+    @property
+    def ended(self) -> Path:
+        """Why the run ended, for people; not there while it runs, or after kill -9."""
+        return self.path / "ended.txt"
+
+    @property
+    def last_transition(self) -> Path:
+        """What the environment that failed was given last, and what it had shown before."""
+        return self.path / "last_transition.npz"
+
     def create(self) -> None:
         """Make the folder.
 
@@ -74,7 +92,64 @@ class RunFolder:
             "agent_config": type(config.agent).__name__,
             **dataclasses.asdict(config),
         }
-        self.config.write_text(json.dumps(record, indent=2) + "\n")
+        write_whole(self.config, json.dumps(record, indent=2) + "\n")
+
+    def read_config(self) -> tuple[str, ExperimentConfig]:
+        """Return the preset and the configuration of the run.
+
+        Raises:
+          UsageError: ``config.json`` is missing or damaged, or of another Sebulba.
+        """
+        record = read_json_object(self.config)
+        try:
+            preset = record["preset"]
+            agent_class = getattr(agent_configs, record["agent_config"])
+            fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}
+            config = ExperimentConfig(
+                agent=dataclass_from_json(agent_class, record["agent"]),
+                **{
+                    name: _field_from_json(ExperimentConfig, name, value)
+                    for name, value in record.items()
+                    if name in fields
+                },
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{self.config} does not describe a run of this Sebulba "
+                f"({type(error).__name__}: {error}); resume it with the one that wrote it, "
+                f"{record.get('sebulba', 'unknown')}"
+            ) from error
+        return preset, config
+
+    def check_resumable(self, config: ExperimentConfig) -> None:
+        """Raise UsageError, with the differences, if ``config`` is not that of the run."""
+        _, saved = self.read_config()
+        before, after = _flat(saved), _flat(config)
+        may_change = set(MAY_CHANGE)
+        if config.anneal_learning_rate:
+            may_change -= {"total_env_steps"}
+        different = [
+            f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
+            for name in sorted(before.keys() | after.keys())
+            if before.get(name) != after.get(name)
+            and name not in may_change
+            and name.partition(".")[0] not in may_change
+        ]
+        if different:
+            raise UsageError(
+                f"{self.path} cannot be resumed with another configuration: "
+                f"{'; '.join(different)}. Leave that as it was, or begin a new run"
+            )
+
+    def drop_metrics_after(self, env_steps: int) -> int:
+        """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""
+        if not self.metrics.exists():
+            return 0
+        lines = self.metrics.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if _env_steps_of(line) <= env_steps]
+        if len(kept) < len(lines):
+            write_whole(self.metrics, "".join(kept))
+        return len(lines) - len(kept)
 
     def read_env_config(self) -> EnvConfig:
         """Return the environment of the run.
@@ -92,11 +167,53 @@ class RunFolder:
             ) from error
 
 
+MAY_CHANGE = (
+    *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),
+    *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
+    *("metrics_interval_s", "checkpoint", "faults", "resume", "drop_replay", "strict", "platform"),
+    *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
+    *("env.num_threads", "env.vectorization"),
+)
+"""Fields of a configuration with which a run may be resumed that began with others. Whether the
+saved state fits other numbers of environments and Inferencers is for the loop to say."""
+
+
+def _field_from_json(cls: type, name: str, value: Any) -> Any:
+    """Return one field of a dataclass from its JSON."""
+    hint = typing.get_type_hints(cls)[name]
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return dataclass_from_json(hint, value)  # type: ignore[arg-type]
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _flat(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the fields of a configuration and of those in it, by dotted name."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if not dataclasses.is_dataclass(value):
+            yield prefix, value
+            return
+        yield prefix, type(value).__name__
+        for field in dataclasses.fields(value):
+            name = f"{prefix}.{field.name}" if prefix else field.name
+            yield from walk(name, getattr(value, field.name))
+
+    return dict(walk("", config))
+
+
+def _env_steps_of(line: str) -> float:
+    """Return ``env_steps`` of a metrics record; infinite for half a line, after kill -9."""
+    try:
+        return json.loads(line)["env_steps"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
 def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
-    """Return the folder for a new run; nothing is made yet.
+    """Return the folder for a run; nothing is made yet.
 
     Raises:
-      UsageError: It already holds a run.
+      UsageError: It already holds a run that is not to be resumed, or not with ``config``.
     """
     if config.run_dir is not None:
         folder, flag = RunFolder(Path(config.run_dir)), "--run-dir"
@@ -104,9 +221,14 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         folder, flag = RunFolder(Path("runs", config.name)), "--name"
     else:
         return _unused_folder(preset)
+    if config.resume:
+        if folder.config.exists():
+            folder.check_resumable(config)
+        return folder
     if folder.config.exists() or folder.metrics.exists():
         raise UsageError(
-            f"{folder.path} already holds a run, which would be lost; choose another {flag}"
+            f"{folder.path} already holds a run, which would be lost; choose another {flag}, or "
+            "go on with it by --resume"
         )
     return folder
 

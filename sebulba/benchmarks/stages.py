@@ -22,11 +22,12 @@ from sebulba.benchmarks.ceiling import Cost
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import seed_block
 from sebulba.runtime.choose_cycle import make_cycle
+from sebulba.runtime.copies import on_device, owned_copy
 from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES
 from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import HandOffToMesh, Updater, on_device, owned_copy
+from sebulba.runtime.update import HandOffToMesh, Updater
 from sebulba.types import (
     EnvAdapter,
     EnvFactory,

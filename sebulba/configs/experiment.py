@@ -69,6 +69,66 @@ class EnvConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """When the run is saved, for ``sebulba resume``; the end of a run always is."""
+
+    every_s: float = 600.0
+    """Seconds between checkpoints."""
+    every_updates: int | None = None
+    """Updates between checkpoints, instead of every_s."""
+    replay_every_s: float = 1800.0
+    """Seconds between those of a replay of more than 64 MB, which is saved apart."""
+    keep_last: int = 3
+    """How many are kept, beside the best and the milestones."""
+    milestone_env_steps: int | None = None
+    """Environment steps between checkpoints that are kept for ever."""
+
+    def __post_init__(self) -> None:
+        """Check the intervals.
+
+        Raises:
+          UsageError: A value breaks a rule.
+        """
+        for name in ("every_s", "replay_every_s"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(
+                    f"checkpoint.{name}={getattr(self, name)} must not be negative; use 600"
+                )
+        for name in ("every_updates", "keep_last", "milestone_env_steps"):
+            _at_least(1, f"checkpoint.{name}", getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultConfig:
+    """What becomes of a run in which something fails."""
+
+    on_env_failure: Literal["raise", "restart"] = "raise"
+    """restart: an Inferencer whose environment raised, died or hangs gets new ones; what is lost
+    is counted."""
+    max_env_restarts: int = 10
+    """After so many the run ends all the same."""
+    on_not_finite: Literal["raise", "skip"] = "raise"
+    """skip: an update whose loss or gradient is NaN or infinite is not taken, and counted."""
+    max_skipped_updates: int = 100
+    """After so many the run ends all the same."""
+    hang_timeout_s: float | None = 300.0
+    """Seconds after which a thread that is silent is taken for hung; None waits for ever."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises:
+          UsageError: A value breaks a rule.
+        """
+        for name in ("max_env_restarts", "max_skipped_updates"):
+            _at_least(0, f"faults.{name}", getattr(self, name))
+        if self.hang_timeout_s is not None and not self.hang_timeout_s > 0:
+            raise UsageError(
+                f"faults.hang_timeout_s={self.hang_timeout_s} must be positive; use 300, or None"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
     """A training run."""
 
@@ -105,6 +165,16 @@ class ExperimentConfig:
     """Environments in which they are played."""
     metrics_interval_s: float = 0.5
     """Seconds between records in metrics.jsonl, rounded up to whole cycles."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the run is saved."""
+    faults: FaultConfig = FaultConfig()
+    """What becomes of the run when something fails."""
+    resume: bool = False
+    """Go on from the newest checkpoint if the folder holds a run already; else begin it."""
+    drop_replay: bool = False
+    """When resuming, begin with an empty replay where the saved one does not fit."""
+    strict: bool = False
+    """When resuming, refuse to pass over a damaged checkpoint."""
     platform: Literal["cpu", "cuda", "tpu"] | None = None
     """What JAX runs on; None takes the best there is."""
     num_cpu_devices: int | None = None
@@ -154,17 +224,22 @@ class ExperimentConfig:
             )
         if self.anneal_learning_rate:
             _optimizer_of(self.agent)
+        if self.resume and self.name is None and self.run_dir is None:
+            raise UsageError(
+                "resume=True needs the folder of the run; give --name NAME or --run-dir DIR"
+            )
         if self.name is not None and (self.name.strip() in ("", ".", "..") or "/" in self.name):
             raise UsageError(
                 f"name={self.name!r} must be one folder name; use --run-dir for another place"
             )
 
-    def num_cycles(self, num_inferencers: int) -> int:
-        """Return the trajectories that ``total_env_steps`` take.
+    def num_cycles(self, num_inferencers: int, done_env_steps: int = 0) -> int:
+        """Return the trajectories that what is left of ``total_env_steps`` takes.
 
         In lockstep they come in whole rounds, one trajectory from each Inferencer.
         """
-        cycles = -(-self.total_env_steps // (self.num_envs * self.steps_per_cycle))
+        left = max(0, self.total_env_steps - done_env_steps)
+        cycles = -(-left // (self.num_envs * self.steps_per_cycle))
         if self.schedule == "lockstep":
             cycles = -(-cycles // num_inferencers) * num_inferencers
         return cycles

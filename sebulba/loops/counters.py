@@ -23,6 +23,14 @@ class Counters:
     """Trajectories dropped because their policy lag was above ``max_policy_lag``."""
     dropped_stop_cycles: int = 0
     """Trajectories lost because a stop cut them short."""
+    dropped_env_cycles: int = 0
+    """Trajectories lost because their environment failed and was replaced."""
+    env_restarts: int = 0
+    """Inferencers that got new environments because theirs had failed."""
+    skipped_updates: int = 0
+    """Optimizer steps not taken because the loss or the gradient was not finite."""
+    warm_up_from: int = 0
+    """``cycles`` at which the experience was last begun anew, and with it the warm-up."""
     episodes: int = 0
     """Episodes that ended in consumed trajectories."""
     masked_truncations: int = 0
@@ -32,4 +40,4 @@ class Counters:
     @property
     def dropped_cycles(self) -> int:
         """All trajectories that were made and not consumed."""
-        return self.dropped_lag_cycles + self.dropped_stop_cycles
+        return self.dropped_lag_cycles + self.dropped_stop_cycles + self.dropped_env_cycles

@@ -7,29 +7,37 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from sebulba.agent import Agent, AgentState
+from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.envs import make_env_factory, seed_block
-from sebulba.errors import UsageError
+from sebulba.errors import EnvHangError, UsageError
 from sebulba.loops.counters import Counters
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.metric_window import RecentEpisodes
-from sebulba.loops.update_loop import LoopOptions, ObserveCycle, Session, UpdateLoop
+from sebulba.loops.resume_point import put_session_back, read_state
+from sebulba.loops.session import Session
+from sebulba.loops.snapshot_trees import SnapshotReader
+from sebulba.loops.supervisor import OnHang
+from sebulba.loops.update_loop import LoopOptions, ObserveCycle, UpdateLoop
 from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
+from sebulba.runtime.copies import owned_copy
 from sebulba.runtime.cycle import CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
 from sebulba.runtime.staging import Staging
 from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import HandOffToMesh, Updater, owned_copy
+from sebulba.runtime.update import HandOffToMesh, Updater
 from sebulba.types import EnvAdapter, EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF
 """Folded into the seed's key for the updates, which else would share keys with a state that was
 made from the same seed."""
+HANG_TIMEOUT_S = 300.0
+"""Longer than any compile that was seen."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +83,12 @@ class GymnasiumLoop:
         metrics_interval_s: float = 0.5,
         observe_cycle: ObserveCycle | None = None,
         evaluator: Evaluator | None = None,
+        checkpointer: Checkpointer | None = None,
+        on_env_failure: Literal["raise", "restart"] = "raise",
+        max_env_restarts: int = 10,
+        hang_timeout_s: float | None = HANG_TIMEOUT_S,
+        on_hang: OnHang | None = None,
+        generation: int = 0,
     ) -> None:
         """Make the environments and choose the devices; nothing runs yet.
 
@@ -103,6 +117,17 @@ class GymnasiumLoop:
             returns more metrics, or None.
           evaluator: What plays the acting networks now and then while they are trained, and at
             the end of a run that was not stopped; whoever made it closes it.
+          checkpointer: Saves where the loop stands at its intervals and at the end of every run,
+            for ``restore``; whoever made it closes it.
+          on_env_failure: ``"raise"`` what an environment raised, or ``"restart"``: that Inferencer
+            gets new environments with new seeds, and what is lost is counted.
+          max_env_restarts: After so many the failure is raised all the same.
+          hang_timeout_s: A thread that is in one phase for longer ends the run with HangError (an
+            environment that does not return: as ``on_env_failure`` says). None waits for ever.
+          on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
+            cannot raise; None prints where it hangs and no more.
+          generation: How often the run has been resumed: environments that are made anew get
+            seeds that none before had.
 
         Raises:
           UsageError: An argument breaks one of these rules.
@@ -112,7 +137,14 @@ class GymnasiumLoop:
             num_inferencers_per_device=(num_inferencers_per_device, 0),
             queue_size=(queue_size, 1),
             max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
+            max_env_restarts=(max_env_restarts, 0),
+            generation=(generation, 0),
         )
+        if hang_timeout_s is not None and not hang_timeout_s > 0:
+            raise UsageError(
+                f"hang_timeout_s={hang_timeout_s} must be positive; use None for never"
+            )
+        _check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
         _check_choice("schedule", schedule, ("async", "lockstep"))
         if schedule == "lockstep" and max_policy_lag == 0:
             raise UsageError(
@@ -140,7 +172,14 @@ class GymnasiumLoop:
             metrics_interval_s,
             observe_cycle,
             evaluator,
+            checkpointer,
+            max_env_restarts if on_env_failure == "restart" else 0,
+            hang_timeout_s,
+            on_hang,
         )
+        self._checkpointer = checkpointer
+        self._generation = generation
+        self._num_generations = generation + 1
         self._mesh = learner_mesh(self.update_devices)
         self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
         self._stop_requested = threading.Event()
@@ -151,8 +190,11 @@ class GymnasiumLoop:
         self._programs: CyclePrograms | None = None
         self._last_state: AgentState | None = None
         self._cycle_reasons: set[str] = set()
+        self.resume_notes: list[str] = []
+        """What ``restore`` could not put back, for people."""
         self._session = Session([], {device: Staging() for device in self.inference_devices})
-        self._envs = self._make_envs(env_factory)
+        self._factory = make_env_factory(env_factory)
+        self._envs = self._make_envs()
 
     # Set-up.
 
@@ -161,22 +203,30 @@ class GymnasiumLoop:
         """Inferencers over all inference devices."""
         return self._num_per_device * len(self.inference_devices)
 
-    def _make_envs(self, env_factory: str | Callable | EnvFactory) -> list[EnvAdapter]:
-        factory = make_env_factory(env_factory)
+    def _make_envs(self) -> list[EnvAdapter]:
         envs: list[EnvAdapter] = []
         with contextlib.ExitStack() as close_again:
             for inferencer in range(self.num_inferencers):
-                seeds = seed_block(
-                    self._seed,
-                    inferencer=inferencer,
-                    num_inferencers=self.num_inferencers,
-                    num_envs=self.num_envs,
-                )
-                envs.append(factory(self.num_envs, seeds))
+                envs.append(self._make_env(inferencer, self._generation))
                 close_again.callback(envs[-1].close)
-                self._check_spaces(envs[-1])
             close_again.pop_all()
         return envs
+
+    def _make_env(self, inferencer: int, generation: int) -> EnvAdapter:
+        seeds = seed_block(
+            self._seed,
+            inferencer=inferencer,
+            num_inferencers=self.num_inferencers,
+            num_envs=self.num_envs,
+            generation=generation,
+        )
+        env = self._factory(self.num_envs, seeds)
+        try:
+            self._check_spaces(env)
+        except UsageError:
+            env.close()
+            raise
+        return env
 
     def _check_spaces(self, env: EnvAdapter) -> None:
         for name in ("observation_space", "action_space"):
@@ -235,14 +285,16 @@ class GymnasiumLoop:
         Raises:
           UsageError: An argument breaks a rule, or the loop is closed.
           NotFiniteError: The loss is NaN or infinite.
-          HangError: A thread did not end; this loop cannot run again.
+          HangError: A thread was silent or did not end; this loop cannot run again.
+          CheckpointError: The checkpoint at the end could not be written.
           BaseException: Whatever an environment, the agent or ``observe_cycle`` raised, with its
             own traceback; all threads that end are joined first, others named in a note.
         """
-        began = time.perf_counter()
+        began = time.perf_counter() - self._session.seconds_before
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
         updater = self._prepare(state, run_spec)
+        updater.place(state)
         self._last_state = None  # until this run has ended well
         loop = UpdateLoop(
             self._options,
@@ -251,6 +303,8 @@ class GymnasiumLoop:
             updater,
             self._hand_off,
             self._stop_requested,
+            self._replace_inferencer,
+            self._about,
         )
         try:
             metrics = loop.run(num_cycles, steps_per_cycle, began)
@@ -312,7 +366,6 @@ class GymnasiumLoop:
             self._run_spec = run_spec
         if state is not self._last_state:
             self._begin_anew(state)
-        updater.place(state)
         return updater
 
     def _new_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
@@ -328,11 +381,92 @@ class GymnasiumLoop:
         session.counters = Counters()
         session.episodes = RecentEpisodes()
         session.kept_round = []
+        session.seconds_before = 0.0
         for inferencer, step_state in zip(session.inferencers, state.step, strict=True):
             inferencer.needs_reset = True
             inferencer.cycle = 0
             inferencer.dropped_cycles = 0
             inferencer.step_state = owned_copy(step_state, inferencer.device)
+
+    # Going on where another process ended.
+
+    def restore(self, checkpoint: Checkpoint, *, drop_replay: bool = False) -> AgentState:
+        """Put this loop where a checkpoint was saved, and return the state to give to ``run()``.
+
+        In lockstep the next ``run()`` goes on bit for bit, where the environments can be put back;
+        ``resume_notes`` then says nothing. Other numbers of update devices will do, and other
+        numbers of Inferencers with as many environments in all.
+
+        Args:
+          checkpoint: From ``Checkpointer.load_newest()``.
+          drop_replay: Begin with an empty replay where that of the checkpoint does not fit.
+
+        Raises:
+          UsageError: The checkpoint is of another agent, another environment or other sizes.
+        """
+        if self._closed:
+            raise UsageError("this loop is closed; make a new GymnasiumLoop")
+        reader = SnapshotReader(checkpoint.snapshot)
+        saved = reader.run_spec()
+        run_spec = self._new_run_spec(saved.steps_per_cycle)
+        resumed = read_state(self.agent, reader, run_spec, self._fresh_key(), drop_replay)
+        self._prepare(resumed.state, run_spec)
+        assert self._programs is not None
+        self.resume_notes = [
+            *resumed.notes,
+            *put_session_back(
+                self._session,
+                self._options.schedule,
+                reader,
+                run_spec,
+                resumed,
+                self._programs,
+                self._hand_off,
+            ),
+        ]
+        if checkpoint.experience_env_steps < checkpoint.env_steps:
+            self.resume_notes.append(
+                f"the replay is that of {checkpoint.experience_env_steps:,} env steps"
+            )
+        if self._checkpointer is not None:
+            self._checkpointer.resume_at(self._session.counters.updates)
+        self._last_state = resumed.state
+        return resumed.state
+
+    def _fresh_key(self) -> jax.Array:
+        """Return the key of what a resumed run makes anew."""
+        return jax.random.fold_in(jax.random.key(self._seed), self._num_generations)
+
+    def _about(self) -> dict[str, Any]:
+        """Return what a checkpoint says of this loop."""
+        assert self._run_spec is not None
+        return {
+            "run": dataclasses.asdict(self._run_spec),
+            "schedule": self._options.schedule,
+            "generation": self._num_generations - 1,
+        }
+
+    def _replace_inferencer(self, old: Inferencer) -> Inferencer:
+        """Return an Inferencer with new environments and a new step state in the place of one."""
+        assert self._programs is not None and self._run_spec is not None
+        index = old.index
+        if not isinstance(old.failure, EnvHangError):  # from which no other thread can take it
+            with contextlib.suppress(Exception):  # it has failed already
+                self._envs[index].close()
+        key = self._fresh_key()
+        self._envs[index] = self._make_env(index, self._num_generations)
+        self._num_generations += 1
+        new = self._new_inferencer(index, self._programs)
+        step_state = self.agent.new_step_state(
+            jax.random.fold_in(key, index), self._run_spec, index
+        )
+        new.step_state = owned_copy(step_state, new.device)
+        new.cycle = old.cycle + 2  # a gap: what it makes continues nothing
+        new.dropped_cycles = old.dropped_cycles
+        if old.position_wanted.is_set():
+            new.position_wanted.set()
+        new.left_position = old.left_position
+        return new
 
     def newest_networks(self) -> PyTree | None:
         """Return the acting networks that were published last, also after a run that failed.

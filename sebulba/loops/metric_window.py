@@ -30,6 +30,18 @@ class RecentEpisodes:
         self._returns.extend(step_infos.episode_returns.tolist())
         self._lengths.extend(step_infos.episode_lengths.tolist())
 
+    def state(self) -> list[list[float]]:
+        """Return the returns and the lengths, as JSON."""
+        return [list(self._returns), list(self._lengths)]
+
+    @classmethod
+    def restored(cls, state: list[list[float]]) -> RecentEpisodes:
+        """Return what ``state`` was of."""
+        episodes = cls()
+        episodes._returns.extend(state[0])
+        episodes._lengths.extend(int(length) for length in state[1])
+        return episodes
+
     def means(self) -> dict[str, float | None]:
         """Return mean return and length, None until there are enough episodes."""
         if len(self._returns) < EPISODES_AVERAGED:
@@ -119,6 +131,8 @@ class MetricWindow:
             "policy_lag_counts": dict(sorted(collections.Counter(self._lags).items())),
             "queue_fill": float(np.mean(self._queue_fill)) if self._queue_fill else None,
             "dropped_cycles": counters.dropped_cycles,
+            "env_restarts": counters.env_restarts,
+            "skipped_updates": counters.skipped_updates,
             "masked_truncations": counters.masked_truncations,
             "loss": None,
             **update_metrics,

@@ -93,9 +93,16 @@ def to_json(value: Any) -> Any:
 class TensorBoardWriter:
     """TensorBoard events, over environment steps."""
 
-    def __init__(self, folder: str | Path) -> None:
-        """Write into ``folder``, which is made at the first record."""
+    def __init__(self, folder: str | Path, resumed_at: int | None = None) -> None:
+        """Write into ``folder``, which is made at the first record.
+
+        Args:
+          folder: Of the events.
+          resumed_at: Environment steps at which the run goes on; what is there of later ones is
+            hidden from TensorBoard.
+        """
         self._folder = str(folder)
+        self._resumed_at = resumed_at
         self._writer: SummaryWriter | None = None
 
     def write(self, metrics: Mapping[str, Any]) -> None:
@@ -103,7 +110,8 @@ class TensorBoardWriter:
         if self._writer is None:
             from tensorboardX import SummaryWriter
 
-            self._writer = SummaryWriter(self._folder)
+            purge = None if self._resumed_at is None else self._resumed_at + 1
+            self._writer = SummaryWriter(self._folder, purge_step=purge)
         for name, value in metrics.items():
             # What an evaluation found belongs to when its networks were taken.
             when = "eval_env_steps" if name.startswith("eval_") else "env_steps"

@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import sys
 import threading
-import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from sebulba.agent import Agent
+from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import ActionError, HangError
-from sebulba.loops.counters import Counters
 from sebulba.loops.evaluator import Evaluations, Evaluator
-from sebulba.loops.metric_window import MetricWindow, RecentEpisodes, time_shares
-from sebulba.runtime.inferencer import (
-    CyclePermits,
-    HandOff,
-    Inferencer,
-    Item,
-    Schedule,
-    Stop,
-    inferencer_thread,
-    run_cycles,
+from sebulba.loops.metric_window import MetricWindow, time_shares
+from sebulba.loops.run_checkpoints import About, RunCheckpoints
+from sebulba.loops.running_inferencers import (
+    JOIN_S,
+    Replace,
+    RunningInferencers,
+    hang_error,
+    join,
 )
-from sebulba.runtime.staging import Staged, Staging
+from sebulba.loops.session import Session
+from sebulba.loops.supervisor import OnHang, Supervisor
+from sebulba.runtime.copies import on_device
+from sebulba.runtime.inferencer import HandOff, Item, Schedule
+from sebulba.runtime.staging import Staged
 from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.trajectory_queue import TrajectoryQueue
-from sebulba.runtime.update import Updater, on_device
+from sebulba.runtime.update import Updater
 from sebulba.types import MetricWriter, PyTree, StepInfos, Trajectory
 
-LEARNER_PHASES = ("get", "observe", "update", "publish", "metrics")
-JOIN_S = 60.0
-"""How long a stop waits for the program or the compile in flight in a thread."""
+LEARNER_PHASES = ("get", "observe", "update", "publish", "metrics", "checkpoint")
 
 ObserveCycle = Callable[[Trajectory, StepInfos], Mapping[str, Any] | None]
 
@@ -55,18 +49,10 @@ class LoopOptions:
     metrics_interval_s: float
     observe_cycle: ObserveCycle | None
     evaluator: Evaluator | None
-
-
-@dataclasses.dataclass
-class Session:
-    """What goes on over several runs of one loop."""
-
-    inferencers: list[Inferencer]
-    staging: Mapping[jax.Device, Staging]
-    counters: Counters = dataclasses.field(default_factory=Counters)
-    episodes: RecentEpisodes = dataclasses.field(default_factory=RecentEpisodes)
-    kept_round: list[Item] = dataclasses.field(default_factory=list)
-    """Lockstep: the round that was in flight when the last run stopped."""
+    checkpointer: Checkpointer | None
+    max_env_restarts: int
+    hang_timeout_s: float | None
+    on_hang: OnHang | None
 
 
 class UpdateLoop:
@@ -80,38 +66,60 @@ class UpdateLoop:
         updater: Updater,
         hand_off: HandOff,
         stop_requested: threading.Event,
+        replace: Replace,
+        about: About,
     ) -> None:
-        """Prepare a run; ``updater`` holds the state to train."""
+        """Prepare a run.
+
+        Args:
+          options: How to run.
+          agent: The algorithm.
+          session: Goes on over runs.
+          updater: Holds the state to train.
+          hand_off: Places what a cycle made on the update devices.
+          stop_requested: By the user.
+          replace: Makes an Inferencer anew whose environment failed.
+          about: Returns what checkpoints say of the loop.
+        """
         self._options = options
         self._agent = agent
         self._session = session
         self._updater = updater
-        self._hand_off = hand_off
         self._stop_requested = stop_requested
         self._acting: PyTree | None = None
         """Acting networks as they are now; None where they have to be asked for."""
-        self._stop = Stop.new()
-        self._queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         self._timer = PhaseTimer(*LEARNER_PHASES)
-        self._threads: list[threading.Thread] = []
-        self._inline_cycles: Iterator[Iterator[Item]] | None = None
+        self._running = RunningInferencers(
+            session,
+            hand_off,
+            options.schedule,
+            options.queue_size,
+            stop_requested,
+            replace,
+            options.max_env_restarts,
+            inline=options.inline,
+        )
         self._evaluations = Evaluations(
             options.evaluator,
             session.counters.env_steps,
             stop_requested,
-            self._queue.fail,
+            self._running.queue.fail,
             skips=options.schedule == "async",
             inline=options.inline,
+        )
+        self._checkpoints = RunCheckpoints(options.checkpointer, session, updater, about)
+        self._supervisor = Supervisor(
+            options.hang_timeout_s, self._timer, session, self._running, options.on_hang
         )
 
     @property
     def hangs(self) -> bool:
         """A thread of this run is still alive; true after the run only where one hangs."""
-        return bool(self._alive())
+        return any(thread.is_alive() for thread in self._threads)
 
-    def _alive(self) -> list[threading.Thread]:
-        threads = self._threads + self._evaluations.threads
-        return [thread for thread in threads if thread.is_alive()]
+    @property
+    def _threads(self) -> list[threading.Thread]:
+        return self._running.threads + self._evaluations.threads
 
     @property
     def stopped(self) -> bool:
@@ -136,143 +144,71 @@ class UpdateLoop:
         self._target = counters.cycles + num_cycles
         self._window = MetricWindow(counters, began)
         self._readings = self._read_timers()
-        self._permits = CyclePermits(num_cycles)
         self._last_record: dict[str, Any] | None = None
         self._publish()
         try:
-            self._start()
-            if self._options.schedule == "lockstep":
-                self._consume_rounds()
-            else:
-                self._consume_stream()
-            self._join(self._threads)
-            self._queue.raise_failure()  # of the cycle that was in flight at the end
-            record = self._finish_evaluations(self._close_last_window())
-        except HangError:
-            self._tell_to_stop()  # the threads that do not hang, and those that will not for ever
-            self._evaluations.end()
-            raise
+            with self._supervisor:
+                self._running.start(num_cycles)
+                if not self._options.inline:
+                    self._evaluations.start()
+                if self._options.schedule == "lockstep":
+                    self._consume_rounds()
+                else:
+                    self._consume_stream()
+                self._end_inferencers()
+            record = self._close_last_window()
+            self._save_at_the_end()
+            record = self._finish_evaluations(record)
         except BaseException as error:
+            self._end_after(error)
+            raise
+        return record
+
+    def _end_inferencers(self) -> None:
+        self._running.stop()
+        join(self._running.threads)
+        self._running.queue.raise_failure()  # of the cycle that was in flight at the end
+
+    def _join_all(self) -> None:
+        self._evaluations.end()
+        self._running.stop()
+        join(self._threads)
+
+    def _end_after(self, error: BaseException) -> None:
+        """End what runs and keep what was learned; nothing here may hide ``error``."""
+        if isinstance(error, HangError):
+            # The threads that do not hang, and those that will not for ever.
+            self._running.stop()
+            self._evaluations.end()
+        else:
             try:
                 self._join_all()
             except HangError as hang:
                 error.add_note(str(hang))
-            if isinstance(error, ActionError):
-                # Not the environment's fault if the networks that acted were not finite.
-                self._window.check_finite(self._updater.take_metrics())
-            raise
-        return record
+        if isinstance(error, ActionError):
+            # Not the environment's fault if the networks that acted were not finite.
+            self._window.check_finite(self._updater.take_metrics())
+        self._checkpoints.save_after(error)
 
-    def _start(self) -> None:
-        session, options = self._session, self._options
-        cycles = []
-        for inferencer in session.inferencers:
-            staged = inferencer.staging.newest()
-            assert staged is not None, "publishing comes first"
-            cycles.append(
-                run_cycles(
-                    inferencer,
-                    staged,
-                    self._hand_off,
-                    options.schedule,
-                    bool(session.kept_round),
-                    self._permits,
-                    self._stop,
-                )
-            )
-        if options.inline:
-            # One item of each in turn: the order that threads of equal speed would have.
-            self._inline_cycles = itertools.cycle(cycles)
-            return
-        self._threads = [
-            threading.Thread(
-                target=inferencer_thread,
-                args=(inferencer, its_cycles, self._queue, self._stop),
-                name=inferencer.thread_name,
-                daemon=True,
-            )
-            for inferencer, its_cycles in zip(session.inferencers, cycles, strict=True)
-        ]
-        for thread in self._threads:
-            thread.start()
-        self._evaluations.start()
-
-    def _join(self, threads: list[threading.Thread]) -> None:
-        """Stop the Inferencers and wait for ``threads``; each ends with the program it is in."""
-        self._tell_to_stop()
-        deadline = time.monotonic() + JOIN_S
-        for thread in threads:
-            if thread.ident is not None:  # it was started
-                thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in threads):
-            raise self._hang_error()
-
-    def _join_all(self) -> None:
-        self._evaluations.end()
-        self._join(self._threads + self._evaluations.threads)
-
-    def _tell_to_stop(self) -> None:
-        self._stop.soon.set()
-        self._stop.now.set()
-        self._permits.wake()
-        counters = self._session.counters
-        counters.dropped_stop_cycles += len(self._queue.drain())  # and wakes who waits to put
-
-    def _hang_error(self) -> HangError:
-        """Say which threads still run, and where they are."""
-        alive = self._alive()
-        frames = sys._current_frames()
-        stacks = "\n".join(
-            f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
-            for thread in alive
-            if thread.ident in frames
-        )
-        return HangError(
-            f"{len(alive)} threads did not end within {JOIN_S:.0f} s of being stopped; an "
-            f"environment that does not return from step is the usual cause. They are in:\n"
-            f"{stacks}"
-        )
+    def _save_at_the_end(self) -> None:
+        with self._timer.phase("checkpoint"):
+            self._checkpoints.save_at_the_end(self._window.seconds)
 
     # Consuming.
-
-    def _next_item(self, wait_s: float) -> Item | None:
-        """Return the next trajectory, whoever made it; raises what its maker raised.
-
-        Args:
-          wait_s: How long to wait on after a stop was requested.
-
-        Returns:
-          None if a stop was requested and nothing came.
-
-        Raises:
-          RuntimeError: Nobody is left to make one.
-        """
-        if self._inline_cycles is not None:
-            return next(next(self._inline_cycles))
-        deadline = None
-        while True:
-            nobody_left = not any(thread.is_alive() for thread in self._threads)
-            item = self._queue.get()
-            if item is not None:
-                return item
-            if nobody_left:
-                raise RuntimeError("all Inferencer threads ended without an error or a stop")
-            if self._stop_requested.is_set() or self._stop.soon.is_set():
-                deadline = deadline or time.monotonic() + wait_s
-                if time.monotonic() >= deadline:
-                    return None
 
     def _consume_stream(self) -> None:
         """Async: first come, first served; publish after each trajectory that had updates due."""
         counters = self._session.counters
         while counters.cycles < self._target and not self._stop_requested.is_set():
             with self._timer.phase("get"):
-                item = self._next_item(wait_s=0.0)
+                item = self._running.next_item(wait_s=0.0)
             if item is not None and self._consume(item):
                 counters.policy_version += 1
                 self._publish()
             self._evaluate_when_due()
             self._write_when_due()
+            self._checkpoint_when_due()
+            self._finish_checkpoint([])
 
     def _consume_rounds(self) -> None:
         """Lockstep: one trajectory of each Inferencer, in their order, then one publish.
@@ -284,24 +220,28 @@ class UpdateLoop:
         while True:
             items = session.kept_round or self._collect_round()
             session.kept_round = []
+            self._finish_checkpoint(items)
             for item in items:
                 self._consume(item)
             counters.policy_version += 1
             if counters.cycles >= self._target or self._stop_requested.is_set():
                 break
+            # Before the publish that lets the Inferencers go on: where they stand after the round
+            # that they are in belongs to where the learner stands now.
+            self._checkpoint_when_due()
             self._publish()
             self._evaluate_when_due()
             self._write_when_due()
-        self._stop.soon.set()
+        self._running.begin_no_more()
         session.kept_round = self._collect_round()
 
     def _collect_round(self) -> list[Item]:
         items = []
         with self._timer.phase("get"):
             for _ in self._session.inferencers:
-                item = self._next_item(wait_s=JOIN_S)
+                item = self._running.next_item(wait_s=JOIN_S)
                 if item is None:
-                    raise self._hang_error()
+                    raise hang_error(self._running.threads)
                 items.append(item)
         return sorted(items, key=lambda item: item.inferencer)
 
@@ -311,17 +251,18 @@ class UpdateLoop:
         lag = counters.policy_version - item.policy_version
         if options.max_policy_lag is not None and lag > options.max_policy_lag:
             counters.dropped_lag_cycles += 1
-            self._permits.give()
+            self._running.give_permit()
             return False
         self._count(item)
-        self._window.add_cycle(lag, len(self._queue) / self._queue.size)
+        queue = self._running.queue
+        self._window.add_cycle(lag, len(queue) / queue.size)
         if options.observe_cycle is not None:
             with timer.phase("observe"):
                 observed = options.observe_cycle(item.trajectory, item.step_infos)
                 self._window.add_observed(observed)
         if options.inference_only:
             return False
-        due = self._agent.num_off_policy_optims_per_cycle(counters.cycles)
+        due = self._agent.num_off_policy_optims_per_cycle(counters.cycles - counters.warm_up_from)
         with timer.phase("update"):
             self._acting = self._updater.consume(
                 item.trajectory,
@@ -351,6 +292,19 @@ class UpdateLoop:
                 version = self._session.counters.policy_version
                 staging.publish(Staged(version, on_device(self._acting, device)))
 
+    # Checkpoints.
+
+    def _checkpoint_when_due(self) -> None:
+        if self._checkpoints.is_due:
+            with self._timer.phase("checkpoint"):
+                self._checkpoints.begin(self._window.seconds)
+
+    def _finish_checkpoint(self, items: list[Item]) -> None:
+        """Save what was begun, once every Inferencer has said where it stands."""
+        if self._checkpoints.is_ready:
+            with self._timer.phase("checkpoint"):
+                self._checkpoints.finish(items)
+
     # Evaluation.
 
     def _evaluate_when_due(self) -> None:
@@ -372,7 +326,7 @@ class UpdateLoop:
             record = record | evaluation | {"seconds": self._window.seconds}
             self._write(record)
         self._join_all()
-        self._queue.raise_failure()
+        self._running.queue.raise_failure()
         return record
 
     # Metrics.

@@ -15,6 +15,7 @@ import numpy as np
 
 from sebulba.agent import Agent
 from sebulba.errors import EnvError
+from sebulba.runtime.copies import copy_tree, is_key
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
 ROWS_A_STACK = 64
@@ -82,7 +83,7 @@ class KeyData:
 
     def unwrap(self, step_state: PyTree) -> PyTree:
         """Return ``step_state`` with the uint32 arrays in its keys instead of them, uncopied."""
-        return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, step_state)
+        return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, step_state)
 
     def wrap(self, data: PyTree) -> PyTree:
         """Return the step state that ``unwrap`` made ``data`` of, uncopied."""
@@ -96,11 +97,7 @@ class KeyData:
 
 def _key_impls(step_state: PyTree) -> list[Any]:
     leaves = jax.tree.leaves(step_state)
-    return [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
 
 
 class CyclePrograms:
@@ -175,11 +172,6 @@ def _stack(rows: list[PyTree]) -> PyTree:
 
 def _concatenate(groups: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *x: jnp.concatenate(x), *groups)
-
-
-def copy_tree(tree: PyTree) -> PyTree:
-    """Return ``tree`` in buffers of its own."""
-    return jax.tree.map(jnp.copy, tree)
 
 
 def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.errors import ActionError
+from sebulba.runtime.copies import copy_tree
 from sebulba.runtime.cycle import (
     CycleOutput,
     CyclePrograms,
     check_finite,
-    copy_tree,
     env_step_of,
     info_columns,
     no_action,

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from sebulba.errors import EnvError
+from sebulba.runtime.copies import owned_copy
 from sebulba.runtime.cycle import Cycle, CycleOutput
 from sebulba.runtime.staging import WAKE_S, Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
@@ -23,6 +24,10 @@ HandOff = Callable[[Trajectory, PyTree, PyTree], tuple[Trajectory, PyTree, PyTre
 """Places (trajectory, initial step state, final step state) on the update devices."""
 
 INFERENCER_PHASES = ("take", "act", "env_step", "cycle", "finish", "shard", "put")
+WAITING_PHASES = ("take", "put")
+"""In which an Inferencer waits for others; any other that lasts is a hang."""
+ENV_PHASES = ("env_step", "cycle")
+"""In which its environment works."""
 
 
 class Item(NamedTuple):
@@ -49,6 +54,17 @@ class Stop(NamedTuple):
     def new(cls) -> Stop:
         """Return a stop that has not been asked for."""
         return cls(threading.Event(), threading.Event())
+
+
+class InferencerPosition(NamedTuple):
+    """Where an Inferencer stands between two cycles."""
+
+    cycle: int
+    """Number of the next."""
+    step_state: PyTree
+    """A copy, on the inference device; None if it was lost."""
+    env: bytes | str
+    """What ``Cycle.position`` returned: the environment's position, or why there is none."""
 
 
 class CyclePermits:
@@ -108,11 +124,27 @@ class Inferencer:
     """Number of the next cycle."""
     dropped_cycles: int = 0
     """Cycles that a stop cut short."""
+    position_wanted: threading.Event = dataclasses.field(default_factory=threading.Event)
+    """Leave ``left_position`` at the end of the next cycle."""
+    left_position: InferencerPosition | None = None
+    failure: BaseException | None = None
+    """What ended its thread."""
 
     @property
     def thread_name(self) -> str:
         """What its thread is called."""
         return f"inferencer-{self.index}"
+
+    def position(self) -> InferencerPosition:
+        """Return where it stands; not while a cycle runs."""
+        step_state = owned_copy(self.step_state, self.device)
+        return InferencerPosition(self.cycle, step_state, self.run_cycle.position())
+
+    def leave_position_if_wanted(self) -> None:
+        """Leave it for a checkpoint."""
+        if self.position_wanted.is_set():
+            self.position_wanted.clear()
+            self.left_position = self.position()
 
 
 def run_cycles(
@@ -154,7 +186,8 @@ def run_cycles(
             return permits.take(stop.soon)
 
     if inferencer.needs_reset:
-        inferencer.run_cycle.reset()
+        with timer.phase("env_step"):
+            inferencer.run_cycle.reset()
         inferencer.needs_reset = False
     newest: Staged | None = staged if lockstep or permit() else None
     while newest is not None and (lockstep or not stop.soon.is_set()):
@@ -174,6 +207,8 @@ def run_cycles(
         if lockstep:
             newest = take()
             next_version += 1
+        with timer.phase("finish"):
+            inferencer.leave_position_if_wanted()
         with timer.phase("shard"):
             item = _hand_over(inferencer.index, cycle, version, output, hand_off)
         del output  # a trajectory that is kept here is kept while the next one is made
@@ -223,4 +258,5 @@ def inferencer_thread(
             f"in thread {inferencer.thread_name!r} (Inferencer {inferencer.index}), "
             f"cycle {inferencer.cycle}"
         )
+        inferencer.failure = error
         queue.fail(error)

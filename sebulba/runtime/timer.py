@@ -28,6 +28,11 @@ class _Phase:
         finished, began = self._reading
         self._reading = (finished + time.perf_counter() - (began or 0.0), None)
 
+    def present_s(self) -> float | None:
+        """Return for how long it has been on; None if it is not."""
+        began = self._reading[1]
+        return None if began is None else time.perf_counter() - began
+
     def seconds(self) -> float:
         """Return the seconds so far, those of a phase that is still on included."""
         finished, began = self._reading
@@ -37,7 +42,7 @@ class _Phase:
 class PhaseTimer:
     """Where one thread's time goes: ``with timer.phase("act"): ...``.
 
-    Written by its own thread; others may read ``seconds()`` at any time.
+    Written by its own thread; others may read it at any time.
     """
 
     def __init__(self, *phases: str) -> None:
@@ -51,3 +56,10 @@ class PhaseTimer:
     def seconds(self) -> dict[str, float]:
         """Return the seconds spent in each phase since the timer was made."""
         return {name: phase.seconds() for name, phase in self._phases.items()}
+
+    def present(self) -> tuple[str, float] | None:
+        """Return the phase that is on, and for how many seconds; None between phases."""
+        for name, phase in self._phases.items():
+            if (seconds := phase.present_s()) is not None:
+                return name, seconds
+        return None

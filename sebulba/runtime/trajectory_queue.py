@@ -18,7 +18,7 @@ class TrajectoryQueue(Generic[T]):
         """Make a queue for at most ``size`` items."""
         self.size = size
         self._items: collections.deque[T] = collections.deque()
-        self._failure: BaseException | None = None
+        self._failures: list[BaseException] = []
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
@@ -38,10 +38,15 @@ class TrajectoryQueue(Generic[T]):
             return True
 
     def fail(self, error: BaseException) -> None:
-        """Make every ``get`` from now on raise ``error``; the first failure is kept."""
+        """Make every ``get`` from now on raise ``error``, or an earlier failure."""
         with self._changed:
-            self._failure = self._failure or error
+            self._failures.append(error)
             self._changed.notify_all()
+
+    def forgive(self, error: BaseException) -> None:
+        """Forget a failure that has been mended."""
+        with self._changed:
+            self._failures = [failure for failure in self._failures if failure is not error]
 
     def get(self, timeout_s: float = WAKE_S) -> T | None:
         """Remove and return the oldest item, or None after ``timeout_s`` seconds without one.
@@ -50,7 +55,7 @@ class TrajectoryQueue(Generic[T]):
           BaseException: The first failure, with its own traceback, before any item.
         """
         with self._changed:
-            if not self._items and self._failure is None:
+            if not self._items and not self._failures:
                 self._changed.wait(timeout_s)
             self.raise_failure()
             if not self._items:
@@ -61,8 +66,8 @@ class TrajectoryQueue(Generic[T]):
 
     def raise_failure(self) -> None:
         """Raise the first failure, if there was one."""
-        if self._failure is not None:
-            raise self._failure
+        if self._failures:
+            raise self._failures[0]
 
     def drain(self) -> list[T]:
         """Remove and return everything."""

@@ -13,26 +13,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
-from sebulba.runtime.cycle import copy_tree
+from sebulba.runtime.copies import copy_tree, is_on, owned_copy
 from sebulba.types import PyTree, Trajectory
-
-
-def owned_copy(tree: PyTree, sharding: jax.Device | jax.sharding.Sharding | PyTree) -> PyTree:
-    """Return a copy of ``tree`` in ``sharding`` that shares no buffer with it.
-
-    ``jax.device_put`` alone returns the same buffer where it already is in place, which a later
-    donation would delete under its other holder.
-    """
-    if isinstance(sharding, jax.Device):
-        sharding = SingleDeviceSharding(sharding)
-    return jax.jit(copy_tree, out_shardings=sharding)(jax.device_put(tree, sharding))
-
-
-def is_on(tree: PyTree, device: jax.Device) -> bool:
-    """Tell whether all of ``tree`` is JAX arrays on ``device`` and on no other."""
-    return all(
-        isinstance(leaf, jax.Array) and leaf.devices() == {device} for leaf in jax.tree.leaves(tree)
-    )
 
 
 class HandOffToMesh:
@@ -135,6 +117,18 @@ class Updater:
             self._shardings,
             state.experience,
         )
+
+    def parts(self) -> tuple[PyTree, PyTree, PyTree]:
+        """Return networks, optimizer state and experience, to be copied before the next update."""
+        self.wait()
+        return self._networks, self._opt, self._experience
+
+    def is_whole(self) -> bool:
+        """Tell whether an update that failed has left everything in place, and finite."""
+        leaves = jax.tree.leaves((self._networks, self._opt, self._experience))
+        if any(leaf.is_deleted() for leaf in leaves):
+            return False
+        return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self._networks))
 
     def state(self, step: Sequence[PyTree]) -> AgentState:
         """Return the agent state, which the caller then owns, with these step states."""
@@ -324,18 +318,6 @@ class Updater:
 
     def _acting_shard(self, networks: PyTree, experience: PyTree) -> PyTree:
         return copy_tree(self._agent.acting_networks(networks, experience))
-
-
-def on_device(tree: PyTree, device: jax.Device) -> PyTree:
-    """Return a tree of replicated arrays on one device, without a transfer where it is there."""
-    if is_on(tree, device):
-        return tree
-
-    def one(leaf: jax.Array) -> jax.Array:
-        shards = {shard.device: shard.data for shard in leaf.addressable_shards}
-        return shards.get(device, next(iter(shards.values())))
-
-    return jax.device_put(jax.tree.map(one, tree), device)
 
 
 class DonatingProgram:

@@ -1,0 +1,225 @@
+"""When checkpoints are saved, and what is read back: between a loop and the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sebulba.checkpoints.saver import Saver
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.store import CheckpointStore
+from sebulba.errors import CheckpointError, UsageError
+
+EXPERIENCE_FOLDER = "experience"
+LARGE_EXPERIENCE_BYTES = 64 * 2**20
+"""From here on the experience (a replay) is saved apart, at its own interval."""
+FINAL_SAVE_S = 3600.0
+"""Longest that the end of a run waits for a save."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint that was read and found whole."""
+
+    env_steps: int
+    snapshot: Snapshot
+    experience_env_steps: int
+    """When its experience was saved: at most ``env_steps``, where it is kept apart."""
+
+
+class Checkpointer:
+    """Saves snapshots in the background, at intervals, in a folder that one process owns.
+
+    A context manager; ``close()`` waits for what is being written.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        every_s: float = 600.0,
+        every_updates: int | None = None,
+        experience_every_s: float = 1800.0,
+        keep_last: int = 3,
+        milestone_every: int | None = None,
+        about: Callable[[], Mapping[str, Any]] = dict,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Save into ``folder``; nothing is written yet.
+
+        Args:
+          folder: Made at the first save.
+          every_s: Seconds between saves; 0 saves as often as the writing allows.
+          every_updates: Updates between saves, instead of ``every_s``.
+          experience_every_s: Seconds between saves of an experience of more than
+            ``LARGE_EXPERIENCE_BYTES``; the end of a run always saves it.
+          keep_last: How many to keep, beside the best (by mean training return) and milestones.
+          milestone_every: Environment steps between checkpoints that are kept for ever.
+          about: Returns more for the record of a checkpoint, as JSON.
+          say: Gets a line where a damaged checkpoint is passed over.
+
+        Raises:
+          UsageError: A number is out of range.
+        """
+        for name, value, least in (
+            ("every_s", every_s, 0),
+            ("every_updates", every_updates, 1),
+            ("experience_every_s", experience_every_s, 0),
+            ("keep_last", keep_last, 1),
+            ("milestone_every", milestone_every, 1),
+        ):
+            if value is not None and not value >= least:
+                raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")
+        self.folder = Path(folder)
+        self._every_s = every_s
+        self._every_updates = every_updates
+        self._experience_every_s = experience_every_s
+        self.about = about
+        self._say = say
+        self._store = CheckpointStore(
+            self.folder, keep_last=keep_last, milestone_every=milestone_every
+        )
+        self._experiences = CheckpointStore(self.folder / EXPERIENCE_FOLDER, keep_last=1)
+        self._saver = Saver()
+        self._saved_at = self._experience_saved_at = time.monotonic()
+        self._saved_updates = 0
+        self._experience_number: int | None = None
+
+    # Saving.
+
+    def resume_at(self, updates: int) -> None:
+        """Count the intervals from here on."""
+        self._saved_updates = updates
+        self._saved_at = time.monotonic()
+
+    def is_due(self, updates: int) -> bool:
+        """Tell whether it is time to save; never while a save is being written."""
+        if self._every_updates is None:
+            due = time.monotonic() - self._saved_at >= self._every_s
+        else:
+            due = updates // self._every_updates > self._saved_updates // self._every_updates
+        if not due or self._saver.is_busy:
+            return False
+        self.resume_at(updates)
+        return True
+
+    def is_kept_apart(self, num_bytes: int) -> bool:
+        """Tell whether an experience of that size has its own checkpoints."""
+        return num_bytes >= LARGE_EXPERIENCE_BYTES
+
+    def experience_is_due(self, at_the_end: bool) -> bool:
+        """Tell whether it is time to save the experience that is kept apart."""
+        now = time.monotonic()
+        due = (
+            at_the_end
+            or self._experience_number is None
+            or now - self._experience_saved_at >= self._experience_every_s
+        )
+        if due:
+            self._experience_saved_at = now
+        return due
+
+    def save(
+        self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
+    ) -> None:
+        """Have a checkpoint written in the background.
+
+        Args:
+          env_steps: Its number.
+          snapshot: Not written by anyone any more.
+          experience: Where it is kept apart and due.
+          score: The best is kept.
+        """
+        if not self._saver.submit(partial(self._write, env_steps, snapshot, experience, score)):
+            raise CheckpointError("a checkpoint is still being written; ask is_due first")
+
+    def save_now(
+        self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
+    ) -> None:
+        """Write a checkpoint and wait for it.
+
+        Raises:
+          CheckpointError: It could not be written.
+        """
+        self._saver.wait(FINAL_SAVE_S)
+        self.save(env_steps, snapshot, experience, score)
+        if not self._saver.wait(FINAL_SAVE_S):
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} was not written within {FINAL_SAVE_S:.0f} s; "
+                "look at the disk, and resume from the one before"
+            )
+        if error := self.pop_error():
+            raise error
+
+    def _write(
+        self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
+    ) -> None:
+        if experience is not None:
+            self._experiences.save(env_steps, experience, protect=self._experiences_in_use())
+            self._experience_number = env_steps
+        if "experience" not in snapshot.record:
+            snapshot.record["experience"] = self._experience_number
+        self._store.save(env_steps, snapshot, score=score)
+
+    def _experiences_in_use(self) -> set[int]:
+        """Return the experiences that the checkpoints there are go with."""
+        return {self._experience_number} if self._experience_number is not None else set()
+
+    def pop_error(self) -> CheckpointError | None:
+        """Return what went wrong with a save in the background, once."""
+        error = self._saver.pop_error()
+        if error is None or isinstance(error, CheckpointError):
+            return error
+        wrapped = CheckpointError(
+            f"no checkpoint in {self.folder}: {type(error).__name__}: {error}; training can be "
+            "resumed from the one before"
+        )
+        wrapped.__cause__ = error
+        return wrapped
+
+    # Reading.
+
+    def load_newest(self, *, strict: bool = False) -> Checkpoint | None:
+        """Return the newest checkpoint that is whole; None where there is none.
+
+        Args:
+          strict: Refuse rather than pass over one that is damaged.
+
+        Raises:
+          CheckpointError: All are damaged; or one is, and ``strict``.
+        """
+        numbers = self._store.numbers()
+        for number in reversed(numbers):
+            try:
+                return self._load(number)
+            except CheckpointError as error:
+                if strict or number == numbers[0]:
+                    raise
+                self._say(f"{error}. The one before is used instead")
+        return None
+
+    def _load(self, number: int) -> Checkpoint:
+        snapshot = self._store.load(number)
+        experience = snapshot.record.get("experience")
+        if experience is None:
+            return Checkpoint(number, snapshot, number)
+        apart = self._experiences.load(experience)
+        self._experience_number = experience
+        arrays = snapshot.arrays | apart.arrays
+        keys = snapshot.record["keys"] | apart.record["keys"]
+        record = {**snapshot.record, "keys": keys}
+        return Checkpoint(number, snapshot._replace(record=record, arrays=arrays), experience)
+
+    # The end.
+
+    def close(self) -> None:
+        """Wait for what is being written; may be called twice."""
+        self._saver.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

@@ -1,0 +1,53 @@
+"""What the exit code of a command says."""
+
+from __future__ import annotations
+
+from sebulba.errors import (
+    CheckpointError,
+    EnvError,
+    HangError,
+    NotFiniteError,
+    UsageError,
+    is_env_failure,
+)
+
+EXIT_OK = 0
+EXIT_OTHER = 1
+EXIT_USAGE = 2
+EXIT_ENV = 3
+EXIT_NOT_FINITE = 4
+EXIT_HANG = 5
+EXIT_CHECKPOINT = 6
+EXIT_SIGNAL = 128
+"""Plus the number of the signal that ended the run: 130 for Ctrl-C, 143 for SIGTERM."""
+
+MEANINGS = {
+    EXIT_OK: "done",
+    EXIT_OTHER: "an error that is none of these",
+    EXIT_USAGE: "usage: an argument, an option or a configuration breaks a rule",
+    EXIT_ENV: "environment: one raised, died or broke its contract",
+    EXIT_NOT_FINITE: "not finite: a loss or a gradient is NaN or infinite",
+    EXIT_HANG: "hang: a thread was silent, or did not end",
+    EXIT_CHECKPOINT: "checkpoint: one could not be written, or all are damaged",
+    EXIT_SIGNAL + 2: "stopped by Ctrl-C; to go on: sebulba resume RUN",
+    EXIT_SIGNAL + 15: "stopped by SIGTERM; to go on: sebulba resume RUN",
+}
+
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (UsageError, EXIT_USAGE),
+    (NotFiniteError, EXIT_NOT_FINITE),
+    (HangError, EXIT_HANG),
+    (CheckpointError, EXIT_CHECKPOINT),
+    (EnvError, EXIT_ENV),
+    (KeyboardInterrupt, EXIT_SIGNAL + 2),
+)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a command that ``error`` ended."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else EXIT_USAGE
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return EXIT_ENV if is_env_failure(error) else EXIT_OTHER

@@ -1,0 +1,189 @@
+"""The checkpoints of one run: of what, in which order, and what to do when one fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.errors import CheckpointError, NotFiniteError
+from sebulba.loops.session import Session
+from sebulba.loops.snapshot_trees import SnapshotWriter
+from sebulba.runtime.copies import is_key
+from sebulba.runtime.inferencer import Inferencer, InferencerPosition, Item
+from sebulba.runtime.update import Updater
+
+About = Callable[[], Mapping[str, Any]]
+"""Returns what a checkpoint says of its loop, as JSON."""
+
+
+@dataclasses.dataclass
+class Begun:
+    """A checkpoint of which the learner's part has been copied."""
+
+    env_steps: int
+    writer: SnapshotWriter
+    experience: Snapshot | None
+    score: float | None
+
+
+class RunCheckpoints:
+    """Copies what the learner and the Inferencers hold, and hands it to the checkpointer.
+
+    A checkpoint is begun between two trajectories, with the learner's part; every Inferencer leaves
+    its own at the end of the cycle that it is in, and training goes on meanwhile. In lockstep both
+    parts together, with the round that was in flight, are one exact position. In async what an
+    Inferencer made between the two is not in the checkpoint, as after a stop.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer | None,
+        session: Session,
+        updater: Updater,
+        about: About,
+    ) -> None:
+        """Save through ``checkpointer``, or never."""
+        self._checkpointer = checkpointer
+        self._session = session
+        self._updater = updater
+        self._about = about
+        self._begun: Begun | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """It is time to begin one."""
+        checkpointer, counters = self._checkpointer, self._session.counters
+        return (
+            checkpointer is not None
+            and self._begun is None
+            and checkpointer.is_due(counters.updates)
+        )
+
+    def begin(self, seconds: float) -> None:
+        """Copy the learner's part and ask the Inferencers for theirs."""
+        self._warn_of_failure()
+        self._begun = self._learner(seconds, at_the_end=False)
+        for inferencer in self._session.inferencers:
+            inferencer.left_position = None
+            inferencer.position_wanted.set()
+
+    @property
+    def is_ready(self) -> bool:
+        """One was begun, and every Inferencer has left its position."""
+        return self._begun is not None and all(
+            inferencer.left_position is not None for inferencer in self._session.inferencers
+        )
+
+    def finish(self, items: Sequence[Item]) -> None:
+        """Hand over what was begun, to be written while training goes on.
+
+        Args:
+          items: Lockstep: the round that was in flight when it was begun.
+        """
+        begun, self._begun = self._begun, None
+        assert begun is not None and self._checkpointer is not None
+        positions = []
+        for inferencer in self._session.inferencers:
+            assert inferencer.left_position is not None
+            positions.append(inferencer.left_position)
+            inferencer.left_position = None
+        self._add_inferencers(begun, positions, items)
+        self._checkpointer.save(
+            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
+        )
+
+    def save_at_the_end(self, seconds: float) -> None:
+        """Save, with the Inferencers at rest, and wait until it is written.
+
+        Raises:
+          CheckpointError: It could not be written.
+        """
+        if self._checkpointer is None:
+            return
+        self._warn_of_failure()
+        begun = self._learner(seconds, at_the_end=True)
+        positions = [inferencer.position() for inferencer in self._session.inferencers]
+        self._save_now(begun, positions, self._session.kept_round)
+
+    def save_after(self, error: BaseException) -> None:
+        """Save what a run had learned that ``error`` ended; failing here is a warning."""
+        if self._checkpointer is None or isinstance(error, NotFiniteError | CheckpointError):
+            return
+        try:
+            if not self._updater.is_whole():
+                return
+            begun = self._learner(0.0, at_the_end=True)
+            positions = [_position_after_failure(i) for i in self._session.inferencers]
+            self._save_now(begun, positions, [])
+        except Exception as failure:
+            warnings.warn(
+                f"no checkpoint of what was learned: {type(failure).__name__}: {failure}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _learner(self, seconds: float, *, at_the_end: bool) -> Begun:
+        session, checkpointer = self._session, self._checkpointer
+        assert checkpointer is not None
+        counters, episodes = session.counters, session.episodes
+        writer = SnapshotWriter()
+        writer.record.update(
+            counters=dataclasses.asdict(counters),
+            episodes=episodes.state(),
+            seconds=seconds,
+            **checkpointer.about(),
+            **self._about(),
+        )
+        networks, opt, experience = self._updater.parts()
+        writer.add("networks", networks)
+        writer.add("opt", opt)
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(experience) if not is_key(leaf))
+        separate: Snapshot | None = None
+        if not checkpointer.is_kept_apart(num_bytes):
+            writer.add("experience", experience)
+            writer.record["experience"] = None
+        elif checkpointer.experience_is_due(at_the_end):
+            apart = SnapshotWriter()
+            apart.add("experience", experience)
+            apart.record["counters"] = dataclasses.asdict(counters)
+            separate = apart.snapshot()
+        return Begun(counters.env_steps, writer, separate, episodes.means()["episode_return_mean"])
+
+    def _add_inferencers(
+        self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
+    ) -> None:
+        begun.writer.add_positions(positions)
+        begun.writer.add_round(items)
+
+    def _save_now(
+        self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
+    ) -> None:
+        self._begun = None  # whatever was begun is older
+        self._add_inferencers(begun, positions, items)
+        assert self._checkpointer is not None
+        self._checkpointer.save_now(
+            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
+        )
+
+    def _warn_of_failure(self) -> None:
+        assert self._checkpointer is not None
+        if error := self._checkpointer.pop_error():
+            warnings.warn(
+                f"a checkpoint could not be saved, and the run goes on without it: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _position_after_failure(inferencer: Inferencer) -> InferencerPosition:
+    """Return what is left of an Inferencer of a run that failed; its episodes are not."""
+    leaves = jax.tree.leaves(inferencer.step_state)
+    lost = any(leaf.is_deleted() for leaf in leaves)
+    step_state = None if lost else inferencer.step_state
+    return InferencerPosition(inferencer.cycle, step_state, "the run failed")
