@@ -30,7 +30,7 @@ class EnvHangError(EnvError, HangError):
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written, or is damaged (exit code 6)."""
+    """A checkpoint cannot be written, or cannot be read back whole (exit code 6)."""
 
 
 def is_env_failure(error: BaseException) -> bool:

@@ -36,6 +36,7 @@ ALLOWED = {
     "evaluation": CONTRACTS | {"envs", "policy"},
     "plots": {"errors"},
     "jax_setup": {"errors"},
+    "checkpoints": {"errors"},
     "run_folder": {"errors", "configs", "json_files"},
     "experiment": CONTRACTS
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}

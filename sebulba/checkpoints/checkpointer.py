@@ -160,7 +160,8 @@ class Checkpointer:
             self._experiences.save(env_steps, experience, protect=self._experiences_in_use())
             self._experience_number = env_steps
         if "experience" not in snapshot.record:
-            snapshot.record["experience"] = self._experience_number
+            record = {**snapshot.record, "experience": self._experience_number}
+            snapshot = snapshot._replace(record=record)
         self._store.save(env_steps, snapshot, score=score)
 
     def _experiences_in_use(self) -> set[int]:
@@ -207,8 +208,8 @@ class Checkpointer:
             return Checkpoint(number, snapshot, number)
         apart = self._experiences.load(experience)
         self._experience_number = experience
-        arrays = snapshot.arrays | apart.arrays
-        keys = snapshot.record["keys"] | apart.record["keys"]
+        arrays = {**snapshot.arrays, **apart.arrays}
+        keys = {**snapshot.record["keys"], **apart.record["keys"]}
         record = {**snapshot.record, "keys": keys}
         return Checkpoint(number, snapshot._replace(record=record, arrays=arrays), experience)
 

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: whole or not there, checked when they are read."""

@@ -1,0 +1,121 @@
+"""Arrays through orbax. It is imported by the first save or load, as it imports JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sebulba.checkpoints.manifest import ArrayEntry, DamageError
+from sebulba.errors import CheckpointError
+
+
+def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayEntry, ...]:
+    """Write arrays into a new ``folder``, if any has elements.
+
+    Returns:
+      An entry for each, in their order.
+
+    Raises:
+      CheckpointError: An array has a dtype that cannot be saved.
+      Exception: Whatever orbax raises, for example where the disk is full.
+    """
+    import orbax.checkpoint as ocp
+
+    storable = [_storable(name, array) for name, array in arrays.items()]
+    entries = tuple(
+        ArrayEntry(name, array.shape, array.dtype.name, array.nbytes, _checksum(stored))
+        for (name, array), stored in zip(arrays.items(), storable, strict=True)
+    )
+    # Named by place, because names of arrays are anything; orbax cannot hold empty arrays.
+    tree = {_key(place): stored for place, stored in enumerate(storable) if stored.size}
+    if tree:
+        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
+    return entries
+
+
+def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.ndarray]:
+    """Return the arrays that ``write_arrays`` wrote; nobody else holds them.
+
+    Raises:
+      DamageError: An array is not what was written.
+      Exception: Whatever orbax raises.
+    """
+    import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from now on
+    import orbax.checkpoint as ocp
+
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    wanted = {_key(place): as_numpy for place, entry in enumerate(entries) if entry.num_bytes}
+    stored: dict[str, np.ndarray] = {}
+    if wanted:
+        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            stored = checkpointer.restore(
+                folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=wanted)
+            )
+    restored = {}
+    for place, entry in enumerate(entries):
+        try:
+            restored[entry.name] = _restored(stored.get(_key(place)), entry)
+        except ValueError as error:
+            what = f"array {entry.name} {error}"
+            raise DamageError(folder.parent, what) from error
+    return restored
+
+
+def _key(place: int) -> str:
+    return f"{place:06d}"
+
+
+def _restored(stored: np.ndarray | None, entry: ArrayEntry) -> np.ndarray:
+    dtype = np.dtype(entry.dtype)
+    if not entry.num_bytes:
+        return np.empty(entry.shape, dtype)
+    if stored is None:
+        raise ValueError("is missing")
+    if stored.shape != entry.shape or stored.dtype != _storable_dtype(dtype):
+        raise ValueError(f"is {stored.dtype}{list(stored.shape)}, and was another")
+    if _checksum(stored) != entry.sha256:
+        raise ValueError("has another checksum")
+    return stored.view(dtype)
+
+
+def _storable(name: str, array: np.ndarray) -> np.ndarray:
+    dtype = array.dtype
+    is_own = dtype.isbuiltin == 2 and dtype.itemsize in (1, 2, 4, 8)  # registered by ml_dtypes
+    is_number = dtype.isbuiltin == 1 and dtype.char in "?bBhHiIlLqQefdFD"
+    if not is_own and not is_number:
+        raise CheckpointError(
+            f"array {name} has dtype {dtype!r}, which no checkpoint can hold; use booleans or "
+            "numbers of up to 64 bits in the byte order of the machine"
+        )
+    return np.asarray(array, order="C").view(_storable_dtype(dtype))
+
+
+def _storable_dtype(dtype: np.dtype) -> np.dtype:
+    """Return ``dtype``, or unsigned integers of its width for bfloat16 and its like."""
+    return np.dtype(f"u{dtype.itemsize}") if dtype.isbuiltin == 2 else dtype
+
+
+def _checksum(array: np.ndarray) -> str:
+    elements = np.asarray(array, order="C").reshape(-1).view(np.uint8)
+    return hashlib.sha256(elements.data).hexdigest()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep orbax from printing, over many lines, the errors that it raises as well."""
+
+    def is_of_another(record: logging.LogRecord) -> bool:
+        return "orbax" not in record.pathname
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_of_another)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_another)

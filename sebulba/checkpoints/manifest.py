@@ -1,0 +1,199 @@
+"""The manifest of a checkpoint: what is in it, with a checksum for every part and for itself.
+
+``manifest.json`` is ``{"sha256": ..., "manifest": {"format": ..., ...}}``; that much stays the
+same in every format, so that one of another format is told from a damaged one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sebulba.errors import CheckpointError
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = 1
+
+
+class DamageError(CheckpointError):
+    """A checkpoint is not what was saved."""
+
+    rule = "is damaged"
+    remedy = "delete that folder, and an older checkpoint is used"
+
+    def __init__(self, folder: Path, what: str) -> None:
+        """Say ``what`` of the checkpoint in ``folder`` is not as it was saved."""
+        self.problem = f"checkpoint {folder} {self.rule}: {what}"
+        super().__init__(f"{self.problem}; {self.remedy}")
+
+
+class UnreadableError(DamageError):
+    """A checkpoint cannot be read now, and may be whole: no reason to delete it."""
+
+    rule = "cannot be read"
+    remedy = "see that the disk and the permissions let this process read it"
+
+
+class ArrayEntry(NamedTuple):
+    """One array."""
+
+    name: str
+    """As in the snapshot."""
+    shape: tuple[int, ...]
+    """Of the array."""
+    dtype: str
+    """Name of the dtype."""
+    num_bytes: int
+    """Of the elements."""
+    sha256: str
+    """Of the elements in C order."""
+
+
+class FileEntry(NamedTuple):
+    """One file."""
+
+    path: str
+    """Relative to the folder of the checkpoint."""
+    num_bytes: int
+    """Its size."""
+    sha256: str
+    """Of its content."""
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint holds."""
+
+    number: int
+    """Env steps at which it was taken; the name of its folder says the same."""
+    score: float | None
+    """The higher the better; None where nothing was evaluated."""
+    arrays: tuple[ArrayEntry, ...]
+    """Every array, in the order of the snapshot."""
+    blobs: dict[str, str]
+    """Name to path of the file."""
+    files: tuple[FileEntry, ...]
+    """Every file except the manifest."""
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json``."""
+    body = {
+        "format": FORMAT,
+        "number": manifest.number,
+        "score": manifest.score,
+        "arrays": [entry._asdict() for entry in manifest.arrays],
+        "blobs": manifest.blobs,
+        "files": [entry._asdict() for entry in manifest.files],
+    }
+    text = json.dumps({"sha256": _checksum(body), "manifest": body}, indent=1)
+    (folder / MANIFEST_FILE).write_text(text + "\n")
+
+
+def read_manifest(folder: Path, number: int) -> Manifest:
+    """Return the manifest of the checkpoint in ``folder``.
+
+    Raises:
+      DamageError: It is missing, damaged, or that of another number.
+      CheckpointError: Another version of Sebulba wrote it, in another format.
+    """
+    try:
+        outer = json.loads(_read(folder, MANIFEST_FILE))
+        body = outer["manifest"]
+        is_whole = outer["sha256"] == _checksum(body)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        what = f"{MANIFEST_FILE} does not read ({type(error).__name__}: {error})"
+        raise DamageError(folder, what) from error
+    if not is_whole:
+        what = f"{MANIFEST_FILE} does not have the checksum that it states"
+        raise DamageError(folder, what)
+    if body["format"] != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {folder} has format {body['format']}, and this Sebulba reads {FORMAT}; "
+            "resume with the version of Sebulba that wrote it"
+        )
+    if body["number"] != number:
+        what = f"{MANIFEST_FILE} is of checkpoint {body['number']}"
+        raise DamageError(folder, what)
+    return Manifest(
+        number=number,
+        score=body["score"],
+        arrays=tuple(
+            ArrayEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in body["arrays"]
+        ),
+        blobs=body["blobs"],
+        files=tuple(FileEntry(**entry) for entry in body["files"]),
+    )
+
+
+def describe_files(folder: Path) -> tuple[FileEntry, ...]:
+    """Return an entry for every file in ``folder`` and below."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return tuple(
+        FileEntry(str(path.relative_to(folder)), path.stat().st_size, _checksum_of_file(path))
+        for path in files
+    )
+
+
+def check_sizes(folder: Path, files: Sequence[FileEntry]) -> None:
+    """Raise unless every file is there and as long as it was; this reads none of them.
+
+    Raises:
+      DamageError: Says which file is missing or of another size.
+    """
+    for entry in files:
+        num_bytes = _size(folder, entry.path)
+        if num_bytes != entry.num_bytes:
+            what = f"{entry.path} has {num_bytes} of {entry.num_bytes} bytes"
+            raise DamageError(folder, what)
+
+
+def check_files(folder: Path, files: Sequence[FileEntry]) -> None:
+    """Raise unless every file is what was written.
+
+    Raises:
+      DamageError: Says which file is not.
+    """
+    check_sizes(folder, files)
+    for entry in files:
+        with _says_what_is_unreadable(folder, entry.path):
+            sha256 = _checksum_of_file(folder / entry.path)
+        if sha256 != entry.sha256:
+            what = f"the content of {entry.path} has another checksum"
+            raise DamageError(folder, what)
+
+
+def _size(folder: Path, path: str) -> int:
+    """Return the size of a file, after looking that it is one: a pipe could be read for ever."""
+    with _says_what_is_unreadable(folder, path):
+        if (folder / path).is_file():
+            return (folder / path).stat().st_size
+    raise DamageError(folder, f"{path} is missing")
+
+
+def _read(folder: Path, path: str) -> bytes:
+    _size(folder, path)
+    with _says_what_is_unreadable(folder, path):
+        return (folder / path).read_bytes()
+
+
+@contextlib.contextmanager
+def _says_what_is_unreadable(folder: Path, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"{path} ({error.strerror})"
+        raise UnreadableError(folder, what) from error
+
+
+def _checksum(body: Any) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _checksum_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

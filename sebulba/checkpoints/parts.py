@@ -1,0 +1,87 @@
+"""The parts of one checkpoint, and their way to the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from sebulba.checkpoints.arrays import read_arrays, write_arrays
+from sebulba.checkpoints.manifest import (
+    DamageError,
+    Manifest,
+    UnreadableError,
+    describe_files,
+    write_manifest,
+)
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.errors import CheckpointError
+
+RECORD_FILE = "record.json"
+ARRAYS_FOLDER = "arrays"
+BLOBS_FOLDER = "blobs"
+
+
+def write_parts(folder: Path, number: int, snapshot: Snapshot, score: float | None) -> None:
+    """Write everything into the new ``folder``, the manifest last.
+
+    Raises:
+      CheckpointError: The snapshot holds what cannot be saved.
+      Exception: An OSError, or whatever orbax makes of it.
+    """
+    try:
+        record = json.dumps(dict(snapshot.record), indent=1)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"checkpoint {number} cannot be saved: its record is not JSON ({error}); see what "
+            "the agent or the environment puts into it"
+        ) from error
+    (folder / RECORD_FILE).write_text(record + "\n")
+    (folder / BLOBS_FOLDER).mkdir()
+    blobs = {name: f"{BLOBS_FOLDER}/{i:06d}" for i, name in enumerate(snapshot.blobs)}
+    for name, path in blobs.items():
+        (folder / path).write_bytes(snapshot.blobs[name])
+    arrays = write_arrays(folder / ARRAYS_FOLDER, snapshot.arrays)
+    write_manifest(folder, Manifest(number, score, arrays, blobs, describe_files(folder)))
+
+
+def read_parts(folder: Path, manifest: Manifest) -> Snapshot:
+    """Read what ``write_parts`` wrote, once its files were compared with the manifest.
+
+    Raises:
+      DamageError: An array is not what was saved.
+      UnreadableError: Anything else goes wrong.
+    """
+    try:
+        return Snapshot(
+            record=json.loads((folder / RECORD_FILE).read_bytes()),
+            arrays=read_arrays(folder / ARRAYS_FOLDER, manifest.arrays),
+            blobs={name: (folder / path).read_bytes() for name, path in manifest.blobs.items()},
+        )
+    except DamageError:
+        raise
+    except Exception as error:  # of orbax anything; not damage, as the files were checked
+        raise UnreadableError(folder, first_line(error)) from error
+
+
+def flush_to_disk(folder: Path) -> None:
+    """Wait until everything in ``folder`` outlives a loss of power."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with open(Path(path, name), "rb") as file:
+                os.fsync(file.fileno())
+        flush_folder_to_disk(Path(path))
+
+
+def flush_folder_to_disk(folder: Path) -> None:
+    """Wait until the names of what is directly in ``folder`` outlive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def first_line(error: Exception) -> str:
+    """Return the kind of an error and the beginning of what it says."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"

@@ -1,0 +1,260 @@
+"""The folder of the checkpoints of a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from sebulba.checkpoints.manifest import (
+    DamageError,
+    Manifest,
+    UnreadableError,
+    check_files,
+    check_sizes,
+    read_manifest,
+)
+from sebulba.checkpoints.parts import (
+    first_line,
+    flush_folder_to_disk,
+    flush_to_disk,
+    read_parts,
+    write_parts,
+)
+from sebulba.checkpoints.retention import numbers_to_keep, usable_score
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.errors import CheckpointError, UsageError
+
+PARTIAL = ".partial-"
+"""Begins the name of what is being written or deleted; nothing ever reads it."""
+NUMBER_DIGITS = 12
+
+
+class CheckpointStore:
+    """Saves snapshots under numbers, each whole or not at all, and reads back the newest.
+
+    A checkpoint is a folder: ``record.json``, ``blobs/``, ``arrays/`` (by orbax) and
+    ``manifest.json``, which has a checksum for everything. One process saves into a store's
+    folder; any of its threads may. Others may read, but what they read may be deleted meanwhile.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, keep_last: int = 3, milestone_every: int | None = None
+    ) -> None:
+        """Make a store; nothing is written yet.
+
+        Args:
+          folder: Made by the first save.
+          keep_last: How many of the newest checkpoints to keep, at least 1.
+          milestone_every: Env steps; the first checkpoint at or after every multiple is kept.
+
+        Raises:
+          UsageError: ``keep_last`` or ``milestone_every`` is below 1.
+        """
+        for name, value in (("keep_last", keep_last), ("milestone_every", milestone_every)):
+            if value is not None and value < 1:
+                raise UsageError(f"{name}={value} must be at least 1")
+        self.folder = Path(folder)
+        self._keep_last = keep_last
+        self._milestone_every = milestone_every
+        self._damaged: set[int] = set()
+        """Known to be damaged, though their sizes may be right."""
+        self._saving = threading.Lock()
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the checkpoints that are there, ascending, damaged or not.
+
+        Raises:
+          CheckpointError: The folder cannot be read.
+        """
+        try:
+            names = [entry.name for entry in os.scandir(self.folder) if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.folder} cannot be read ({error.strerror}); it should be the folder of "
+                "the checkpoints of a run"
+            ) from error
+        numbers = (int(name) for name in names if name.isdecimal())
+        return sorted(number for number in numbers if self._folder_of(number).name in names)
+
+    # Saving.
+
+    def save(
+        self,
+        number: int,
+        snapshot: Snapshot,
+        *,
+        score: float | None = None,
+        protect: Collection[int] = (),
+    ) -> Path:
+        """Save a snapshot, then delete the checkpoints that need not be kept.
+
+        A whole checkpoint of that number is left as it is; a damaged one is replaced.
+
+        Args:
+          number: Env steps.
+          snapshot: What to save.
+          score: Of the networks; the higher the better. One that is not finite is none.
+          protect: Numbers not to delete.
+
+        Returns:
+          The folder of the checkpoint.
+
+        Raises:
+          UsageError: ``number`` is negative.
+          CheckpointError: It could not be saved, and there is nothing of it and all others are
+            as they were; or it was saved, but another could not be deleted.
+        """
+        if number < 0:
+            raise UsageError(f"number={number} must not be negative; give env steps")
+        with self._saving:
+            folder = self._folder_of(number)
+            if not (folder.is_dir() and self._is_whole(number)):
+                try:
+                    self._write(folder, number, snapshot, usable_score(score))
+                except CheckpointError:
+                    raise
+                except Exception as error:  # of orbax anything: a full disk is a ValueError
+                    raise _unsaved_error(number, self.folder, error) from error
+                self._damaged.discard(number)
+            try:
+                self._delete_old({number, *protect})
+            except OSError as error:
+                raise CheckpointError(
+                    f"checkpoint {folder} is saved, but older ones cannot be deleted "
+                    f"({error.strerror}: {error.filename}); delete them by hand"
+                ) from error
+            return folder
+
+    def _write(self, folder: Path, number: int, snapshot: Snapshot, score: float | None) -> None:
+        partial = self.folder / f"{PARTIAL}{folder.name}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._delete_partials()
+            partial.mkdir()
+            write_parts(partial, number, snapshot, score)
+            flush_to_disk(partial)
+            if folder.exists():  # damaged
+                self._delete(folder)
+            partial.rename(folder)
+            flush_folder_to_disk(self.folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def _is_whole(self, number: int) -> bool:
+        try:
+            check_files(self._folder_of(number), self._manifest(number).files)
+        except DamageError:
+            return False
+        return number not in self._damaged
+
+    # Deleting.
+
+    def _delete_old(self, protect: Collection[int]) -> None:
+        """Delete what is neither kept nor protected, and what is damaged."""
+        scores: dict[int, float | None] = {}
+        kept = set(protect)
+        for number in self.numbers():
+            try:
+                manifest = self._manifest(number)
+                check_sizes(self._folder_of(number), manifest.files)
+            except UnreadableError:
+                kept.add(number)
+            except DamageError:
+                self._damaged.add(number)
+            except CheckpointError:  # of another format: whole, but not ours to judge
+                kept.add(number)
+            else:
+                if number not in self._damaged:
+                    scores[number] = manifest.score
+        kept |= numbers_to_keep(scores, self._keep_last, self._milestone_every)
+        for number in self.numbers():
+            if number not in kept:
+                self._delete(self._folder_of(number))
+
+    def _delete(self, folder: Path) -> None:
+        # Renamed first: half of it, under its name, would be taken for a damaged checkpoint.
+        doomed = self.folder / f"{PARTIAL}delete-{folder.name}"
+        shutil.rmtree(doomed, ignore_errors=True)
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _delete_partials(self) -> None:
+        """Delete what a process left that was killed while it saved or deleted."""
+        for path in self.folder.glob(f"{PARTIAL}*"):
+            shutil.rmtree(path)
+
+    # Loading.
+
+    def load(self, number: int) -> Snapshot:
+        """Read a checkpoint and compare all of it with its checksums.
+
+        Raises:
+          CheckpointError: It is not there, or damaged, and in what; or of another format.
+        """
+        folder = self._folder_of(number)
+        if not folder.is_dir():
+            raise CheckpointError(f"there is no checkpoint {folder}; there are {self.numbers()}")
+        try:
+            manifest = self._manifest(number)
+            # Before anything decodes them: damaged bytes could crash native code.
+            check_files(folder, manifest.files)
+            return read_parts(folder, manifest)
+        except UnreadableError:
+            raise
+        except DamageError:
+            self._damaged.add(number)
+            raise
+
+    def load_newest(
+        self, *, strict: bool = False, say: Callable[[str], None] = print
+    ) -> tuple[int, Snapshot] | None:
+        """Read the newest checkpoint that is whole.
+
+        Args:
+          strict: Raise if a newer one is damaged.
+          say: Gets one line for each damaged one that is passed over.
+
+        Returns:
+          Its number and what it holds; None if there is no checkpoint at all.
+
+        Raises:
+          CheckpointError: All are damaged, or with ``strict`` the newest; or the newest whole one
+            was written in another format.
+        """
+        passed_over: list[DamageError] = []
+        for number in reversed(self.numbers()):
+            try:
+                snapshot = self.load(number)
+            except DamageError as error:
+                if strict:
+                    raise
+                passed_over.append(error)
+                continue
+            for passed in passed_over:
+                say(f"{passed.problem}; checkpoint {number} is used instead")
+            return number, snapshot
+        if passed_over:
+            raise CheckpointError(
+                f"all {len(passed_over)} checkpoints in {self.folder} are of no use; the newest: "
+                f"{passed_over[0].problem}; restore one from a copy, or train again"
+            ) from passed_over[0]
+        return None
+
+    def _manifest(self, number: int) -> Manifest:
+        return read_manifest(self._folder_of(number), number)
+
+    def _folder_of(self, number: int) -> Path:
+        return self.folder / f"{number:0{NUMBER_DIGITS}d}"
+
+
+def _unsaved_error(number: int, folder: Path, error: Exception) -> CheckpointError:
+    cause = getattr(error, "strerror", None) or first_line(error)
+    return CheckpointError(
+        f"checkpoint {number} cannot be saved in {folder} ({cause}); see that the disk has room "
+        "and the folder may be written to. All older checkpoints are as they were"
+    )
