@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
@@ -86,6 +87,8 @@ class GymnasiumLoop:
         checkpointer: Checkpointer | None = None,
         on_env_failure: Literal["raise", "restart"] = "raise",
         max_env_restarts: int = 10,
+        on_not_finite: Literal["raise", "skip"] = "raise",
+        max_skipped_updates: int = 100,
         hang_timeout_s: float | None = HANG_TIMEOUT_S,
         on_hang: OnHang | None = None,
         generation: int = 0,
@@ -122,6 +125,9 @@ class GymnasiumLoop:
           on_env_failure: ``"raise"`` what an environment raised, or ``"restart"``: that Inferencer
             gets new environments with new seeds, and what is lost is counted.
           max_env_restarts: After so many the failure is raised all the same.
+          on_not_finite: ``"raise"`` NotFiniteError for a NaN or infinite loss or gradient, or
+            ``"skip"`` that update, and count it.
+          max_skipped_updates: After so many NotFiniteError is raised all the same.
           hang_timeout_s: A thread that is in one phase for longer ends the run with HangError (an
             environment that does not return: as ``on_env_failure`` says). None waits for ever.
           on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
@@ -138,6 +144,7 @@ class GymnasiumLoop:
             queue_size=(queue_size, 1),
             max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
             max_env_restarts=(max_env_restarts, 0),
+            max_skipped_updates=(max_skipped_updates, 0),
             generation=(generation, 0),
         )
         if hang_timeout_s is not None and not hang_timeout_s > 0:
@@ -145,6 +152,7 @@ class GymnasiumLoop:
                 f"hang_timeout_s={hang_timeout_s} must be positive; use None for never"
             )
         _check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
+        _check_choice("on_not_finite", on_not_finite, ("raise", "skip"))
         _check_choice("schedule", schedule, ("async", "lockstep"))
         if schedule == "lockstep" and max_policy_lag == 0:
             raise UsageError(
@@ -174,10 +182,12 @@ class GymnasiumLoop:
             evaluator,
             checkpointer,
             max_env_restarts if on_env_failure == "restart" else 0,
+            max_skipped_updates,
             hang_timeout_s,
             on_hang,
         )
         self._checkpointer = checkpointer
+        self._skip_not_finite = on_not_finite == "skip"
         self._generation = generation
         self._num_generations = generation + 1
         self._mesh = learner_mesh(self.update_devices)
@@ -362,7 +372,9 @@ class GymnasiumLoop:
             session.counters.dropped_stop_cycles += len(session.kept_round)
             session.kept_round = []
             update_key = jax.random.fold_in(jax.random.key(self._seed), UPDATE_STREAM)
-            self._updater = updater = Updater(self.agent, self._mesh, update_key)
+            self._updater = updater = Updater(
+                self.agent, self._mesh, update_key, skip_not_finite=self._skip_not_finite
+            )
             self._run_spec = run_spec
         if state is not self._last_state:
             self._begin_anew(state)
@@ -467,6 +479,16 @@ class GymnasiumLoop:
             new.position_wanted.set()
         new.left_position = old.left_position
         return new
+
+    def last_transition(self) -> dict[str, np.ndarray]:
+        """Return what the environments that failed were given last: ``obs`` and ``action`` by name.
+
+        Empty where none failed in a step, or its cycle keeps nothing.
+        """
+        for inferencer in self._session.inferencers:
+            if failed_at := getattr(inferencer.run_cycle, "failed_at", None):
+                return failed_at
+        return {}
 
     def newest_networks(self) -> PyTree | None:
         """Return the acting networks that were published last, also after a run that failed.

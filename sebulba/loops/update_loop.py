@@ -11,7 +11,7 @@ from typing import Any
 
 from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
-from sebulba.errors import ActionError, HangError
+from sebulba.errors import ActionError, HangError, NotFiniteError
 from sebulba.loops.evaluator import Evaluations, Evaluator
 from sebulba.loops.metric_window import MetricWindow, time_shares
 from sebulba.loops.run_checkpoints import About, RunCheckpoints
@@ -51,6 +51,7 @@ class LoopOptions:
     evaluator: Evaluator | None
     checkpointer: Checkpointer | None
     max_env_restarts: int
+    max_skipped_updates: int
     hang_timeout_s: float | None
     on_hang: OnHang | None
 
@@ -357,6 +358,7 @@ class UpdateLoop:
         with self._timer.phase("metrics"):
             # First, since it waits for the updates in flight, whose time belongs to this window.
             metrics = self._updater.take_metrics()
+            self._count_skipped()
             elapsed_s = self._window.age_s
             readings = self._read_timers()
             shares = {
@@ -375,6 +377,17 @@ class UpdateLoop:
             self._write(record)
         self._last_record = record
         return record
+
+    def _count_skipped(self) -> None:
+        """Raise NotFiniteError if too many updates had to be skipped."""
+        counters, most = self._session.counters, self._options.max_skipped_updates
+        counters.skipped_updates += self._updater.pop_skipped()
+        if counters.skipped_updates > most:
+            raise NotFiniteError(
+                f"{counters.skipped_updates} of {counters.updates} updates were skipped because "
+                f"their loss or gradient was not finite; max_skipped_updates={most}. A lower "
+                "learning rate, gradient clipping, or scaled rewards are the usual remedies"
+            )
 
     def _write(self, record: Mapping[str, Any]) -> None:
         """Give a record to the writer, whose errors only warn."""

@@ -16,6 +16,9 @@ from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
 from sebulba.runtime.copies import copy_tree, is_on, owned_copy
 from sebulba.types import PyTree, Trajectory
 
+SKIPPED = "skipped"
+"""Among the sums of metrics: how many updates were not taken."""
+
 
 class HandOffToMesh:
     """Places what a cycle made on the update devices, environments split over them."""
@@ -56,14 +59,19 @@ class Updater:
     Used by one thread only: collectives that two threads launch can deadlock.
     """
 
-    def __init__(self, agent: Agent, mesh: Mesh, update_key: jax.Array) -> None:
+    def __init__(
+        self, agent: Agent, mesh: Mesh, update_key: jax.Array, *, skip_not_finite: bool = False
+    ) -> None:
         """Prepare the programs; ``place`` comes before anything else.
 
         Args:
           agent: Whose ``update_experience``, ``loss`` and ``optimize`` run.
           mesh: Of the update devices, axis ``"learner"``.
           update_key: Typed key from which the key of every loss is folded.
+          skip_not_finite: Leave networks and optimizer as they are where an update's gradient or
+            one of its metrics is NaN or infinite.
         """
+        self._skip_not_finite = skip_not_finite
         self._agent = agent
         self._mesh = mesh
         self._replicated = NamedSharding(mesh, P())
@@ -110,6 +118,7 @@ class Updater:
     def place(self, state: AgentState) -> None:
         """Take copies of networks, optimizer and experience; the caller's stay valid."""
         self._metric_sums, self._updates_summed = None, 0  # of a run that failed, perhaps
+        self._num_skipped = 0
         self._networks = owned_copy(state.networks, self._replicated)
         self._opt = owned_copy(state.opt, self._replicated)
         self._experience = jax.tree.map(
@@ -235,14 +244,23 @@ class Updater:
         )
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the mean metrics of the updates since the last call; empty without updates."""
+        """Return the mean metrics of the updates since the last call; empty without updates.
+
+        Those that were skipped are left out.
+        """
         if self._metric_sums is None or not self._updates_summed:
             return {}
         sums = jax.device_get(self._metric_sums)
-        means = {name: float(total) / self._updates_summed for name, total in sums.items()}
         self._metric_sums = self._zeros(sums)
-        self._updates_summed = 0
-        return means
+        skipped = int(sums.pop(SKIPPED, 0))
+        taken, self._updates_summed = self._updates_summed - skipped, 0
+        self._num_skipped += skipped
+        return {name: float(total) / taken for name, total in sums.items()} if taken else {}
+
+    def pop_skipped(self) -> int:
+        """Return how many updates were skipped since the last call, as far as metrics tell."""
+        skipped, self._num_skipped = self._num_skipped, 0
+        return skipped
 
     def wait(self) -> None:
         """Wait for the programs in flight.
@@ -291,7 +309,16 @@ class Updater:
             networks, opt, experience, key
         )
         grads, metrics = jax.lax.pmean((grads, {**metrics, "loss": loss}), LEARNER_AXIS)
+        before = networks, opt
         networks, opt = self._agent.optimize(networks, opt, grads)
+        if self._skip_not_finite:
+            # The means are the same on all devices, and so is what they decide.
+            taken = _all_finite((grads, metrics))
+            networks, opt = jax.tree.map(
+                lambda new, old: jnp.where(taken, new, old), (networks, opt), before
+            )
+            metrics = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros_like(x)), metrics)
+            metrics[SKIPPED] = 1.0 - taken
         return networks, opt, experience, metrics
 
     def _take_and_update_shard(
@@ -318,6 +345,10 @@ class Updater:
 
     def _acting_shard(self, networks: PyTree, experience: PyTree) -> PyTree:
         return copy_tree(self._agent.acting_networks(networks, experience))
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
 
 
 class DonatingProgram:
