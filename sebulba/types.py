@@ -115,7 +115,10 @@ class FusedEnv(NamedTuple):
     """A vector environment as pure JAX functions, for a fused cycle."""
 
     state: PyTree
-    """Array pytree threaded through every step (handle, previous end flags)."""
+    """Array pytree threaded through every step (handle, previous end flags).
+
+    Of the environment as its latest ``reset`` left it: to be read, and copied, after each.
+    """
     step: Callable[[PyTree, jax.Array], tuple[PyTree, EnvOutput, jax.Array]]
     """``(state, action [B, ...]) -> (state, EnvOutput, num_invalid)``.
 
@@ -147,6 +150,24 @@ class EnvAdapter(Protocol):
 
         The returned state is that of an environment just ``reset``; once its step has been
         called, step through nothing else until the next ``reset``.
+        """
+        ...
+
+    def state(self) -> bytes | str:
+        """Return what is needed to go on from here, between two steps, exactly as it would have.
+
+        Or the reason, in words, why that cannot be had. An adapter without this method and
+        ``put_back`` counts as one that cannot.
+        """
+        ...
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state``, in an adapter newly made by the same factory with as many envs.
+
+        It may be a pickle, which runs code: give this nothing but what a run of your own saved.
+
+        Raises:
+          EnvError: It does not fit, or is damaged; then the adapter needs a ``reset``.
         """
         ...
 

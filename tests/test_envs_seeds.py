@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sebulba.envs import make_env_factory, seed_block
+from sebulba.envs.seeds import ENVS_A_GENERATION, LAST_GENERATION
 from sebulba.errors import UsageError
+from sebulba.evaluation import evaluation_seeds
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 
@@ -94,3 +96,45 @@ def test_same_seeds_same_episodes_and_other_seeds_others(env, options):
     np.testing.assert_array_equal(one, again)
     assert (one[0] != other[0]).all()
     assert len(np.unique(one[0], axis=0)) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=INT32,
+    num_envs=st.integers(1, 70),
+    generations=st.sets(st.integers(0, LAST_GENERATION), min_size=2, max_size=5),
+)
+def test_environments_made_anew_share_no_seed_with_any_others(seed, num_envs, generations):
+    blocks = [
+        seed_block(
+            seed, inferencer=i, num_inferencers=2, num_envs=num_envs, host=h, generation=generation
+        )
+        for generation in generations
+        for h in range(2)
+        for i in range(2)
+    ]
+    blocks.append(evaluation_seeds(seed, num_envs))
+    seeds = [one for block in blocks for one in block]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_generations_end_where_the_next_and_evaluations_begin():
+    def block(first, num_envs, generation):
+        return seed_block(
+            5, inferencer=first, num_inferencers=2**31, num_envs=num_envs, generation=generation
+        )
+
+    last = block(ENVS_A_GENERATION - 1, 1, 1) + block(ENVS_A_GENERATION - 1, 1, LAST_GENERATION)
+    first = block(0, 1, 2) + evaluation_seeds(5, 2**17)
+    assert not set(last) & set(first)
+    assert block(ENVS_A_GENERATION, 1, 0) == block(0, 1, 1)  # what the limit is there for
+    with pytest.raises(UsageError, match="cannot be made anew"):
+        block(ENVS_A_GENERATION, 1, 1)
+    for generation in (-1, LAST_GENERATION + 1):
+        with pytest.raises(UsageError, match=f"generation={generation} must be in 0 to 8190"):
+            block(0, 1, generation)
+
+
+def test_the_first_generation_has_the_seeds_that_it_always_had():
+    block = seed_block(7, inferencer=1, num_inferencers=2, num_envs=3)
+    assert block == [94590576, 2053238014, 1434467671]

@@ -20,11 +20,12 @@ MODULES = {
 }
 
 # Who may import whom, by room: the folder below sebulba, or the module at its top.
-CONTRACTS = {"types", "agent", "errors", "one_kernel"}
+CONTRACTS = {"types", "agent", "errors", "one_kernel", "sealed"}
 ALLOWED = {
     "errors": set(),
     "types": set(),
     "one_kernel": {"types"},
+    "sealed": {"errors"},
     "agent": {"types", "errors"},
     "envs": CONTRACTS,
     "runtime": CONTRACTS,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.errors import EnvError
 from sebulba.runtime.cycle import (
     CycleOutput,
     CyclePrograms,
@@ -47,6 +48,14 @@ class PlainCycle:
         prev_action = jax.device_put(no_action(self._env), self._device)
         self._env_step = env_step_of(self._env.reset(), prev_action)
         self._statistics = EpisodeStatistics(self._env.num_envs)
+
+    def position(self) -> str:
+        """Return the reason why there is none."""
+        return "a plain cycle is there to be measured"
+
+    def put_back(self, position: bytes) -> None:
+        """Raise EnvError."""
+        raise EnvError(self.position())
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event

@@ -21,6 +21,7 @@ from sebulba.agent import Agent, AgentState
 from sebulba.benchmarks.ceiling import Cost
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import seed_block
+from sebulba.errors import EnvError
 from sebulba.runtime.choose_cycle import make_cycle
 from sebulba.runtime.copies import on_device, owned_copy
 from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms
@@ -375,6 +376,14 @@ class ReplayEnv:
             return (rows, (t + 1) % self._num_rows), output, jax.numpy.int32(0)
 
         return FusedEnv((self._rows, np.int32(0)), step)
+
+    def state(self) -> str:
+        """Return the reason why there is none."""
+        return "rows that are replayed have no state to save"
+
+    def put_back(self, state: bytes) -> None:
+        """Raise EnvError."""
+        raise EnvError(self.state())
 
     def close(self) -> None:
         """Do nothing."""

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs import pickled_env
 from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
@@ -43,6 +44,9 @@ class CheckedEnv(gymnasium.Env):
         self._index = index
         self._in_worker = in_worker
         self._num_steps = 0
+        self._has_ended = False
+        self._resets_next = False  # put back where a vector environment would reset it
+        self._fault_of_copies: str | None = None  # not known
         env = make_env()
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
@@ -67,6 +71,7 @@ class CheckedEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """Reset; EnvError unless ``(observation, info)`` comes back."""
+        self._has_ended = self._resets_next = False
         result = self._call(self.env.reset, seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._broken("reset", "a tuple (obs, info)", _describe_result(result))
@@ -74,6 +79,8 @@ class CheckedEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         """Step; EnvError unless five values of the right kind come back."""
+        if self._resets_next:
+            return self.reset()[0], 0.0, False, False, {}
         self._num_steps += 1
         # An array of its own: the rows of the vector's action may be read-only or aliased.
         native = self._native_action(np.array(action))
@@ -89,7 +96,35 @@ class CheckedEnv(gymnasium.Env):
             if not (flag is False or flag is True or isinstance(flag, np.bool_)):
                 raise self._broken(name, "a bool", f"{flag!r} ({type(flag).__name__})")
         obs = self._checked_obs(obs, "obs")
+        self._has_ended = bool(terminated or truncated)
         return obs, self._checked_reward(reward), bool(terminated), bool(truncated), {}
+
+    def saved(self) -> bytes | str:
+        """Return the state of the environment, or the reason why there is none; never raises."""
+        env = pickled_env.save(self.env)
+        if isinstance(env, bytes) and self._fault_of_copies is None:
+            # All environments of a vector are made alike, so the first speaks for them.
+            fault = pickled_env.fault_of_copies(env) if self._index == 0 else None
+            self._fault_of_copies = fault or ""
+        reason = env if isinstance(env, str) else self._fault_of_copies
+        if reason:
+            return f"environment {self._index}: {reason}"
+        return pickle.dumps((self._num_steps, self._has_ended or self._resets_next, env))
+
+    def restored(self, state: bytes) -> str | None:
+        """Go on from ``state`` of ``saved``; returns the reason if that is not possible.
+
+        An environment whose episode had ended is reset at its next step: what its vector
+        environment knew of that was not saved.
+        """
+        try:
+            num_steps, has_ended, saved = pickle.loads(state)
+            env = pickled_env.restore(saved, self.env)
+        except Exception as error:  # whatever a user's code does when it is put back
+            return f"environment {self._index} could not be put back: {error!r}"
+        self.env = env
+        self._num_steps, self._has_ended, self._resets_next = num_steps, False, has_ended
+        return None
 
     def close(self) -> None:
         """Close the environment."""

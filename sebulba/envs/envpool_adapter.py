@@ -130,6 +130,14 @@ class EnvpoolAdapter:
         )
         return FusedEnv((handle, np.zeros(self.num_envs, np.bool_)), step)
 
+    def state(self) -> str:
+        """Return the reason why there is none."""
+        return "envpool cannot save its environments"
+
+    def put_back(self, state: bytes) -> None:
+        """Raise EnvError."""
+        raise EnvError(f"{self.state()}; reset {self.spec.name!r} instead")
+
     def close(self) -> None:
         """Free the pool and its threads."""
         pool, self._pool = self._pool, None

@@ -18,11 +18,11 @@ from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.gymnasium_adapter import (
     STEP_TIMEOUT_S,
     GymnasiumAdapter,
-    make_vector_env,
     vector_env_spec,
 )
 from sebulba.envs.option_checks import check_number, check_option_names, nearest
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
+from sebulba.envs.vectorize import make_vector_env
 from sebulba.errors import UsageError
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
 

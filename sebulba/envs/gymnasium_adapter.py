@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from sebulba.envs.checked_env import CheckedEnv
+from sebulba.envs import pickled_env
 from sebulba.envs.seeds import check_seed
 from sebulba.envs.spaces import (
     canonical_action_space,
@@ -21,7 +20,16 @@ from sebulba.envs.spaces import (
     make_action_check,
     make_native_action,
 )
+from sebulba.envs.vectorize import (
+    end_workers,
+    guilty_workers,
+    has_died,
+    holds_checked_envs,
+    restore_states,
+    states_of,
+)
 from sebulba.errors import EnvError, UsageError
+from sebulba.sealed import seal, unseal
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
 STEP_TIMEOUT_S = 60.0
@@ -68,6 +76,7 @@ class GymnasiumAdapter:
         self._native_action = make_native_action(vector_env.single_action_space)
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._leaves = _expected_leaves(self.spec, self.num_envs)
+        self._fault_of_copies: str | None = None
 
     def reset(self) -> EnvOutput:
         """Begin new episodes everywhere; the first time with the seeds."""
@@ -120,6 +129,41 @@ class GymnasiumAdapter:
         """Return the reason why there is no fused cycle."""
         return "a Gymnasium environment is Python code, not JAX functions"
 
+    def state(self) -> bytes | str:
+        """Return what is needed to go on from here, or the reason why there is none.
+
+        Environments that were vectorised here are saved one by one (``pickled_env.save``), a ready
+        made vector environment as a whole. The first time, copies of the first are tried
+        (``pickled_env.fault_of_copies``).
+        """
+        self._check_open()
+        saved = self._saved_envs()
+        if isinstance(saved, str):
+            return saved
+        content = (self._ends, self._num_steps, self._seeds, saved)
+        return seal(content, of=self._who(), num_envs=self.num_envs)
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state``; begins new episodes first.
+
+        It is a pickle: give this nothing but what a run of your own has saved.
+
+        Raises:
+          EnvError: It does not fit, or a worker died or hung; ``reset`` is possible then.
+        """
+        self._check_open()
+        ends, num_steps, seeds, saved = unseal(state, of=self._who(), num_envs=self.num_envs)
+        # So that nothing is left over from what was before, in worker processes neither.
+        seeds_of_now = self._seeds
+        self.reset()
+        self._seeds = seeds_of_now
+        if isinstance(saved, list):
+            with self._worker_errors():
+                restore_states(self._vector_env, saved, self._step_timeout_s)
+        else:
+            self._put_back_whole(saved)
+        self._ends, self._num_steps, self._seeds = ends, num_steps, seeds
+
     def close(self) -> None:
         """Close the vector environment; worker processes that hang or failed are ended."""
         if self._is_closed:
@@ -129,9 +173,35 @@ class GymnasiumAdapter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if isinstance(env, AsyncVectorEnv) and self._has_failed:
-                _terminate(env)
+                end_workers(env)
             else:
                 env.close()
+
+    def _who(self) -> str:
+        return f"environment {self.spec.name!r}"
+
+    def _saved_envs(self) -> list[bytes] | bytes | str:
+        """Return one state for each environment vectorised here, else one for all, or a reason."""
+        env = self._vector_env
+        if holds_checked_envs(env):
+            with self._worker_errors():
+                return states_of(env, self._step_timeout_s)
+        if isinstance(env.unwrapped, AsyncVectorEnv):
+            return (
+                f"{self._who()} is an AsyncVectorEnv, which keeps its environments in worker "
+                "processes; hand over a single environment and vectorization='async'"
+            )
+        saved = pickled_env.save(env)
+        if isinstance(saved, bytes) and self._fault_of_copies is None:
+            self._fault_of_copies = pickled_env.fault_of_copies(saved) or ""
+        reason = saved if isinstance(saved, str) else self._fault_of_copies
+        return f"{self._who()}: {reason}" if reason else saved
+
+    def _put_back_whole(self, saved: bytes) -> None:
+        try:
+            self._vector_env = pickled_env.restore(saved, self._vector_env)
+        except Exception as error:  # whatever a user's code does when it is put back
+            raise EnvError(f"{self._who()} could not be put back: {error!r}") from error
 
     def _reset_raw(self, **arguments: Any) -> tuple:
         env = self._vector_env
@@ -203,7 +273,7 @@ class GymnasiumAdapter:
             yield
             self._has_failed = False
         except multiprocessing.TimeoutError as error:
-            workers = _workers(self._vector_env, lambda pipe, process: not pipe.poll())
+            workers = guilty_workers(self._vector_env, lambda pipe, process: not pipe.poll())
             raise EnvError(
                 f"environment {workers} gave no answer within {self._step_timeout_s:g} s; mend it "
                 "or pass a larger step_timeout_s"
@@ -211,65 +281,8 @@ class GymnasiumAdapter:
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             if not isinstance(self._vector_env.unwrapped, AsyncVectorEnv):
                 raise
-            workers = _workers(self._vector_env.unwrapped, _has_died)
+            workers = guilty_workers(self._vector_env.unwrapped, has_died)
             raise EnvError(f"the worker process of environment {workers} died") from error
-
-
-class SafeAsyncVectorEnv(AsyncVectorEnv):
-    """AsyncVectorEnv that raises a worker's exception as it was, with its notes."""
-
-    def _raise_if_errors(self, successes: Any) -> None:
-        failed = [index for index, success in enumerate(successes) if not success]
-        if not failed:
-            return
-        errors = {}
-        for _ in failed:
-            index, _, error, _ = self.error_queue.get(timeout=5)
-            errors[index] = error
-        raise errors[min(errors)]
-
-
-def make_vector_env(
-    make_env: Callable[[], gymnasium.Env],
-    num_envs: int,
-    vectorization: Literal["sync", "async"],
-) -> VectorEnv:
-    """Make a next-step vector environment of ``num_envs`` checked single environments.
-
-    Args:
-      make_env: Makes one; called once per environment.
-      num_envs: B.
-      vectorization: "sync" in this thread, or "async" in worker processes, which pays above
-        about 0.3 ms per environment step. Workers import the main module again, so a script needs
-        ``if __name__ == "__main__":``.
-    """
-    if vectorization == "async":
-        try:
-            return SafeAsyncVectorEnv(
-                [
-                    functools.partial(CheckedEnv, make_env, i, in_worker=True)
-                    for i in range(num_envs)
-                ],
-                copy=False,  # the adapter copies
-                context="forkserver",
-                autoreset_mode=AutoresetMode.NEXT_STEP,
-            )
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-            raise EnvError(
-                "a worker process died while it made its environment (its traceback is above); a "
-                "script must begin its work under `if __name__ == '__main__':`"
-            ) from error
-    envs = [CheckedEnv(make_env, i) for i in range(num_envs)]
-    if len({id(env.env) for env in envs}) < num_envs:
-        raise UsageError(
-            "the environment factory returned the same environment twice; it must make a new one "
-            "at each call"
-        )
-    return SyncVectorEnv(
-        [lambda env=env: env for env in envs],  # type: ignore[misc]
-        copy=False,  # the adapter copies
-        autoreset_mode=AutoresetMode.NEXT_STEP,
-    )
 
 
 def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:
@@ -322,30 +335,3 @@ def _own_leaf(leaf: Any, name: str, shape: tuple[int, ...], dtype: Any) -> np.nd
             f"{name} must have shape {shape} and dtype {dtype}; got {array.shape} and {array.dtype}"
         )
     return np.array(array, dtype, order="C")
-
-
-def _workers(env: Any, is_guilty: Callable[[Any, Any], bool]) -> str:
-    """Name the worker processes that are to blame, with exit codes."""
-    guilty = [
-        f"{i}" + (f" (exit code {process.exitcode})" if process.exitcode is not None else "")
-        for i, (pipe, process) in enumerate(zip(env.parent_pipes, env.processes, strict=True))
-        if pipe is not None and is_guilty(pipe, process)
-    ]
-    return ", ".join(guilty) or "unknown"
-
-
-def _has_died(pipe: Any, process: Any) -> bool:
-    # The pipe breaks a moment before the process can be waited for.
-    process.join(0.2)
-    return not process.is_alive()
-
-
-def _terminate(env: AsyncVectorEnv) -> None:
-    for process in env.processes:
-        process.kill()
-    for pipe in env.parent_pipes:
-        if pipe is not None:
-            pipe.close()
-    for process in env.processes:
-        process.join()
-    env.closed = True

@@ -12,7 +12,11 @@ import numpy as np
 
 from sebulba.envs.envpool_adapter import make_envpool
 from sebulba.envs.spaces import make_action_check
+from sebulba.sealed import seal, unseal
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
+
+EPISODES_A_RESET = 2**20
+"""After each reset, so many episodes are left for the environment before those of the next."""
 
 
 def cartpole_without_velocities(num_envs: int, seeds: list[int]) -> EnvAdapter:
@@ -57,6 +61,14 @@ class SelectedComponents:
 
         return FusedEnv(inside.state, step)
 
+    def state(self) -> bytes | str:
+        """Return the state of the environment inside, or the reason why it has none."""
+        return self._env.state()
+
+    def put_back(self, state: bytes) -> None:
+        """Put the environment inside back."""
+        self._env.put_back(state)
+
     def close(self) -> None:
         """Free the environment inside."""
         self._env.close()
@@ -87,14 +99,17 @@ class RepeatObservation:
         self._seed = np.array(seeds, np.uint32)
         self._sizes = delay, num_symbols, episode_length
         self._check_action = make_action_check(symbols, num_envs)
-        self._state = self._first_state()
-
-    def _first_state(self) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros(self.num_envs, np.int32), np.zeros(self.num_envs, np.int32)
+        self._num_resets = 0
+        # Episode and time after a reset; arrays that a fused cycle reads again after each.
+        self._first = np.zeros(num_envs, np.int32), np.zeros(num_envs, np.int32)
+        self._state = self._first
 
     def reset(self) -> EnvOutput:
-        """Begin the first episodes again."""
-        self._state = self._first_state()
+        """Begin episodes that were not played before."""
+        # In a fused cycle it is not known here how many episodes there were.
+        self._first[0][:] = self._num_resets * EPISODES_A_RESET % 2**31
+        self._num_resets += 1
+        self._state = self._first
         obs = _symbol(self._seed, *self._state, self._sizes[1])
         return EnvOutput.first(obs, self.num_envs)
 
@@ -103,6 +118,19 @@ class RepeatObservation:
         self._check_action(action)
         self._state, output = _repeat_step(np, self._seed, self._sizes, self._state, action)
         return output
+
+    def state(self) -> bytes:
+        """Return the seed and the two counters of every task, and how often they were reset."""
+        content = (self._seed, self._num_resets, self._state)
+        return seal(content, of=self._who(), num_envs=self.num_envs)
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state``, with its seeds."""
+        content = unseal(state, of=self._who(), num_envs=self.num_envs)
+        self._seed, self._num_resets, self._state = content
+
+    def _who(self) -> str:
+        return f"environment {self.spec.name!r} with (delay, num_symbols, length) {self._sizes}"
 
     def fused(self) -> FusedEnv:
         """Return the environment as JAX functions."""
@@ -113,7 +141,7 @@ class RepeatObservation:
             state, output = _repeat_step(jnp, self._seed, self._sizes, state, inside)
             return state, output, jnp.sum(inside != action, dtype=jnp.int32)
 
-        return FusedEnv(self._first_state(), step)
+        return FusedEnv(self._first, step)
 
     def close(self) -> None:
         """Nothing is held."""

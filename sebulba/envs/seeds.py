@@ -11,6 +11,10 @@ from sebulba.errors import UsageError
 
 _BITS = 31
 _MASK = (1 << _BITS) - 1
+ENVS_A_GENERATION = 2**18
+"""Environments that a run may have, on all hosts, if some of them are ever made anew."""
+LAST_GENERATION = 2**_BITS // ENVS_A_GENERATION - 2
+"""The seeds after its own are those of evaluations."""
 
 
 def check_seed(seed: Any, name: str = "seed") -> int:
@@ -32,13 +36,21 @@ def check_seed(seed: Any, name: str = "seed") -> int:
 
 
 def seed_block(
-    seed: int, *, inferencer: int, num_inferencers: int, num_envs: int, host: int = 0
+    seed: int,
+    *,
+    inferencer: int,
+    num_inferencers: int,
+    num_envs: int,
+    host: int = 0,
+    generation: int = 0,
 ) -> list[int]:
     """Return the seeds of one Inferencer's environments.
 
     Every environment of every host has an index of its own; a bijection of the 31-bit numbers,
     chosen by ``seed``, turns it into a seed. So within a run no two environments share a seed, and
-    neighbouring indices or run seeds do not give neighbouring seeds.
+    neighbouring indices or run seeds do not give neighbouring seeds. Environments that are made
+    anew in the same run, because it was resumed or they were restarted, share no seed with those
+    of another generation, nor with an evaluation's (of up to 2^17 environments).
 
     Args:
       seed: Of the run, an int32.
@@ -46,12 +58,15 @@ def seed_block(
       num_inferencers: Inferencers per host.
       num_envs: Environments per Inferencer.
       host: Which host, from 0.
+      generation: How often the environments were made anew, at most ``LAST_GENERATION``. From 1 on
+        a run has at most ``ENVS_A_GENERATION`` environments on all its hosts.
 
     Returns:
       ``num_envs`` non-negative int32 seeds (Gymnasium takes no negative ones).
 
     Raises:
-      UsageError: ``seed`` is not an int32, or there are more than 2^31 environments.
+      UsageError: ``seed`` is not an int32, or there are more environments than 2^31, or than
+        ``ENVS_A_GENERATION`` from generation 1 on, or more than ``LAST_GENERATION`` generations.
     """
     key = check_seed(seed) & 0xFFFFFFFF
     first = (host * num_inferencers + inferencer) * num_envs
@@ -65,6 +80,17 @@ def seed_block(
             f"environments {first} to {first + num_envs - 1} need more than the 2^31 seeds there "
             "are; use fewer environments"
         )
+    if not 0 <= generation <= LAST_GENERATION:
+        raise UsageError(
+            f"generation={generation} must be in 0 to {LAST_GENERATION}: there are no further "
+            "seeds; begin a run with another seed"
+        )
+    if generation and first + num_envs > ENVS_A_GENERATION:
+        raise UsageError(
+            f"environments {first} to {first + num_envs - 1} cannot be made anew: a run with more "
+            f"than {ENVS_A_GENERATION} environments has seeds for one generation only; use fewer"
+        )
+    first += generation * ENVS_A_GENERATION
     return [_permute(index, key) for index in range(first, first + num_envs)]
 
 

@@ -66,6 +66,22 @@ class Cycle(Protocol):
         """Use other programs (another ``steps_per_cycle``) from the next cycle on."""
         ...
 
+    def position(self) -> bytes | str:
+        """Return where the environment stands, between two cycles, or the reason why it cannot.
+
+        With it goes what the cycle itself keeps: the row that the next cycle begins with and the
+        running statistics of episodes. The step state is not in it.
+        """
+        ...
+
+    def put_back(self, position: bytes) -> None:
+        """Go on from ``position``, in a cycle on an environment newly made in the same way.
+
+        Raises:
+          EnvError: It does not fit, or is damaged; then ``reset`` comes first.
+        """
+        ...
+
 
 class KeyData:
     """Typed PRNG keys as plain arrays and back.
@@ -184,6 +200,13 @@ def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
         output.truncated,
         output.is_first,
     )
+
+
+def env_state(env: EnvAdapter) -> bytes | str:
+    """Return the state of an environment, or the reason why there is none."""
+    if not (hasattr(env, "state") and hasattr(env, "put_back")):
+        return f"{type(env).__name__} has no methods state() and put_back(state)"
+    return env.state()
 
 
 def no_action(env: EnvAdapter) -> np.ndarray:

@@ -10,10 +10,20 @@ from sebulba.types import StepInfos
 class EpisodeStatistics:
     """Returns and lengths of the episodes of B environments, over cycles."""
 
-    def __init__(self, num_envs: int) -> None:
-        """Begin with all environments at the start of an episode."""
-        self._return = np.zeros(num_envs, np.float64)
-        self._length = np.zeros(num_envs, np.int64)
+    def __init__(
+        self,
+        num_envs: int,
+        running_return: np.ndarray | None = None,
+        running_length: np.ndarray | None = None,
+    ) -> None:
+        """Begin at the start of an episode in all environments, or with what ``running`` said."""
+        zeros = np.zeros(num_envs, np.float64)
+        self._return = zeros if running_return is None else running_return
+        self._length = zeros.astype(np.int64) if running_length is None else running_length
+
+    def running(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the returns and lengths so far of the episodes that have not ended, ``[B]``."""
+        return self._return, self._length
 
     def add(
         self,

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.errors import ActionError
+from sebulba.errors import ActionError, EnvError
 from sebulba.runtime.copies import copy_tree
 from sebulba.runtime.cycle import (
     CycleOutput,
     CyclePrograms,
     check_finite,
+    env_state,
     env_step_of,
     info_columns,
     no_action,
@@ -31,6 +32,8 @@ FIRST_CHUNK_ENV_STEPS = 16384
 """Environment steps in one chunk of the first fused cycle, before its speed is known."""
 CHUNK_S = 1.0
 """A chunk of a fused cycle that ran longer than this is split in the next cycle."""
+
+_NO_POSITION = "a fused cycle cannot save the environment that runs in its program"
 
 
 class Row(NamedTuple):
@@ -133,6 +136,15 @@ class FusedCycle:
             jax.tree.map(lambda x: np.array(x, copy=True), self._fused.state), self._device
         )
         self._statistics = EpisodeStatistics(self._env.num_envs)
+
+    def position(self) -> str:
+        """Return the reason why there is none."""
+        of_env = env_state(self._env)
+        return of_env if isinstance(of_env, str) else f"{_NO_POSITION}, cycle='stepped' can"
+
+    def put_back(self, position: bytes) -> None:
+        """Raise EnvError."""
+        raise EnvError(f"{_NO_POSITION}; use cycle='stepped'")
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event

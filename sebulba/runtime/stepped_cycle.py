@@ -12,6 +12,7 @@ from sebulba.runtime.cycle import (
     CycleOutput,
     CyclePrograms,
     check_finite,
+    env_state,
     env_step_of,
     find_not_finite,
     info_columns,
@@ -19,7 +20,8 @@ from sebulba.runtime.cycle import (
 )
 from sebulba.runtime.episodes import EpisodeStatistics
 from sebulba.runtime.timer import PhaseTimer
-from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree
+from sebulba.sealed import seal, unseal
+from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, empty_env_step
 
 ALIGNMENT = 64
 """Bytes; JAX reads an array that begins at a multiple of this without copying it (on a CPU)."""
@@ -54,6 +56,35 @@ class SteppedCycle:
         self._check_structure(env_step)
         self._leaves = jax.tree.leaves(env_step)
         self._statistics = EpisodeStatistics(self._env.num_envs)
+
+    def position(self) -> bytes | str:
+        """Return where the environment stands; see ``Cycle.position``."""
+        assert self._leaves is not None, "reset comes first"
+        state = env_state(self._env)
+        if isinstance(state, str):
+            return state
+        leaves = [np.asarray(leaf) for leaf in self._leaves]
+        content = (state, leaves, self._statistics.running())
+        return seal(content, of=self._who(), num_envs=self._env.num_envs)
+
+    def put_back(self, position: bytes) -> None:
+        """Go on from ``position``; see ``Cycle.put_back``."""
+        content = unseal(position, of=self._who(), num_envs=self._env.num_envs)
+        state, leaves, running = content
+        expected = jax.tree.leaves(empty_env_step(self._env.spec, self._env.num_envs))
+        shapes, expected_shapes = ([(x.shape, x.dtype) for x in y] for y in (leaves, expected))
+        if shapes != expected_shapes:
+            raise EnvError(
+                f"the saved state of {self._who()} has arrays {shapes}, the environment "
+                f"{expected_shapes}; use the same environment"
+            )
+        self._leaves = None
+        self._env.put_back(state)
+        self._leaves = leaves
+        self._statistics = EpisodeStatistics(self._env.num_envs, *running)
+
+    def _who(self) -> str:
+        return f"a stepped cycle of {self._env.spec.name!r}"
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event

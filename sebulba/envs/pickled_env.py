@@ -1,0 +1,241 @@
+"""What an environment is, as bytes, and back; and whether such a copy is any good.
+
+This module needs no JAX: worker processes import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import io
+import pickle
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+from gymnasium.utils import EzPickle
+from gymnasium.vector import AutoresetMode, VectorWrapper
+
+from sebulba.errors import EnvError
+
+REMEDY = "give it the methods get_state() and set_state(state)"
+STEPS_COMPARED = 16
+"""Steps through which a copy and a copy of the copy are held against each other, at most."""
+COMPARE_S = 2.0
+"""No step of that begins after so many seconds."""
+_STEPS_BEFORE = 2
+_RANDOM = ("_np_random", "_np_random_seed")
+
+
+def save(env: Any) -> bytes | str:
+    """Return the state of a single or vector environment, or the reason why there is none.
+
+    The outermost layer of its wrappers that offers ``get_state()`` and ``set_state(state)`` is
+    asked for its state, which is kept with its random generator; the wrappers around that layer
+    are pickled. Where none offers them, all of it is pickled, by cloudpickle if pickle cannot.
+    """
+    layer = _layer_with_state(env)
+    try:
+        inner = None
+        if layer is not None:
+            unwrapped = layer.unwrapped
+            random = [getattr(unwrapped, name, None) for name in _RANDOM]
+            inner = _dumps((layer.get_state(), random))
+        return pickle.dumps((inner, _dumps(env, without=layer)))
+    except Exception as error:  # whatever a user's code does when it is asked for its state
+        who = type(_unwrapped(env)).__name__
+        what = "could not be pickled" if layer is None else "gave no state"
+        return f"{who} {what} ({_describe(error)}); {REMEDY}"
+
+
+def restore(data: bytes, env: Any) -> Any:
+    """Return the environment whose ``save`` is ``data``.
+
+    Unpickling runs what the pickle says: give this nothing but what a run of your own has saved.
+
+    Args:
+      data: What ``save`` returned.
+      env: Made in the same way, and reset. Its layer that has ``set_state``, if there is one,
+        becomes a part of what is returned, otherwise it is closed.
+
+    Raises:
+      Exception: Whatever a user's code raises; EnvError if the spaces are not those of ``env``.
+    """
+    inner, outer = pickle.loads(data)
+    layer = _layer_with_state(env)
+    if (inner is None) != (layer is None):
+        had, has = ("no", "now") if inner is None else ("a", "now no")
+        raise EnvError(f"it had {had} get_state() when it was saved and has {has}; undo the change")
+    restored = _loads(outer, without=layer)
+    for name in ("observation_space", "action_space"):
+        saved_space, space = getattr(restored, name), getattr(env, name)
+        if saved_space != space:
+            raise EnvError(f"{name}={saved_space} was saved, it is now {space}; undo the change")
+    if layer is None:
+        env.close()
+        return restored
+    state, random = _loads(inner)
+    layer.set_state(state)
+    for name, value in zip(_RANDOM, random, strict=True):
+        if value is not None:
+            setattr(layer.unwrapped, name, value)
+    return restored
+
+
+def fault_of_copies(data: bytes) -> str | None:
+    """Say how the copies of an environment go wrong, None if they do not.
+
+    An environment may be pickled without an error and yet not whole: what it keeps outside of
+    Python, reads from the clock or draws from a global generator is missing. So a copy is reset
+    and stepped, copied again, and both are stepped with the same random actions and reset once
+    more. Observations, rewards and flags must be equal. That is what this promises and no more:
+    what shows only later, or only in another process, is not seen. An environment with
+    ``get_state`` is taken at its word.
+
+    Args:
+      data: What ``save`` returned; the environment itself is not touched.
+    """
+    inner, outer = pickle.loads(data)
+    if inner is not None:
+        return None
+    try:
+        with contextlib.ExitStack() as copies:
+            one = _loads(outer)
+            copies.callback(one.close)
+            return _compare_with_copy(one, copies)
+    except Exception as error:  # of a copy: the environment itself would have shown it before
+        return f"a copy by pickle failed with {_describe(error)}; {REMEDY}"
+
+
+def _layer_with_state(env: Any) -> Any:
+    """Return the outermost layer that offers its state, None if there is none."""
+    return next((layer for layer in _layers(env) if _offers_state(layer)), None)
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    yield env
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper):
+        env = env.env
+        yield env
+
+
+def _unwrapped(env: Any) -> Any:
+    return list(_layers(env))[-1]
+
+
+def _offers_state(layer: Any) -> bool:
+    """Tell whether there are ``get_state()`` and ``set_state(state)``, called like this.
+
+    MuJoCo environments have a ``set_state(qpos, qvel)``, which is something else.
+    """
+    try:
+        inspect.signature(layer.get_state).bind()
+        inspect.signature(layer.set_state).bind(None)
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _dumps(value: Any, *, without: Any = None) -> bytes:
+    """Return ``value`` pickled, a place holder where the object ``without`` is in it."""
+    try:
+        return _dump(_Pickler, value, without)
+    except _NotWhole:
+        raise
+    except Exception:
+        # It knows lambdas and classes of functions; but it also takes a class of a script along,
+        # so that it would no longer be the one that the script defines.
+        return _dump(_CloudPickler, value, without)
+
+
+def _dump(pickler_class: Any, value: Any, without: Any) -> bytes:
+    file = io.BytesIO()
+    pickler = pickler_class(file, pickle.HIGHEST_PROTOCOL)
+    pickler.without = without
+    pickler.dump(value)
+    return file.getvalue()
+
+
+class _NotWhole(pickle.PicklingError):
+    """Pickling would work and leave something out."""
+
+
+class _LookingPickler:
+    without: Any = None
+
+    def persistent_id(self, value: Any) -> str | None:
+        if self.without is not None and value is self.without:
+            return "without"
+        if isinstance(value, EzPickle) and type(value).__getstate__ is EzPickle.__getstate__:
+            raise _NotWhole("as an EzPickle it saves its constructor's arguments and nothing else")
+        return None
+
+
+class _Pickler(_LookingPickler, pickle.Pickler):
+    pass
+
+
+class _CloudPickler(_LookingPickler, cloudpickle.Pickler):
+    pass
+
+
+class _Unpickler(pickle.Unpickler):
+    without: Any = None
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self.without
+
+
+def _loads(data: bytes, *, without: Any = None) -> Any:
+    unpickler = _Unpickler(io.BytesIO(data))
+    unpickler.without = without
+    return unpickler.load()
+
+
+def _compare_with_copy(one: Any, copies: contextlib.ExitStack) -> str | None:
+    """Say where ``one`` and a copy of it, which ``copies`` will close, part."""
+    actions = copy.deepcopy(one.action_space)
+    actions.seed(0)
+    one.reset(seed=0)
+    for _ in range(_STEPS_BEFORE):
+        _advance(one, actions.sample())
+    other = _loads(_dumps(one))
+    copies.callback(other.close)
+    until = time.monotonic() + COMPARE_S
+    for step in range(STEPS_COMPARED):
+        action = actions.sample()
+        if not _equal(_advance(one, action), _advance(other, action)):
+            return f"a copy by pickle goes on differently after {step + 1} steps; {REMEDY}"
+        if time.monotonic() > until:
+            break
+    if not _equal(one.reset()[0], other.reset()[0]):
+        return f"a copy by pickle resets differently; {REMEDY}"
+    return None
+
+
+def _advance(env: Any, action: Any) -> tuple:
+    """Step ``env``, reset what has to be, and return all that was observed."""
+    obs, reward, terminated, truncated, _ = env.step(copy.deepcopy(action))
+    seen = copy.deepcopy((obs, reward, terminated, truncated))
+    ends = np.logical_or(terminated, truncated)
+    if ends.ndim == 0:
+        return (*seen, env.reset()[0]) if ends else seen
+    if env.metadata.get("autoreset_mode") is AutoresetMode.DISABLED and ends.any():
+        return (*seen, env.reset(options={"reset_mask": ends})[0])
+    return seen
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return np.array_equal(one, other)
+
+
+def _describe(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,151 @@
+"""Vector environments of single ones: in this thread, or in worker processes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+
+from sebulba.envs.checked_env import CheckedEnv
+from sebulba.errors import EnvError, UsageError
+
+
+class SafeAsyncVectorEnv(AsyncVectorEnv):
+    """AsyncVectorEnv that raises a worker's exception as it was, with its notes."""
+
+    def _raise_if_errors(self, successes: Any) -> None:
+        failed = [index for index, success in enumerate(successes) if not success]
+        if not failed:
+            return
+        errors = {}
+        for _ in failed:
+            index, _, error, _ = self.error_queue.get(timeout=5)
+            errors[index] = error
+        raise errors[min(errors)]
+
+    def call_each(
+        self, name: str, arguments: Sequence[Any], timeout_s: float | None = None
+    ) -> tuple[Any, ...]:
+        """Call a method of every environment, each with an argument of its own.
+
+        Raises:
+          multiprocessing.TimeoutError: A worker was not done after ``timeout_s``.
+        """
+        self._assert_is_running()
+        for pipe, argument in zip(self.parent_pipes, arguments, strict=True):
+            pipe.send(("_call", (name, (argument,), {})))
+        self._state = AsyncState.WAITING_CALL
+        return self.call_wait(timeout_s)
+
+
+def make_vector_env(
+    make_env: Callable[[], gymnasium.Env],
+    num_envs: int,
+    vectorization: Literal["sync", "async"],
+) -> VectorEnv:
+    """Make a next-step vector environment of ``num_envs`` checked single environments.
+
+    Args:
+      make_env: Makes one; called once per environment.
+      num_envs: B.
+      vectorization: "sync" in this thread, or "async" in worker processes, which pays above
+        about 0.3 ms per environment step. Workers import the main module again, so a script needs
+        ``if __name__ == "__main__":``.
+    """
+    if vectorization == "async":
+        try:
+            return SafeAsyncVectorEnv(
+                [
+                    functools.partial(CheckedEnv, make_env, i, in_worker=True)
+                    for i in range(num_envs)
+                ],
+                copy=False,  # the adapter copies
+                context="forkserver",
+                autoreset_mode=AutoresetMode.NEXT_STEP,
+            )
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            raise EnvError(
+                "a worker process died while it made its environment (its traceback is above); a "
+                "script must begin its work under `if __name__ == '__main__':`"
+            ) from error
+    envs = [CheckedEnv(make_env, i) for i in range(num_envs)]
+    if len({id(env.env) for env in envs}) < num_envs:
+        raise UsageError(
+            "the environment factory returned the same environment twice; it must make a new one "
+            "at each call"
+        )
+    return SyncVectorEnv(
+        [lambda env=env: env for env in envs],  # type: ignore[misc]
+        copy=False,  # the adapter copies
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+    )
+
+
+def holds_checked_envs(vector_env: VectorEnv) -> bool:
+    """Tell whether ``vector_env`` is one that ``make_vector_env`` made."""
+    return isinstance(vector_env, SafeAsyncVectorEnv) or (
+        isinstance(vector_env, SyncVectorEnv)
+        and all(isinstance(env, CheckedEnv) for env in vector_env.envs)
+    )
+
+
+def states_of(vector_env: VectorEnv, timeout_s: float) -> list[bytes] | str:
+    """Return the states of the environments that ``make_vector_env`` made, or a reason."""
+    if isinstance(vector_env, AsyncVectorEnv):
+        vector_env.call_async("saved")
+        states = vector_env.call_wait(timeout_s)
+    else:
+        assert isinstance(vector_env, SyncVectorEnv)
+        states = vector_env.call("saved")
+    return next((state for state in states if isinstance(state, str)), list(states))
+
+
+def restore_states(vector_env: VectorEnv, states: list[bytes], timeout_s: float) -> None:
+    """Put environments, which have been reset, where those of ``states`` stood.
+
+    Raises:
+      EnvError: One of them does not fit.
+    """
+    if isinstance(vector_env, SafeAsyncVectorEnv):
+        problems = vector_env.call_each("restored", states, timeout_s)
+    else:
+        assert isinstance(vector_env, SyncVectorEnv)
+        problems = tuple(
+            env.get_wrapper_attr("restored")(state)
+            for env, state in zip(vector_env.envs, states, strict=True)
+        )
+    if problem := next(filter(None, problems), None):
+        raise EnvError(problem)
+
+
+def guilty_workers(env: Any, is_guilty: Callable[[Any, Any], bool]) -> str:
+    """Name the worker processes that are to blame, with exit codes."""
+    guilty = [
+        f"{i}" + (f" (exit code {process.exitcode})" if process.exitcode is not None else "")
+        for i, (pipe, process) in enumerate(zip(env.parent_pipes, env.processes, strict=True))
+        if pipe is not None and is_guilty(pipe, process)
+    ]
+    return ", ".join(guilty) or "unknown"
+
+
+def has_died(pipe: Any, process: Any) -> bool:
+    """Tell whether a worker process is gone."""
+    # The pipe breaks a moment before the process can be waited for.
+    process.join(0.2)
+    return not process.is_alive()
+
+
+def end_workers(env: AsyncVectorEnv) -> None:
+    """Kill the worker processes, whatever they are at, and close what leads to them."""
+    for process in env.processes:
+        process.kill()
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    for process in env.processes:
+        process.join()
+    env.closed = True
