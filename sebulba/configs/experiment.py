@@ -9,6 +9,8 @@ import dataclasses
 from typing import Any, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
+from sebulba.configs.checks import at_least
+from sebulba.configs.reliability import CheckpointConfig, FaultConfig
 from sebulba.errors import UsageError
 
 OptionValue: TypeAlias = bool | int | float | str
@@ -66,66 +68,6 @@ class EnvConfig:
             if field.name not in ("id", "options")
         }
         return {k: v for k, v in values.items() if v is not None} | self.options
-
-
-@dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
-    """When the run is saved, for ``sebulba resume``; the end of a run always is."""
-
-    every_s: float = 600.0
-    """Seconds between checkpoints."""
-    every_updates: int | None = None
-    """Updates between checkpoints, instead of every_s."""
-    replay_every_s: float = 1800.0
-    """Seconds between those of a replay of more than 64 MB, which is saved apart."""
-    keep_last: int = 3
-    """How many are kept, beside the best and the milestones."""
-    milestone_env_steps: int | None = None
-    """Environment steps between checkpoints that are kept for ever."""
-
-    def __post_init__(self) -> None:
-        """Check the intervals.
-
-        Raises:
-          UsageError: A value breaks a rule.
-        """
-        for name in ("every_s", "replay_every_s"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(
-                    f"checkpoint.{name}={getattr(self, name)} must not be negative; use 600"
-                )
-        for name in ("every_updates", "keep_last", "milestone_env_steps"):
-            _at_least(1, f"checkpoint.{name}", getattr(self, name))
-
-
-@dataclasses.dataclass(frozen=True)
-class FaultConfig:
-    """What becomes of a run in which something fails."""
-
-    on_env_failure: Literal["raise", "restart"] = "raise"
-    """restart: an Inferencer whose environment raised, died or hangs gets new ones; what is lost
-    is counted."""
-    max_env_restarts: int = 10
-    """After so many the run ends all the same."""
-    on_not_finite: Literal["raise", "skip"] = "raise"
-    """skip: an update whose loss or gradient is NaN or infinite is not taken, and counted."""
-    max_skipped_updates: int = 100
-    """After so many the run ends all the same."""
-    hang_timeout_s: float | None = 300.0
-    """Seconds after which a thread that is silent is taken for hung; None waits for ever."""
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises:
-          UsageError: A value breaks a rule.
-        """
-        for name in ("max_env_restarts", "max_skipped_updates"):
-            _at_least(0, f"faults.{name}", getattr(self, name))
-        if self.hang_timeout_s is not None and not self.hang_timeout_s > 0:
-            raise UsageError(
-                f"faults.hang_timeout_s={self.hang_timeout_s} must be positive; use 300, or None"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,13 +139,13 @@ class ExperimentConfig:
           UsageError: A value breaks a rule.
         """
         for name in ("total_env_steps", "num_envs", "steps_per_cycle", "queue_size"):
-            _at_least(1, name, getattr(self, name))
+            at_least(1, name, getattr(self, name))
         for name in ("eval_episodes", "eval_num_envs"):
-            _at_least(1, name, getattr(self, name))
-        _at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
-        _at_least(0, "num_inferencers_per_device", self.num_inferencers_per_device)
-        _at_least(0, "max_policy_lag", self.max_policy_lag)
-        _at_least(1, "num_cpu_devices", self.num_cpu_devices)
+            at_least(1, name, getattr(self, name))
+        at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
+        at_least(0, "num_inferencers_per_device", self.num_inferencers_per_device)
+        at_least(0, "max_policy_lag", self.max_policy_lag)
+        at_least(1, "num_cpu_devices", self.num_cpu_devices)
         if not self.metrics_interval_s >= 0:
             raise UsageError(
                 f"metrics_interval_s={self.metrics_interval_s} must not be negative; use 0.5"
@@ -267,8 +209,3 @@ def _optimizer_of(agent: AgentConfig) -> OptimizerConfig:
         f"anneal_learning_rate=True needs a field optimizer: OptimizerConfig, which "
         f"{type(agent).__name__} has not; leave it out, or give the agent such a field"
     )
-
-
-def _at_least(least: int, name: str, value: int | None) -> None:
-    if value is not None and value < least:
-        raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")

@@ -138,7 +138,14 @@ class Inferencer:
     def position(self) -> InferencerPosition:
         """Return where it stands; not while a cycle runs."""
         step_state = owned_copy(self.step_state, self.device)
-        return InferencerPosition(self.cycle, step_state, self.run_cycle.position())
+        return InferencerPosition(self.cycle, step_state, self._env_position())
+
+    def _env_position(self) -> bytes | str:
+        if self.needs_reset:
+            return "no episode has begun"
+        if not hasattr(self.run_cycle, "position"):
+            return f"{type(self.run_cycle).__name__} has no method position()"
+        return self.run_cycle.position()
 
     def leave_position_if_wanted(self) -> None:
         """Leave it for a checkpoint."""

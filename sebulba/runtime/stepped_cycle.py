@@ -21,6 +21,7 @@ from sebulba.runtime.cycle import (
 from sebulba.runtime.episodes import EpisodeStatistics
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.sealed import seal, unseal
+from sebulba.tree_names import named_leaves
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, empty_env_step
 
 ALIGNMENT = 64
@@ -45,6 +46,9 @@ class SteppedCycle:
         self._timer = timer
         self._leaves: list[np.ndarray] | None = None
         self._statistics = EpisodeStatistics(env.num_envs)
+        self.failed_at: dict[str, np.ndarray] = {}
+        """What the environments had shown (``obs``) and were given (``action``) when a step
+        failed, ``[B, ...]``; empty where none did."""
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
@@ -110,8 +114,10 @@ class SteppedCycle:
             with env_phase:
                 try:
                     output = step(host_action)
-                except ActionError as error:
-                    self._raise_if_not_finite(rows, error)
+                except Exception as error:
+                    self._keep_transition(leaves, host_action)
+                    if isinstance(error, ActionError):
+                        self._raise_if_not_finite(rows, error)
                     raise
             env_step = env_step_of(output, host_action)
             if not outputs:
@@ -129,10 +135,26 @@ class SteppedCycle:
             step_infos = self._statistics.add(*_info_columns(outputs, env_step))
             if len(outputs) < programs.run.steps_per_cycle:
                 return None, step_state
-            check_finite(env_step)
+            self._check_finite(env_step)
             action, final = np.copy(env_step.prev_action[1:]), programs.copy(step_state)
             stacked = programs.stack(extras)
         return CycleOutput(env_step, action, stacked, initial, final, step_infos), step_state
+
+    def _keep_transition(self, leaves: list[np.ndarray], action: np.ndarray) -> None:
+        env_step = jax.tree.unflatten(self._programs.env_step_structure, leaves)
+        names, obs = named_leaves({"obs": env_step.obs})
+        self.failed_at = dict(zip(names, obs, strict=True)) | {"action": action}
+
+    def _check_finite(self, env_step: EnvStep) -> None:
+        """Raise EnvError that names the first value that is not finite, if there is one."""
+        try:
+            check_finite(env_step)
+        except EnvError as error:
+            rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
+            row = int(np.argmin(np.logical_and.reduce(rows)))
+            before = jax.tree.leaves(jax.tree.map(lambda x: x[max(row - 1, 0)], env_step))
+            self._keep_transition(before, np.asarray(env_step.prev_action)[row])
+            raise error
 
     def _check_structure(self, env_step: EnvStep) -> None:
         """Raise EnvError unless the leaves of ``env_step`` are where the agent expects them."""
@@ -158,6 +180,11 @@ def _info_columns(outputs: list[EnvOutput], env_step: EnvStep) -> tuple:
     true_reward = np.stack([output.true_reward for output in outputs])
     episode_end = np.stack([output.episode_end for output in outputs])
     return info_columns(true_reward, episode_end, jax.tree.map(lambda x: x[1:], env_step))
+
+
+def _floats(env_step: EnvStep) -> list[np.ndarray]:
+    leaves = jax.tree.leaves((env_step.obs, env_step.reward))
+    return [leaf for leaf in leaves if leaf.dtype.kind == "f"]
 
 
 def _stack_aligned(rows: tuple[np.ndarray, ...]) -> np.ndarray:
