@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import jax
-import numpy as np
-import pytest
-
-import sebulba
 from sebulba.checkpoints.checkpointer import Checkpointer
-from sebulba.errors import UsageError
 from tests.loop_helpers import Recorder, leaves_equal, make_tiny_loop
 
 STEPS = 5
