@@ -40,9 +40,10 @@ ALLOWED = {
     "experiment": CONTRACTS
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
     | {"jax_setup", "runtime"},
-    "cli": {"errors", "configs", "run_folder", "experiment", "benchmarks"},
+    "cli": {"errors", "configs", "run_folder", "experiment", "benchmarks", "diagnosis"},
     "__main__": {"cli"},
     "benchmarks": None,  # may import everything
+    "diagnosis": CONTRACTS | {"envs", "runtime", "agents", "loops", "jax_setup"},
 }
 
 
