@@ -18,7 +18,8 @@ from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.errors import UsageError
 
 HUGE_REWARD = 100.0
-CONTRACT = ("steps", "observations", "rewards", "close")
+CONTRACT = ("steps", "observations", "rewards")
+"""Without these there is nothing to look at."""
 
 
 def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
@@ -37,44 +38,40 @@ def checks_of(subject: Subject) -> list[Check]:
     def check(name: str, function: Callable[[Subject], Iterator[Finding]], *needs: str) -> Check:
         return Check(name, functools.partial(function, subject), needs)
 
-    walked = ("steps",)
+    sound = (*CONTRACT, "close")
     alone = [
-        check("infos", check_infos, *walked),
+        check("infos", check_infos, *CONTRACT),
+        check("vector", env_uses.check_vector, *sound),
         check("workers", env_uses.check_workers, "vector"),
     ]
-    both = [
+    used = ("vector",) if subject.make_one else sound
+    return [
         check("making", check_making),
         check("spaces", check_spaces, "making"),
         check("steps", check_steps, "making"),
-        check("observations", check_observations, *walked),
-        check("rewards", check_rewards, *walked),
-        check("episodes", check_episodes, *walked),
-        check("close", check_close, *walked),
-        check("buffers", check_buffers, *walked),
-        check("determinism", check_determinism, *CONTRACT),
-        check("seeds", check_seeds, *CONTRACT, "determinism"),
-        check("shared state", check_shared_state, *CONTRACT, "determinism"),
-        check("vector", env_uses.check_vector, *CONTRACT),
-        check("resume", env_uses.check_resume, "vector"),
-        check("cycle", env_uses.check_cycle, "vector"),
-        check("speed", env_uses.check_speed, "vector"),
+        check("observations", check_observations, "steps"),
+        check("rewards", check_rewards, "observations"),
+        check("episodes", check_episodes, *CONTRACT),
+        check("close", check_close, *CONTRACT),
+        check("buffers", check_buffers, *CONTRACT),
+        check("determinism", check_determinism, *sound),
+        check("seeds", check_seeds, "determinism"),
+        check("shared state", check_shared_state, "determinism"),
+        *(alone if subject.make_one else []),
+        check("resume", env_uses.check_resume, *used),
+        check("cycle", env_uses.check_cycle, *used),
+        check("speed", env_uses.check_speed, *used),
     ]
-    return both + alone if subject.make_one else both
 
 
 def check_making(subject: Subject) -> Iterator[Finding]:
     """Make two: of the right type, with spaces that are supported, and not the same."""
-    players = []
     try:
-        for shift in range(2):
-            players.append(subject.make_player(shift))
+        with subject.playing() as one, subject.playing(1) as another:
+            first, second = _made(one), _made(another)
     except UsageError as error:
         yield problem(str(error), "mend the environment as it says")
         return
-    finally:
-        for player in players:
-            player.close()
-    first, second = (_made(player) for player in players)
     if first is second:
         yield problem(
             "the environment factory returned the same environment twice",
@@ -91,9 +88,8 @@ def _made(player: Any) -> Any:
 
 def check_spaces(subject: Subject) -> Iterator[Finding]:
     """Say what the agent will see, and what is unusual about it."""
-    player = subject.make_player()
-    player.close()
-    declared, action = player.observation_space, player.action_space
+    with subject.playing() as player:
+        declared, action = player.observation_space, player.action_space
     yield ok(f"{_short(declared)} -> {_short(action)}")
     leaves = declared.spaces if isinstance(declared, spaces.Dict) else {"obs": declared}
     wide = [key for key, leaf in leaves.items() if np.dtype(leaf.dtype).itemsize == 8]

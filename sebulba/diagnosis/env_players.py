@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import zlib
 from collections.abc import Callable, Iterator
@@ -43,10 +44,6 @@ class Player(Protocol):
     def close(self) -> None:
         """Free the environment."""
         ...
-
-
-MakePlayer = Callable[[int], Player]
-"""Of a seed."""
 
 
 class Recorder(gymnasium.Wrapper):
@@ -144,6 +141,12 @@ def _of_output(output: Any) -> Moment:
     return Moment(output.obs, output.reward, output.terminated, output.truncated, output.is_first)
 
 
+def close_quietly(player: Player) -> None:
+    """Close; what that raises is the business of a check of its own."""
+    with contextlib.suppress(Exception):
+        player.close()
+
+
 def actions(space: gymnasium.Space, num_envs: int, seed: int) -> Iterator[np.ndarray]:
     """Yield random actions ``[B, ...]`` without end, the same for the same seed."""
     space = copy.deepcopy(space)  # several environments may share theirs, with its generator
@@ -167,39 +170,24 @@ def fingerprint(moment: Moment) -> Fingerprint:
     }
 
 
-def play(
-    make: MakePlayer,
-    seed: int,
-    num_envs: int,
-    num_steps: int,
-    *,
-    company: bool = False,
-) -> list[Fingerprint]:
+def play(player: Player, other: Player | None, num_envs: int, num_steps: int) -> list[Fingerprint]:
     """Play and return what was shown, as checksums, ``num_steps + 1`` of them.
 
     Args:
-      make: Makes the player.
-      seed: Of the environments; actions are the same for every seed.
+      player: Gets the same actions every time.
+      other: Plays in between, with actions of its own.
       num_envs: B.
       num_steps: Steps.
-      company: Play another one, with another seed and other actions, between the steps.
     """
-    player = make(seed)
-    other = make(seed + 1) if company else None
     own_actions = actions(player.action_space, num_envs, 0)
-    other_actions = actions(player.action_space, num_envs, 1) if other else None
-    try:
-        shown = [fingerprint(player.reset())]
+    other_actions = actions(player.action_space, num_envs, 1)
+    shown = [fingerprint(player.reset())]
+    if other:
+        other.reset()
+    for _ in range(num_steps):
         if other:
-            other.reset()
-        for _ in range(num_steps):
-            if other and other_actions:
-                other.step(next(other_actions))
-            shown.append(fingerprint(player.step(next(own_actions))))
-    finally:
-        player.close()
-        if other:
-            other.close()
+            other.step(next(other_actions))
+        shown.append(fingerprint(player.step(next(own_actions))))
     return shown
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from sebulba.diagnosis.env_players import MakePlayer, Player, SinglePlayer, VectorPlayer, play
+from sebulba.diagnosis.env_players import (
+    Fingerprint,
+    Player,
+    SinglePlayer,
+    VectorPlayer,
+    close_quietly,
+    play,
+)
 from sebulba.diagnosis.env_walk import Walk, walk
 from sebulba.envs.factory import make_env_factory
 from sebulba.envs.seeds import seed_block
@@ -64,6 +72,15 @@ class Subject:
             return SinglePlayer(self.make_one, self.seeds(shift)[0])
         return VectorPlayer(self.factory, self.seeds(shift))
 
+    @contextlib.contextmanager
+    def playing(self, shift: int = 0) -> Iterator[Player]:
+        """Make a player and close it; what closing raises has a check of its own."""
+        player = self.make_player(shift)
+        try:
+            yield player
+        finally:
+            close_quietly(player)
+
     def async_factory(self) -> EnvFactory:
         """Return the factory of the same environment in worker processes."""
         return make_env_factory(self._env, **{**self._options, "vectorization": "async"})
@@ -71,11 +88,8 @@ class Subject:
     @functools.cached_property
     def walk(self) -> Walk:
         """What was seen on one walk through the environment."""
-        player = self.make_player()
-        try:
+        with self.playing() as player:
             return walk(player, self.num_played, self.num_steps, self._seed, self._longest_s)
-        finally:
-            player.close()
 
     @property
     def num_compared(self) -> int:
@@ -83,7 +97,9 @@ class Subject:
         most = self._longest_s / max(self.walk.step_s, 1e-6)
         return max(1, min(self.num_steps, int(most)))
 
-    def play(self, shift: int = 0, *, company: bool = False) -> list[dict[str, list[int]]]:
-        """Play for a comparison; see ``play``."""
-        make: MakePlayer = self.make_player
-        return play(make, shift, self.num_played, self.num_compared, company=company)
+    def play(self, shift: int = 0, *, company: bool = False) -> list[Fingerprint]:
+        """Play for a comparison, with other seeds for another ``shift``; see ``play``."""
+        with contextlib.ExitStack() as stack:
+            player = stack.enter_context(self.playing(shift))
+            other = stack.enter_context(self.playing(shift + 1)) if company else None
+            return play(player, other, self.num_played, self.num_compared)

@@ -35,7 +35,7 @@ class Walk:
     step_s: float = 0.0
     """Mean seconds of a vector step."""
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The first breach of the contract, by the check that reports it."""
+    """The breach of the contract that ended the walk, by the check that reports it."""
     rewards: list[np.ndarray] = dataclasses.field(default_factory=list)
     terminated: int = 0
     truncated: int = 0
@@ -106,12 +106,11 @@ class _Watch:
         except EnvError as error:
             what = _BROKEN.search(str(error))
             part = PARTS.get(what[1] if what else "", "steps")
-            self._seen.broken.setdefault(part, str(error))
-            # One alone was stepped before it was judged, so the next step may show more.
-            return ended if is_single and part != "steps" else None
+            self._seen.broken[part] = str(error)
+            return None
         except Exception as error:
             notes = "".join(f"; {line}" for line in getattr(error, "__notes__", ()))
-            self._seen.broken.setdefault("steps", describe_error(error) + notes)
+            self._seen.broken["steps"] = describe_error(error) + notes
             return None
         finally:
             self._look_at_raw()
@@ -127,9 +126,9 @@ class _Watch:
         """Look for what the adapter of a vector leaves to the end of a cycle."""
         step = self._seen.steps
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(moment.obs)):
-            self._seen.broken.setdefault("observations", f"step {step}: obs is not finite")
+            self._seen.broken["observations"] = f"step {step}: obs is not finite"
         if not np.isfinite(moment.reward).all():
-            self._seen.broken.setdefault("rewards", f"step {step}: reward is {moment.reward}")
+            self._seen.broken["rewards"] = f"step {step}: reward is {moment.reward}"
 
     def _look_at_raw(self) -> None:
         returned = getattr(self._player, "returned", None)
@@ -186,10 +185,10 @@ class _Watch:
         wrong = ended & moment.is_first & (ends | (moment.reward != 0))
         if wrong.any():
             i = int(np.argmax(wrong))
+            flags = f"terminated {moment.terminated[i]}, truncated {moment.truncated[i]}"
             seen.after_end = (
-                f"environment {i} at step {seen.steps + 1}: reward {moment.reward[i]:g}, "
-                f"terminated {moment.terminated[i]}, truncated {moment.truncated[i]}, in the step after an "
-                "end, which only resets"
+                f"environment {i} at step {seen.steps + 1}, which comes after an end and only "
+                f"resets: reward {moment.reward[i]:g}, {flags}"
             )
 
 
