@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -246,17 +247,45 @@ def lying_vector(num_envs, seeds):
     return env
 
 
-class RewritingAdapter(RepeatObservation):
-    """Hands out one array again and again."""
+class ShortRepeat(RepeatObservation):
+    """Ends an episode within the steps of a test."""
 
     def __init__(self, num_envs: int, seeds: list[int]) -> None:
         super().__init__(num_envs, seeds, episode_length=10)
+
+
+class RewritingAdapter(ShortRepeat):
+    """Hands out one array again and again."""
+
+    def __init__(self, num_envs: int, seeds: list[int]) -> None:
+        super().__init__(num_envs, seeds)
         self.obs = np.zeros(num_envs, np.int32)
 
     def step(self, action):
         output = super().step(action)
         self.obs[:] = output.obs
         return output._replace(obs=self.obs)
+
+
+class Remembers(ShortRepeat):
+    """Can be put back."""
+
+    def state(self):
+        return pickle.dumps((self._state, self._seed))
+
+    def put_back(self, state):
+        self._state, self._seed = pickle.loads(state)
+
+
+class ForgetsEpisode(Remembers):
+    def put_back(self, state):
+        super().put_back(state)
+        self._state = (self._state[0] + 1, self._state[1])
+
+
+class SaysWhyNot(Remembers):
+    def state(self):
+        return "planted reason"
 
 
 PID_FILE = "BROKEN_ENVS_PID_FILE"

@@ -10,6 +10,7 @@ import pytest
 
 import sebulba
 from sebulba import cli
+from sebulba.diagnosis import env_checks
 from sebulba.diagnosis.checks import Skipped, run_checks
 from sebulba.diagnosis.env_checks import checks_of
 from sebulba.diagnosis.env_subject import Subject
@@ -55,7 +56,7 @@ def findings(env, **arguments) -> list[Finding]:
         ("HugeReward", "rewards", Level.NOTE, "0 to 1e+06"),
         ("NoReward", "rewards", Level.NOTE, "no reward but 0"),
         ("NeverEnds", "episodes", Level.NOTE, "none ended in 60 steps"),
-        ("GlobalChance", "determinism", Level.PROBLEM, "other obs at the first reset"),
+        ("GlobalChance", "determinism", Level.PROBLEM, "other obs at the beginning"),
         ("SeedIgnored", "seeds", Level.NOTE, "another seed, same 60 steps"),
         ("SharedState", "shared state", Level.PROBLEM, "other obs at step"),
         ("same_twice", "making", Level.PROBLEM, "same environment twice"),
@@ -71,19 +72,16 @@ def findings(env, **arguments) -> list[Finding]:
         ("Exits", "steps", Level.PROBLEM, "SystemExit: 7"),
         ("same_step_vector", "episodes", Level.NOTE, "last observation of a truncated one"),
         ("lying_vector", "episodes", Level.PROBLEM, "comes after an end and only resets"),
+        ("ForgetsEpisode", "resume", Level.PROBLEM, "once put back, it shows other obs"),
         ("RewritingAdapter", "buffers", Level.PROBLEM, "JAX may still be reading"),
     ],
 )
 def test_each_broken_environment_has_its_finding_and_no_other(env, check, level, words):
     found = [f for f in findings(env) if f.level is not Level.OK]
-    assert [(f.name, f.level) for f in found if f != not_known(found)] == [(check, level)]
-    (finding,) = [f for f in found if f.name == check]
-    assert words in finding.seen and finding.remedy
-
-
-def not_known(found: list[Finding]) -> Finding | None:
-    """Return the note that a vector environment of somebody else cannot be put back."""
-    return next((f for f in found if f.name == "resume" and "lock" not in f.seen), None)
+    # That it cannot be put back is known of vector environments of somebody else.
+    others = [f for f in found if f.name == check or f.name != "resume"]
+    assert [(f.name, f.level) for f in others] == [(check, level)]
+    assert words in others[0].seen and others[0].remedy
 
 
 @pytest.mark.parametrize(
@@ -104,6 +102,13 @@ def test_a_good_environment_has_no_problem(env, options):
     assert {f.name for f in found if f.level is Level.NOTE} <= {"resume"}
 
 
+def test_an_environment_that_can_be_put_back_is_told_from_one_that_cannot():
+    (found,) = [f for f in findings("Remembers") if f.name == "resume"]
+    assert found.level is Level.OK and "exactly" in found.seen
+    (found,) = [f for f in findings("SaysWhyNot") if f.name == "resume"]
+    assert found.level is Level.NOTE and "cannot be put back: planted reason" in found.seen
+
+
 def test_workers_and_speed_are_tried():
     (workers, speed) = sorted(
         (f for f in findings("Good", skip=()) if f.name in SLOW), key=lambda f: SLOW.index(f.name)
@@ -118,16 +123,34 @@ def test_what_cannot_be_seen_without_a_step_is_not_tried():
     assert {event.name for event in events("TupleSpace") if isinstance(event, Skipped)} >= skipped
 
 
+def test_what_fails_within_its_module_is_a_finding(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needs_nothing_known.py").write_text("import a_simulator_that_is_not_there\n")
+    arguments = {"num_envs": 2, "num_steps": 5, "seed": 0, "timeout_s": 60.0, "options": {}}
+    checks = env_checks.checks("needs_nothing_known:Env", arguments)
+    (found,) = [e for e in run_checks(checks, {}) if isinstance(e, Finding)]
+    assert found.name == "importing" and "No module named 'a_simulator" in found.seen
+    assert "needs_nothing_known.py:1" in found.seen
+
+
 # In a process of their own.
+
+
+def test_a_module_that_aborts_is_a_finding(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "aborts_when_imported.py").write_text("import os\nos.abort()\n")
+    (found,) = sebulba.check_env("aborts_when_imported:Env").findings
+    assert found.name == "importing" and found.level is Level.PROBLEM
+    assert "signal 6" in found.seen and "aborts_when_imported.py:2" in found.seen
 
 
 def test_a_hang_is_a_finding_and_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setenv(PID_FILE, str(tmp_path / "pid"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    report = sebulba.check_env(broken_envs.Hangs, num_steps=10, timeout_s=3.0)
+    report = sebulba.check_env(broken_envs.Hangs, num_steps=10, timeout_s=2.0)
     hung, not_run = [f for f in report.findings if f.level is not Level.OK]
     assert hung.name == "steps" and hung in report.problems
-    assert "no answer within 3 s" in hung.seen and "broken_envs.py" in hung.seen
+    assert "no answer within 2 s" in hung.seen and "broken_envs.py" in hung.seen
     assert not_run.name == "not run" and "need steps" in not_run.seen
     assert is_gone(int((tmp_path / "pid").read_text()))
     assert [path.name for path in tmp_path.iterdir()] == ["pid"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -79,9 +80,15 @@ def _findings(check: Check) -> Iterator[Finding]:
 
 def describe_error(error: BaseException) -> str:
     """Return the last line of a traceback and the place; our own errors say enough."""
-    message = f"{type(error).__name__}: {error}".splitlines()[0]
     if isinstance(error, EnvError | UsageError):
         return str(error)
+    message = f"{type(error).__name__}: {error}".splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return message + place
+    # What a library raised for the user's own code is best looked for there.
+    own = [frame for frame in frames if not _is_installed(frame.filename)] or frames[-1:]
+    return message + "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in own[-1:])
+
+
+def _is_installed(file: str) -> bool:
+    places = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return file.startswith(("<", *places))

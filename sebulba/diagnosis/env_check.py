@@ -43,7 +43,7 @@ def check_env(
     events = env_findings(
         env, num_envs=num_envs, num_steps=num_steps, seed=seed, timeout_s=timeout_s, options=options
     )
-    return collect(str(env), events)
+    return collect(getattr(env, "__qualname__", str(env)), events)
 
 
 def env_findings(

@@ -29,7 +29,16 @@ def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
       env: What ``make_env_factory`` takes.
       arguments: Of ``Subject``.
     """
-    return checks_of(Subject(env, **arguments))
+    try:
+        return checks_of(Subject(env, **arguments))
+    except UsageError:
+        raise
+    except Exception as error:  # of the module that has the environment
+        return [Check("importing", functools.partial(_raise, error))]
+
+
+def _raise(error: Exception) -> Iterator[Finding]:
+    raise error
 
 
 def checks_of(subject: Subject) -> list[Check]:

@@ -195,6 +195,6 @@ def first_difference(a: list[Fingerprint], b: list[Fingerprint]) -> str | None:
     """Return where two plays differ first, in words, None if nowhere."""
     for step, (in_a, in_b) in enumerate(zip(a, b, strict=True)):
         if names := [name for name in in_a if in_a[name] != in_b.get(name)]:
-            place = "the first reset" if step == 0 else f"step {step}"
+            place = "the beginning" if step == 0 else f"step {step}"
             return f"{', '.join(names)} at {place}"
     return None

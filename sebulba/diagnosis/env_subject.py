@@ -21,8 +21,8 @@ from sebulba.envs.seeds import seed_block
 from sebulba.errors import UsageError
 from sebulba.types import EnvFactory
 
-WALK_SHARE = 0.3
-"""Of the deadline of a check that playing takes at most."""
+WALK_SHARE = 0.2
+"""Of the deadline of a check, that one walk takes at most; a check plays up to three times."""
 
 
 class Subject:
@@ -53,7 +53,8 @@ class Subject:
         self.num_envs = num_envs
         self.num_steps = num_steps
         self._seed = seed
-        self._longest_s = WALK_SHARE * timeout_s
+        self.longest_s = WALK_SHARE * timeout_s
+        """Seconds that one walk may take."""
 
     @property
     def num_played(self) -> int:
@@ -89,12 +90,12 @@ class Subject:
     def walk(self) -> Walk:
         """What was seen on one walk through the environment."""
         with self.playing() as player:
-            return walk(player, self.num_played, self.num_steps, self._seed, self._longest_s)
+            return walk(player, self.num_played, self.num_steps, self._seed, self.longest_s)
 
     @property
     def num_compared(self) -> int:
         """Steps of a comparison: as many as the walk says there is time for."""
-        most = self._longest_s / max(self.walk.step_s, 1e-6)
+        most = self.longest_s / max(self.walk.step_s, 1e-6)
         return max(1, min(self.num_steps, int(most)))
 
     def play(self, shift: int = 0, *, company: bool = False) -> list[Fingerprint]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
-
-import cloudpickle  # a dependency of Gymnasium
+from typing import Any
 
 from sebulba.diagnosis.checks import describe_error
-from sebulba.diagnosis.env_players import Player, VectorPlayer, actions
+from sebulba.diagnosis.env_players import (
+    Player,
+    VectorPlayer,
+    actions,
+    close_quietly,
+    fingerprint,
+    first_difference,
+)
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.env_walk import walk
 from sebulba.diagnosis.finding import Finding, note, ok, problem
@@ -17,6 +24,9 @@ from sebulba.envs.seeds import seed_block
 ASYNC_PAYS_S = 0.3e-3
 """Seconds of a step above which worker processes pay."""
 MEASURED_S = 0.5
+BEGINS_ANEW = "nothing, or offer it: a resumed run begins new episodes"
+NUM_SAVED = 20
+"""Steps before an environment is saved, and after it is put back."""
 NUM_WORKERS = 2
 NUM_WORKER_STEPS = 8
 
@@ -25,7 +35,7 @@ def check_vector(subject: Subject) -> Iterator[Finding]:
     """Walk through the vector environment of a run."""
     player = VectorPlayer(subject.factory, subject.seeds())
     try:
-        seen = walk(player, subject.num_envs, subject.num_compared, 0, float("inf"))
+        seen = walk(player, subject.num_envs, subject.num_compared, 0, subject.longest_s)
     finally:
         player.close()
     if seen.broken:
@@ -59,41 +69,38 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
 
 
 def check_resume(subject: Subject) -> Iterator[Finding]:
-    """Save it and put it back."""
-    env = subject.factory(subject.num_envs, subject.seeds())
-    other = subject.factory(subject.num_envs, subject.seeds(1))
+    """Save it, put it back into another one, and play both."""
+    player = VectorPlayer(subject.factory, subject.seeds())
+    other = VectorPlayer(subject.factory, subject.seeds(1))
+    # As protocols go, an adapter of somebody else's may have neither.
+    env: Any = player.adapter
+    copy: Any = other.adapter
     try:
-        env.reset()
-        chosen = actions(env.spec.action_space, subject.num_envs, 0)
-        env.step(next(chosen))
         if not hasattr(env, "state"):
-            yield _picklable(subject)
+            yield note("not known: the adapter has no state()", BEGINS_ANEW)
             return
+        chosen = list(
+            itertools.islice(actions(player.action_space, subject.num_envs, 0), NUM_SAVED)
+        )
+        player.reset()
+        for action in chosen:
+            player.step(action)
         state = env.state()
         if isinstance(state, str):
-            yield note(f"cannot be put back: {state}", "a resumed run begins new episodes")
+            yield note(f"cannot be put back: {state}", BEGINS_ANEW)
             return
-        other.put_back(state)  # type: ignore[attr-defined]
-        yield ok(f"can be put back exactly ({len(state) / 1e3:,.1f} kB)")
+        copy.put_back(state)
+        shown = [[fingerprint(one.step(action)) for action in chosen] for one in (player, other)]
     finally:
-        env.close()
-        other.close()
-
-
-def _picklable(subject: Subject) -> Finding:
-    if subject.make_one is None:
-        return note("not known: the adapter has no state()", "a resumed run begins new episodes")
-    env = subject.make_one()
-    try:
-        env.reset(seed=0)
-        size = len(cloudpickle.dumps(env))
-    except Exception as error:
-        return note(
-            f"cannot be pickled: {describe_error(error)}", "a resumed run begins new episodes"
+        close_quietly(player)
+        close_quietly(other)
+    if difference := first_difference(*shown):
+        yield problem(
+            f"once put back, it shows other {difference}",
+            "save everything that a step depends on, its generators too (get_state, set_state)",
         )
-    finally:
-        env.close()
-    return ok(f"can be pickled ({size / 1e3:,.1f} kB)")
+    else:
+        yield ok(f"can be put back exactly ({len(state) / 1e3:,.1f} kB)")
 
 
 def check_cycle(subject: Subject) -> Iterator[Finding]:

@@ -113,21 +113,19 @@ class _Child:
 
     def events(self) -> Iterator[Event]:
         """Yield events; the last is ``Done`` of a check that hung or died, if one did."""
-        name = ""
+        name, timeout_s = "", max(START_S, self._timeout_s)
         while True:
-            received = _receive(self._events, self._process, self._timeout_s if name else START_S)
+            received = _receive(self._events, self._process, timeout_s)
             if isinstance(received, str):
-                if not name:
-                    raise RuntimeError(
-                        f"the process of the checks {self._end(received)}; it wrote: "
-                        f"{_last_words(self._text())}"
-                    )
-                yield self._finding_of_end(name, received)
-                yield Done(name, False)
+                yield self._finding_of_end(name or "importing", received, timeout_s)
+                if name:
+                    yield Done(name, False)
+                else:
+                    self.is_done = True  # the next process would end in the same way
                 return
             match received:
                 case Begun():
-                    name = received.name
+                    name, timeout_s = received.name, self._timeout_s
                 case UsageError():
                     raise received
                 case None:
@@ -135,25 +133,23 @@ class _Child:
                     return
             yield received
 
-    def _finding_of_end(self, name: str, how: str) -> Finding:
+    def _finding_of_end(self, name: str, how: str, timeout_s: float) -> Finding:
         text = self._text()
         said = _last_words(text)
         said = f" ({said})" if said else ""
         if how == "hung":
             return problem(
-                f"no answer within {self._timeout_s:g} s{said}",
+                f"no answer within {timeout_s:g} s{said}",
                 "mend what waits there, or pass a larger --timeout",
                 name,
             )
         return problem(
-            f"the process {self._end(how)} in this check{said}",
+            f"the process {self._end()} in this check{said}",
             "mend the native code, or what it is given; it would end a run in the same way",
             name,
         )
 
-    def _end(self, how: str) -> str:
-        if how == "hung":
-            return f"gave no answer within {START_S:g} s"
+    def _end(self) -> str:
         code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
