@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
+    from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.errors import ActionError, EnvError, HangError, NotFiniteError, UsageError
     from sebulba.evaluation import EvaluationPlayer, evaluate
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
+    "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
     "sebulba.errors": ("ActionError", "EnvError", "HangError", "NotFiniteError", "UsageError"),
     "sebulba.evaluation": ("EvaluationPlayer", "evaluate"),
@@ -52,6 +54,7 @@ __all__ = [
     "StepInfos",
     "Trajectory",
     "UsageError",
+    "check_env",
     "env_spec",
     "evaluate",
     "load_policy",

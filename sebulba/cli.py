@@ -1,4 +1,4 @@
-"""The command line: ``sebulba train``, ``resume``, ``eval`` and ``bench``.
+"""The command line: ``sebulba train``, ``resume``, ``eval``, ``bench``, ``doctor``, ``check-env``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -39,6 +39,8 @@ usage: sebulba train CONFIG [options]    train an agent
        sebulba resume RUN [options]      go on with a run that ended, or was ended
        sebulba eval RUN [options]        play a trained policy
        sebulba bench BENCHMARK [options] measure this machine
+       sebulba doctor [options]          see whether this machine is fit
+       sebulba check-env ENV [options]   see what is wrong with an environment
        sebulba --version
 
 "sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.
@@ -118,7 +120,14 @@ def entry_point() -> None:
 def _command(argv: list[str]) -> int:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())  # for --env.id my_package.envs:MyEnv
-    commands = {"train": _train, "resume": _resume, "eval": _eval, "bench": _bench}
+    commands = {
+        "train": _train,
+        "resume": _resume,
+        "eval": _eval,
+        "bench": _bench,
+        "doctor": _doctor,
+        "check-env": _check_env,
+    }
     if not argv:
         print(USAGE, end="", file=sys.stderr)
         return EXIT_USAGE
@@ -323,6 +332,18 @@ def _bench(argv: list[str]) -> int:
     from sebulba.benchmarks import command_line
 
     return command_line.main(argv, read_config)
+
+
+def _doctor(argv: list[str]) -> int:
+    from sebulba.diagnosis import command_line
+
+    return command_line.doctor(argv)
+
+
+def _check_env(argv: list[str]) -> int:
+    from sebulba.diagnosis import command_line
+
+    return command_line.check_env(argv)
 
 
 def _check_folder_of(option: str, file: str | None) -> None:

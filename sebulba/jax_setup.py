@@ -70,8 +70,7 @@ def _use_compile_cache(folder: str) -> None:
     if is_ours:
         if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             return  # JAX's own variable: the user has chosen.
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        folder = os.path.join(os.path.expanduser(home), "sebulba", "jax")
+        folder = auto_compile_cache()
     try:
         os.makedirs(folder, exist_ok=True)
         if is_ours:
@@ -81,6 +80,14 @@ def _use_compile_cache(folder: str) -> None:
         return
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def auto_compile_cache() -> str:
+    """Return the folder that ``compile_cache="auto"`` means."""
+    if chosen := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return chosen
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return os.path.join(os.path.expanduser(home), "sebulba", "jax")
 
 
 def _remove_old_files(folder: str) -> None:

@@ -45,9 +45,11 @@ ALLOWED = {
     | {"jax_setup", "runtime", "checkpoints", "crash_report", "exit_codes"},
     "exit_codes": {"errors"},
     "crash_report": {"exit_codes", "run_folder"},
-    "cli": {"errors", "exit_codes", "configs", "run_folder", "experiment", "benchmarks"},
+    "cli": {"errors", "exit_codes", "configs", "run_folder", "experiment", "benchmarks"}
+    | {"diagnosis"},
     "__main__": {"cli"},
     "benchmarks": None,  # may import everything
+    "diagnosis": CONTRACTS | {"envs", "runtime", "agents", "loops", "jax_setup"},
 }
 
 

@@ -41,6 +41,8 @@ class _Factory:
     name: str
     make_spec: Callable[[], EnvSpec] | None = None
     """A shorter way to the spec than making a vector environment of one."""
+    make_one: Callable[[], gymnasium.Env] | None = None
+    """Makes one of the environments that are vectorised here."""
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
         check_number(
@@ -348,7 +350,7 @@ def _single_factory(
         env.close()
         return EnvSpec(env.observation_space, env.action_space, name=name)
 
-    return _Factory(make, name, make_spec)
+    return _Factory(make, name, make_spec, make_env)
 
 
 def _vector_factory(

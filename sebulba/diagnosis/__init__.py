@@ -1,0 +1,1 @@
+"""What is wrong with this machine (``sebulba doctor``) or an environment (``check-env``)."""

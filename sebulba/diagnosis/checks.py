@@ -1,0 +1,94 @@
+"""Checks that run one after the other, none of which ends the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from sebulba.diagnosis.finding import Finding, Level, problem
+from sebulba.errors import EnvError, UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One check."""
+
+    name: str
+    run: Callable[[], Iterable[Finding]]
+    needs: tuple[str, ...] = ()
+    """Names of checks without whose success this one makes no sense."""
+
+
+class Begun(NamedTuple):
+    """A check begins."""
+
+    name: str
+
+
+class Done(NamedTuple):
+    """A check has ended."""
+
+    name: str
+    passed: bool
+
+
+class Skipped(NamedTuple):
+    """A check was not run, because of those that failed."""
+
+    name: str
+    because: tuple[str, ...]
+
+
+Event = Begun | Done | Skipped | Finding
+
+
+def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[Event]:
+    """Run checks in order and say what happens.
+
+    Args:
+      checks: To run.
+      passed: Those that have been run (or skipped) before, and whether they passed.
+    """
+    has_passed = dict(passed)
+    for check in checks:
+        if check.name in passed:
+            continue
+        because = tuple(name for name in check.needs if not has_passed.get(name, False))
+        if because:
+            has_passed[check.name] = False
+            yield Skipped(check.name, because)
+            continue
+        yield Begun(check.name)
+        has_passed[check.name] = True
+        for finding in _findings(check):
+            has_passed[check.name] &= finding.level is not Level.PROBLEM
+            yield finding
+        yield Done(check.name, has_passed[check.name])
+
+
+def _findings(check: Check) -> Iterator[Finding]:
+    try:
+        for finding in check.run():
+            yield finding if finding.name else dataclasses.replace(finding, name=check.name)
+    except (Exception, SystemExit) as error:
+        yield problem(describe_error(error), "mend what raises it", check.name)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the last line of a traceback and the place; our own errors say enough."""
+    if isinstance(error, EnvError | UsageError):
+        return str(error)
+    message = f"{type(error).__name__}: {error}".splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    # What a library raised for the user's own code is best looked for there.
+    own = [frame for frame in frames if not _is_installed(frame.filename)] or frames[-1:]
+    return message + "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in own[-1:])
+
+
+def _is_installed(file: str) -> bool:
+    places = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return file.startswith(("<", *places))

@@ -1,0 +1,50 @@
+"""The process that runs the checks."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+
+from sebulba.diagnosis.checks import Begun, run_checks
+from sebulba.diagnosis.isolation import STACK_SHARE
+from sebulba.errors import UsageError
+
+
+def main(events_fd: int) -> None:
+    """Run the checks that stand on the standard input and send what happens.
+
+    Args:
+      events_fd: Where to send it. None ends it.
+    """
+    os.set_inheritable(events_fd, False)
+    events = Connection(events_fd, readable=False)
+    faulthandler.enable()
+    payload, passed = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        suite, arguments, timeout_s = pickle.loads(payload)
+        module, _, function = suite.partition(":")
+        checks = getattr(importlib.import_module(module), function)(*arguments)
+    except UsageError as error:
+        events.send(error)
+        return
+    for event in run_checks(checks, passed):
+        if isinstance(event, Begun):
+            faulthandler.dump_traceback_later(STACK_SHARE * timeout_s)
+        events.send(event)
+    faulthandler.cancel_dump_traceback_later()
+    events.send(None)
+    os._exit(0)  # whatever an environment left behind must not keep the process
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the standard input, which ends with the parent."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,72 @@
+"""The commands ``sebulba doctor`` and ``sebulba check-env``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from sebulba.diagnosis.finding import Report
+from sebulba.diagnosis.isolation import isolated_findings
+from sebulba.diagnosis.printing import print_findings
+from sebulba.errors import UsageError
+
+EXIT_PROBLEM = 1
+DOCTOR_TIMEOUT_S = 120.0
+
+
+def doctor(argv: Sequence[str]) -> int:
+    """Look at this machine; return 1 if something is wrong with it, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="sebulba doctor",
+        description="Look at this machine and at what is installed, and run small self-tests.",
+    )
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
+    parser.add_argument("--json", metavar="FILE", help="also write the report there")
+    arguments = parser.parse_args(argv)
+    _check_folder(arguments.json)
+    suite = "sebulba.diagnosis.doctor:checks"
+    events = isolated_findings(suite, (arguments.platform,), DOCTOR_TIMEOUT_S)
+    return _end(print_findings("this machine", events), arguments.json)
+
+
+def check_env(argv: Sequence[str]) -> int:
+    """Check an environment; return 1 if something is wrong with it, else 0."""
+    from sebulba.diagnosis.env_check import env_findings
+
+    parser = argparse.ArgumentParser(
+        prog="sebulba check-env",
+        description="Play an environment through Sebulba's adapter and say what is wrong with it.",
+    )
+    parser.add_argument("env", metavar="ENV", help="an id, or module:attribute of your own")
+    parser.add_argument("--backend", choices=("envpool", "gymnasium"), help="for ids")
+    parser.add_argument("--num-envs", type=int, default=4, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=500, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds a check may take; default: %(default)s"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the report there")
+    arguments = parser.parse_args(argv)
+    _check_folder(arguments.json)
+    events = env_findings(
+        arguments.env,
+        num_envs=arguments.num_envs,
+        num_steps=arguments.steps,
+        seed=arguments.seed,
+        timeout_s=arguments.timeout,
+        options={"backend": arguments.backend} if arguments.backend else {},
+    )
+    return _end(print_findings(arguments.env, events), arguments.json)
+
+
+def _end(report: Report, file: str | None) -> int:
+    if file is not None:
+        Path(file).write_text(json.dumps(report.record(), indent=2) + "\n")
+    return EXIT_PROBLEM if report.problems else 0
+
+
+def _check_folder(file: str | None) -> None:
+    if file is not None and not Path(file).absolute().parent.is_dir():
+        raise UsageError(f"--json {file} is in a folder that does not exist; make it")

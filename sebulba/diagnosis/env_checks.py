@@ -1,0 +1,277 @@
+"""The checks of ``check-env``: each looks at one thing and says what it saw."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.diagnosis import env_uses
+from sebulba.diagnosis.checks import Check, describe_error
+from sebulba.diagnosis.env_players import SinglePlayer, first_difference
+from sebulba.diagnosis.env_subject import Subject
+from sebulba.diagnosis.finding import Finding, note, ok, problem
+from sebulba.errors import UsageError
+
+HUGE_REWARD = 100.0
+CONTRACT = ("steps", "observations", "rewards")
+"""Without these there is nothing to look at."""
+
+
+def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
+    """Return the checks of an environment.
+
+    Args:
+      env: What ``make_env_factory`` takes.
+      arguments: Of ``Subject``.
+    """
+    try:
+        return checks_of(Subject(env, **arguments))
+    except UsageError:
+        raise
+    except Exception as error:  # of the module that has the environment
+        return [Check("importing", functools.partial(_raise, error))]
+
+
+def _raise(error: Exception) -> Iterator[Finding]:
+    raise error
+
+
+def checks_of(subject: Subject) -> list[Check]:
+    """Return the checks of ``subject``, each after those that it needs."""
+
+    def check(name: str, function: Callable[[Subject], Iterator[Finding]], *needs: str) -> Check:
+        return Check(name, functools.partial(function, subject), needs)
+
+    sound = (*CONTRACT, "close")
+    alone = [
+        check("infos", check_infos, *CONTRACT),
+        check("vector", env_uses.check_vector, *sound),
+        check("workers", env_uses.check_workers, "vector"),
+    ]
+    used = ("vector",) if subject.make_one else sound
+    return [
+        check("making", check_making),
+        check("spaces", check_spaces, "making"),
+        check("steps", check_steps, "making"),
+        check("observations", check_observations, "steps"),
+        check("rewards", check_rewards, "observations"),
+        check("episodes", check_episodes, *CONTRACT),
+        check("close", check_close, *CONTRACT),
+        check("buffers", check_buffers, *CONTRACT),
+        check("determinism", check_determinism, *sound),
+        check("seeds", check_seeds, "determinism"),
+        check("shared state", check_shared_state, "determinism"),
+        *(alone if subject.make_one else []),
+        check("resume", env_uses.check_resume, *used),
+        check("cycle", env_uses.check_cycle, *used),
+        check("speed", env_uses.check_speed, *used),
+    ]
+
+
+def check_making(subject: Subject) -> Iterator[Finding]:
+    """Make two: of the right type, with spaces that are supported, and not the same."""
+    try:
+        with subject.playing() as one, subject.playing(1) as another:
+            first, second = _made(one), _made(another)
+    except UsageError as error:
+        yield problem(str(error), "mend the environment as it says")
+        return
+    if first is second:
+        yield problem(
+            "the environment factory returned the same environment twice",
+            "make a new one at each call",
+        )
+        return
+    kind = "one environment at a time" if subject.make_one else f"{subject.num_envs} at a time"
+    yield ok(f"{type(first).__name__}, {kind}")
+
+
+def _made(player: Any) -> Any:
+    return player.made if isinstance(player, SinglePlayer) else player.adapter
+
+
+def check_spaces(subject: Subject) -> Iterator[Finding]:
+    """Say what the agent will see, and what is unusual about it."""
+    with subject.playing() as player:
+        declared, action = player.observation_space, player.action_space
+    yield ok(f"{_short(declared)} -> {_short(action)}")
+    leaves = declared.spaces if isinstance(declared, spaces.Dict) else {"obs": declared}
+    wide = [key for key, leaf in leaves.items() if np.dtype(leaf.dtype).itemsize == 8]
+    is_wide_box = any(isinstance(leaves[key], spaces.Box) for key in wide)
+    if is_wide_box:
+        yield note(f"{', '.join(wide)}: 64 bits, of which 32 reach JAX", "declare float32")
+    if isinstance(action, spaces.Box) and not action.is_bounded():
+        yield note(
+            "the action space has no bounds, so actions are not squashed into any",
+            "declare bounds if there are any",
+        )
+
+
+def _short(space: gymnasium.Space) -> str:
+    if isinstance(space, spaces.Dict):
+        return f"Dict({', '.join(f'{key}: {_short(leaf)}' for key, leaf in space.items())})"
+    if not isinstance(space, spaces.Box):
+        return str(space)
+    bounds = f"{space.low.min():g} to {space.high.max():g}"
+    return f"Box{space.shape} {space.dtype}, {bounds}"
+
+
+def check_steps(subject: Subject) -> Iterator[Finding]:
+    """Walk, and look at what reset and step return."""
+    seen = subject.walk
+    if "steps" in seen.broken:
+        yield problem(seen.broken["steps"], "mend reset or step")
+    else:
+        times = "" if subject.make_one else f" of {subject.num_envs} environments"
+        yield ok(f"{seen.steps} random steps{times} without an error")
+
+
+def check_observations(subject: Subject) -> Iterator[Finding]:
+    """Look at shape, dtype, range and NaN."""
+    seen = subject.walk
+    if "observations" in seen.broken:
+        yield problem(seen.broken["observations"], "return what the observation space says")
+        return
+    if seen.outside:
+        finding = problem if seen.is_far_outside else note
+        remedy = "widen the bounds: networks scale observations by them"
+        yield finding(seen.outside, remedy)
+    if seen.cast:
+        yield note(f"{seen.cast}: cast at every step", "return the dtype of the space")
+    if not seen.outside and not seen.cast:
+        yield ok("shape, dtype and range are those of the space")
+
+
+def check_rewards(subject: Subject) -> Iterator[Finding]:
+    """Look at NaN and at the scale."""
+    seen = subject.walk
+    if "rewards" in seen.broken:
+        yield problem(seen.broken["rewards"], "return a finite number")
+        return
+    rewards = np.concatenate(seen.rewards)
+    low, high = float(rewards.min()), float(rewards.max())
+    shown = f"{low:g} to {high:g}, mean {float(rewards.mean()):.3g}"
+    largest = max(abs(low), abs(high))
+    if largest > HUGE_REWARD:
+        yield note(shown, f"scale them: --agent.reward-scale {1 / largest:.0e}")
+    elif largest == 0:
+        yield note(f"no reward but 0 in {seen.steps} random steps", "nothing can be learned yet")
+    else:
+        yield ok(shown)
+
+
+def check_episodes(subject: Subject) -> Iterator[Finding]:
+    """Look at what happens at the end of an episode."""
+    seen = subject.walk
+    if not seen.ends:
+        yield note(
+            f"none ended in {seen.steps} steps",
+            "pass a larger --steps, or end them: returns are counted at the end of an episode",
+        )
+        return
+    shown = f"{seen.ends} ended: {seen.terminated} terminated, {seen.truncated} truncated"
+    if seen.both:
+        shown += f" ({seen.both} both, which counts as terminated)"
+    if seen.after_end:
+        yield problem(
+            seen.after_end,
+            "set metadata['autoreset_mode'] to what the vector environment does",
+        )
+    elif seen.plain_ends:
+        yield ok(f"{shown}; the step after an end resets")
+    elif seen.truncated:
+        yield note(
+            f"{shown}; the step that ends an episode resets, so the last observation of a "
+            "truncated one is lost and it is not learned from",
+            "use AutoresetMode.NEXT_STEP",
+        )
+    else:
+        yield ok(f"{shown}; the step that ends an episode resets")
+
+
+def check_close(subject: Subject) -> Iterator[Finding]:
+    """Close twice."""
+    player = subject.make_player()
+    player.reset()
+    try:
+        player.close()
+    except Exception as error:
+        yield problem(describe_error(error), "mend close")
+        return
+    try:
+        player.close()
+    except Exception as error:
+        yield note(f"the second time: {describe_error(error)}", "let close be called twice")
+        return
+    yield ok("twice, without an error")
+
+
+def check_infos(subject: Subject) -> Iterator[Finding]:
+    """Look at infos, which are not used."""
+    keys = subject.walk.info_keys
+    if len(keys) > 1:
+        varying = sorted(frozenset.union(*keys) - frozenset.intersection(*keys))
+        yield note(
+            f"keys vary ({', '.join(varying[:5])}); infos are dropped here",
+            "what the agent needs belongs into the observation",
+        )
+    elif keys and (names := sorted(next(iter(keys)))):
+        yield ok(f"dropped: {', '.join(names[:5])}")
+    else:
+        yield ok("none")
+
+
+def check_buffers(subject: Subject) -> Iterator[Finding]:
+    """Look whether returned observations are written again."""
+    if not (times := subject.walk.rewritten):
+        yield ok("observations stay as they were returned")
+    elif subject.make_one:
+        yield note(
+            f"observations changed after they were returned, at {times} steps; the adapter copies",
+            "return a copy if others use the environment, too",
+        )
+    else:
+        yield problem(
+            f"observations changed after they were returned, at {times} steps, and JAX may still "
+            "be reading them",
+            "return arrays that are not written again",
+        )
+
+
+def check_determinism(subject: Subject) -> Iterator[Finding]:
+    """Play twice with the same seeds and actions."""
+    if difference := first_difference(subject.play(), subject.play()):
+        yield problem(
+            f"same seed and actions, but other {difference}",
+            "draw all chance from self.np_random, after super().reset(seed=seed)",
+        )
+    else:
+        yield ok(f"same seed and actions, same {subject.num_compared} steps")
+
+
+def check_seeds(subject: Subject) -> Iterator[Finding]:
+    """Play with other seeds."""
+    shown = subject.play()
+    if first_difference(shown, subject.play(1)) is None:
+        yield note(
+            f"another seed, same {subject.num_compared} steps",
+            "use the seed of reset, unless nothing is left to chance",
+        )
+    else:
+        yield ok("another seed, another course")
+
+
+def check_shared_state(subject: Subject) -> Iterator[Finding]:
+    """Play alone, and with another one between the steps."""
+    if difference := first_difference(subject.play(), subject.play(company=True)):
+        yield problem(
+            f"other {difference} when another one is stepped in between",
+            "keep state in self, not in the class or the module",
+        )
+    else:
+        yield ok("none: another one in between changes nothing")

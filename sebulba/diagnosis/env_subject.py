@@ -1,0 +1,106 @@
+"""The environment that is checked, and what several checks need of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sebulba.diagnosis.env_players import (
+    Fingerprint,
+    Player,
+    SinglePlayer,
+    VectorPlayer,
+    close_quietly,
+    play,
+)
+from sebulba.diagnosis.env_walk import Walk, walk
+from sebulba.envs.factory import make_env_factory
+from sebulba.envs.seeds import seed_block
+from sebulba.errors import UsageError
+from sebulba.types import EnvFactory
+
+WALK_SHARE = 0.2
+"""Of the deadline of a check, that one walk takes at most; a check plays up to three times."""
+
+
+class Subject:
+    """An environment, the way to make it, and how it is played."""
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        num_envs: int,
+        num_steps: int,
+        seed: int,
+        timeout_s: float,
+        options: dict[str, Any],
+    ) -> None:
+        """Read what ``make_env_factory`` takes; nothing is made yet.
+
+        Raises:
+          UsageError: From ``make_env_factory``, or a number that is too small.
+        """
+        for name, value in (("num_envs", num_envs), ("num_steps", num_steps)):
+            if value < 1:
+                raise UsageError(f"{name}={value} must be at least 1; use 4 and 500, for example")
+        self._env, self._options = env, options
+        self.factory: EnvFactory = make_env_factory(env, **options)
+        self.make_one: Callable[[], Any] | None = getattr(self.factory, "make_one", None)
+        """Makes a single environment; None where only a vector can be made."""
+        self.num_envs = num_envs
+        self.num_steps = num_steps
+        self._seed = seed
+        self.longest_s = WALK_SHARE * timeout_s
+        """Seconds that one walk may take."""
+
+    @property
+    def num_played(self) -> int:
+        """Environments of a player."""
+        return 1 if self.make_one else self.num_envs
+
+    def seeds(self, shift: int = 0) -> list[int]:
+        """Return seeds of a vector, other ones for another ``shift``."""
+        return seed_block(
+            self._seed, inferencer=shift, num_inferencers=shift + 1, num_envs=self.num_envs
+        )
+
+    def make_player(self, shift: int = 0) -> Player:
+        """Make what is played, with other seeds for another ``shift``."""
+        if self.make_one:
+            return SinglePlayer(self.make_one, self.seeds(shift)[0])
+        return VectorPlayer(self.factory, self.seeds(shift))
+
+    @contextlib.contextmanager
+    def playing(self, shift: int = 0) -> Iterator[Player]:
+        """Make a player and close it; what closing raises has a check of its own."""
+        player = self.make_player(shift)
+        try:
+            yield player
+        finally:
+            close_quietly(player)
+
+    def async_factory(self) -> EnvFactory:
+        """Return the factory of the same environment in worker processes."""
+        return make_env_factory(self._env, **{**self._options, "vectorization": "async"})
+
+    @functools.cached_property
+    def walk(self) -> Walk:
+        """What was seen on one walk through the environment."""
+        with self.playing() as player:
+            return walk(player, self.num_played, self.num_steps, self._seed, self.longest_s)
+
+    @property
+    def num_compared(self) -> int:
+        """Steps of a comparison: as many as the walk says there is time for."""
+        most = self.longest_s / max(self.walk.step_s, 1e-6)
+        return max(1, min(self.num_steps, int(most)))
+
+    def play(self, shift: int = 0, *, company: bool = False) -> list[Fingerprint]:
+        """Play for a comparison, with other seeds for another ``shift``; see ``play``."""
+        with contextlib.ExitStack() as stack:
+            player = stack.enter_context(self.playing(shift))
+            other = stack.enter_context(self.playing(shift + 1)) if company else None
+            return play(player, other, self.num_played, self.num_compared)

@@ -1,0 +1,147 @@
+"""The checks of ``check-env`` for what a run does with an environment: vectors, workers, speed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sebulba.diagnosis.checks import describe_error
+from sebulba.diagnosis.env_players import (
+    Player,
+    VectorPlayer,
+    actions,
+    close_quietly,
+    fingerprint,
+    first_difference,
+)
+from sebulba.diagnosis.env_subject import Subject
+from sebulba.diagnosis.env_walk import walk
+from sebulba.diagnosis.finding import Finding, note, ok, problem
+from sebulba.envs.seeds import seed_block
+
+ASYNC_PAYS_S = 0.3e-3
+"""Seconds of a step above which worker processes pay."""
+MEASURED_S = 0.5
+BEGINS_ANEW = "nothing, or offer it: a resumed run begins new episodes"
+NUM_SAVED = 20
+"""Steps before an environment is saved, and after it is put back."""
+NUM_WORKERS = 2
+NUM_WORKER_STEPS = 8
+
+
+def check_vector(subject: Subject) -> Iterator[Finding]:
+    """Walk through the vector environment of a run."""
+    player = VectorPlayer(subject.factory, subject.seeds())
+    try:
+        seen = walk(player, subject.num_envs, subject.num_compared, 0, subject.longest_s)
+    finally:
+        player.close()
+    if seen.broken:
+        yield problem("; ".join(seen.broken.values()), "mend what it names")
+    elif seen.after_end or seen.rewritten:
+        what = seen.after_end or "observations changed after they were handed out"
+        yield problem(what, "report it, with the environment")
+    else:
+        yield ok(f"{seen.steps} steps of {subject.num_envs} environments, {seen.ends} episodes")
+
+
+def check_workers(subject: Subject) -> Iterator[Finding]:
+    """Play in worker processes."""
+    seeds = seed_block(0, inferencer=0, num_inferencers=1, num_envs=NUM_WORKERS)
+    try:
+        env = subject.async_factory()(NUM_WORKERS, seeds)
+        try:
+            env.reset()
+            chosen = actions(env.spec.action_space, NUM_WORKERS, 0)
+            for _ in range(NUM_WORKER_STEPS):
+                env.step(next(chosen))
+        finally:
+            env.close()
+    except Exception as error:
+        yield note(
+            f"vectorization='async' does not work: {describe_error(error)}",
+            "only if steps are slow: mend it",
+        )
+        return
+    yield ok(f"vectorization='async' works ({NUM_WORKERS} processes)")
+
+
+def check_resume(subject: Subject) -> Iterator[Finding]:
+    """Save it, put it back into another one, and play both."""
+    player = VectorPlayer(subject.factory, subject.seeds())
+    other = VectorPlayer(subject.factory, subject.seeds(1))
+    # As protocols go, an adapter of somebody else's may have neither.
+    env: Any = player.adapter
+    copy: Any = other.adapter
+    try:
+        if not hasattr(env, "state"):
+            yield note("not known: the adapter has no state()", BEGINS_ANEW)
+            return
+        chosen = list(
+            itertools.islice(actions(player.action_space, subject.num_envs, 0), NUM_SAVED)
+        )
+        player.reset()
+        for action in chosen:
+            player.step(action)
+        state = env.state()
+        if isinstance(state, str):
+            yield note(f"cannot be put back: {state}", BEGINS_ANEW)
+            return
+        copy.put_back(state)
+        shown = [[fingerprint(one.step(action)) for action in chosen] for one in (player, other)]
+    finally:
+        close_quietly(player)
+        close_quietly(other)
+    if difference := first_difference(*shown):
+        yield problem(
+            f"once put back, it shows other {difference}",
+            "save everything that a step depends on, its generators too (get_state, set_state)",
+        )
+    else:
+        yield ok(f"can be put back exactly ({len(state) / 1e3:,.1f} kB)")
+
+
+def check_cycle(subject: Subject) -> Iterator[Finding]:
+    """Ask for the fused cycle."""
+    env = subject.factory(subject.num_envs, subject.seeds())
+    try:
+        env.reset()
+        fused = env.fused()
+    finally:
+        env.close()
+    yield ok(f"stepped: {fused}" if isinstance(fused, str) else "fused: it has JAX functions")
+
+
+def check_speed(subject: Subject) -> Iterator[Finding]:
+    """Measure steps, alone and as a vector."""
+    vector_s = _seconds_per_step(subject, VectorPlayer(subject.factory, subject.seeds()))
+    env_s = vector_s / subject.num_envs
+    shown = f"{1 / env_s:,.0f} env steps/s as a vector of {subject.num_envs}"
+    if subject.make_one is None:
+        yield ok(shown)
+        return
+    alone_s = _seconds_per_step(subject, subject.make_player())
+    shown = f"{1 / alone_s:,.0f} env steps/s alone, {shown}, {env_s * 1e6:,.0f} us each"
+    if env_s > ASYNC_PAYS_S:
+        yield note(shown, "a process for each pays above 300 us: --env.vectorization async")
+    else:
+        yield ok(f"{shown}: faster in one process than in many")
+
+
+def _seconds_per_step(subject: Subject, player: Player) -> float:
+    """Return the mean seconds of a vector step, and close ``player``."""
+    num_envs = subject.num_envs if isinstance(player, VectorPlayer) else 1
+    chosen = actions(player.action_space, num_envs, 0)
+    kept = [next(chosen) for _ in range(64)]
+    try:
+        player.reset()
+        player.step(kept[0])
+        steps, began = 0, time.perf_counter()
+        while (took := time.perf_counter() - began) < MEASURED_S or not steps:
+            player.step(kept[steps % len(kept)])
+            steps += 1
+        return took / steps
+    finally:
+        player.close()

@@ -1,0 +1,202 @@
+"""One walk through an environment, and what was seen on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import time
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.diagnosis.checks import describe_error
+from sebulba.diagnosis.env_players import Moment, Player, SinglePlayer, actions
+from sebulba.errors import EnvError
+
+TOLERANCE = 1e-3
+"""Of the width of a range, by which observations may leave it."""
+
+_BROKEN = re.compile(r"(?:^|: )(obs|reward|reset|step|terminated)\b")
+"""What the errors of the adapters are about."""
+PARTS = {"obs": "observations", "reward": "rewards"}
+"""Names of the checks that report what is broken; the others are of "steps"."""
+
+
+@dataclasses.dataclass
+class Walk:
+    """What was seen."""
+
+    steps: int = 0
+    """Vector steps."""
+    step_s: float = 0.0
+    """Mean seconds of a vector step."""
+    broken: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The breach of the contract that ended the walk, by the check that reports it."""
+    rewards: list[np.ndarray] = dataclasses.field(default_factory=list)
+    terminated: int = 0
+    truncated: int = 0
+    both: int = 0
+    plain_ends: int = 0
+    """Ends whose row shows the last observation; the others show the next episode already."""
+    after_end: str = ""
+    """What was wrong with a row that begins an episode."""
+    outside: str = ""
+    """An observation outside its bounds."""
+    is_far_outside: bool = False
+    """By more than the width of the range."""
+    cast: str = ""
+    """An observation of another dtype than its space."""
+    rewritten: int = 0
+    """Observations that were other ones after the next step."""
+    info_keys: set[frozenset] = dataclasses.field(default_factory=set)
+
+    @property
+    def ends(self) -> int:
+        """Episodes that ended."""
+        return self.terminated + self.truncated - self.both
+
+
+def walk(player: Player, num_envs: int, num_steps: int, seed: int, longest_s: float) -> Walk:
+    """Play at random and look.
+
+    Args:
+      player: Is closed in the end.
+      num_envs: B.
+      num_steps: Steps, fewer if they take longer than ``longest_s``.
+      seed: Of the actions.
+      longest_s: Seconds.
+    """
+    seen = Walk()
+    chosen = actions(player.action_space, num_envs, seed)
+    watch = _Watch(player, seen)
+    began = time.monotonic()
+    try:
+        ended = watch.look(player.reset, np.zeros(num_envs, np.bool_))
+        while ended is not None and seen.steps < num_steps:
+            action = next(chosen)
+            before = time.monotonic()
+            ended = watch.look(functools.partial(player.step, action), ended)
+            seen.step_s += time.monotonic() - before
+            seen.steps += 1
+            if time.monotonic() - began > longest_s:
+                break
+    finally:
+        seen.step_s /= max(1, seen.steps)
+    return seen
+
+
+class _Watch:
+    """Looks at what a player shows."""
+
+    def __init__(self, player: Player, seen: Walk) -> None:
+        self._player = player
+        self._seen = seen
+        self._bounds = _bounds(player.observation_space)
+        self._previous: tuple[list[np.ndarray], list[np.ndarray]] | None = None
+
+    def look(self, act: Any, ended: np.ndarray) -> np.ndarray | None:
+        """Act and look; return which episodes have ended, None where nothing can go on."""
+        is_single = isinstance(self._player, SinglePlayer)
+        try:
+            moment = act()
+        except EnvError as error:
+            what = _BROKEN.search(str(error))
+            part = PARTS.get(what[1] if what else "", "steps")
+            self._seen.broken[part] = str(error)
+            return None
+        except Exception as error:
+            notes = "".join(f"; {line}" for line in getattr(error, "__notes__", ()))
+            self._seen.broken["steps"] = describe_error(error) + notes
+            return None
+        finally:
+            self._look_at_raw()
+        self._look_at_flags(moment, ended)
+        self._seen.rewards.append(np.array(moment.reward))
+        self._look_for_not_finite(moment)
+        if not is_single:
+            self._look_at_leaves([np.asarray(leaf) for leaf in jax.tree.leaves(moment.obs)])
+            self._look_at_range(moment.obs)
+        return moment.terminated | moment.truncated
+
+    def _look_for_not_finite(self, moment: Moment) -> None:
+        """Look for what the adapter of a vector leaves to the end of a cycle."""
+        step = self._seen.steps
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(moment.obs)):
+            self._seen.broken["observations"] = f"step {step}: obs is not finite"
+        if not np.isfinite(moment.reward).all():
+            self._seen.broken["rewards"] = f"step {step}: reward is {moment.reward}"
+
+    def _look_at_raw(self) -> None:
+        returned = getattr(self._player, "returned", None)
+        if not isinstance(returned, tuple) or len(returned) not in (2, 5):
+            return
+        info = returned[-1]
+        self._seen.info_keys.add(
+            frozenset(map(str, info)) if isinstance(info, dict) else frozenset([repr(type(info))])
+        )
+        leaves = jax.tree.leaves(returned[0])
+        self._look_at_leaves([leaf for leaf in leaves if isinstance(leaf, np.ndarray)])
+        self._look_at_range(returned[0])
+
+    def _look_at_leaves(self, leaves: list[np.ndarray]) -> None:
+        if self._previous is not None:
+            then, copies = self._previous
+            changed = any(
+                not np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+                for a, b in zip(then, copies, strict=True)
+            )
+            self._seen.rewritten += changed
+        self._previous = leaves, [leaf.copy() for leaf in leaves]
+
+    def _look_at_range(self, obs: Any) -> None:
+        for key, (low, high, dtype) in self._bounds.items():
+            leaf = np.asarray(obs if key is None else obs.get(key) if isinstance(obs, dict) else ())
+            name = "obs" if key is None else f"obs[{key!r}]"
+            if leaf.dtype != dtype and leaf.dtype.kind in "fiu" and not self._seen.cast:
+                self._seen.cast = f"{name} is {leaf.dtype}, its space {dtype}"
+            if leaf.dtype.kind != "f" or leaf.shape[-low.ndim or leaf.ndim :] != low.shape:
+                continue
+            with np.errstate(invalid="ignore", over="ignore"):
+                width = np.where(np.isfinite(high - low), high - low, 0)
+                is_outside = (leaf < low - TOLERANCE * width) | (leaf > high + TOLERANCE * width)
+                is_far = (leaf < low - width) | (leaf > high + width)
+            self._seen.is_far_outside |= bool((is_far & (width > 0)).any())
+            if is_outside.any() and not self._seen.outside:
+                value = leaf[is_outside][0]
+                self._seen.outside = (
+                    f"{name} has {value:g} at step {self._seen.steps}, its space is "
+                    f"{low.min():g} to {high.max():g}"
+                )
+
+    def _look_at_flags(self, moment: Moment, ended: np.ndarray) -> None:
+        seen, terminated, truncated = self._seen, moment.terminated, moment.truncated
+        seen.terminated += int(terminated.sum())
+        seen.truncated += int(truncated.sum())
+        seen.both += int((terminated & truncated).sum())
+        ends = terminated | truncated
+        seen.plain_ends += int((ends & ~moment.is_first).sum())
+        if not seen.plain_ends or seen.after_end:
+            return
+        # The reset comes in the step after an end, and that step does nothing else.
+        wrong = ended & moment.is_first & (ends | (moment.reward != 0))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            flags = f"terminated {moment.terminated[i]}, truncated {moment.truncated[i]}"
+            seen.after_end = (
+                f"environment {i} at step {seen.steps + 1}, which comes after an end and only "
+                f"resets: reward {moment.reward[i]:g}, {flags}"
+            )
+
+
+def _bounds(space: gymnasium.Space) -> dict[str | None, tuple[np.ndarray, np.ndarray, np.dtype]]:
+    """Return bounds and dtype of the Boxes of floats, by key."""
+    leaves = space.spaces if isinstance(space, spaces.Dict) else {None: space}
+    return {
+        key: (leaf.low, leaf.high, leaf.dtype)  # type: ignore[misc]
+        for key, leaf in leaves.items()
+        if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
+    }

@@ -1,0 +1,86 @@
+"""What a check finds, and a report of findings."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+
+class Level(enum.StrEnum):
+    """How bad a finding is."""
+
+    OK = "OK"
+    NOTE = "note"
+    """Worth knowing; nothing has to be done."""
+    PROBLEM = "PROBLEM"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of a report."""
+
+    level: Level
+    seen: str
+    """What was seen, with values."""
+    remedy: str = ""
+    """What to do about it."""
+    name: str = ""
+    """What was looked at; nothing for the name of the check."""
+
+
+def ok(seen: str, remedy: str = "", name: str = "") -> Finding:
+    """Return a finding that all is well."""
+    return Finding(Level.OK, seen, remedy, name)
+
+
+def note(seen: str, remedy: str = "", name: str = "") -> Finding:
+    """Return a finding that is worth knowing."""
+    return Finding(Level.NOTE, seen, remedy, name)
+
+
+def problem(seen: str, remedy: str, name: str = "") -> Finding:
+    """Return a finding that something is wrong."""
+    return Finding(Level.PROBLEM, seen, remedy, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The findings about one thing."""
+
+    title: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """Those that something is wrong with."""
+        return tuple(f for f in self.findings if f.level is Level.PROBLEM)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """Those that are worth knowing."""
+        return tuple(f for f in self.findings if f.level is Level.NOTE)
+
+    def summary(self) -> str:
+        """Return how many problems and notes there are."""
+        counts = ((len(self.problems), "problem"), (len(self.notes), "note"))
+        words = [f"{n or 'no'} {word}{'' if n == 1 else 's'}" for n, word in counts]
+        return f"{self.title}: {', '.join(words)}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as JSON has it."""
+        return {
+            "title": self.title,
+            "problems": len(self.problems),
+            "notes": len(self.notes),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*map(plain_line, self.findings), self.summary()])
+
+
+def plain_line(finding: Finding) -> str:
+    """Return a finding as text, with its remedy on a second line."""
+    line = f"{finding.level:<8} {finding.name}: {finding.seen}"
+    return f"{line}\n{'':<8} -> {finding.remedy}" if finding.remedy else line

@@ -1,0 +1,123 @@
+"""What this process may use: cores, memory and disk, by the system and by control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path("/")
+
+
+class Cores(NamedTuple):
+    """Cores, by who counts them."""
+
+    installed: int
+    allowed: int
+    """By the affinity of this process."""
+    quota: float | None
+    """By its control group, in cores; None for no limit."""
+
+    @property
+    def usable(self) -> float:
+        """The fewest."""
+        return self.allowed if self.quota is None else min(self.allowed, self.quota)
+
+
+class Memory(NamedTuple):
+    """Memory in bytes."""
+
+    total: int
+    limit: int | None
+    """Of the control group; None for no limit."""
+    available: int
+    """By the system and the control group."""
+
+
+def cores(root: Path = ROOT) -> Cores:
+    """Return the cores of this process.
+
+    Args:
+      root: Where ``proc`` and ``sys`` are.
+    """
+    return Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _cpu_quota(root))
+
+
+def memory(root: Path = ROOT) -> Memory:
+    """Return the memory of this process.
+
+    Args:
+      root: Where ``proc`` and ``sys`` are.
+    """
+    fields = {}
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) * 1024
+    total, available, limit = fields["MemTotal"], fields["MemAvailable"], None
+    for folder in _groups(root, "memory"):
+        most = _number(folder, "memory.max", "memory.limit_in_bytes")
+        used = _number(folder, "memory.current", "memory.usage_in_bytes")
+        if most is None or most >= total:
+            continue
+        limit = most if limit is None else min(limit, most)
+        # What only caches files is given back when it is needed.
+        cached = _statistic(folder, "inactive_file")
+        available = min(available, most - (used or 0) + cached)
+    return Memory(total, limit, max(0, available))
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the folder ``path``, or the nearest above it that exists."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+
+
+def _cpu_quota(root: Path) -> float | None:
+    quotas = []
+    for folder in _groups(root, "cpu"):
+        words = _words(folder / "cpu.max")  # version 2: "quota period" or "max period"
+        if not words:
+            quota, period = folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
+            words = [*_words(quota), *_words(period)]
+        if len(words) == 2 and words[0] not in ("max", "-1"):
+            quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of the control groups that this process is in, of either version."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        top = root / "sys/fs/cgroup" / (controller if names else "")
+        group = top / path.lstrip("/")
+        # Inside a container the path may be that outside of it, and only the top is there.
+        for folder in (group, *group.parents):
+            if folder.is_dir():
+                yield folder
+            if folder == top:
+                break
+
+
+def _number(folder: Path, *names: str) -> int | None:
+    for name in names:
+        if (words := _words(folder / name)) and words[0].isdigit():
+            return int(words[0])
+    return None
+
+
+def _statistic(folder: Path, name: str) -> int:
+    pairs = (line.split() for line in _lines(folder / "memory.stat"))
+    return next((int(pair[1]) for pair in pairs if pair[0] in (name, f"total_{name}")), 0)
+
+
+def _words(path: Path) -> list[str]:
+    return [word for line in _lines(path) for word in line.split()]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

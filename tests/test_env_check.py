@@ -1,0 +1,220 @@
+"""``check-env``: each broken environment has its finding and no other, and none ends the report."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import sebulba
+from sebulba import cli
+from sebulba.diagnosis import env_checks
+from sebulba.diagnosis.checks import Skipped, run_checks
+from sebulba.diagnosis.env_checks import checks_of
+from sebulba.diagnosis.env_subject import Subject
+from sebulba.diagnosis.finding import Finding, Level
+from sebulba.errors import UsageError
+from tests import broken_envs
+from tests.broken_envs import PID_FILE, Good
+
+SLOW = ("workers", "speed")
+"""Of which one test each is enough."""
+
+
+def events(env, *, num_steps: int = 60, skip: tuple[str, ...] = SLOW, **options) -> list:
+    if isinstance(env, str) and hasattr(broken_envs, env):
+        env = f"tests.broken_envs:{env}"
+    subject = Subject(env, num_envs=2, num_steps=num_steps, seed=1, timeout_s=60.0, options=options)
+    return list(run_checks(checks_of(subject), dict.fromkeys(skip, True)))
+
+
+def findings(env, **arguments) -> list[Finding]:
+    return [event for event in events(env, **arguments) if isinstance(event, Finding)]
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "level", "words"),
+    [
+        ("WrongShape", "observations", Level.PROBLEM, "shape (3,)"),
+        ("WrongDtype", "observations", Level.PROBLEM, "dtype uint8"),
+        ("CastDtype", "observations", Level.NOTE, "obs is float64, its space float32"),
+        ("WideSpace", "spaces", Level.NOTE, "64 bits"),
+        ("NotANumber", "observations", Level.PROBLEM, "step 3: obs must be finite numbers"),
+        ("FarOutside", "observations", Level.PROBLEM, "its space is -1 to 1"),
+        ("JustOutside", "observations", Level.NOTE, "its space is -1 to 1"),
+        ("OutsideDiscrete", "observations", Level.PROBLEM, "inside Discrete(3"),
+        ("WrongKeys", "observations", Level.PROBLEM, "keys ['k', 'x']"),
+        ("FourTuple", "steps", Level.PROBLEM, "got a tuple of 4"),
+        ("NoInfoOfReset", "steps", Level.PROBLEM, "reset must be a tuple (obs, info)"),
+        ("NoSeed", "steps", Level.PROBLEM, "unexpected keyword argument 'seed'"),
+        ("NumberForFlag", "steps", Level.PROBLEM, "terminated must be a bool"),
+        ("Raises", "steps", Level.PROBLEM, "planted in step (broken_envs.py:"),
+        ("RaisesWhenMade", "making", Level.PROBLEM, "OSError: no such simulator"),
+        ("InfiniteReward", "rewards", Level.PROBLEM, "reward must be a finite number; got inf"),
+        ("HugeReward", "rewards", Level.NOTE, "0 to 1e+06"),
+        ("NoReward", "rewards", Level.NOTE, "no reward but 0"),
+        ("NeverEnds", "episodes", Level.NOTE, "none ended in 60 steps"),
+        ("GlobalChance", "determinism", Level.PROBLEM, "other obs at the beginning"),
+        ("SeedIgnored", "seeds", Level.NOTE, "another seed, same 60 steps"),
+        ("SharedState", "shared state", Level.PROBLEM, "other obs at step"),
+        ("same_twice", "making", Level.PROBLEM, "same environment twice"),
+        ("VaryingInfos", "infos", Level.NOTE, "keys vary (t, won)"),
+        ("Rewrites", "buffers", Level.NOTE, "changed after they were returned"),
+        ("ClosesOnce", "close", Level.NOTE, "RuntimeError: closed twice"),
+        ("CannotClose", "close", Level.PROBLEM, "RuntimeError: planted in close"),
+        ("HoldsLock", "resume", Level.NOTE, "not "),
+        ("TupleSpace", "making", Level.PROBLEM, "must be Box, Discrete, MultiDiscrete"),
+        ("NoActionSpace", "making", Level.PROBLEM, "action_space"),
+        ("Unbounded", "spaces", Level.NOTE, "no bounds"),
+        ("NotAnEnv", "making", Level.PROBLEM, "must return a gymnasium.Env"),
+        ("Exits", "steps", Level.PROBLEM, "SystemExit: 7"),
+        ("same_step_vector", "episodes", Level.NOTE, "last observation of a truncated one"),
+        ("lying_vector", "episodes", Level.PROBLEM, "comes after an end and only resets"),
+        ("ForgetsEpisode", "resume", Level.PROBLEM, "once put back, it shows other obs"),
+        ("RewritingAdapter", "buffers", Level.PROBLEM, "JAX may still be reading"),
+    ],
+)
+def test_each_broken_environment_has_its_finding_and_no_other(env, check, level, words):
+    found = [f for f in findings(env) if f.level is not Level.OK]
+    # That it cannot be put back is known of vector environments of somebody else.
+    others = [f for f in found if f.name == check or f.name != "resume"]
+    assert [(f.name, f.level) for f in others] == [(check, level)]
+    assert words in others[0].seen and others[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("Good", {}),
+        ("GoodDict", {}),
+        ("vector", {}),
+        ("CartPole-v1", {"backend": "gymnasium"}),
+        ("Pendulum-v1", {"backend": "gymnasium"}),
+        ("CartPole-v1", {"backend": "envpool"}),
+        ("sebulba.envs.memory_tasks:RepeatObservation", {}),
+    ],
+)
+def test_a_good_environment_has_no_problem(env, options):
+    found = findings(env, num_steps=250, **options)
+    assert [f for f in found if f.level is Level.PROBLEM] == []
+    assert {f.name for f in found if f.level is Level.NOTE} <= {"resume"}
+
+
+def test_an_environment_that_can_be_put_back_is_told_from_one_that_cannot():
+    (found,) = [f for f in findings("Remembers") if f.name == "resume"]
+    assert found.level is Level.OK and "exactly" in found.seen
+    (found,) = [f for f in findings("SaysWhyNot") if f.name == "resume"]
+    assert found.level is Level.NOTE and "cannot be put back: planted reason" in found.seen
+
+
+def test_workers_and_speed_are_tried():
+    (workers, speed) = sorted(
+        (f for f in findings("Good", skip=()) if f.name in SLOW), key=lambda f: SLOW.index(f.name)
+    )
+    assert workers.level is Level.OK and "2 processes" in workers.seen
+    assert speed.level is not Level.PROBLEM and "env steps/s alone" in speed.seen
+
+
+def test_what_cannot_be_seen_without_a_step_is_not_tried():
+    skipped = {event.name for event in events("Raises") if isinstance(event, Skipped)}
+    assert {"observations", "determinism", "vector", "cycle"} <= skipped
+    assert {event.name for event in events("TupleSpace") if isinstance(event, Skipped)} >= skipped
+
+
+def test_what_fails_within_its_module_is_a_finding(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needs_nothing_known.py").write_text("import a_simulator_that_is_not_there\n")
+    arguments = {"num_envs": 2, "num_steps": 5, "seed": 0, "timeout_s": 60.0, "options": {}}
+    checks = env_checks.checks("needs_nothing_known:Env", arguments)
+    (found,) = [e for e in run_checks(checks, {}) if isinstance(e, Finding)]
+    assert found.name == "importing" and "No module named 'a_simulator" in found.seen
+    assert "needs_nothing_known.py:1" in found.seen
+
+
+# In a process of their own.
+
+
+def test_a_module_that_aborts_is_a_finding(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "aborts_when_imported.py").write_text("import os\nos.abort()\n")
+    (found,) = sebulba.check_env("aborts_when_imported:Env").findings
+    assert found.name == "importing" and found.level is Level.PROBLEM
+    assert "signal 6" in found.seen and "aborts_when_imported.py:2" in found.seen
+
+
+def test_a_hang_is_a_finding_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv(PID_FILE, str(tmp_path / "pid"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    report = sebulba.check_env(broken_envs.Hangs, num_steps=10, timeout_s=2.0)
+    hung, not_run = [f for f in report.findings if f.level is not Level.OK]
+    assert hung.name == "steps" and hung in report.problems
+    assert "no answer within 2 s" in hung.seen and "broken_envs.py" in hung.seen
+    assert not_run.name == "not run" and "need steps" in not_run.seen
+    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert [path.name for path in tmp_path.iterdir()] == ["pid"]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_an_abort_is_a_finding_and_the_checks_go_on():
+    threshold = 0.5  # so that it is a closure, which plain pickle cannot send
+
+    class AbortsInClose(broken_envs.Aborts):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, float(reward > threshold), *rest
+
+        def close(self):
+            if getattr(self, "t", 0):
+                super().close()
+
+    report = sebulba.check_env(AbortsInClose, num_steps=10)
+    (died,) = report.problems
+    assert died.name == "steps"
+    assert "died with signal 6 (SIGABRT) in this check" in died.seen
+    assert "check failed: x > 0" in died.seen and "in close" in died.seen
+
+
+def test_the_command_prints_a_line_a_finding_and_writes_json(capsys, tmp_path):
+    file = tmp_path / "report.json"
+    env = "tests.broken_envs:lying_vector"
+    assert cli.main(["check-env", env, "--steps", "50", "--json", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert "PROBLEM  episodes: environment" in out and "\n         -> set metadata[" in out
+    assert f"\n{env}: 1 problem, " in out
+    record = json.loads(file.read_text())
+    assert record["problems"] == 1
+    (finding,) = [f for f in record["findings"] if f["level"] == "PROBLEM"]
+    assert finding["name"] == "episodes" and finding["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["CartPole-v9"], "not an id of envpool or gymnasium"),
+        (["CartPole-v1", "--timeout", "0"], "must be a positive number of seconds"),
+        (["CartPole-v1", "--json", "/nowhere/x.json"], "in a folder that does not exist"),
+        ([], "required"),
+    ],
+)
+def test_wrong_usage_is_refused(capsys, argv, words):
+    assert cli.main(["check-env", *argv]) == cli.EXIT_USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_numbers_that_make_no_sense_are_refused():
+    with pytest.raises(UsageError, match="num_envs=0 must be at least 1"):
+        checks_of(Subject(Good, num_envs=0, num_steps=1, seed=0, timeout_s=1.0, options={}))
+
+
+def test_what_cannot_be_sent_is_refused_in_words():
+    lock = broken_envs.HoldsLock()
+    with pytest.raises(UsageError, match="cannot be sent to another process"):
+        sebulba.check_env(lambda: lock)
