@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -120,3 +121,27 @@ def test_the_position_of_another_cycle_is_refused_and_a_reset_is_possible():
             cycle.put_back(wrong)
     cycle.reset()
     world.run(cycle, world.step_state, 1)
+
+
+class WideEnv(CountingEnv):
+    """Of any width, and with a state that fits all of them."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(0, 1, (width,), np.float32)
+
+    def _obs(self):
+        return np.zeros(self.observation_space.shape, np.float32)
+
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        raise AssertionError("it does not fit")
+
+
+def test_rows_of_another_shape_are_refused():
+    narrow, wide = (World(make_env_factory(WideEnv, width=width)).cycle(0) for width in (2, 3))
+    narrow.reset()
+    with pytest.raises(EnvError, match=r"has arrays .*\(3, 2\).*, the environment .*\(3, 3\)"):
+        wide.put_back(narrow.position())

@@ -171,7 +171,9 @@ class _LookingPickler:
         if self.without is not None and value is self.without:
             return "without"
         if isinstance(value, EzPickle) and type(value).__getstate__ is EzPickle.__getstate__:
-            raise _NotWhole("as an EzPickle it saves its constructor's arguments and nothing else")
+            raise _NotWhole(
+                f"{type(value).__name__}, an EzPickle, saves constructor arguments only"
+            )
         return None
 
 
@@ -238,4 +240,4 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, _NotWhole) else f"{type(error).__name__}: {error}"
