@@ -282,7 +282,10 @@ class GymnasiumAdapter:
             if not isinstance(self._vector_env.unwrapped, AsyncVectorEnv):
                 raise
             workers = guilty_workers(self._vector_env.unwrapped, has_died)
-            raise EnvError(f"the worker process of environment {workers} died") from error
+            # Its frames hold what was to be sent, in a buffer; Python 3.12.1 crashes when it
+            # collects such a buffer in a reference cycle, which a traceback soon is in.
+            cause = error.with_traceback(None)
+            raise EnvError(f"the worker process of environment {workers} died") from cause
 
 
 def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:

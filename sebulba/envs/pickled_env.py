@@ -28,7 +28,6 @@ STEPS_COMPARED = 16
 COMPARE_S = 2.0
 """No step of that begins after so many seconds."""
 _STEPS_BEFORE = 2
-_RANDOM = ("_np_random", "_np_random_seed")
 
 
 def save(env: Any) -> bytes | str:
@@ -42,8 +41,7 @@ def save(env: Any) -> bytes | str:
     try:
         inner = None
         if layer is not None:
-            unwrapped = layer.unwrapped
-            random = [getattr(unwrapped, name, None) for name in _RANDOM]
+            random = getattr(layer.unwrapped, "_np_random", None)
             inner = _dumps((layer.get_state(), random))
         return pickle.dumps((inner, _dumps(env, without=layer)))
     except Exception as error:  # whatever a user's code does when it is asked for its state
@@ -80,9 +78,7 @@ def restore(data: bytes, env: Any) -> Any:
         return restored
     state, random = _loads(inner)
     layer.set_state(state)
-    for name, value in zip(_RANDOM, random, strict=True):
-        if value is not None:
-            setattr(layer.unwrapped, name, value)
+    _put_back_random(layer.unwrapped, random)
     return restored
 
 
@@ -109,6 +105,12 @@ def fault_of_copies(data: bytes) -> str | None:
             return _compare_with_copy(one, copies)
     except Exception as error:  # of a copy: the environment itself would have shown it before
         return f"a copy by pickle failed with {_describe(error)}; {REMEDY}"
+
+
+def _put_back_random(env: Any, random: np.random.Generator | None) -> None:
+    """Let ``env.np_random`` go on from ``random``; in place, since others may hold it."""
+    if random is not None:
+        env.np_random.bit_generator.state = random.bit_generator.state
 
 
 def _layer_with_state(env: Any) -> Any:
