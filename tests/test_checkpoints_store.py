@@ -93,7 +93,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
 
 
 @settings(
-    max_examples=rounds(15, 300),
+    max_examples=rounds(10, 300),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -279,7 +279,7 @@ def test_all_damaged_is_an_error(store):
     folder = store.save(1, snapshot_of())
     shutil.rmtree(folder)
     folder.mkdir()  # an empty folder
-    with pytest.raises(CheckpointError, match="all 1 checkpoints in .* are of no use"):
+    with pytest.raises(CheckpointError, match=r"all 1 checkpoints in .* are of no use"):
         store.load_newest()
 
 
@@ -362,7 +362,7 @@ for i in range(int(sys.argv[2])):
     try:
         store.save(2, big)
     except CheckpointError as error:
-        assert "File too large" in str(error) and "has room" in str(error), error
+        assert "(File too large); see that the disk has room" in str(error), error
     else:
         raise SystemExit("it was saved")
     assert [path.name for path in store.folder.iterdir()] == ["000000000001"]
@@ -415,7 +415,7 @@ for number in itertools.count(max(store.numbers(), default=0) + 1):
 def test_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
     rng = np.random.default_rng(0)
     newest = 0
-    for _ in range(rounds(3, 30)):
+    for _ in range(rounds(2, 30)):
         with subprocess.Popen(
             [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
         ) as child:

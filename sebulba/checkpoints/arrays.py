@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayE
     # Named by place, because names of arrays are anything; orbax cannot hold empty arrays.
     tree = {_key(place): stored for place, stored in enumerate(storable) if stored.size}
     if tree:
-        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _checkpointer() as checkpointer:
             checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
     return entries
 
@@ -53,7 +54,7 @@ def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.nda
     wanted = {_key(place): as_numpy for place, entry in enumerate(entries) if entry.num_bytes}
     stored: dict[str, np.ndarray] = {}
     if wanted:
-        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with _checkpointer() as checkpointer:
             stored = checkpointer.restore(
                 folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=wanted)
             )
@@ -107,15 +108,24 @@ def _checksum(array: np.ndarray) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep orbax from printing, over many lines, the errors that it raises as well."""
+def _checkpointer() -> Iterator[Any]:
+    """Yield a checkpointer of orbax that knows NumPy arrays, and prints nothing.
+
+    It logs over many lines the errors that it raises as well.
+    """
+    import orbax.checkpoint as ocp
+
+    from sebulba.checkpoints.patient_handler import PatientNumpyHandler
 
     def is_of_another(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname
 
+    registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, PatientNumpyHandler()))
     logger = logging.getLogger("absl")
     logger.addFilter(is_of_another)
     try:
-        yield
+        pytrees = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+        with ocp.Checkpointer(pytrees) as checkpointer:
+            yield checkpointer
     finally:
         logger.removeFilter(is_of_another)

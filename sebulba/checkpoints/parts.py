@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from sebulba.checkpoints.arrays import read_arrays, write_arrays
@@ -61,7 +62,7 @@ def read_parts(folder: Path, manifest: Manifest) -> Snapshot:
     except DamageError:
         raise
     except Exception as error:  # of orbax anything; not damage, as the files were checked
-        raise UnreadableError(folder, first_line(error)) from error
+        raise UnreadableError(folder, cause_of(error)) from error
 
 
 def flush_to_disk(folder: Path) -> None:
@@ -82,6 +83,12 @@ def flush_folder_to_disk(folder: Path) -> None:
         os.close(descriptor)
 
 
-def first_line(error: Exception) -> str:
-    """Return the kind of an error and the beginning of what it says."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+def cause_of(error: Exception) -> str:
+    """Return, in a few words, why reading or writing failed."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # Native code below orbax states the error of the system at the end of much else.
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code is not None:
+        return os.strerror(int(code[1]))
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

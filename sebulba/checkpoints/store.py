@@ -17,7 +17,7 @@ from sebulba.checkpoints.manifest import (
     read_manifest,
 )
 from sebulba.checkpoints.parts import (
-    first_line,
+    cause_of,
     flush_folder_to_disk,
     flush_to_disk,
     read_parts,
@@ -177,7 +177,7 @@ class CheckpointStore:
                 self._delete(self._folder_of(number))
 
     def _delete(self, folder: Path) -> None:
-        # Renamed first: half of it, under its name, would be taken for a damaged checkpoint.
+        # Renamed first: a half of it, under its name, would be taken for a damaged checkpoint.
         doomed = self.folder / f"{PARTIAL}delete-{folder.name}"
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
@@ -253,8 +253,7 @@ class CheckpointStore:
 
 
 def _unsaved_error(number: int, folder: Path, error: Exception) -> CheckpointError:
-    cause = getattr(error, "strerror", None) or first_line(error)
     return CheckpointError(
-        f"checkpoint {number} cannot be saved in {folder} ({cause}); see that the disk has room "
-        "and the folder may be written to. All older checkpoints are as they were"
+        f"checkpoint {number} cannot be saved in {folder} ({cause_of(error)}); see that the disk "
+        "has room and the folder may be written to. All older checkpoints are as they were"
     )
