@@ -66,6 +66,7 @@ def train(
             if not run.num_cycles:
                 print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
                 return EXIT_OK
+            run.say_where()
             # Nothing can be wrong with the configuration any more: now write.
             folder.create()
             folder.ended.unlink(missing_ok=True)
@@ -123,15 +124,27 @@ class _Run:
         )
         self._run_spec = _run_spec(config, self.loop)
         if checkpoint is None:
-            self._state = self.loop.new_state(config.seed, config.steps_per_cycle)
+            self._state = [self.loop.new_state(config.seed, config.steps_per_cycle)]
         else:
-            self._state = self.loop.restore(checkpoint, drop_replay=config.drop_replay)
+            self._state = [self.loop.restore(checkpoint, drop_replay=config.drop_replay)]
             self.env_steps_done = checkpoint.env_steps
-            self._say_where(checkpoint.env_steps)
         self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
         self._writers.add(JsonLinesWriter(folder.metrics))
-        resumed_at = self.env_steps_done if checkpoint else None
+        resumed_at = self.env_steps_done if config.resume else None
         self._writers.add(TensorBoardWriter(folder.tensorboard, resumed_at))
+
+    def say_where(self) -> None:
+        """Say where the run is resumed, if it is, and drop metrics of what is not known there."""
+        if not self._config.resume:
+            return
+        dropped = self._folder.drop_metrics_after(self.env_steps_done)
+        if not self.env_steps_done:
+            return  # killed before its first checkpoint: it begins again
+        print(f"resumed at {self.env_steps_done:,} env steps", flush=True)
+        for note in self.loop.resume_notes:
+            print(f"  {note}", flush=True)
+        if dropped:
+            print(f"  {dropped} later records in metrics.jsonl are dropped", flush=True)
 
     def train(self) -> Result:
         """Run the loop and leave everything in the folder."""
@@ -139,7 +152,8 @@ class _Run:
         try:
             with contextlib.closing(self._writers):
                 self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
-                result = self.loop.run(self._state, self.num_cycles, config.steps_per_cycle)
+                # Nobody keeps the state, whose replay would be in memory twice.
+                result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
             save_policy(folder.policy, self._agent, result.acting_networks, self._run_spec)
         except BaseException as error:
             _rescue_policy(folder, self._agent, self.loop, self._run_spec)
@@ -179,13 +193,6 @@ class _Run:
 
     def _keep_best(self, networks: PyTree) -> None:
         _replace_policy(self._folder.best_policy, self._agent, networks, self._run_spec)
-
-    def _say_where(self, env_steps: int) -> None:
-        print(f"resumed at {env_steps:,} env steps", flush=True)
-        for note in self.loop.resume_notes:
-            print(f"  {note}", flush=True)
-        if dropped := self._folder.drop_metrics_after(env_steps):
-            print(f"  {dropped} later records in metrics.jsonl are dropped", flush=True)
 
     def _end_hung(self, error: HangError) -> None:
         """End the process: its main thread is in a program that does not return."""

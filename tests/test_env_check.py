@@ -64,7 +64,7 @@ def findings(env, **arguments) -> list[Finding]:
         ("Rewrites", "buffers", Level.NOTE, "changed after they were returned"),
         ("ClosesOnce", "close", Level.NOTE, "RuntimeError: closed twice"),
         ("CannotClose", "close", Level.PROBLEM, "RuntimeError: planted in close"),
-        ("HoldsLock", "resume", Level.NOTE, "not "),
+        ("HoldsLock", "resume", Level.NOTE, "lock"),
         ("TupleSpace", "making", Level.PROBLEM, "must be Box, Discrete, MultiDiscrete"),
         ("NoActionSpace", "making", Level.PROBLEM, "action_space"),
         ("Unbounded", "spaces", Level.NOTE, "no bounds"),

@@ -264,7 +264,8 @@ class ReplayLayout(abc.ABC):
         Args:
           replay: Donated by the loop.
           draw: Of this replay; trajectories may have been inserted since.
-          priority: ``[N]``, at least 0; below ``MIN_PRIORITY`` it counts as that.
+          priority: ``[N]``, at least 0; below ``MIN_PRIORITY`` it counts as that. Where it is not
+            finite (an update that is skipped), the start keeps its own.
         """
         if not self.priority_exponent:
             return replay
@@ -273,7 +274,7 @@ class ReplayLayout(abc.ABC):
         index = (draw.inferencer, start, draw.env)
         old = replay.weight[index]
         cycle = replay.cycle[draw.inferencer, draw.row // replay.steps_per_cycle]
-        is_there = (cycle == draw.cycle) & (old > 0)
+        is_there = (cycle == draw.cycle) & (old > 0) & jnp.isfinite(priority)
         new = jnp.where(is_there, priority**self.priority_exponent, old)
         # What was drawn twice gets the larger one: a scatter's order is not defined.
         weight = replay.weight.at[index].set(jnp.where(is_there, 0.0, old)).at[index].max(new)

@@ -306,6 +306,7 @@ class GymnasiumLoop:
         updater = self._prepare(state, run_spec)
         updater.place(state)
         self._last_state = None  # until this run has ended well
+        del state  # unless the caller keeps it, a large replay is in memory only once
         loop = UpdateLoop(
             self._options,
             self.agent,
