@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
     from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
-    from sebulba.errors import ActionError, EnvError, HangError, NotFiniteError, UsageError
+    from sebulba.errors import (
+        ActionError,
+        CheckpointError,
+        EnvError,
+        HangError,
+        NotFiniteError,
+        UsageError,
+    )
     from sebulba.evaluation import EvaluationPlayer, evaluate
     from sebulba.loops.evaluator import Evaluator
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
@@ -26,7 +33,14 @@ _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
     "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
-    "sebulba.errors": ("ActionError", "EnvError", "HangError", "NotFiniteError", "UsageError"),
+    "sebulba.errors": (
+        "ActionError",
+        "CheckpointError",
+        "EnvError",
+        "HangError",
+        "NotFiniteError",
+        "UsageError",
+    ),
     "sebulba.evaluation": ("EvaluationPlayer", "evaluate"),
     "sebulba.loops.evaluator": ("Evaluator",),
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
@@ -40,6 +54,7 @@ __all__ = [
     "ActionOutput",
     "Agent",
     "AgentState",
+    "CheckpointError",
     "EnvError",
     "EnvSpec",
     "EnvStep",
