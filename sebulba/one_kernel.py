@@ -1,4 +1,4 @@
-"""Small computations as one kernel each, for programs that are called or repeated very often."""
+"""Small computations as one kernel each, or in a row, for programs that are called very often."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from sebulba.types import PyTree
@@ -49,3 +50,19 @@ def one_kernel(
         return jax.lax.platform_dependent(*args, cpu=marked, default=function)
 
     return run
+
+
+def after(key: jax.Array, x: jax.Array) -> jax.Array:
+    """Return ``key`` in such a way that what uses it runs after ``x`` is known.
+
+    XLA on a CPU would give the few microseconds of drawing to another thread, which costs more CPU
+    time than they do: acting with 5 layers of 200 took 63 us of it a step, and 32 us in a row.
+    ``jax.lax.optimization_barrier`` leaves no dependency in the compiled program, hence the value.
+
+    Args:
+      key: Typed PRNG key; another one comes back only if ``x`` is NaN.
+      x: Floats, any shape.
+    """
+    data = jax.random.key_data(key)
+    is_nan = jnp.isnan(x.reshape(-1)[0]).astype(data.dtype)
+    return jax.random.wrap_key_data(data + is_nan, impl=jax.random.key_impl(key))

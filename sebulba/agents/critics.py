@@ -19,10 +19,11 @@ import optax
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.networks import MLP, Encoded, Torso
 from sebulba.agents.off_policy import OffPolicyAgent, OffPolicyConfig, replay_options
-from sebulba.agents.on_policy import after, make_optimizer
+from sebulba.agents.optimizer import make_optimizer
 from sebulba.agents.replay import Draw, Replay, TransitionReplay
 from sebulba.agents.squashing import Squashing
 from sebulba.errors import UsageError
+from sebulba.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
 

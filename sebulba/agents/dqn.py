@@ -16,10 +16,10 @@ import optax
 from sebulba.agents.configs import DQNConfig
 from sebulba.agents.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
 from sebulba.agents.off_policy import OffPolicyAgent, Opt, replay_options
-from sebulba.agents.on_policy import after
 from sebulba.agents.q_networks import QNetwork, discrete_actions, value_of
 from sebulba.agents.replay import Replay, TransitionReplay
 from sebulba.agents.returns import double_q_values
+from sebulba.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
 

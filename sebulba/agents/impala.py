@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from sebulba.agents.configs import ImpalaConfig
-from sebulba.agents.on_policy import Experience, OnPolicyAgent, masked_mean
+from sebulba.agents.on_policy import Experience, OnPolicyAgent
+from sebulba.agents.optimizer import masked_mean
 from sebulba.agents.returns import transitions, vtrace
 from sebulba.types import EnvSpec, PyTree
 

@@ -10,8 +10,9 @@ import optax
 
 from sebulba.agent import Agent
 from sebulba.agents.configs import OptimizerConfig, ReplayConfig, TargetConfig, TorsoConfig
+from sebulba.agents.frame_stack import StackState
 from sebulba.agents.networks import ObservationEncoder
-from sebulba.agents.on_policy import make_optimizer
+from sebulba.agents.optimizer import make_optimizer
 from sebulba.agents.replay import Draw, Replay, SequenceReplay, TransitionReplay
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
@@ -166,7 +167,8 @@ class OffPolicyAgent(Agent[ConfigT]):
     def replay_metrics(
         self, experience: Replay, opt: Opt, rows_per_sample: int = 1
     ) -> dict[str, jax.Array]:
-        """Return how full the replay is, and how often a row was drawn, on average over all.
+        """Return how full the replay is, how often a row was drawn, on average over all, and how
+        many frame stacks could not be kept as frames.
 
         The ratio counts from the beginning of the run, warm-up included, this update's draws too.
 
@@ -177,10 +179,13 @@ class OffPolicyAgent(Agent[ConfigT]):
         """
         rows_per_update = self.config.replay.batch_size * rows_per_sample
         inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
-        return {
+        metrics = {
             "replay_size": self.replay.size(experience),
             "samples_per_insert": (opt.updates + 1.0) * rows_per_update / inserted,
         }
+        if isinstance(experience.stack, StackState):
+            metrics["replay_stacks_lost"] = experience.stack.lost.astype(jnp.float32)
+        return metrics
 
 
 class ReplayOptions(TypedDict):

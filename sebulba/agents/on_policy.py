@@ -25,6 +25,7 @@ from sebulba.agents.normalization import (
     new_reward_statistics,
     normalized_rewards,
 )
+from sebulba.agents.optimizer import make_optimizer
 from sebulba.one_kernel import one_kernel
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
 
@@ -295,53 +296,6 @@ class OnPolicyAgent(Agent[ConfigT]):
     def experience_spec(self) -> PyTree:
         """Split environments."""
         return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS), self.statistics_spec())
-
-
-def after(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Return ``key`` in such a way that what uses it runs after ``x`` is known.
-
-    XLA on a CPU would give the few microseconds of drawing to another thread, which costs more CPU
-    time than they do: acting with 5 layers of 200 took 63 us of it a step, and 32 us in a row.
-    ``jax.lax.optimization_barrier`` leaves no dependency in the compiled program, hence the value.
-
-    Args:
-      key: Typed PRNG key; another one comes back only if ``x`` is NaN.
-      x: Floats, any shape.
-    """
-    data = jax.random.key_data(key)
-    is_nan = jnp.isnan(x.reshape(-1)[0]).astype(data.dtype)
-    return jax.random.wrap_key_data(data + is_nan, impl=jax.random.key_impl(key))
-
-
-def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return this device's part of the mean of ``x`` over valid cells of all devices.
-
-    The mean of it over devices is the mean over all valid cells, also where devices hold unequal
-    numbers of them.
-
-    Args:
-      x: ``[T, B]``.
-      valid: ``[T, B]`` bool.
-    """
-    count = jax.lax.pmean(jnp.sum(valid, dtype=jnp.float32), LEARNER_AXIS)
-    # At least one: a batch without any valid cell gives 0, not NaN.
-    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(count, 1e-8)
-
-
-def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.GradientTransformation:
-    """Return the optimizer that ``config`` describes; its count of updates is in its state."""
-    rate: optax.ScalarOrSchedule = learning_rate
-    if config.schedule == "linear":
-        rate = optax.linear_schedule(learning_rate, 0.0, config.schedule_updates)
-    optimizers = {
-        "adam": lambda: optax.adam(rate, eps=config.epsilon),
-        "rmsprop": lambda: optax.rmsprop(rate, decay=config.decay, eps=config.epsilon),
-        "sgd": lambda: optax.sgd(rate),
-    }
-    optimizer = optimizers[config.kind]()
-    if config.max_grad_norm:
-        optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
-    return optimizer
 
 
 def _zero_obs(space: gymnasium.Space) -> PyTree:

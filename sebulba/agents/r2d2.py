@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from sebulba.agents.configs import R2D2Config
 from sebulba.agents.exploration import epsilon_greedy, exploration_ladder
 from sebulba.agents.off_policy import OffPolicyAgent, Opt, replay_options
-from sebulba.agents.on_policy import after, masked_mean
+from sebulba.agents.optimizer import masked_mean
 from sebulba.agents.q_networks import QNetwork, QOutput, discrete_actions, value_of
 from sebulba.agents.replay import Replay, SequenceReplay
 from sebulba.agents.returns import (
@@ -27,6 +27,7 @@ from sebulba.agents.returns import (
     transitions,
 )
 from sebulba.errors import UsageError
+from sebulba.one_kernel import after
 from sebulba.types import (
     ActionOutput,
     EnvSpec,

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs import SimplePolicyGradientConfig
-from sebulba.agents.on_policy import Experience, OnPolicyAgent, masked_mean
+from sebulba.agents.on_policy import Experience, OnPolicyAgent
+from sebulba.agents.optimizer import masked_mean
 from sebulba.agents.returns import n_step_returns, transitions
 from sebulba.types import EnvSpec, PyTree
 

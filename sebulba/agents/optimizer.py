@@ -1,0 +1,41 @@
+"""From the gradient to the update, as every agent does it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.configs import OptimizerConfig
+
+
+def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
+    """Return this device's part of the mean of ``x`` over valid cells of all devices.
+
+    The mean of it over devices is the mean over all valid cells, also where devices hold unequal
+    numbers of them.
+
+    Args:
+      x: ``[T, B]``.
+      valid: ``[T, B]`` bool.
+    """
+    count = jax.lax.pmean(jnp.sum(valid, dtype=jnp.float32), LEARNER_AXIS)
+    # At least one: a batch without any valid cell gives 0, not NaN.
+    return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(count, 1e-8)
+
+
+def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.GradientTransformation:
+    """Return the optimizer that ``config`` describes; its count of updates is in its state."""
+    rate: optax.ScalarOrSchedule = learning_rate
+    if config.schedule == "linear":
+        rate = optax.linear_schedule(learning_rate, 0.0, config.schedule_updates)
+    optimizers = {
+        "adam": lambda: optax.adam(rate, eps=config.epsilon),
+        "rmsprop": lambda: optax.rmsprop(rate, decay=config.decay, eps=config.epsilon),
+        "sgd": lambda: optax.sgd(rate),
+    }
+    optimizer = optimizers[config.kind]()
+    if config.max_grad_norm:
+        optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
+    return optimizer
