@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
+    from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
     from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.errors import (
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
+    "sebulba.checkpoints.checkpointer": ("Checkpoint", "Checkpointer"),
     "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
     "sebulba.errors": (
@@ -54,7 +56,9 @@ __all__ = [
     "ActionOutput",
     "Agent",
     "AgentState",
+    "Checkpoint",
     "CheckpointError",
+    "Checkpointer",
     "EnvError",
     "EnvSpec",
     "EnvStep",

@@ -119,7 +119,6 @@ class _Run:
                 player=self._player,
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
-                generation=record["generation"] + 1 if record else 0,
             )
         )
         self._run_spec = _run_spec(config, self.loop)
@@ -219,7 +218,6 @@ def build_loop(
     player: EvaluationPlayer | None = None,
     checkpointer: Checkpointer | None = None,
     on_hang: OnHang | None = None,
-    generation: int = 0,
 ) -> GymnasiumLoop:
     """Return the loop of this run; see ``GymnasiumLoop`` for the arguments after ``agent``."""
     return GymnasiumLoop(
@@ -245,7 +243,6 @@ def build_loop(
         max_skipped_updates=config.faults.max_skipped_updates,
         hang_timeout_s=config.faults.hang_timeout_s,
         on_hang=on_hang,
-        generation=generation,
     )
 
 

@@ -19,7 +19,7 @@ from sebulba.errors import EnvHangError, UsageError
 from sebulba.loops.counters import Counters
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.metric_window import RecentEpisodes
-from sebulba.loops.resume_point import put_session_back, read_state
+from sebulba.loops.resume_point import Resumed, put_session_back, read_state
 from sebulba.loops.session import Session
 from sebulba.loops.snapshot_trees import SnapshotReader
 from sebulba.loops.supervisor import OnHang
@@ -91,7 +91,6 @@ class GymnasiumLoop:
         max_skipped_updates: int = 100,
         hang_timeout_s: float | None = HANG_TIMEOUT_S,
         on_hang: OnHang | None = None,
-        generation: int = 0,
     ) -> None:
         """Make the environments and choose the devices; nothing runs yet.
 
@@ -132,8 +131,6 @@ class GymnasiumLoop:
             environment that does not return: as ``on_env_failure`` says). None waits for ever.
           on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
             cannot raise; None prints where it hangs and no more.
-          generation: How often the run has been resumed: environments that are made anew get
-            seeds that none before had.
 
         Raises:
           UsageError: An argument breaks one of these rules.
@@ -145,7 +142,6 @@ class GymnasiumLoop:
             max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
             max_env_restarts=(max_env_restarts, 0),
             max_skipped_updates=(max_skipped_updates, 0),
-            generation=(generation, 0),
         )
         if hang_timeout_s is not None and not hang_timeout_s > 0:
             raise UsageError(
@@ -188,8 +184,8 @@ class GymnasiumLoop:
         )
         self._checkpointer = checkpointer
         self._skip_not_finite = on_not_finite == "skip"
-        self._generation = generation
-        self._num_generations = generation + 1
+        self._num_generations = 0
+        """How often environments were made, anew or for the first time: each has its own seeds."""
         self._mesh = learner_mesh(self.update_devices)
         self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
         self._stop_requested = threading.Event()
@@ -217,9 +213,10 @@ class GymnasiumLoop:
         envs: list[EnvAdapter] = []
         with contextlib.ExitStack() as close_again:
             for inferencer in range(self.num_inferencers):
-                envs.append(self._make_env(inferencer, self._generation))
+                envs.append(self._make_env(inferencer, 0))
                 close_again.callback(envs[-1].close)
             close_again.pop_all()
+        self._num_generations = 1
         return envs
 
     def _make_env(self, inferencer: int, generation: int) -> EnvAdapter:
@@ -417,12 +414,18 @@ class GymnasiumLoop:
         Raises:
           UsageError: The checkpoint is of another agent, another environment or other sizes.
         """
-        if self._closed:
-            raise UsageError("this loop is closed; make a new GymnasiumLoop")
+        if self._closed or self._session.inferencers:
+            raise UsageError(
+                f"this loop {'is closed' if self._closed else 'has run'}; "
+                "restore in a new GymnasiumLoop"
+            )
         reader = SnapshotReader(checkpoint.snapshot)
         saved = reader.run_spec()
         run_spec = self._new_run_spec(saved.steps_per_cycle)
-        resumed = read_state(self.agent, reader, run_spec, self._fresh_key(), drop_replay)
+        self._num_generations = reader.record["generations"]
+        key = jax.random.fold_in(self._fresh_key(), checkpoint.env_steps)
+        resumed = read_state(self.agent, reader, run_spec, key, drop_replay)
+        self._make_envs_anew(resumed, reader)
         self._prepare(resumed.state, run_spec)
         assert self._programs is not None
         self.resume_notes = [
@@ -446,6 +449,14 @@ class GymnasiumLoop:
         self._last_state = resumed.state
         return resumed.state
 
+    def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader) -> None:
+        """Replace the environments that cannot be put back: theirs are seeds of the run's begin."""
+        for index in range(self.num_inferencers):
+            if not (resumed.layout_fits and isinstance(reader.env(index), bytes)):
+                self._envs[index].close()
+                self._envs[index] = self._make_env(index, self._num_generations)
+        self._num_generations += 1
+
     def _fresh_key(self) -> jax.Array:
         """Return the key of what a resumed run makes anew."""
         return jax.random.fold_in(jax.random.key(self._seed), self._num_generations)
@@ -456,7 +467,7 @@ class GymnasiumLoop:
         return {
             "run": dataclasses.asdict(self._run_spec),
             "schedule": self._options.schedule,
-            "generation": self._num_generations - 1,
+            "generations": self._num_generations,
         }
 
     def _replace_inferencer(self, old: Inferencer) -> Inferencer:
