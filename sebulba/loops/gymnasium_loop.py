@@ -16,6 +16,12 @@ from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.errors import EnvHangError, UsageError
+from sebulba.loops.argument_checks import (
+    check_choice,
+    check_counts,
+    check_divisible,
+    check_state,
+)
 from sebulba.loops.counters import Counters
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.metric_window import RecentEpisodes
@@ -135,7 +141,7 @@ class GymnasiumLoop:
         Raises:
           UsageError: An argument breaks one of these rules.
         """
-        _check_counts(
+        check_counts(
             num_envs=(num_envs, 1),
             num_inferencers_per_device=(num_inferencers_per_device, 0),
             queue_size=(queue_size, 1),
@@ -147,20 +153,20 @@ class GymnasiumLoop:
             raise UsageError(
                 f"hang_timeout_s={hang_timeout_s} must be positive; use None for never"
             )
-        _check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
-        _check_choice("on_not_finite", on_not_finite, ("raise", "skip"))
-        _check_choice("schedule", schedule, ("async", "lockstep"))
+        check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
+        check_choice("on_not_finite", on_not_finite, ("raise", "skip"))
+        check_choice("schedule", schedule, ("async", "lockstep"))
         if schedule == "lockstep" and max_policy_lag == 0:
             raise UsageError(
                 "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
                 "use 1 or None"
             )
         if not callable(cycle):
-            _check_choice("cycle", cycle, ("auto", "stepped", "fused"))
+            check_choice("cycle", cycle, ("auto", "stepped", "fused"))
         self.inference_devices, self.update_devices = choose_devices(
             inference_devices, update_devices
         )
-        _check_divisible(num_envs, len(self.update_devices))
+        check_divisible(num_envs, len(self.update_devices))
         self.agent = agent
         self.num_envs = num_envs
         self._seed = seed
@@ -257,7 +263,7 @@ class GymnasiumLoop:
         return jax.jit(lambda key: self.agent.new_state(key, run_spec))(key)
 
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
-        _check_counts(steps_per_cycle=(steps_per_cycle, 1))
+        check_counts(steps_per_cycle=(steps_per_cycle, 1))
         return RunSpec(
             self.num_envs, self.num_inferencers, steps_per_cycle, len(self.update_devices)
         )
@@ -334,7 +340,7 @@ class GymnasiumLoop:
             raise UsageError("this loop is closed; make a new GymnasiumLoop")
         if self._hangs:
             raise UsageError("a thread of this loop still hangs; make a new GymnasiumLoop")
-        _check_counts(num_cycles=(num_cycles, 1))
+        check_counts(num_cycles=(num_cycles, 1))
         if self._options.schedule == "lockstep" and num_cycles % self.num_inferencers:
             raise UsageError(
                 f"num_cycles={num_cycles} must be divisible by the {self.num_inferencers} "
@@ -343,7 +349,7 @@ class GymnasiumLoop:
             )
         if state is self._last_state and run_spec == self._run_spec:
             return  # it is this loop's own
-        _check_state(
+        check_state(
             state,
             jax.eval_shape(lambda key: self.agent.new_state(key, run_spec), jax.random.key(0)),
         )
@@ -531,47 +537,3 @@ class GymnasiumLoop:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _check_counts(**counts: tuple[int, int]) -> None:
-    """Raise unless each name's (value, least) is an int of at least that."""
-    for name, (value, least) in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UsageError(f"{name}={value!r} must be an int; got {type(value).__name__}")
-        if value < least:
-            raise UsageError(f"{name}={value} must be at least {least}")
-
-
-def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
-
-
-def _check_divisible(num_envs: int, num_devices: int) -> None:
-    if num_envs % num_devices:
-        below = num_envs // num_devices * num_devices
-        nearest = f"{below} or {below + num_devices}" if below else f"{num_devices}"
-        raise UsageError(
-            f"num_envs={num_envs} must be divisible by the {num_devices} update devices; "
-            f"use {nearest}"
-        )
-
-
-def _check_state(state: AgentState, expected: AgentState) -> None:
-    """Raise unless ``state`` has the structure and shapes that this run's agent makes."""
-    remedy = (
-        "use state = loop.new_state(key, steps_per_cycle) of this loop, with this steps_per_cycle"
-    )
-    if jax.tree.structure(state) != jax.tree.structure(expected):  # type: ignore[operator]
-        raise UsageError(
-            f"the agent state has another structure than this agent's in this loop "
-            f"({len(state.step)} step states, {len(expected.step)} Inferencers); {remedy}"
-        )
-    for (path, leaf), other in zip(
-        jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(expected), strict=True
-    ):
-        if jax.numpy.shape(leaf) != other.shape:
-            raise UsageError(
-                f"state{jax.tree_util.keystr(path)} has shape {jax.numpy.shape(leaf)}, but this "
-                f"run makes {other.shape}; {remedy}"
-            )

@@ -29,6 +29,7 @@ KNOWN = frozenset(
         *("env_steps_per_s", "updates_per_s", "episodes", "episode_return_mean"),
         *("episode_length_mean", "policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
         *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
+        *("env_restarts", "skipped_updates"),
         *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
         *("eval_env_steps", "eval_seconds", "eval_skipped"),
     )
@@ -196,6 +197,10 @@ def _queue(metrics: Mapping[str, Any]) -> Text:
     text.append(f" mean  {number(metrics.get('policy_lag_max'))} max")
     if dropped := metrics.get("dropped_cycles"):
         text.append(f"  {count(dropped)} dropped", "red")
+    if restarts := metrics.get("env_restarts"):
+        text.append(f"  {count(restarts)} environments restarted", "red")
+    if skipped := metrics.get("skipped_updates"):
+        text.append(f"  {count(skipped)} updates skipped", "red")
     return text
 
 
