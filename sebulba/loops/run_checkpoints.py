@@ -47,12 +47,22 @@ class RunCheckpoints:
         session: Session,
         updater: Updater,
         about: About,
+        seconds: Callable[[], float],
     ) -> None:
-        """Save through ``checkpointer``, or never."""
+        """Save through ``checkpointer``, or never.
+
+        Args:
+          checkpointer: When, and where to.
+          session: Whose Inferencers and counters are saved.
+          updater: Holds the learner's part.
+          about: What else a checkpoint says.
+          seconds: Returns how long the run has lasted.
+        """
         self._checkpointer = checkpointer
         self._session = session
         self._updater = updater
         self._about = about
+        self._seconds = seconds
         self._begun: Begun | None = None
 
     @property
@@ -65,10 +75,10 @@ class RunCheckpoints:
             and checkpointer.is_due(counters.updates)
         )
 
-    def begin(self, seconds: float) -> None:
+    def begin(self) -> None:
         """Copy the learner's part and ask the Inferencers for theirs."""
         self._warn_of_failure()
-        self._begun = self._learner(seconds, at_the_end=False)
+        self._begun = self._learner(at_the_end=False)
         for inferencer in self._session.inferencers:
             inferencer.left_position = None
             inferencer.position_wanted.set()
@@ -98,7 +108,7 @@ class RunCheckpoints:
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
         )
 
-    def save_at_the_end(self, seconds: float) -> None:
+    def save_at_the_end(self) -> None:
         """Save, with the Inferencers at rest, and wait until it is written.
 
         Raises:
@@ -107,7 +117,7 @@ class RunCheckpoints:
         if self._checkpointer is None:
             return
         self._warn_of_failure()
-        begun = self._learner(seconds, at_the_end=True)
+        begun = self._learner(at_the_end=True)
         positions = [inferencer.position() for inferencer in self._session.inferencers]
         self._save_now(begun, positions, self._session.kept_round)
 
@@ -118,7 +128,7 @@ class RunCheckpoints:
         try:
             if not self._updater.is_whole():
                 return
-            begun = self._learner(0.0, at_the_end=True)
+            begun = self._learner(at_the_end=True)
             positions = [_position_after_failure(i) for i in self._session.inferencers]
             self._save_now(begun, positions, [])
         except Exception as failure:
@@ -128,7 +138,7 @@ class RunCheckpoints:
                 stacklevel=2,
             )
 
-    def _learner(self, seconds: float, *, at_the_end: bool) -> Begun:
+    def _learner(self, *, at_the_end: bool) -> Begun:
         session, checkpointer = self._session, self._checkpointer
         assert checkpointer is not None
         counters, episodes = session.counters, session.episodes
@@ -136,7 +146,7 @@ class RunCheckpoints:
         writer.record.update(
             counters=dataclasses.asdict(counters),
             episodes=episodes.state(),
-            seconds=seconds,
+            seconds=self._seconds(),
             **checkpointer.about(),
             **self._about(),
         )
@@ -165,6 +175,9 @@ class RunCheckpoints:
         self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
     ) -> None:
         self._begun = None  # whatever was begun is older
+        for inferencer in self._session.inferencers:
+            inferencer.position_wanted.clear()
+            inferencer.left_position = None
         self._add_inferencers(begun, positions, items)
         assert self._checkpointer is not None
         self._checkpointer.save_now(

@@ -108,7 +108,9 @@ class UpdateLoop:
             skips=options.schedule == "async",
             inline=options.inline,
         )
-        self._checkpoints = RunCheckpoints(options.checkpointer, session, updater, about)
+        self._checkpoints = RunCheckpoints(
+            options.checkpointer, session, updater, about, lambda: self._window.seconds
+        )
         self._supervisor = Supervisor(
             options.hang_timeout_s, self._timer, session, self._running, options.on_hang
         )
@@ -193,7 +195,7 @@ class UpdateLoop:
 
     def _save_at_the_end(self) -> None:
         with self._timer.phase("checkpoint"):
-            self._checkpoints.save_at_the_end(self._window.seconds)
+            self._checkpoints.save_at_the_end()
 
     # Consuming.
 
@@ -298,7 +300,7 @@ class UpdateLoop:
     def _checkpoint_when_due(self) -> None:
         if self._checkpoints.is_due:
             with self._timer.phase("checkpoint"):
-                self._checkpoints.begin(self._window.seconds)
+                self._checkpoints.begin()
 
     def _finish_checkpoint(self, items: list[Item]) -> None:
         """Save what was begun, once every Inferencer has said where it stands."""
