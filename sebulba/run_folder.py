@@ -128,8 +128,10 @@ class RunFolder:
         may_change = set(MAY_CHANGE)
         if config.anneal_learning_rate:
             may_change -= {"total_env_steps"}
+        why = {"total_env_steps": " (the learning rate falls over them)"}
         different = [
             f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
+            f"{why.get(name, '')}"
             for name in sorted(before.keys() | after.keys())
             if before.get(name) != after.get(name)
             and name not in may_change
