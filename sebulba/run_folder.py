@@ -85,6 +85,7 @@ class RunFolder:
 
     def write_config(self, config: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
         """Write ``config.json``."""
+        config = dataclasses.replace(config, resume=False, drop_replay=False, strict=False)
         record = {
             "sebulba": sebulba.__version__,
             "preset": preset,
@@ -127,8 +128,8 @@ class RunFolder:
         before, after = _flat(saved), _flat(config)
         may_change = set(MAY_CHANGE)
         if config.anneal_learning_rate:
-            may_change -= {"total_env_steps"}
-        why = {"total_env_steps": " (the learning rate falls over them)"}
+            may_change -= WITH_ANNEALING_TOO
+        why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
         different = [
             f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
             f"{why.get(name, '')}"
@@ -178,6 +179,10 @@ MAY_CHANGE = (
 )
 """Fields of a configuration with which a run may be resumed that began with others. Whether the
 saved state fits other numbers of environments and Inferencers is for the loop to say."""
+
+
+WITH_ANNEALING_TOO = {"total_env_steps", "num_envs"}
+"""Which say how many updates the run has, over which the learning rate falls: no longer then."""
 
 
 def _field_from_json(cls: type, name: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -12,6 +13,9 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError, UsageError
+
+SIGTERM_GRACE_S = 6
+"""How long a worker process that gets SIGTERM works on."""
 
 
 class SafeAsyncVectorEnv(AsyncVectorEnv):
@@ -59,10 +63,7 @@ def make_vector_env(
     if vectorization == "async":
         try:
             return SafeAsyncVectorEnv(
-                [
-                    functools.partial(CheckedEnv, make_env, i, in_worker=True)
-                    for i in range(num_envs)
-                ],
+                [functools.partial(_make_in_worker, make_env, i) for i in range(num_envs)],
                 copy=False,  # the adapter copies
                 context="forkserver",
                 autoreset_mode=AutoresetMode.NEXT_STEP,
@@ -149,3 +150,15 @@ def end_workers(env: AsyncVectorEnv) -> None:
     for process in env.processes:
         process.join()
     env.closed = True
+
+
+def _make_in_worker(make_env: Callable[[], gymnasium.Env], index: int) -> CheckedEnv:
+    """Make an environment in its worker process.
+
+    The process outlives signals that go to the whole group, as Ctrl-C on a terminal and a
+    scheduler's SIGTERM do: the main process finishes its update and saves first, and then ends its
+    workers. ``SIGALRM`` ends one whose main process does not.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
+    return CheckedEnv(make_env, index, in_worker=True)
