@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import signal
 import sys
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +21,7 @@ from sebulba.crash_report import LastRecord, write_end
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import HangError, UsageError
 from sebulba.evaluation import Evaluation, EvaluationPlayer, evaluate
-from sebulba.exit_codes import EXIT_OK, EXIT_SIGNAL, exit_code_of
+from sebulba.exit_codes import EXIT_OK, exit_code_of
 from sebulba.jax_setup import Platform, configure_jax
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
@@ -37,11 +34,13 @@ from sebulba.loops.metric_writers import (
 )
 from sebulba.loops.supervisor import OnHang
 from sebulba.loops.update_loop import ObserveCycle
-from sebulba.plots import learning_curve
+from sebulba.plots import learning_curve, read_records
 from sebulba.policy import load_policy, save_policy
 from sebulba.run_folder import RunFolder
 from sebulba.runtime.devices import local_devices
+from sebulba.stop_on_signal import StopOnSignal
 from sebulba.types import EnvFactory, EnvSpec, MetricWriter, PyTree, RunSpec
+from sebulba.whole_folders import PARTIAL, replace_folder
 
 
 def train(
@@ -63,19 +62,23 @@ def train(
         run = _Run(config, folder, preset or config.env.id)
         with contextlib.closing(run):
             run.begin()
+            run.say_where()
             if not run.num_cycles:
                 print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
+                run.complete()
                 return EXIT_OK
-            run.say_where()
             # Nothing can be wrong with the configuration any more: now write.
             folder.create()
             folder.ended.unlink(missing_ok=True)
             folder.write_config(config, preset, command)
             stop_on_signal.attach(run.loop)
-            result = run.train()
-    _print_summary(result, folder)
-    code = EXIT_SIGNAL + stop_on_signal.signal if stop_on_signal.signal else EXIT_OK
-    write_end(folder, code=code, metrics=result.metrics)
+            try:
+                result = run.train()
+                code = stop_on_signal.exit_code
+                write_end(folder, code=code, metrics=result.metrics)
+            finally:
+                run.draw()  # last, as who sends a signal may not wait for long
+        _print_summary(result, folder)
     return code
 
 
@@ -136,6 +139,7 @@ class _Run:
         """Say where the run is resumed, if it is, and drop metrics of what is not known there."""
         if not self._config.resume:
             return
+        self._folder.tidy()
         dropped = self._folder.drop_metrics_after(self.env_steps_done)
         if not self.env_steps_done:
             return  # killed before its first checkpoint: it begins again
@@ -153,9 +157,9 @@ class _Run:
                 self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
                 # Nobody keeps the state, whose replay would be in memory twice.
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
-            save_policy(folder.policy, self._agent, result.acting_networks, self._run_spec)
+            self._save_policy(folder.policy, result.acting_networks)
         except BaseException as error:
-            _rescue_policy(folder, self._agent, self.loop, self._run_spec)
+            self._rescue_policy()
             write_end(
                 folder,
                 error=error,
@@ -163,9 +167,29 @@ class _Run:
                 last_transition=self.loop.last_transition(),
             )
             raise
-        finally:
-            _draw_learning_curve(folder, self._title)
         return result
+
+    def complete(self) -> None:
+        """Leave what a process did not that was killed between its last checkpoint and its end."""
+        folder, state = self._folder, self._state.pop()
+        if folder.is_complete:
+            return
+        self._save_policy(
+            folder.policy, self._agent.acting_networks(state.networks, state.experience)
+        )
+        records = read_records(folder.metrics) if folder.metrics.exists() else []
+        write_end(folder, metrics=records[-1] if records else {})
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
+        folder = self._folder
+        new = folder.path / f"{PARTIAL}{folder.learning_curve.name}"
+        try:
+            if folder.metrics.exists() and learning_curve(folder.metrics, new, self._title):
+                new.replace(folder.learning_curve)
+        except Exception as error:
+            warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
 
     def close(self) -> None:
         """Close what was made."""
@@ -191,7 +215,23 @@ class _Run:
         }
 
     def _keep_best(self, networks: PyTree) -> None:
-        _replace_policy(self._folder.best_policy, self._agent, networks, self._run_spec)
+        self._save_policy(self._folder.best_policy, networks)
+
+    def _save_policy(self, folder: Path, networks: PyTree) -> None:
+        replace_folder(folder, lambda new: save_policy(new, self._agent, networks, self._run_spec))
+
+    def _rescue_policy(self) -> None:
+        """Save what a failed run had learned; nothing here may hide why it failed."""
+        folder = self._folder.policy
+        try:
+            networks = self.loop.newest_networks()
+            leaves = jax.tree.leaves(networks)
+            if networks is None or not all(bool(jax.numpy.isfinite(leaf).all()) for leaf in leaves):
+                return
+            self._save_policy(folder, networks)
+            print(f"the policy as it was last published is saved in {folder}", flush=True)
+        except Exception as error:
+            warnings.warn(f"no policy: {type(error).__name__}: {error}", stacklevel=2)
 
     def _end_hung(self, error: HangError) -> None:
         """End the process: its main thread is in a program that does not return."""
@@ -264,28 +304,6 @@ def _build_player(
     )
 
 
-def _replace_policy(folder: Path, agent: Agent, networks: PyTree, run: RunSpec) -> None:
-    """Save a policy in the place of an older one, of which no half is left at any time."""
-    new = folder.with_name(f"{folder.name}.new")
-    save_policy(new, agent, networks, run)
-    if folder.exists():
-        shutil.rmtree(folder)
-    new.rename(folder)
-
-
-def _rescue_policy(folder: RunFolder, agent: Agent, loop: GymnasiumLoop, run: RunSpec) -> None:
-    """Save what a failed run had learned; nothing here may hide why it failed."""
-    try:
-        networks = loop.newest_networks()
-        leaves = jax.tree.leaves(networks)
-        if networks is None or not all(bool(jax.numpy.isfinite(leaf).all()) for leaf in leaves):
-            return
-        save_policy(folder.policy, agent, networks, run)
-        print(f"the policy as it was last published is saved in {folder.policy}", flush=True)
-    except Exception as error:
-        warnings.warn(f"no policy: {type(error).__name__}: {error}", stacklevel=2)
-
-
 def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
     return RunSpec(
         config.num_envs, loop.num_inferencers, config.steps_per_cycle, len(loop.update_devices)
@@ -336,49 +354,6 @@ def evaluate_run(
     policy = load_policy(folder.best_policy if best else folder.path, explore=explore, seed=seed)
     factory = make_env_factory(env.id, **env.factory_arguments())
     return evaluate(policy, factory, num_episodes=num_episodes, num_envs=num_envs, seed=seed)
-
-
-class StopOnSignal:
-    """Turns Ctrl-C and SIGTERM into ``loop.stop()``; a second one interrupts at once."""
-
-    def __init__(self) -> None:
-        """Change nothing yet."""
-        self.signal: int | None = None
-        """The signal that asked for the stop."""
-        self._loop: GymnasiumLoop | None = None
-        self._before: dict[int, object] = {}
-
-    def attach(self, loop: GymnasiumLoop) -> None:
-        """Stop this loop from now on; before, a signal interrupts at once."""
-        self._loop = loop
-
-    def _handle(self, which: int, frame: types.FrameType | None) -> None:
-        del frame
-        if self._loop is not None and self.signal is None:
-            self.signal = which
-            self._loop.stop()
-        elif which == signal.SIGINT:
-            raise KeyboardInterrupt
-        else:
-            raise SystemExit(128 + which)
-
-    def __enter__(self) -> StopOnSignal:
-        for which in (signal.SIGINT, signal.SIGTERM):
-            self._before[which] = signal.signal(which, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for which, before in self._before.items():
-            signal.signal(which, before)  # type: ignore[arg-type]
-
-
-def _draw_learning_curve(folder: RunFolder, title: str) -> None:
-    """Draw what there is; on the way out of a failed run nothing may hide why it failed."""
-    try:
-        if folder.metrics.exists():
-            learning_curve(folder.metrics, folder.learning_curve, title)
-    except Exception as error:
-        warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
 
 
 def _print_summary(result: Result, folder: RunFolder) -> None:

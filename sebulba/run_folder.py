@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shutil
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from sebulba.agents import configs as agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.json_files import dataclass_from_json, read_json_object, write_whole
+from sebulba.whole_folders import PARTIAL, put_right
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,18 @@ class RunFolder:
                 f"run folder {self.path} cannot be made ({error.strerror}); "
                 "choose another with --run-dir"
             ) from error
+
+    def tidy(self) -> None:
+        """Put right, or delete, what a process left that was killed while it wrote."""
+        put_right(self.policy)
+        put_right(self.best_policy)
+        for path in self.path.glob(f"{PARTIAL}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    @property
+    def is_complete(self) -> bool:
+        """A run has ended here and left everything, whatever it ended with."""
+        return all(path.exists() for path in (self.ended, self.policy, self.learning_curve))
 
     def write_config(self, config: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
         """Write ``config.json``."""
@@ -210,6 +224,8 @@ def _flat(config: ExperimentConfig) -> dict[str, Any]:
 
 def _env_steps_of(line: str) -> float:
     """Return ``env_steps`` of a metrics record; infinite for half a line, after kill -9."""
+    if not line.endswith("\n"):
+        return float("inf")  # even if only the end of the line is missing: more would follow on it
     try:
         return json.loads(line)["env_steps"]
     except (ValueError, KeyError, TypeError):

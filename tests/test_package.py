@@ -39,10 +39,13 @@ ALLOWED = {
     "plots": {"errors"},
     "jax_setup": {"errors"},
     "checkpoints": {"errors"},
-    "run_folder": {"errors", "agents", "configs", "json_files"},
+    "whole_folders": set(),
+    "run_folder": {"errors", "agents", "configs", "json_files", "whole_folders"},
     "experiment": CONTRACTS
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
-    | {"jax_setup", "runtime", "checkpoints", "crash_report", "exit_codes"},
+    | {"jax_setup", "runtime", "checkpoints", "crash_report", "exit_codes"}
+    | {"stop_on_signal", "whole_folders"},
+    "stop_on_signal": {"exit_codes", "loops"},
     "exit_codes": {"errors"},
     "crash_report": {"exit_codes", "run_folder"},
     "cli": {"errors", "exit_codes", "configs", "run_folder", "experiment", "benchmarks"}
