@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sebulba.checkpoints.manifest import DamageError
 from sebulba.checkpoints.saver import Saver
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
@@ -191,23 +192,40 @@ class Checkpointer:
         Raises:
           CheckpointError: All are damaged; or one is, and ``strict``.
         """
-        numbers = self._store.numbers()
-        for number in reversed(numbers):
+        passed_over: list[CheckpointError] = []
+        for number in reversed(self._store.numbers()):
             try:
-                return self._load(number)
+                checkpoint = self._load(number)
             except CheckpointError as error:
-                if strict or number == numbers[0]:
+                if strict:
                     raise
-                self._say(f"{error}. The one before is used instead")
+                passed_over.append(error)
+                continue
+            for passed in passed_over:
+                self._say(f"{_problem(passed)}; checkpoint {number} is used instead")
+            self._go_on_from(number, checkpoint.snapshot.record["experience"])
+            return checkpoint
+        if passed_over:
+            raise CheckpointError(
+                f"all {len(passed_over)} checkpoints in {self.folder} are of no use; the newest: "
+                f"{_problem(passed_over[0])}; restore one from a copy, or train again"
+            ) from passed_over[0]
+        self._go_on_from(-1, None)
         return None
+
+    def _go_on_from(self, number: int, experience: int | None) -> None:
+        """Have replaced what is newer: it is damaged, or its other half is, or never was saved."""
+        self._experience_number = experience
+        newest = -1 if experience is None else experience
+        self._store.abandon(n for n in self._store.numbers() if n > number)
+        self._experiences.abandon(n for n in self._experiences.numbers() if n > newest)
 
     def _load(self, number: int) -> Checkpoint:
         snapshot = self._store.load(number)
-        experience = snapshot.record.get("experience")
+        experience = snapshot.record["experience"]
         if experience is None:
             return Checkpoint(number, snapshot, number)
         apart = self._experiences.load(experience)
-        self._experience_number = experience
         arrays = {**snapshot.arrays, **apart.arrays}
         keys = {**snapshot.record["keys"], **apart.record["keys"]}
         record = {**snapshot.record, "keys": keys}
@@ -224,3 +242,8 @@ class Checkpointer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _problem(error: CheckpointError) -> str:
+    """Return what is wrong, without a remedy that is not needed."""
+    return error.problem if isinstance(error, DamageError) else str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from sebulba.checkpoints.manifest import (
@@ -60,7 +60,7 @@ class CheckpointStore:
         self._keep_last = keep_last
         self._milestone_every = milestone_every
         self._damaged: set[int] = set()
-        """Known to be damaged, though their sizes may be right."""
+        """Known to be damaged, though their sizes may be right; or abandoned."""
         self._saving = threading.Lock()
 
     def numbers(self) -> list[int]:
@@ -144,6 +144,10 @@ class CheckpointStore:
             flush_folder_to_disk(self.folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+    def abandon(self, numbers: Iterable[int]) -> None:
+        """Let the next saves replace or delete these: training does not go on from them."""
+        self._damaged.update(numbers)
 
     def _is_whole(self, number: int) -> bool:
         try:

@@ -149,7 +149,6 @@ def put_session_back(
     session.counters = merged_counters(record["counters"])
     session.episodes = RecentEpisodes.restored(record["episodes"])
     session.seconds_before = record["seconds"]
-    made = sum(inferencer["cycle"] for inferencer in record["inferencers"])
     keeps_round = resumed.layout_fits and schedule == record["schedule"] == "lockstep"
     if resumed.layout_fits:
         for inferencer in session.inferencers:
@@ -165,8 +164,8 @@ def put_session_back(
     elif record["round"]:
         notes.append("the round that was in flight is dropped")
     counters = session.counters
-    consumed = counters.cycles + counters.dropped_lag_cycles + len(session.kept_round)
-    counters.dropped_stop_cycles = max(counters.dropped_stop_cycles, made - consumed)
+    counters.dropped_stop_cycles += record["lost_cycles"]
+    counters.dropped_stop_cycles += len(record["round"]) - len(session.kept_round)
     if resumed.replay_is_new:
         counters.warm_up_from = counters.cycles
     return notes

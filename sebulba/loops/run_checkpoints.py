@@ -30,6 +30,8 @@ class Begun:
     writer: SnapshotWriter
     experience: Snapshot | None
     score: float | None
+    consumed_up_to: int
+    """Sum over the Inferencers of the next cycle to be consumed."""
 
 
 class RunCheckpoints:
@@ -64,6 +66,11 @@ class RunCheckpoints:
         self._about = about
         self._seconds = seconds
         self._begun: Begun | None = None
+        self._next_cycles = {i.index: i.cycle for i in session.inferencers}
+
+    def consumed(self, item: Item) -> None:
+        """Hear of every trajectory that the update loop took, in the order of its Inferencer."""
+        self._next_cycles[item.inferencer] = item.cycle + 1
 
     @property
     def is_due(self) -> bool:
@@ -103,6 +110,8 @@ class RunCheckpoints:
             assert inferencer.left_position is not None
             positions.append(inferencer.left_position)
             inferencer.left_position = None
+        made = sum(position.cycle for position in positions)
+        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
         self._add_inferencers(begun, positions, items)
         self._checkpointer.save(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
@@ -129,6 +138,9 @@ class RunCheckpoints:
             if not self._updater.is_whole():
                 return
             begun = self._learner(at_the_end=True)
+            begun.writer.record["lost_cycles"] = sum(
+                inferencer.dropped_cycles for inferencer in self._session.inferencers
+            )
             positions = [_position_after_failure(i) for i in self._session.inferencers]
             self._save_now(begun, positions, [])
         except Exception as failure:
@@ -147,6 +159,7 @@ class RunCheckpoints:
             counters=dataclasses.asdict(counters),
             episodes=episodes.state(),
             seconds=self._seconds(),
+            lost_cycles=0,
             **checkpointer.about(),
             **self._about(),
         )
@@ -163,7 +176,13 @@ class RunCheckpoints:
             apart.add("experience", experience)
             apart.record["counters"] = dataclasses.asdict(counters)
             separate = apart.snapshot()
-        return Begun(counters.env_steps, writer, separate, episodes.means()["episode_return_mean"])
+        return Begun(
+            env_steps=counters.env_steps,
+            writer=writer,
+            experience=separate,
+            score=episodes.means()["episode_return_mean"],
+            consumed_up_to=sum(self._next_cycles.values()),
+        )
 
     def _add_inferencers(
         self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]

@@ -251,6 +251,7 @@ class UpdateLoop:
     def _consume(self, item: Item) -> bool:
         """Count, show and learn from one trajectory; True if updates were due."""
         options, counters, timer = self._options, self._session.counters, self._timer
+        self._checkpoints.consumed(item)
         lag = counters.policy_version - item.policy_version
         if options.max_policy_lag is not None and lag > options.max_policy_lag:
             counters.dropped_lag_cycles += 1
