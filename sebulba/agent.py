@@ -212,6 +212,20 @@ class Agent(abc.ABC, Generic[ConfigT]):
         A leaf whose spec is ``P()`` must come out of every function equal on all devices.
         """
 
+    def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
+        """Return ``new`` with what of an experience of other sizes still counts in it.
+
+        For a run that is resumed with another number of Inferencers or environments. None, the
+        default, if what is lost would be missed, as with a replay: such a run is refused, unless
+        it is allowed to begin with ``new`` as it is.
+
+        Args:
+          new: A new experience, or its shapes.
+          saved: What was saved, or its shapes.
+        """
+        del new, saved
+        return None
+
     # Helpers.
 
     @final

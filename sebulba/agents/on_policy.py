@@ -184,6 +184,13 @@ class OnPolicyAgent(Agent[ConfigT]):
             trajectory = trajectory._replace(env_step=trajectory.env_step._replace(obs=obs))
         return Experience(trajectory, self._new_core(run.num_envs), statistics)
 
+    def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:
+        """Keep the statistics; the trajectory in it has been learned from."""
+        rewards = new.statistics.rewards
+        if self._normalizes_rewards:
+            rewards = rewards._replace(moments=saved.statistics.rewards.moments)
+        return new._replace(statistics=Statistics(saved.statistics.observations, rewards))
+
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
         """Return a key, a recurrent state of zeros, and a scaling that changes nothing."""
         del inferencer

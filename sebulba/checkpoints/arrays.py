@@ -86,7 +86,7 @@ def _restored(stored: np.ndarray | None, entry: ArrayEntry) -> np.ndarray:
 
 
 def _storable(name: str, array: np.ndarray) -> np.ndarray:
-    dtype = array.dtype
+    dtype = _own_dtype(array)
     is_own = dtype.isbuiltin == 2 and dtype.itemsize in (1, 2, 4, 8)  # registered by ml_dtypes
     is_number = dtype.isbuiltin == 1 and dtype.char in "?bBhHiIlLqQefdFD"
     if not is_own and not is_number:
@@ -94,7 +94,16 @@ def _storable(name: str, array: np.ndarray) -> np.ndarray:
             f"array {name} has dtype {dtype!r}, which no checkpoint can hold; use booleans or "
             "numbers of up to 64 bits in the byte order of the machine"
         )
-    return np.asarray(array, order="C").view(_storable_dtype(dtype))
+    return np.asarray(array, dtype, order="C").view(_storable_dtype(dtype))
+
+
+def _own_dtype(array: np.ndarray) -> np.dtype:
+    """Return the dtype as NumPy or ml_dtypes registered it: unpickled arrays have a copy."""
+    with contextlib.suppress(TypeError):
+        registered = np.dtype(array.dtype.name)
+        if registered == array.dtype:
+            return registered
+    return array.dtype
 
 
 def _storable_dtype(dtype: np.dtype) -> np.dtype:

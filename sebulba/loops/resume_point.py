@@ -29,7 +29,7 @@ class Resumed(NamedTuple):
     layout_fits: bool
     """Inferencers and environments are as they were, so that positions can be put back."""
     replay_is_new: bool
-    """An experience was dropped, so that its warm-up begins anew."""
+    """The experience was dropped, so that its warm-up begins anew."""
 
 
 def read_state(
@@ -42,7 +42,7 @@ def read_state(
       reader: Of the checkpoint.
       run: This run; steps_per_cycle is that of the checkpoint.
       key: Of what has to be made anew.
-      drop_replay: Make anew the parts of the experience that do not fit.
+      drop_replay: Make the experience anew if it does not fit.
 
     Raises:
       UsageError: The checkpoint does not fit.
@@ -51,46 +51,43 @@ def read_state(
     like = jax.eval_shape(lambda key: agent.new_state(key, run), key)
     networks, opt = reader.tree("networks", like.networks), reader.tree("opt", like.opt)
     notes: list[str] = []
-    dropped: list[str] = []
-    if different := reader.differences("experience", like.experience):
-        if not drop_replay:
-            raise UsageError(
-                f"the experience of the checkpoint does not fit this run: "
-                f"{'; '.join(different[:MOST_DIFFERENCES])}. Resume with the sizes it was saved "
-                f"with ({saved.num_inferencers} Inferencers x {saved.num_envs} environments), or "
-                "give --drop-replay to begin with an empty one"
-            )
-        fresh = jax.jit(lambda key: agent.new_state(key, run).experience)(key)
-        experience, dropped = _what_fits(reader, "experience", like.experience, fresh)
-        notes.append(f"dropped: {', '.join(dropped)}")
-    else:
-        experience = reader.tree("experience", like.experience)
+    experience, replay_is_new = _experience(agent, reader, run, key, drop_replay)
+    if replay_is_new:
+        notes.append("the replay is dropped, and fills anew before the next update")
     fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
     step = _step_states(agent, reader, run, key, fits, notes)
     state = AgentState(networks, opt, experience, tuple(step))
-    return Resumed(state, notes, fits, bool(dropped))
+    return Resumed(state, notes, fits, replay_is_new)
 
 
-def _what_fits(
-    reader: SnapshotReader, prefix: str, like: PyTree, fresh: PyTree
-) -> tuple[PyTree, list[str]]:
-    """Return a tree whose parts are saved ones where those fit, and the names of the others.
+def _experience(
+    agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
+) -> tuple[PyTree, bool]:
+    """Return the experience, and whether it is a new one in the place of a replay."""
 
-    The parts are those of the uppermost level, since leaves of one part belong together.
-    """
-    structure = jax.tree.structure(like, is_leaf=lambda x: x is not like)
-    paths = jax.tree_util.tree_leaves_with_path(like, is_leaf=lambda x: x is not like)
-    news = structure.flatten_up_to(fresh)  # type: ignore[attr-defined]
-    parts, dropped = [], []
-    for (path, part), new in zip(paths, news, strict=True):
-        inner = jax.tree_util.keystr(path, simple=True, separator="/")
-        name = f"{prefix}/{inner}" if inner else prefix
-        if reader.differences(name, part):
-            dropped.append(name)
-            parts.append(new)
-        else:
-            parts.append(reader.tree(name, part))
-    return jax.tree.unflatten(structure, parts), dropped
+    def shapes(run: RunSpec) -> PyTree:
+        return jax.eval_shape(lambda key: agent.new_state(key, run).experience, key)
+
+    like, saved = shapes(run), reader.run_spec()
+    different = reader.differences("experience", like)
+    if not different:
+        return reader.tree("experience", like), False
+    saved_like = shapes(saved)
+    if jax.eval_shape(agent.refit_experience, like, saved_like) is not None:
+        before = reader.tree("experience", saved_like)
+        return agent.refit_experience(_new_experience(agent, run, key), before), False
+    if not drop_replay:
+        raise UsageError(
+            f"the experience of the checkpoint does not fit this run: "
+            f"{'; '.join(different[:MOST_DIFFERENCES])}. Resume with the sizes it was saved with "
+            f"({saved.num_inferencers} Inferencers x {saved.num_envs} environments), or give "
+            "--drop-replay to begin with an empty one"
+        )
+    return _new_experience(agent, run, key), True
+
+
+def _new_experience(agent: Agent, run: RunSpec, key: jax.Array) -> PyTree:
+    return jax.jit(lambda key: agent.new_state(key, run).experience)(key)
 
 
 def _step_states(
@@ -157,6 +154,7 @@ def put_session_back(
         newest = max(inferencer["cycle"] for inferencer in record["inferencers"])
         for inferencer in session.inferencers:
             inferencer.cycle = newest + 1
+        notes.append("new episodes from fresh seeds: the environments are divided otherwise now")
     if keeps_round:
         rows = programs.shapes
         items = reader.round(rows, jax.eval_shape(lambda: resumed.state.step[0]))
