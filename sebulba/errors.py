@@ -33,6 +33,14 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written, or cannot be read back whole (exit code 6)."""
 
 
+def text_of(error: BaseException) -> str:
+    """Return ``Type: message``, whatever the ``__str__`` of a user's exception does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}: (its __str__ raises)"
+
+
 def is_env_failure(error: BaseException) -> bool:
     """Tell whether an environment is to blame, in our adapters or below them.
 

@@ -15,7 +15,7 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.envs import make_env_factory, seed_block
-from sebulba.errors import EnvHangError, UsageError
+from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure
 from sebulba.loops.argument_checks import (
     check_choice,
     check_counts,
@@ -128,13 +128,15 @@ class GymnasiumLoop:
           checkpointer: Saves where the loop stands at its intervals and at the end of every run,
             for ``restore``; whoever made it closes it.
           on_env_failure: ``"raise"`` what an environment raised, or ``"restart"``: that Inferencer
-            gets new environments with new seeds, and what is lost is counted.
+            gets new environments with new seeds, and what is lost is counted. Inline, where a
+            debugger wants to see it, it is always raised.
           max_env_restarts: After so many the failure is raised all the same.
           on_not_finite: ``"raise"`` NotFiniteError for a NaN or infinite loss or gradient, or
             ``"skip"`` that update, and count it.
           max_skipped_updates: After so many NotFiniteError is raised all the same.
           hang_timeout_s: A thread that is in one phase for longer ends the run with HangError (an
-            environment that does not return: as ``on_env_failure`` says). None waits for ever.
+            environment that does not return: as ``on_env_failure`` says). None waits for ever,
+            as does every inline run, which a debugger may keep anywhere.
           on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
             cannot raise; None prints where it hangs and no more.
 
@@ -197,6 +199,8 @@ class GymnasiumLoop:
         self._stop_requested = threading.Event()
         self._closed = False
         self._hangs = False
+        self._threads: list[threading.Thread] = []
+        """Of the last run; the Inferencers' come first, in their order."""
         self._run_spec: RunSpec | None = None
         self._updater: Updater | None = None
         self._programs: CyclePrograms | None = None
@@ -323,7 +327,8 @@ class GymnasiumLoop:
         try:
             metrics = loop.run(num_cycles, steps_per_cycle, began)
         finally:
-            self._hangs = loop.hangs
+            self._threads = loop.threads
+            self._hangs = any(thread.is_alive() for thread in self._threads)
             self._stop_requested = threading.Event()
         step = [owned_copy(i.step_state, i.device) for i in self._session.inferencers]
         self._last_state = updater.state(step)
@@ -504,8 +509,11 @@ class GymnasiumLoop:
         Empty where none failed in a step, or its cycle keeps nothing.
         """
         for inferencer in self._session.inferencers:
-            if failed_at := getattr(inferencer.run_cycle, "failed_at", None):
-                return failed_at
+            of_env = isinstance(inferencer.failure, ActionError) or (
+                inferencer.failure is not None and is_env_failure(inferencer.failure)
+            )
+            if of_env and hasattr(inferencer.run_cycle, "last_transition"):
+                return inferencer.run_cycle.last_transition()
         return {}
 
     def newest_networks(self) -> PyTree | None:
@@ -524,13 +532,18 @@ class GymnasiumLoop:
         self._stop_requested.set()
 
     def close(self) -> None:
-        """Free the environments; may be called twice."""
+        """Free the environments; may be called twice.
+
+        Those that a thread hangs in stay: in the hands of two threads, native code aborts.
+        """
         if self._closed:
             return
         self._closed = True
+        hung = [index for index, thread in enumerate(self._threads) if thread.is_alive()]
         with contextlib.ExitStack() as stack:  # one that raises does not keep the others open
-            for env in self._envs:
-                stack.callback(env.close)
+            for index, env in enumerate(self._envs):
+                if index not in hung:
+                    stack.callback(env.close)
 
     def __enter__(self) -> GymnasiumLoop:
         return self
