@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -39,6 +40,15 @@ def text_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return f"{type(error).__name__}: (its __str__ raises)"
+
+
+def shown(value: Any) -> str:
+    """Return ``repr(value)`` in one short line, whatever its ``__repr__`` does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def is_env_failure(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Collection
 from typing import Any
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 
 LARGEST_INT = 2**53
 """Beyond this no count of anything is meant, and floats cannot tell integers apart."""
@@ -35,15 +35,6 @@ def check_types(config: Any, prefix: str = "", *, open_fields: Collection[str] =
             raise UsageError(
                 f"{prefix}{field.name}={shown(value)} must be {_words(hint)}; use {_remedy(field)}"
             )
-
-
-def shown(value: Any) -> str:
-    """Return ``repr(value)`` in one short line, whatever its ``__repr__`` does."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _hints(cls: type, known: dict[type, dict[str, Any]] = {}) -> dict[str, Any]:  # noqa: B006

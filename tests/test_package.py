@@ -45,7 +45,7 @@ ALLOWED = {
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
     | {"jax_setup", "runtime", "checkpoints", "crash_report", "exit_codes"},
     "exit_codes": {"errors"},
-    "crash_report": {"exit_codes", "run_folder"},
+    "crash_report": {"errors", "exit_codes", "run_folder"},
     "cli": {"errors", "exit_codes", "configs", "run_folder", "experiment", "benchmarks"}
     | {"diagnosis"},
     "__main__": {"cli"},

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.configs.checks import at_least, at_most
 from sebulba.configs.reliability import CheckpointConfig, FaultConfig
-from sebulba.errors import UsageError
-from sebulba.field_types import check_types, shown
+from sebulba.errors import UsageError, shown
+from sebulba.field_types import check_types
 
 OptionValue: TypeAlias = bool | int | float | str
 
