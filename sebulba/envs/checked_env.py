@@ -60,7 +60,7 @@ class CheckedEnv(gymnasium.Env):
             if not isinstance(getattr(env, attribute, None), gymnasium.Space):
                 raise UsageError(
                     f"{type(env).__name__} must have an attribute {attribute} that is a "
-                    f"gymnasium.Space; got {getattr(env, attribute, 'nothing')!r}"
+                    f"gymnasium.Space; got {shown(getattr(env, attribute, 'nothing'))}"
                 )
         self.env = env
         self.metadata = env.metadata or {}
@@ -123,7 +123,7 @@ class CheckedEnv(gymnasium.Env):
             num_steps, has_ended, saved = pickle.loads(state)
             env = pickled_env.restore(saved, self.env)
         except Exception as error:  # whatever a user's code does when it is put back
-            return f"environment {self._index} could not be put back: {error!r}"
+            return f"environment {self._index} could not be put back: {text_of(error)}"
         self.env = env
         self._num_steps, self._has_ended, self._resets_next = num_steps, False, has_ended
         return None

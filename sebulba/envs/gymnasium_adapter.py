@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sebulba.envs import pickled_env
-from sebulba.envs.seeds import check_seed
+from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
@@ -200,7 +200,7 @@ class GymnasiumAdapter:
         try:
             self._vector_env = pickled_env.restore(saved, self._vector_env)
         except Exception as error:  # whatever a user's code does when it is put back
-            raise EnvError(f"{self._who()} could not be put back: {error!r}") from error
+            raise EnvError(f"{self._who()} could not be put back: {text_of(error)}") from error
 
     def _reset_raw(self, **arguments: Any) -> tuple:
         env = self._vector_env
@@ -318,15 +318,13 @@ def _autoreset_mode(vector_env: VectorEnv) -> AutoresetMode:
     except ValueError as error:
         modes = ", ".join(str(m) for m in AutoresetMode)
         raise UsageError(
-            f"metadata['autoreset_mode']={mode!r} of {vector_env} must be one of {modes}; set it "
-            "to what the vector environment does"
+            f"metadata['autoreset_mode']={shown(mode)} of {vector_env} must be one of {modes}; "
+            "set it to what the vector environment does"
         ) from error
 
 
 def _check_gymnasium_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
-    if len(seeds) != num_envs:
-        raise UsageError(f"seeds must be {num_envs}, one per environment; got {len(seeds)}")
-    checked = [check_seed(seed, f"seeds[{i}]") for i, seed in enumerate(seeds)]
+    checked = check_seeds(seeds, num_envs)
     for i, seed in enumerate(checked):
         if seed < 0:
             raise UsageError(

@@ -15,11 +15,13 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.envs import make_env_factory, seed_block
-from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure
+from sebulba.envs.seeds import ENVS_A_GENERATION
+from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
 from sebulba.loops.argument_checks import (
     check_choice,
     check_counts,
     check_divisible,
+    check_number,
     check_state,
 )
 from sebulba.loops.counters import Counters
@@ -43,6 +45,8 @@ from sebulba.types import EnvAdapter, EnvFactory, MetricWriter, PyTree, RunSpec
 UPDATE_STREAM = 0xFFFFFFFF
 """Folded into the seed's key for the updates, which else would share keys with a state that was
 made from the same seed."""
+MOST_THREADS = 1024
+"""Inferencers of a device."""
 HANG_TIMEOUT_S = 300.0
 """Longer than any compile that was seen."""
 
@@ -144,20 +148,21 @@ class GymnasiumLoop:
           UsageError: An argument breaks one of these rules.
         """
         check_counts(
-            num_envs=(num_envs, 1),
-            num_inferencers_per_device=(num_inferencers_per_device, 0),
+            num_envs=(num_envs, 1, ENVS_A_GENERATION),
+            num_inferencers_per_device=(num_inferencers_per_device, 0, MOST_THREADS),
             queue_size=(queue_size, 1),
             max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
             max_env_restarts=(max_env_restarts, 0),
             max_skipped_updates=(max_skipped_updates, 0),
         )
-        if hang_timeout_s is not None and not hang_timeout_s > 0:
-            raise UsageError(
-                f"hang_timeout_s={hang_timeout_s} must be positive; use None for never"
-            )
+        check_number("metrics_interval_s", metrics_interval_s, is_positive=False)
+        if hang_timeout_s is not None:
+            check_number("hang_timeout_s", hang_timeout_s, is_positive=True)
         check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
         check_choice("on_not_finite", on_not_finite, ("raise", "skip"))
         check_choice("schedule", schedule, ("async", "lockstep"))
+        if not isinstance(inference_only, bool):
+            raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
         if schedule == "lockstep" and max_policy_lag == 0:
             raise UsageError(
                 "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
