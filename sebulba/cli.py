@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sebulba
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, text_of
 from sebulba.exit_codes import (
     EXIT_CHECKPOINT,
     EXIT_ENV,
@@ -101,7 +101,7 @@ def _describe(code: int, error: BaseException) -> str:
     }.get(code, "error")
     if code in (EXIT_ENV, EXIT_OTHER):
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        return f"{what}: {type(error).__name__}: {error}{notes}"
+        return f"{what}: {text_of(error)}{notes}"
     return f"{what}: {error}"
 
 

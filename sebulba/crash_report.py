@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sebulba.errors import text_of
 from sebulba.exit_codes import EXIT_OK, EXIT_SIGNAL, MEANINGS, exit_code_of
 from sebulba.run_folder import RunFolder
 
@@ -72,7 +73,7 @@ def _text(
     meaning = MEANINGS.get(code, f"stopped by signal {code - EXIT_SIGNAL}")
     lines = [f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}  exit code {code}: {meaning}", ""]
     if error is not None:
-        lines += [f"{type(error).__name__}: {error}", ""]
+        lines += [text_of(error), ""]
     if has_transition:
         lines += [
             f"What the environment that failed was given last: {folder.last_transition.name} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -31,6 +32,23 @@ class EnvHangError(EnvError, HangError):
 
 class CheckpointError(RuntimeError):
     """A checkpoint cannot be written, or cannot be read back whole (exit code 6)."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return ``Type: message``, whatever the ``__str__`` of a user's exception does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}: (its __str__ raises)"
+
+
+def shown(value: Any) -> str:
+    """Return ``repr(value)`` in one short line, whatever its ``__repr__`` does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def is_env_failure(error: BaseException) -> bool:

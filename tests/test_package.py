@@ -23,16 +23,17 @@ MODULES = {
 CONTRACTS = {"types", "agent", "errors", "one_kernel", "sealed"}
 ALLOWED = {
     "errors": set(),
+    "field_types": {"errors"},
     "types": set(),
     "one_kernel": {"types"},
     "sealed": {"errors"},
     "agent": {"types", "errors"},
     "envs": CONTRACTS,
     "runtime": CONTRACTS | {"sealed", "tree_names"},
-    "agents": CONTRACTS,
+    "agents": CONTRACTS | {"field_types"},
     "loops": CONTRACTS | {"checkpoints", "envs", "runtime", "tree_names"},
     "tree_names": {"types"},
-    "configs": {"errors", "agents", "json_files"},
+    "configs": {"errors", "agents", "json_files", "field_types"},
     "json_files": {"errors"},
     "policy": CONTRACTS | {"json_files", "tree_names"},
     "evaluation": CONTRACTS | {"envs", "policy"},
@@ -47,7 +48,7 @@ ALLOWED = {
     | {"stop_on_signal", "whole_folders"},
     "stop_on_signal": {"exit_codes", "loops"},
     "exit_codes": {"errors"},
-    "crash_report": {"exit_codes", "run_folder"},
+    "crash_report": {"errors", "exit_codes", "run_folder"},
     "cli": {"errors", "exit_codes", "configs", "run_folder", "experiment", "benchmarks"}
     | {"diagnosis"},
     "__main__": {"cli"},

@@ -9,13 +9,17 @@ import dataclasses
 from typing import Any, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
-from sebulba.configs.checks import at_least
+from sebulba.configs.checks import at_least, at_most
 from sebulba.configs.reliability import CheckpointConfig, FaultConfig
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
+from sebulba.field_types import check_types
 
 OptionValue: TypeAlias = bool | int | float | str
 
 INT32 = range(-(2**31), 2**31)
+
+MOST_ANNEALED_CYCLES = 10**8
+"""Whose updates are counted one cycle after the other, before a run begins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,7 @@ class EnvConfig:
         Raises:
           UsageError: An empty id, or an option given twice.
         """
+        check_types(self, "env.")
         if not self.id.strip():
             raise UsageError("env.id='' must name an environment; use an id such as CartPole-v1")
         twice = sorted(set(self.options) & {field.name for field in dataclasses.fields(self)})
@@ -138,6 +143,12 @@ class ExperimentConfig:
         Raises:
           UsageError: A value breaks a rule.
         """
+        check_types(self, open_fields=("agent",))
+        if not dataclasses.is_dataclass(self.agent) or isinstance(self.agent, type):
+            raise UsageError(
+                f"agent={shown(self.agent)} must be the hyper-parameters of an agent; use for "
+                "example ImpalaConfig()"
+            )
         for name in ("total_env_steps", "num_envs", "steps_per_cycle", "queue_size"):
             at_least(1, name, getattr(self, name))
         for name in ("eval_episodes", "eval_num_envs"):
@@ -166,6 +177,11 @@ class ExperimentConfig:
             )
         if self.anneal_learning_rate:
             _optimizer_of(self.agent)
+            at_most(
+                MOST_ANNEALED_CYCLES,
+                "total_env_steps / num_envs / steps_per_cycle",
+                self.num_cycles(1),
+            )
         if self.resume and self.name is None and self.run_dir is None:
             raise UsageError(
                 "resume=True needs the folder of the run; give --name NAME or --run-dir DIR"

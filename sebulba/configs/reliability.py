@@ -7,6 +7,7 @@ from typing import Literal
 
 from sebulba.configs.checks import at_least
 from sebulba.errors import UsageError
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class CheckpointConfig:
         Raises:
           UsageError: A value breaks a rule.
         """
+        check_types(self, "checkpoint.")
         for name in ("every_s", "replay_every_s"):
             if not getattr(self, name) >= 0:
                 raise UsageError(
@@ -61,6 +63,7 @@ class FaultConfig:
         Raises:
           UsageError: A value breaks a rule.
         """
+        check_types(self, "faults.")
         for name in ("max_env_restarts", "max_skipped_updates"):
             at_least(0, f"faults.{name}", getattr(self, name))
         if self.hang_timeout_s is not None and not self.hang_timeout_s > 0:

@@ -21,7 +21,9 @@ from sebulba.envs.spaces import (
     canonical_observation_space,
     make_native_action,
 )
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import EnvError, UsageError, shown, text_of
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 class CheckedEnv(gymnasium.Env):
@@ -58,7 +60,7 @@ class CheckedEnv(gymnasium.Env):
             if not isinstance(getattr(env, attribute, None), gymnasium.Space):
                 raise UsageError(
                     f"{type(env).__name__} must have an attribute {attribute} that is a "
-                    f"gymnasium.Space; got {getattr(env, attribute, 'nothing')!r}"
+                    f"gymnasium.Space; got {shown(getattr(env, attribute, 'nothing'))}"
                 )
         self.env = env
         self.metadata = env.metadata or {}
@@ -94,7 +96,7 @@ class CheckedEnv(gymnasium.Env):
         obs, reward, terminated, truncated, _ = result
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not (flag is False or flag is True or isinstance(flag, np.bool_)):
-                raise self._broken(name, "a bool", f"{flag!r} ({type(flag).__name__})")
+                raise self._broken(name, "a bool", f"{shown(flag)} ({type(flag).__name__})")
         obs = self._checked_obs(obs, "obs")
         self._has_ended = bool(terminated or truncated)
         return obs, self._checked_reward(reward), bool(terminated), bool(truncated), {}
@@ -121,7 +123,7 @@ class CheckedEnv(gymnasium.Env):
             num_steps, has_ended, saved = pickle.loads(state)
             env = pickled_env.restore(saved, self.env)
         except Exception as error:  # whatever a user's code does when it is put back
-            return f"environment {self._index} could not be put back: {error!r}"
+            return f"environment {self._index} could not be put back: {text_of(error)}"
         self.env = env
         self._num_steps, self._has_ended, self._resets_next = num_steps, False, has_ended
         return None
@@ -140,10 +142,10 @@ class CheckedEnv(gymnasium.Env):
         try:
             is_scalar = isinstance(reward, float) or np.ndim(reward) == 0
             value = float(reward) if is_scalar else math.nan
-        except (TypeError, ValueError):
+        except Exception:  # whatever a user's object does when it is converted
             value = math.nan
-        if not math.isfinite(value):
-            raise self._broken("reward", "a finite number", repr(reward))
+        if not abs(value) <= LARGEST_REWARD:
+            raise self._broken("reward", "a finite number", shown(reward))
         return value
 
     def _broken(self, name: str, expected: str, got: str) -> EnvError:
@@ -167,7 +169,7 @@ class CheckedEnv(gymnasium.Env):
 
 
 def _stand_in(error: Exception) -> EnvError:
-    stand_in = EnvError(f"{type(error).__name__}: {error}")
+    stand_in = EnvError(text_of(error))
     for note in error.__notes__:
         stand_in.add_note(note)
     return stand_in
@@ -200,7 +202,7 @@ def _make_obs_check(space: gymnasium.Space) -> ObsCheck:
 
     def check(obs: Any, name: str) -> tuple[Any, Problem | None]:
         if not isinstance(obs, dict) or obs.keys() != checks.keys():
-            got = f"keys {sorted(obs, key=str)}" if isinstance(obs, dict) else f"a {type(obs)}"
+            got = f"keys {shown(list(obs))}" if isinstance(obs, dict) else f"a {type(obs)}"
             return None, (name, f"a dict with keys {list(checks)}", got)
         checked = {}
         for key, check_leaf in checks.items():
@@ -217,12 +219,19 @@ def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
     low, high = _value_range(space)
 
     def check(obs: Any, name: str) -> tuple[Any, Problem | None]:
-        array = np.asarray(obs)
+        try:
+            array = np.asarray(obs)
+        except Exception as error:  # whatever a user's object does when it is converted
+            expected = f"an array of shape {shape} and dtype {dtype}"
+            return None, (name, expected, f"{shown(obs)} ({text_of(error)})")
         if array.shape != shape or not (
             array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")
         ):
             expected = f"an array of shape {shape} and dtype {dtype}"
             return None, (name, expected, f"shape {array.shape} and dtype {array.dtype}")
+        if array.dtype != dtype:
+            with np.errstate(over="ignore"):  # infinite then, which is found below
+                array = array.astype(dtype)
         if dtype.kind == "f":
             # The sum of squares is the cheaper question, but it may also overflow.
             if not math.isfinite(np.vdot(array, array)) and not np.isfinite(array).all():
@@ -230,7 +239,7 @@ def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
                 return None, (name, "finite numbers", f"{value}")
         elif low is not None and ((array < low) | (array > high)).any():
             return None, (name, f"inside {space}", f"{array}")
-        return array.astype(dtype, copy=False), None
+        return array, None
 
     return check
 

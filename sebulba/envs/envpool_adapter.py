@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.option_checks import check_number, check_option_names
-from sebulba.envs.seeds import check_seed
+from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
     make_action_check,
     make_native_action,
 )
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import EnvError, UsageError, shown
 from sebulba.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
@@ -356,9 +356,9 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
 
 
 def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
-    if value == default and type(value) is type(default):
+    if type(value) is type(default) and value == default:
         return
-    where = f"option {name}={value!r} of {env_id}"
+    where = f"option {name}={shown(value)} of {env_id}"
     if isinstance(default, bool) or not isinstance(default, int | float):
         if not isinstance(value, type(default)) and not isinstance(default, list | tuple | dict):
             raise UsageError(f"{where} must be a {type(default).__name__}, such as {default!r}")
@@ -402,8 +402,7 @@ def make_envpool(
     """
     import envpool
 
-    if len(seeds) != num_envs:
-        raise UsageError(f"seeds must be {num_envs}, one per environment; got {len(seeds)}")
+    seeds = check_seeds(seeds, num_envs)
     num_threads = num_threads or default_num_threads(env_id, num_envs)
     with warnings.catch_warnings():
         # Spaces warn about precision when they are built.
@@ -414,7 +413,7 @@ def make_envpool(
                 env_type="gymnasium",
                 num_envs=num_envs,
                 num_threads=min(num_threads, num_envs),
-                seed=[check_seed(seed, f"seeds[{i}]") for i, seed in enumerate(seeds)],
+                seed=list(seeds),
                 **options,
             )
         except UsageError:

@@ -20,10 +20,10 @@ from sebulba.envs.gymnasium_adapter import (
     GymnasiumAdapter,
     vector_env_spec,
 )
-from sebulba.envs.option_checks import check_number, check_option_names, nearest
+from sebulba.envs.option_checks import check_number, check_option_names, is_one_of, nearest
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
 
 Backend = Literal["envpool", "gymnasium"]
@@ -46,7 +46,7 @@ class _Factory:
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
         check_number(
-            f"num_envs={num_envs!r}",
+            f"num_envs={shown(num_envs)}",
             num_envs,
             is_int=True,
             smallest=1,
@@ -88,12 +88,12 @@ def make_env_factory(
     Raises:
       UsageError: An unknown id (the nearest is named), module, attribute or option, or a bad value.
     """
-    if backend not in (None, "envpool", "gymnasium"):
-        raise UsageError(f"backend={backend!r} must be 'envpool', 'gymnasium' or None")
-    if vectorization not in ("sync", "async"):
-        raise UsageError(f"vectorization={vectorization!r} must be 'sync' or 'async'")
+    if backend is not None and not is_one_of(backend, "envpool", "gymnasium"):
+        raise UsageError(f"backend={shown(backend)} must be 'envpool', 'gymnasium' or None")
+    if not is_one_of(vectorization, "sync", "async"):
+        raise UsageError(f"vectorization={shown(vectorization)} must be 'sync' or 'async'")
     check_number(
-        f"step_timeout_s={step_timeout_s!r}",
+        f"step_timeout_s={shown(step_timeout_s)}",
         step_timeout_s,
         is_int=False,
         smallest=0.001,
@@ -102,7 +102,7 @@ def make_env_factory(
     )
     if num_threads is not None:
         check_number(
-            f"num_threads={num_threads!r}",
+            f"num_threads={shown(num_threads)}",
             num_threads,
             is_int=True,
             smallest=1,
@@ -119,11 +119,11 @@ def make_env_factory(
         make_env, name = _gymnasium_maker(env, options), env
     else:
         if backend == "envpool":
-            raise UsageError(f"backend='envpool' takes ids, not env={env!r}; drop backend")
+            raise UsageError(f"backend='envpool' takes ids, not env={shown(env)}; drop backend")
         make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
         if not callable(make_env):
             raise UsageError(
-                f"env={env!r} must be an id, 'module:attribute' or a callable that makes the "
+                f"env={shown(env)} must be an id, 'module:attribute' or a callable that makes the "
                 f"environment, not a {type(make_env).__name__}"
             )
         parameters = _parameters(make_env, name)

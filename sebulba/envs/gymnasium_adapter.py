@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sebulba.envs import pickled_env
-from sebulba.envs.seeds import check_seed
+from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
@@ -28,7 +28,7 @@ from sebulba.envs.vectorize import (
     restore_states,
     states_of,
 )
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import EnvError, UsageError, shown, text_of
 from sebulba.sealed import seal, unseal
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
@@ -88,7 +88,8 @@ class GymnasiumAdapter:
             # The base class promises no more than one integer.
             seed = seed[0]
         with self._worker_errors():
-            obs, _ = self._reset_raw(seed=seed)
+            result = self._reset_raw(seed=seed)
+        obs = self._obs_of_reset(result)
         self._seeds = None
         self._ends = np.zeros(self.num_envs, np.bool_)
         return EnvOutput.first(self._own(obs), self.num_envs)
@@ -105,12 +106,10 @@ class GymnasiumAdapter:
             result = self._step_raw(self._native_action(action))
         self._num_steps += 1
         if not isinstance(result, tuple) or len(result) != 5:
-            got = (
-                f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-            )
             raise EnvError(
                 f"vector environment {self.spec.name!r}, step {self._num_steps}: step must return "
-                f"a tuple of 5 (obs, reward, terminated, truncated, info); got {got}"
+                f"a tuple of 5 (obs, reward, terminated, truncated, info); got "
+                f"{_describe_result(result)}"
             )
         obs, reward, terminated, truncated, _ = result
         obs = self._own(obs)
@@ -201,7 +200,7 @@ class GymnasiumAdapter:
         try:
             self._vector_env = pickled_env.restore(saved, self._vector_env)
         except Exception as error:  # whatever a user's code does when it is put back
-            raise EnvError(f"{self._who()} could not be put back: {error!r}") from error
+            raise EnvError(f"{self._who()} could not be put back: {text_of(error)}") from error
 
     def _reset_raw(self, **arguments: Any) -> tuple:
         env = self._vector_env
@@ -217,11 +216,19 @@ class GymnasiumAdapter:
         env.step_async(action)
         return env.step_wait(self._step_timeout_s)
 
+    def _obs_of_reset(self, result: Any) -> Any:
+        if isinstance(result, tuple) and len(result) == 2:
+            return result[0]
+        raise EnvError(
+            f"vector environment {self.spec.name!r}: reset must return a tuple (obs, info); got "
+            f"{_describe_result(result)}"
+        )
+
     def _reset_some(self, ends: np.ndarray, obs: PyTree) -> PyTree:
         """Return ``obs`` with rows ``ends`` replaced by the next episodes' first observations."""
         with self._worker_errors():
-            first, _ = self._reset_raw(options={"reset_mask": ends.copy()})
-        first = self._own(first)
+            result = self._reset_raw(options={"reset_mask": ends.copy()})
+        first = self._own(self._obs_of_reset(result))
         if not isinstance(obs, dict):
             obs[ends] = first[ends]
         else:
@@ -234,7 +241,7 @@ class GymnasiumAdapter:
         if isinstance(self._leaves, tuple):
             return _own_leaf(obs, "obs", *self._leaves)
         if not isinstance(obs, dict) or obs.keys() != self._leaves.keys():
-            got = f"keys {sorted(obs, key=str)}" if isinstance(obs, dict) else f"a {type(obs)}"
+            got = f"keys {shown(list(obs))}" if isinstance(obs, dict) else f"a {type(obs)}"
             raise EnvError(f"obs must be a dict with keys {list(self._leaves)}; got {got}")
         return {
             key: _own_leaf(obs[key], f"obs[{key!r}]", *expected)
@@ -242,7 +249,11 @@ class GymnasiumAdapter:
         }
 
     def _own_reward(self, reward: Any) -> np.ndarray:
-        reward = np.array(reward, np.float32)
+        reward = _as_array(reward, "reward")
+        if not np.can_cast(reward.dtype, np.float32, "same_kind"):
+            raise EnvError(f"reward must be numbers; got dtype {reward.dtype}")
+        with np.errstate(over="ignore"):  # infinite then, which is found below
+            reward = np.array(reward, np.float32)
         if reward.shape != (self.num_envs,):
             raise EnvError(f"reward must have shape ({self.num_envs},); got {reward.shape}")
         if not np.isfinite(reward).all():
@@ -253,7 +264,7 @@ class GymnasiumAdapter:
         return reward
 
     def _own_flag(self, flag: Any) -> np.ndarray:
-        flag = np.array(flag)
+        flag = np.copy(_as_array(flag, "terminated and truncated"))
         if flag.shape != (self.num_envs,) or flag.dtype != np.bool_:
             raise EnvError(
                 f"terminated and truncated must have shape ({self.num_envs},) and dtype bool; got "
@@ -307,15 +318,13 @@ def _autoreset_mode(vector_env: VectorEnv) -> AutoresetMode:
     except ValueError as error:
         modes = ", ".join(str(m) for m in AutoresetMode)
         raise UsageError(
-            f"metadata['autoreset_mode']={mode!r} of {vector_env} must be one of {modes}; set it "
-            "to what the vector environment does"
+            f"metadata['autoreset_mode']={shown(mode)} of {vector_env} must be one of {modes}; "
+            "set it to what the vector environment does"
         ) from error
 
 
 def _check_gymnasium_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
-    if len(seeds) != num_envs:
-        raise UsageError(f"seeds must be {num_envs}, one per environment; got {len(seeds)}")
-    checked = [check_seed(seed, f"seeds[{i}]") for i, seed in enumerate(seeds)]
+    checked = check_seeds(seeds, num_envs)
     for i, seed in enumerate(checked):
         if seed < 0:
             raise UsageError(
@@ -332,9 +341,23 @@ def _expected_leaves(spec: EnvSpec, num_envs: int) -> Any:
 
 
 def _own_leaf(leaf: Any, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    array = np.asarray(leaf)
+    array = _as_array(leaf, name)
     if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
         raise EnvError(
             f"{name} must have shape {shape} and dtype {dtype}; got {array.shape} and {array.dtype}"
         )
-    return np.array(array, dtype, order="C")
+    with np.errstate(over="ignore"):  # infinite then, which is found at the end of the cycle
+        return np.array(array, dtype, order="C")
+
+
+def _as_array(value: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # whatever a user's object does when it is converted
+        raise EnvError(f"{name} must be an array; got {shown(value)} ({text_of(error)})") from error
+
+
+def _describe_result(result: Any) -> str:
+    return (
+        f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    )

@@ -21,6 +21,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; the nearest are {', '.join(by_lower[one] for one in near)}" if near else ""
 
 
+def is_one_of(value: Any, *choices: str) -> bool:
+    """Tell whether ``value`` is one of these strings."""
+    return isinstance(value, str) and value in choices
+
+
 def check_option_names(options: Iterable[str], known: Collection[str], what: str) -> None:
     """Raise UsageError for an option that ``what`` does not have."""
     for name in options:

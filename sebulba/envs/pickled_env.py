@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from sebulba.errors import EnvError
+from sebulba.errors import EnvError, text_of
 
 REMEDY = "give it the methods get_state() and set_state(state)"
 STEPS_COMPARED = 16
@@ -242,4 +242,4 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, _NotWhole) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, _NotWhole) else text_of(error)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 
 _BITS = 31
 _MASK = (1 << _BITS) - 1
@@ -25,14 +26,28 @@ def check_seed(seed: Any, name: str = "seed") -> int:
     """
     if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
         raise UsageError(
-            f"{name}={seed!r} must be an integer, not {type(seed).__name__}; use for example 0"
+            f"{name}={shown(seed)} must be an integer, not {type(seed).__name__}; use for example 0"
         )
     value = operator.index(seed)
     if not -(2**31) <= value < 2**31:
         raise UsageError(
-            f"{name}={value} must fit 32 bits, -2147483648 to 2147483647; use a smaller one"
+            f"{name}={shown(value)} must fit 32 bits, -2147483648 to 2147483647; use a smaller one"
         )
     return value
+
+
+def check_seeds(seeds: Any, num_envs: int) -> list[int]:
+    """Return seeds, one per environment, as Python ints.
+
+    Raises:
+      UsageError: They are something else, or one is not an int32.
+    """
+    is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes)
+    if not is_list and not (isinstance(seeds, np.ndarray) and seeds.ndim == 1):
+        raise UsageError(f"seeds={shown(seeds)} must be a list of {num_envs} integers")
+    if len(seeds) != num_envs:
+        raise UsageError(f"seeds must be {num_envs}, one per environment; got {len(seeds)}")
+    return [check_seed(seed, f"seeds[{i}]") for i, seed in enumerate(seeds)]
 
 
 def seed_block(
@@ -69,6 +84,8 @@ def seed_block(
         ``ENVS_A_GENERATION`` from generation 1 on, or more than ``LAST_GENERATION`` generations.
     """
     key = check_seed(seed) & 0xFFFFFFFF
+    for name, value in (("inferencer", inferencer), ("host", host), ("generation", generation)):
+        check_seed(value, name)  # other numbers of the kind
     first = (host * num_inferencers + inferencer) * num_envs
     if not 0 <= inferencer < num_inferencers or host < 0 or num_envs < 0:
         raise UsageError(

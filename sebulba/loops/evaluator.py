@@ -28,7 +28,8 @@ EVALUATOR_THREAD = "evaluator"
 
 Play = Callable[[PyTree, threading.Event], Mapping[str, float] | None]
 """Plays whole episodes with these acting networks, which it may keep. Returns what goes into the
-record, in names that begin with ``eval_``; None as soon as the event is set."""
+record, in names that begin with ``eval_``; None as soon as the event is set. It looks at the
+event after every step: a loop takes one that does not for its ``hang_timeout_s`` for hung."""
 
 TakeNetworks = Callable[[], PyTree]
 """Returns a copy of the acting networks that nobody else writes, donates or deletes."""
@@ -55,6 +56,24 @@ class Evaluator:
                 f"every_env_steps={self.every_env_steps} must be at least 1; "
                 "use a tenth of the run, or no evaluator"
             )
+
+
+class Heartbeat(threading.Event):
+    """The stop event of who plays; looking at it is a sign of life."""
+
+    def __init__(self) -> None:
+        """Not set."""
+        super().__init__()
+        self.beat()
+
+    def beat(self) -> None:
+        """Live."""
+        self.at = time.perf_counter()
+
+    def is_set(self) -> bool:
+        """Tell whether it is set, and live."""
+        self.beat()
+        return super().is_set()
 
 
 class Pending(NamedTuple):
@@ -95,6 +114,7 @@ class Evaluations:
         self._skips = skips
         self._inline = inline
         self._stop = threading.Event()
+        self._player_stop = Heartbeat()
         self._pending: collections.deque[Pending] = collections.deque()
         self._done: collections.deque[dict[str, Any]] = collections.deque()
         self._playing = False
@@ -161,9 +181,15 @@ class Evaluations:
                 self._changed.wait(WAKE_S)
         return self.pop()
 
+    def silent_s(self) -> float:
+        """Return for how many seconds who plays has shown no sign of life; 0 where nobody does."""
+        is_playing = self._playing and not self._inline and not self._stop.is_set()
+        return time.perf_counter() - self._player_stop.at if is_playing else 0.0
+
     def end(self) -> None:
         """Stop what is being played and play no other."""
         self._stop.set()
+        self._player_stop.set()
         with self._changed:
             self._pending.clear()
             self._changed.notify_all()
@@ -178,7 +204,7 @@ class Evaluations:
         assert self._evaluator is not None
         metrics, began = None, time.perf_counter()
         try:
-            stop = self._stop_requested if self._inline else self._stop
+            stop = self._stop_requested if self._inline else self._player_stop
             metrics = self._evaluator.play(pending.networks, stop)
         except BaseException as error:
             error.add_note(f"in the evaluation of the networks of {pending.env_steps} env steps")
@@ -203,6 +229,7 @@ class Evaluations:
             if self._stop.is_set():
                 return None
             self._playing = True
+            self._player_stop.beat()
             pending = self._pending.popleft()
             self._changed.notify_all()
             return pending

@@ -15,11 +15,13 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.envs import make_env_factory, seed_block
-from sebulba.errors import EnvHangError, UsageError
+from sebulba.envs.seeds import ENVS_A_GENERATION
+from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
 from sebulba.loops.argument_checks import (
     check_choice,
     check_counts,
     check_divisible,
+    check_number,
     check_state,
 )
 from sebulba.loops.counters import Counters
@@ -43,6 +45,8 @@ from sebulba.types import EnvAdapter, EnvFactory, MetricWriter, PyTree, RunSpec
 UPDATE_STREAM = 0xFFFFFFFF
 """Folded into the seed's key for the updates, which else would share keys with a state that was
 made from the same seed."""
+MOST_THREADS = 1024
+"""Inferencers of a device."""
 HANG_TIMEOUT_S = 300.0
 """Longer than any compile that was seen."""
 
@@ -128,13 +132,15 @@ class GymnasiumLoop:
           checkpointer: Saves where the loop stands at its intervals and at the end of every run,
             for ``restore``; whoever made it closes it.
           on_env_failure: ``"raise"`` what an environment raised, or ``"restart"``: that Inferencer
-            gets new environments with new seeds, and what is lost is counted.
+            gets new environments with new seeds, and what is lost is counted. Inline, where a
+            debugger wants to see it, it is always raised.
           max_env_restarts: After so many the failure is raised all the same.
           on_not_finite: ``"raise"`` NotFiniteError for a NaN or infinite loss or gradient, or
             ``"skip"`` that update, and count it.
           max_skipped_updates: After so many NotFiniteError is raised all the same.
           hang_timeout_s: A thread that is in one phase for longer ends the run with HangError (an
-            environment that does not return: as ``on_env_failure`` says). None waits for ever.
+            environment that does not return: as ``on_env_failure`` says). None waits for ever,
+            as does every inline run, which a debugger may keep anywhere.
           on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
             cannot raise; None prints where it hangs and no more.
 
@@ -142,20 +148,21 @@ class GymnasiumLoop:
           UsageError: An argument breaks one of these rules.
         """
         check_counts(
-            num_envs=(num_envs, 1),
-            num_inferencers_per_device=(num_inferencers_per_device, 0),
+            num_envs=(num_envs, 1, ENVS_A_GENERATION),
+            num_inferencers_per_device=(num_inferencers_per_device, 0, MOST_THREADS),
             queue_size=(queue_size, 1),
             max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
             max_env_restarts=(max_env_restarts, 0),
             max_skipped_updates=(max_skipped_updates, 0),
         )
-        if hang_timeout_s is not None and not hang_timeout_s > 0:
-            raise UsageError(
-                f"hang_timeout_s={hang_timeout_s} must be positive; use None for never"
-            )
+        check_number("metrics_interval_s", metrics_interval_s, is_positive=False)
+        if hang_timeout_s is not None:
+            check_number("hang_timeout_s", hang_timeout_s, is_positive=True)
         check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
         check_choice("on_not_finite", on_not_finite, ("raise", "skip"))
         check_choice("schedule", schedule, ("async", "lockstep"))
+        if not isinstance(inference_only, bool):
+            raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
         if schedule == "lockstep" and max_policy_lag == 0:
             raise UsageError(
                 "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
@@ -197,6 +204,8 @@ class GymnasiumLoop:
         self._stop_requested = threading.Event()
         self._closed = False
         self._hangs = False
+        self._threads: list[threading.Thread] = []
+        """Of the last run; the Inferencers' come first, in their order."""
         self._run_spec: RunSpec | None = None
         self._updater: Updater | None = None
         self._programs: CyclePrograms | None = None
@@ -323,7 +332,8 @@ class GymnasiumLoop:
         try:
             metrics = loop.run(num_cycles, steps_per_cycle, began)
         finally:
-            self._hangs = loop.hangs
+            self._threads = loop.threads
+            self._hangs = any(thread.is_alive() for thread in self._threads)
             self._stop_requested = threading.Event()
         step = [owned_copy(i.step_state, i.device) for i in self._session.inferencers]
         self._last_state = updater.state(step)
@@ -504,8 +514,11 @@ class GymnasiumLoop:
         Empty where none failed in a step, or its cycle keeps nothing.
         """
         for inferencer in self._session.inferencers:
-            if failed_at := getattr(inferencer.run_cycle, "failed_at", None):
-                return failed_at
+            of_env = isinstance(inferencer.failure, ActionError) or (
+                inferencer.failure is not None and is_env_failure(inferencer.failure)
+            )
+            if of_env and hasattr(inferencer.run_cycle, "last_transition"):
+                return inferencer.run_cycle.last_transition()
         return {}
 
     def newest_networks(self) -> PyTree | None:
@@ -524,13 +537,18 @@ class GymnasiumLoop:
         self._stop_requested.set()
 
     def close(self) -> None:
-        """Free the environments; may be called twice."""
+        """Free the environments; may be called twice.
+
+        Those that a thread hangs in stay: in the hands of two threads, native code aborts.
+        """
         if self._closed:
             return
         self._closed = True
+        hung = [index for index, thread in enumerate(self._threads) if thread.is_alive()]
         with contextlib.ExitStack() as stack:  # one that raises does not keep the others open
-            for env in self._envs:
-                stack.callback(env.close)
+            for index, env in enumerate(self._envs):
+                if index not in hung:
+                    stack.callback(env.close)
 
     def __enter__(self) -> GymnasiumLoop:
         return self

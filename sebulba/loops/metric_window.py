@@ -156,5 +156,9 @@ class MetricWindow:
 def time_shares(
     before: Mapping[str, float], after: Mapping[str, float], elapsed_s: float
 ) -> dict[str, float]:
-    """Return the share of ``elapsed_s`` that each phase took between two readings of a timer."""
-    return {name: (after[name] - before.get(name, 0.0)) / max(elapsed_s, 1e-9) for name in after}
+    """Return the share of ``elapsed_s`` that each phase took between two readings of a timer.
+
+    0 where the timer is that of an Inferencer which is newer than the first reading.
+    """
+    seconds = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after}
+    return {name: one / max(elapsed_s, 1e-9) for name, one in seconds.items()}

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from sebulba.errors import text_of
 from sebulba.types import MetricWriter
 
 if TYPE_CHECKING:
@@ -50,8 +51,7 @@ class CompositeWriter:
                 with contextlib.suppress(Exception):  # it may close, even if it cannot write
                     writer.close()
                 warnings.warn(
-                    f"{type(writer).__name__} failed and writes no more: "
-                    f"{type(error).__name__}: {error}",
+                    f"{type(writer).__name__} failed and writes no more: {text_of(error)}",
                     RuntimeWarning,
                     stacklevel=2,
                 )

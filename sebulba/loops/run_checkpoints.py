@@ -83,8 +83,13 @@ class RunCheckpoints:
         )
 
     def begin(self) -> None:
-        """Copy the learner's part and ask the Inferencers for theirs."""
+        """Copy the learner's part and ask the Inferencers for theirs.
+
+        Raises:
+          NotFiniteError: The networks are not finite.
+        """
         self._warn_of_failure()
+        self._check_finite()
         self._begun = self._learner(at_the_end=False)
         for inferencer in self._session.inferencers:
             inferencer.left_position = None
@@ -122,10 +127,12 @@ class RunCheckpoints:
 
         Raises:
           CheckpointError: It could not be written.
+          NotFiniteError: The networks are not finite.
         """
         if self._checkpointer is None:
             return
         self._warn_of_failure()
+        self._check_finite()
         begun = self._learner(at_the_end=True)
         positions = [inferencer.position() for inferencer in self._session.inferencers]
         self._save_now(begun, positions, self._session.kept_round)
@@ -148,6 +155,15 @@ class RunCheckpoints:
                 f"no checkpoint of what was learned: {type(failure).__name__}: {failure}",
                 RuntimeWarning,
                 stacklevel=2,
+            )
+
+    def _check_finite(self) -> None:
+        """Raise NotFiniteError rather than save what cannot be gone on with."""
+        if not self._updater.is_whole():
+            raise NotFiniteError(
+                f"the networks are not finite after {self._session.counters.updates} updates, and "
+                "are not saved. A lower learning rate, gradient clipping, or scaled rewards and "
+                "observations are the usual remedies"
             )
 
     def _learner(self, *, at_the_end: bool) -> Begun:

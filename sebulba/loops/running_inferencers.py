@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
-import sys
 import threading
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from sebulba.errors import EnvHangError, HangError, is_env_failure
+from sebulba.errors import HangError, is_env_failure, text_of
 from sebulba.loops.session import Session
 from sebulba.runtime.inferencer import (
     CyclePermits,
@@ -19,12 +18,12 @@ from sebulba.runtime.inferencer import (
     Item,
     Schedule,
     Stop,
+    explained,
     inferencer_thread,
     run_cycles,
 )
 from sebulba.runtime.trajectory_queue import TrajectoryQueue
 
-JOIN_S = 60.0
 """How long a stop waits for the program or the compile in flight in a thread."""
 
 Replace = Callable[[Inferencer], Inferencer]
@@ -68,10 +67,14 @@ class RunningInferencers:
         self._permits = CyclePermits(0)
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(queue_size)
         """Between the threads and the update loop."""
+        self.silent: list[threading.Thread] = []
+        """Threads that hang: nobody waits for them any more."""
         self._soon = threading.Event()
         self._stops: list[Stop] = []
         self._threads: list[threading.Thread] = []
-        self._turns: Iterator[Iterator[Item]] | None = None
+        self._turns: Iterator[tuple[Inferencer, Iterator[Item]]] | None = None
+        self._second_version = 0
+        self._num_items: collections.Counter[int] = collections.Counter()
 
     def start(self, num_cycles: int) -> None:
         """Start; the first networks have been published.
@@ -82,28 +85,35 @@ class RunningInferencers:
         self._permits = CyclePermits(num_cycles)
         inferencers = self._session.inferencers
         self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
-        kept = bool(self._session.kept_round)
-        cycles = [self._cycles(inferencer, kept) for inferencer in inferencers]
+        for inferencer in inferencers:
+            inferencer.failure = None
+        # A round of the run before, which the update loop begins with, makes one version more.
+        self._second_version = self._session.counters.policy_version + bool(
+            self._session.kept_round
+        )
+        cycles = [self._cycles(inferencer) for inferencer in inferencers]
         if self._inline:
             # One item of each in turn: the order that threads of equal speed would have.
-            self._turns = itertools.cycle(cycles)
+            self._turns = itertools.cycle(zip(inferencers, cycles, strict=True))
             return
         self._threads = [self._thread(i, c) for i, c in zip(inferencers, cycles, strict=True)]
         for thread in self._threads:
             thread.start()
 
-    def _cycles(self, inferencer: Inferencer, round_is_kept: bool) -> Iterator[Item]:
+    def _cycles(self, inferencer: Inferencer) -> Iterator[Item]:
+        index = inferencer.index
         staged = inferencer.staging.newest()
         assert staged is not None, "publishing comes first"
-        stop = self._stops[inferencer.index]
+        # By the Inferencer in whose place this one is, perhaps.
+        num_made = self._num_items[index] + self.queue.count(lambda item: item.inferencer == index)
         return run_cycles(
             inferencer,
             staged,
             self._hand_off,
             self._schedule,
-            round_is_kept,
+            self._second_version + num_made,
             self._permits,
-            stop,
+            self._stops[index],
         )
 
     def _thread(self, inferencer: Inferencer, cycles: Iterator[Item]) -> threading.Thread:
@@ -129,7 +139,7 @@ class RunningInferencers:
           RuntimeError: Nobody is left to make one.
         """
         if self._turns is not None:
-            return next(next(self._turns))
+            return _next_inline(*next(self._turns))
         deadline = None
         while True:
             nobody_left = not any(thread.is_alive() for thread in self._threads)
@@ -140,6 +150,7 @@ class RunningInferencers:
                     raise
                 continue
             if item is not None:
+                self._num_items[item.inferencer] += 1
                 return item
             if nobody_left:
                 raise RuntimeError("all Inferencer threads ended without an error or a stop")
@@ -154,7 +165,7 @@ class RunningInferencers:
 
     # An environment that failed.
 
-    def _mend(self, error: BaseException) -> bool:
+    def _mend(self, error: BaseException, *, goes_on: bool = True) -> bool:
         """Replace the Inferencer that ``error`` ended; False where that is not to be done."""
         session = self._session
         guilty = next((i for i in session.inferencers if i.failure is error), None)
@@ -169,27 +180,53 @@ class RunningInferencers:
         warnings.warn(
             f"the environment of Inferencer {guilty.index} failed and gets replaced by a new one "
             f"(restart {session.counters.env_restarts + 1} of {self._max_replaced}): "
-            f"{type(error).__name__}: {error}",
+            f"{text_of(error)}",
             RuntimeWarning,
             stacklevel=2,
         )
+        new = self._put_in_place_of(guilty, error)
+        self.queue.forgive(error)
+        if goes_on:
+            self._stops[new.index] = Stop(self._soon, threading.Event())
+            self._threads[new.index] = self._thread(new, self._cycles(new))
+            self._threads[new.index].start()
+        return True
+
+    def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
+        counters = self._session.counters
         # A thread that hangs is left behind: whatever it still makes goes nowhere.
         self._stops[guilty.index].now.set()
-        new = self._replace(guilty)
-        session.counters.env_restarts += 1
-        session.counters.dropped_env_cycles += 1
-        session.inferencers[guilty.index] = new
-        self._stops[guilty.index] = Stop(self._soon, threading.Event())
-        self._threads[guilty.index] = self._thread(new, self._cycles(new, False))
-        self._permits.give()
-        self._threads[guilty.index].start()
-        self.queue.forgive(error)
-        return True
+        try:
+            new = self._replace(guilty)
+        except Exception as failure:
+            failure.add_note(
+                f"while Inferencer {guilty.index} was to get new environments, because its own "
+                f"had failed: {text_of(error)}"
+            )
+            raise
+        counters.env_restarts += 1
+        if not guilty.needs_reset:  # it was in a cycle
+            counters.dropped_env_cycles += 1
+            self._permits.give()
+        self._session.inferencers[guilty.index] = new
+        return new
 
     def fail(self, inferencer: Inferencer, error: HangError) -> None:
         """End the run for, or replace, an Inferencer whose thread is silent."""
-        inferencer.failure = error
-        self.queue.fail(error)
+        if inferencer.fail(error):
+            self.silent.append(self._threads[inferencer.index])
+            self.queue.fail(error)
+
+    def raise_failures(self) -> None:
+        """Raise what ended an Inferencer while it was told to end, unless it can be replaced."""
+        while True:
+            try:
+                self.queue.raise_failure()
+            except Exception as error:
+                if not self._mend(error, goes_on=False):
+                    raise
+            else:
+                return
 
     # The end.
 
@@ -212,45 +249,10 @@ class RunningInferencers:
         return self._threads
 
 
-def join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads that were told to end.
-
-    Raises:
-      HangError: One does not.
-    """
-    deadline = time.monotonic() + JOIN_S
-    for thread in threads:
-        if thread.ident is not None:  # it was started
-            thread.join(max(0.0, deadline - time.monotonic()))
-    if any(thread.is_alive() for thread in threads):
-        raise hang_error(threads)
-
-
-def hang_error(threads: Sequence[threading.Thread]) -> HangError:
-    """Say which of these still run, and where they are."""
-    alive = [thread for thread in threads if thread.is_alive()]
-    return HangError(
-        f"{len(alive)} threads did not end within {JOIN_S:.0f} s of being stopped; an "
-        f"environment that does not return from step is the usual cause. They are in:\n"
-        f"{stacks(alive)}"
-    )
-
-
-def stacks(threads: Sequence[threading.Thread]) -> str:
-    """Return what each thread is doing, as Python sees it."""
-    frames = sys._current_frames()
-    return "\n".join(
-        f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
-        for thread in threads
-        if thread.ident in frames
-    )
-
-
-def silence_error(inferencer: Inferencer, phase: str, silent_s: float, in_env: bool) -> HangError:
-    """Return the error of an Inferencer that has been in one phase for too long."""
-    kind = EnvHangError if in_env else HangError
-    where = "its environment did not return" if in_env else f"it did not leave {phase!r}"
-    return kind(
-        f"thread {inferencer.thread_name!r} is silent: {where} for {silent_s:.0f} s, in cycle "
-        f"{inferencer.cycle}; mend the environment, or raise hang_timeout_s if it is just slow"
-    )
+def _next_inline(inferencer: Inferencer, cycles: Iterator[Item]) -> Item:
+    try:
+        return next(cycles)
+    except BaseException as raised:
+        error = explained(raised, "the calling thread", inferencer)
+        inferencer.fail(error)
+        raise error from error.__cause__

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
 from sebulba.errors import HangError
-from sebulba.loops.running_inferencers import RunningInferencers, silence_error, stacks
+from sebulba.loops.evaluator import EVALUATOR_THREAD, Evaluations
+from sebulba.loops.hangs import silence_error, stacks
+from sebulba.loops.running_inferencers import RunningInferencers
 from sebulba.loops.session import Session
-from sebulba.runtime.inferencer import ENV_PHASES, WAITING_PHASES, Inferencer
+from sebulba.runtime.inferencer import WAITING_PHASES, Inferencer
 from sebulba.runtime.staging import WAKE_S
 from sebulba.runtime.timer import PhaseTimer
 
 SUPERVISOR_THREAD = "supervisor"
 """Name of the thread."""
 
-LEARNER_WAITING = ("get",)
-"""Phases in which the update loop waits for Inferencers."""
+LEARNER_WAITING = ("get", "checkpoint")
+"""Phases in which the update loop waits for Inferencers, or for a disk, which has its own limit."""
+
+PAUSE_S = 10 * WAKE_S
+"""The supervisor itself was kept from looking for so long: all of the process stood still."""
 
 OnHang = Callable[[HangError], None]
 """Called where the calling thread of ``run()`` itself is silent, so that nothing can be raised
@@ -29,7 +35,8 @@ class Supervisor:
     """Watches the phases of the threads of a run: a context manager around it.
 
     The timers that measure where time goes are the heartbeats: a thread that has been in one phase
-    for longer than the limit, and does not just wait for others, hangs.
+    for longer than the limit, and does not just wait for others, hangs. A process that stood still
+    (stopped by a debugger, suspended with its machine) is given the whole limit again.
     """
 
     def __init__(
@@ -38,6 +45,7 @@ class Supervisor:
         learner: PhaseTimer,
         session: Session,
         running: RunningInferencers,
+        evaluations: Evaluations,
         on_hang: OnHang | None,
     ) -> None:
         """Watch from entering to leaving.
@@ -47,15 +55,18 @@ class Supervisor:
           learner: Timer of the update loop.
           session: Its Inferencers.
           running: Is told of an Inferencer that hangs.
+          evaluations: Those beside it.
           on_hang: Called where the update loop hangs.
         """
         self._limit_s = limit_s
         self._learner = learner
         self._session = session
         self._running = running
+        self._evaluations = evaluations
         self._on_hang = on_hang
         self._stop = threading.Event()
-        self._told: set[int] = set()
+        self._learner_is_told = False
+        self._looked_at = self._awake_since = 0.0
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Supervisor:
@@ -66,7 +77,7 @@ class Supervisor:
                 name=SUPERVISOR_THREAD,
                 daemon=True,
             )
-            self._main = threading.current_thread()
+            self._looked_at = self._awake_since = time.perf_counter()
             self._thread.start()
         return self
 
@@ -82,29 +93,45 @@ class Supervisor:
 
     def look(self) -> None:
         """Look at every thread once."""
-        assert self._limit_s is not None
+        now, before = time.perf_counter(), self._looked_at
+        self._looked_at = now
+        if now - before > max(PAUSE_S, self._limit_s / 10):  # type: ignore[operator]
+            self._awake_since = now
         for inferencer in list(self._session.inferencers):
-            self._look_at(inferencer)
-        present = self._learner.present()
-        if present is not None and present[0] not in LEARNER_WAITING and present[1] > self._limit_s:
-            self._tell_of_learner(*present)
+            phase, silent_s = inferencer.timer.present() or ("", 0.0)
+            if phase not in WAITING_PHASES and self._is_hang(silent_s):
+                self._tell_of_inferencer(inferencer, phase, silent_s)
+        if self._is_hang(silent_s := self._evaluations.silent_s()):
+            self._tell_of_evaluator(silent_s)
+        phase, silent_s = self._learner.present() or ("", 0.0)
+        if phase not in LEARNER_WAITING and self._is_hang(silent_s):
+            self._tell_of_learner(phase, silent_s)
 
-    def _look_at(self, inferencer: Inferencer) -> None:
-        present = inferencer.timer.present()
-        if present is None or id(inferencer) in self._told:
-            return
-        phase, silent_s = present
-        if phase in WAITING_PHASES or silent_s <= self._limit_s:  # type: ignore[operator]
-            return
-        self._told.add(id(inferencer))
-        error = silence_error(inferencer, phase, silent_s, phase in ENV_PHASES)
+    def _is_hang(self, silent_s: float) -> bool:
+        limit_s = self._limit_s
+        assert limit_s is not None
+        return min(silent_s, self._looked_at - self._awake_since) > limit_s
+
+    def _tell_of_inferencer(self, inferencer: Inferencer, phase: str, silent_s: float) -> None:
+        if inferencer.failure is None:
+            error = silence_error(inferencer, phase, silent_s)
+            self._print_stacks(str(error))
+            self._running.fail(inferencer, error)
+
+    def _tell_of_evaluator(self, silent_s: float) -> None:
+        error = HangError(
+            f"thread {EVALUATOR_THREAD!r} is silent: what plays did not look at its stop event for "
+            f"{silent_s:.0f} s; mend the environment, or raise hang_timeout_s if it is just slow"
+        )
         self._print_stacks(str(error))
-        self._running.fail(inferencer, error)
+        self._running.silent += self._evaluations.threads
+        self._running.queue.fail(error)
+        self._evaluations.end()
 
     def _tell_of_learner(self, phase: str, silent_s: float) -> None:
-        if id(self) in self._told:
+        if self._learner_is_told:
             return
-        self._told.add(id(self))
+        self._learner_is_told = True
         error = HangError(
             f"the update loop is silent: it did not leave {phase!r} for {silent_s:.0f} s; raise "
             "hang_timeout_s if it is just slow"

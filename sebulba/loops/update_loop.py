@@ -6,32 +6,27 @@ import dataclasses
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import ActionError, HangError, NotFiniteError
 from sebulba.loops.evaluator import Evaluations, Evaluator
+from sebulba.loops.hangs import JOIN_S, hang_error, join
 from sebulba.loops.metric_window import MetricWindow, time_shares
 from sebulba.loops.run_checkpoints import About, RunCheckpoints
-from sebulba.loops.running_inferencers import (
-    JOIN_S,
-    Replace,
-    RunningInferencers,
-    hang_error,
-    join,
-)
+from sebulba.loops.running_inferencers import Replace, RunningInferencers
 from sebulba.loops.session import Session
 from sebulba.loops.supervisor import OnHang, Supervisor
 from sebulba.runtime.copies import on_device
-from sebulba.runtime.inferencer import HandOff, Item, Schedule
+from sebulba.runtime.inferencer import HandOff, Inferencer, Item, Schedule
 from sebulba.runtime.staging import Staged
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.update import Updater
 from sebulba.types import MetricWriter, PyTree, StepInfos, Trajectory
 
-LEARNER_PHASES = ("get", "observe", "update", "publish", "metrics", "checkpoint")
+LEARNER_PHASES = ("get", "restart", "observe", "update", "publish", "metrics", "checkpoint")
 
 ObserveCycle = Callable[[Trajectory, StepInfos], Mapping[str, Any] | None]
 
@@ -87,6 +82,7 @@ class UpdateLoop:
         self._session = session
         self._updater = updater
         self._stop_requested = stop_requested
+        self._replace = replace
         self._acting: PyTree | None = None
         """Acting networks as they are now; None where they have to be asked for."""
         self._timer = PhaseTimer(*LEARNER_PHASES)
@@ -96,7 +92,7 @@ class UpdateLoop:
             options.schedule,
             options.queue_size,
             stop_requested,
-            replace,
+            self._replace_inferencer,
             options.max_env_restarts,
             inline=options.inline,
         )
@@ -112,16 +108,18 @@ class UpdateLoop:
             options.checkpointer, session, updater, about, lambda: self._window.seconds
         )
         self._supervisor = Supervisor(
-            options.hang_timeout_s, self._timer, session, self._running, options.on_hang
+            # Inline is for debuggers, which may keep any phase as long as they like.
+            None if options.inline else options.hang_timeout_s,
+            self._timer,
+            session,
+            self._running,
+            self._evaluations,
+            options.on_hang,
         )
 
     @property
-    def hangs(self) -> bool:
-        """A thread of this run is still alive; true after the run only where one hangs."""
-        return any(thread.is_alive() for thread in self._threads)
-
-    @property
-    def _threads(self) -> list[threading.Thread]:
+    def threads(self) -> list[threading.Thread]:
+        """The Inferencers' in their order, then others; after the run only those that hang live."""
         return self._running.threads + self._evaluations.threads
 
     @property
@@ -148,9 +146,9 @@ class UpdateLoop:
         self._window = MetricWindow(counters, began)
         self._readings = self._read_timers()
         self._last_record: dict[str, Any] | None = None
-        self._publish()
         try:
             with self._supervisor:
+                self._publish()
                 self._running.start(num_cycles)
                 if not self._options.inline:
                     self._evaluations.start()
@@ -159,9 +157,9 @@ class UpdateLoop:
                 else:
                     self._consume_stream()
                 self._end_inferencers()
-            record = self._close_last_window()
-            self._save_at_the_end()
-            record = self._finish_evaluations(record)
+                record = self._close_last_window()
+                self._save_at_the_end()
+                record = self._finish_evaluations(record)
         except BaseException as error:
             self._end_after(error)
             raise
@@ -169,25 +167,30 @@ class UpdateLoop:
 
     def _end_inferencers(self) -> None:
         self._running.stop()
-        join(self._running.threads)
-        self._running.queue.raise_failure()  # of the cycle that was in flight at the end
+        self._join(self._running.threads)
+        self._running.raise_failures()  # of the cycles that were in flight at the end
 
     def _join_all(self) -> None:
         self._evaluations.end()
         self._running.stop()
-        join(self._threads)
+        self._join(self.threads)
+
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for threads that were told to end, but for those that are known to hang.
+
+        Raises:
+          HangError: One does not.
+        """
+        if alive := join([t for t in threads if t not in self._running.silent], JOIN_S):
+            self._running.silent += alive
+            raise hang_error(alive, JOIN_S)
 
     def _end_after(self, error: BaseException) -> None:
         """End what runs and keep what was learned; nothing here may hide ``error``."""
-        if isinstance(error, HangError):
-            # The threads that do not hang, and those that will not for ever.
-            self._running.stop()
-            self._evaluations.end()
-        else:
-            try:
-                self._join_all()
-            except HangError as hang:
-                error.add_note(str(hang))
+        try:
+            self._join_all()
+        except HangError as hang:
+            error.add_note(str(hang))
         if isinstance(error, ActionError):
             # Not the environment's fault if the networks that acted were not finite.
             self._window.check_finite(self._updater.take_metrics())
@@ -244,7 +247,7 @@ class UpdateLoop:
             for _ in self._session.inferencers:
                 item = self._running.next_item(wait_s=JOIN_S)
                 if item is None:
-                    raise hang_error(self._running.threads)
+                    raise hang_error(self._running.threads, JOIN_S)
                 items.append(item)
         return sorted(items, key=lambda item: item.inferencer)
 
@@ -309,6 +312,10 @@ class UpdateLoop:
             with self._timer.phase("checkpoint"):
                 self._checkpoints.finish(items)
 
+    def _replace_inferencer(self, old: Inferencer) -> Inferencer:
+        with self._timer.phase("restart"):
+            return self._replace(old)
+
     # Evaluation.
 
     def _evaluate_when_due(self) -> None:
@@ -329,6 +336,7 @@ class UpdateLoop:
         while evaluation := self._evaluations.wait():
             record = record | evaluation | {"seconds": self._window.seconds}
             self._write(record)
+        self._running.queue.raise_failure()
         self._join_all()
         self._running.queue.raise_failure()
         return record

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 
 
 def local_devices() -> list[jax.Device]:
@@ -53,14 +53,18 @@ def _select(
 ) -> list[jax.Device] | None:
     if chosen is None:
         return None
+    if not isinstance(chosen, Sequence | np.ndarray) or isinstance(chosen, str | bytes):
+        raise UsageError(f"{name}={shown(chosen)} must be a list of devices or of their numbers")
     if not len(chosen):
         raise UsageError(f"{name}=[] must name at least one device; there are {len(devices)}")
     result = []
     for item in chosen:
+        if isinstance(item, bool) or not isinstance(item, int | jax.Device):
+            raise UsageError(f"{name} names {shown(item)}; use devices or their numbers, such as 0")
         if isinstance(item, int):
             if not 0 <= item < len(devices):
                 raise UsageError(
-                    f"{name} names device {item}, but there are {len(devices)} "
+                    f"{name} names device {shown(item)}, but there are {len(devices)} "
                     f"{devices[0].platform} devices (0 to {len(devices) - 1}); on CPU more can be "
                     "had with --num-cpu-devices or jax.config.update('jax_num_cpu_devices', n)"
                 )

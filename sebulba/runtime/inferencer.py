@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from typing import Literal, NamedTuple
 import jax
 import numpy as np
 
-from sebulba.errors import EnvError
+from sebulba.errors import EnvError, EnvHangError, is_env_failure
 from sebulba.runtime.copies import owned_copy
 from sebulba.runtime.cycle import Cycle, CycleOutput
 from sebulba.runtime.staging import WAKE_S, Staged, Staging
@@ -128,12 +129,24 @@ class Inferencer:
     """Leave ``left_position`` at the end of the next cycle."""
     left_position: InferencerPosition | None = None
     failure: BaseException | None = None
-    """What ended its thread."""
+    """What ended its run, or why it was given up: the first of both."""
+    _failing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
     def thread_name(self) -> str:
         """What its thread is called."""
         return f"inferencer-{self.index}"
+
+    def fail(self, error: BaseException) -> bool:
+        """Take note of ``error``; False if it has failed before, which ``error`` may follow from.
+
+        A thread that was given up because it hangs may still raise when it comes back.
+        """
+        with self._failing:
+            if self.failure is not None:
+                return False
+            self.failure = error
+            return True
 
     def position(self) -> InferencerPosition:
         """Return where it stands; not while a cycle runs."""
@@ -159,7 +172,7 @@ def run_cycles(
     staged: Staged,
     hand_off: HandOff,
     schedule: Schedule,
-    round_is_kept: bool,
+    next_version: int,
     permits: CyclePermits,
     stop: Stop,
 ) -> Iterator[Item]:
@@ -175,18 +188,16 @@ def run_cycles(
       staged: What the first cycle acts with: the newest networks when the run began.
       hand_off: Places a cycle's output on the update devices.
       schedule: async takes the newest networks after every cycle.
+      next_version: Lockstep: the policy version that the second of these cycles acts with.
       permits: Async: how many cycles may begin.
-      round_is_kept: Lockstep: the update loop begins with a round of the run before, so that one
-        more version than otherwise will be there for the second cycle of this run.
       stop: How it is told to end.
     """
     timer = inferencer.timer
     lockstep = schedule == "lockstep"
-    next_version = staged.policy_version + round_is_kept if lockstep else 0
 
     def take() -> Staged | None:
         with timer.phase("take"):
-            return inferencer.staging.take(stop.soon, at_least=next_version)
+            return inferencer.staging.take(stop.soon, at_least=next_version if lockstep else 0)
 
     def permit() -> bool:
         with timer.phase("take"):
@@ -256,14 +267,33 @@ def inferencer_thread(
                     return
             del item
     except BaseException as raised:
-        error = raised
-        if isinstance(raised, SystemExit):
-            # It would end the interpreter, silently and with a success for an exit code.
-            error = EnvError(f"an environment or an agent called sys.exit({raised.code!r})")
-            error.__cause__ = raised
-        error.add_note(
-            f"in thread {inferencer.thread_name!r} (Inferencer {inferencer.index}), "
-            f"cycle {inferencer.cycle}"
-        )
-        inferencer.failure = error
-        queue.fail(error)
+        error = explained(raised, f"thread {inferencer.thread_name!r}", inferencer)
+        if inferencer.fail(error):
+            queue.fail(error)
+    finally:
+        if isinstance(inferencer.failure, EnvHangError):
+            # It was given up, but came back: nobody else could close these.
+            with contextlib.suppress(Exception):
+                inferencer.env.close()
+
+
+def explained(raised: BaseException, where: str, inferencer: Inferencer) -> BaseException:
+    """Return what to raise for what ended an Inferencer, with a note that says where it was."""
+    error = without_exit(raised)
+    error.add_note(f"in {where} (Inferencer {inferencer.index}), cycle {inferencer.cycle}")
+    return error
+
+
+def without_exit(raised: BaseException) -> BaseException:
+    """Return ``raised``, or, for a SystemExit, an error that says who called for it.
+
+    SystemExit would end the interpreter, silently and often with a success for an exit code.
+    """
+    if not isinstance(raised, SystemExit):
+        return raised
+    who, kind = (
+        ("an environment", EnvError) if is_env_failure(raised) else ("an agent", RuntimeError)
+    )
+    error = kind(f"{who} called sys.exit({raised.code!r})")
+    error.__cause__ = raised
+    return error

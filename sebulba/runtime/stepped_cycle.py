@@ -46,9 +46,7 @@ class SteppedCycle:
         self._timer = timer
         self._leaves: list[np.ndarray] | None = None
         self._statistics = EpisodeStatistics(env.num_envs)
-        self.failed_at: dict[str, np.ndarray] = {}
-        """What the environments had shown (``obs``) and were given (``action``) when a step
-        failed, ``[B, ...]``; empty where none did."""
+        self._given: tuple[list[np.ndarray], np.ndarray] | None = None
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
@@ -56,10 +54,23 @@ class SteppedCycle:
 
     def reset(self) -> None:
         """Begin new episodes."""
+        self._given = None
         env_step = env_step_of(self._env.reset(), no_action(self._env))
         self._check_structure(env_step)
         self._leaves = jax.tree.leaves(env_step)
         self._statistics = EpisodeStatistics(self._env.num_envs)
+
+    def last_transition(self) -> dict[str, np.ndarray]:
+        """Return what the environments had shown (``obs``) and were given (``action``) last.
+
+        Or before the first row that was not finite. ``[B, ...]`` by name; empty after ``reset``.
+        """
+        if self._given is None:
+            return {}
+        leaves, action = self._given
+        env_step = jax.tree.unflatten(self._programs.env_step_structure, leaves)
+        names, obs = named_leaves({"obs": env_step.obs})
+        return dict(zip(names, obs, strict=True)) | {"action": action}
 
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
@@ -111,13 +122,12 @@ class SteppedCycle:
             with act_phase:
                 action, extra, step_state = act(network_leaves, step_state, leaves)
                 host_action = np.asarray(action)
+            self._given = leaves, host_action
             with env_phase:
                 try:
                     output = step(host_action)
-                except Exception as error:
-                    self._keep_transition(leaves, host_action)
-                    if isinstance(error, ActionError):
-                        self._raise_if_not_finite(rows, error)
+                except ActionError as error:
+                    self._raise_if_not_finite(rows, error)
                     raise
             env_step = env_step_of(output, host_action)
             if not outputs:
@@ -140,11 +150,6 @@ class SteppedCycle:
             stacked = programs.stack(extras)
         return CycleOutput(env_step, action, stacked, initial, final, step_infos), step_state
 
-    def _keep_transition(self, leaves: list[np.ndarray], action: np.ndarray) -> None:
-        env_step = jax.tree.unflatten(self._programs.env_step_structure, leaves)
-        names, obs = named_leaves({"obs": env_step.obs})
-        self.failed_at = dict(zip(names, obs, strict=True)) | {"action": action}
-
     def _check_finite(self, env_step: EnvStep) -> None:
         """Raise EnvError that names the first value that is not finite, if there is one."""
         try:
@@ -153,7 +158,7 @@ class SteppedCycle:
             rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
             row = int(np.argmin(np.logical_and.reduce(rows)))
             before = jax.tree.leaves(jax.tree.map(lambda x: x[max(row - 1, 0)], env_step))
-            self._keep_transition(before, np.asarray(env_step.prev_action)[row])
+            self._given = before, np.asarray(env_step.prev_action)[row]
             raise error
 
     def _check_structure(self, env_step: EnvStep) -> None:

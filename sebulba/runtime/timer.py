@@ -58,8 +58,13 @@ class PhaseTimer:
         return {name: phase.seconds() for name, phase in self._phases.items()}
 
     def present(self) -> tuple[str, float] | None:
-        """Return the phase that is on, and for how many seconds; None between phases."""
-        for name, phase in self._phases.items():
-            if (seconds := phase.present_s()) is not None:
-                return name, seconds
-        return None
+        """Return the innermost phase that is on, and for how many seconds; None between phases."""
+        on = [
+            (seconds, name)
+            for name, phase in self._phases.items()
+            if (seconds := phase.present_s()) is not None
+        ]
+        if not on:
+            return None
+        seconds, name = min(on)
+        return name, seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from sebulba.runtime.staging import WAKE_S
@@ -65,9 +66,14 @@ class TrajectoryQueue(Generic[T]):
             return item
 
     def raise_failure(self) -> None:
-        """Raise the first failure, if there was one."""
+        """Raise the first failure, if there was one that was not forgiven."""
         if self._failures:
             raise self._failures[0]
+
+    def count(self, is_counted: Callable[[T], bool]) -> int:
+        """Return how many of the items that wait are to be counted."""
+        with self._changed:
+            return sum(map(is_counted, self._items))
 
     def drain(self) -> list[T]:
         """Remove and return everything."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 
 
 def require(ok: bool, name: str, value: Any, rule: str, remedy: str) -> None:
     if not ok:
-        raise UsageError(f"{name}={value!r} {rule}; {remedy}")
+        raise UsageError(f"{name}={shown(value)} {rule}; {remedy}")
 
 
 def require_number(name: str, value: Any, low: float, high: float, remedy: str) -> None:

@@ -9,6 +9,7 @@ from sebulba.agents.configs.actor_critic import require_actor_critic
 from sebulba.agents.configs.checks import require_number, require_size
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,7 @@ class DDPGConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self)
         require_actor_critic(self)
         require_size("num_steps", self.num_steps, 1, "use 1 or 5")
         require_size("num_critics", self.num_critics, 1, "use 1 or 2")

@@ -14,6 +14,7 @@ from sebulba.agents.configs.checks import (
 )
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,7 @@ class DQNConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self)
         require_positive("learning_rate", self.learning_rate, "use 5e-4")
         require_number("discount", self.discount, 0, 1, "use 0.99")
         require_positive("reward_scale", self.reward_scale, "use 1")

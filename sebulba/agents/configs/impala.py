@@ -11,6 +11,7 @@ from sebulba.agents.configs.policy_gradient import (
     require_policy_gradient,
 )
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,7 @@ class ImpalaConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self)
         require_policy_gradient(self)
         require_number("value_coefficient", self.value_coefficient, 0, math.inf, "use 0.5")
         require_number("trace_decay", self.trace_decay, 0, 1, "use 1")

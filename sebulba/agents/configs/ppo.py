@@ -11,6 +11,7 @@ from sebulba.agents.configs.policy_gradient import (
     require_policy_gradient,
 )
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self)
         require_policy_gradient(self)
         require_number("trace_decay", self.trace_decay, 0, 1, "use 0.95")
         require_size("epochs", self.epochs, 1, "use 10")

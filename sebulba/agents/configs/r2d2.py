@@ -8,6 +8,7 @@ import math
 from sebulba.agents.configs.checks import require_number, require_positive, require_size
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +64,7 @@ class R2D2Config:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self)
         require_positive("learning_rate", self.learning_rate, "use 1e-4")
         require_number("discount", self.discount, 0, 1, "use 0.997")
         require_positive("reward_scale", self.reward_scale, "use 1")

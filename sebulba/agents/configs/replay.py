@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sebulba.agents.configs.checks import require, require_number, require_size
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self, "replay.")
         require_size("replay.capacity", self.capacity, 1, "use 100000")
         require_size("replay.batch_size", self.batch_size, 1, "use 64")
         require_size("replay.updates_per_cycle", self.updates_per_cycle, 1, "use 1")
@@ -72,6 +74,7 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self, "target.")
         require_size("target.period", self.period, 1, "use 1")
         require_number("target.rate", self.rate, 0, 1, "use 1, or 0.005 with period 1")
         require(self.rate > 0, "target.rate", self.rate, "would never move the target", "use 0.005")

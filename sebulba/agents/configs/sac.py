@@ -9,6 +9,7 @@ from sebulba.agents.configs.actor_critic import require_actor_critic
 from sebulba.agents.configs.checks import require, require_positive
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class SACConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self)
         require_actor_critic(self)
         rate = self.temperature_learning_rate
         require_positive("temperature_learning_rate", rate, "use 1e-3")

@@ -13,6 +13,7 @@ from sebulba.agents.configs.checks import (
     require_positive,
     require_size,
 )
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,7 @@ class TorsoConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self, "torso.")
         require_choice("torso.kind", self.kind, ("auto", "mlp", "nature_cnn", "impala_resnet"))
         require_choice("torso.activation", self.activation, ("tanh", "relu"))
         require_size("torso.image_features", self.image_features, 1, "use 512")
@@ -78,6 +80,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self, "optimizer.")
         require_choice("optimizer.kind", self.kind, ("adam", "rmsprop", "sgd"))
         require_choice("optimizer.schedule", self.schedule, ("constant", "linear"))
         norm_remedy = "use 0.5, or 0 for no clipping"

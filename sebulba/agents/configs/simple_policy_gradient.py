@@ -6,6 +6,7 @@ import dataclasses
 
 from sebulba.agents.configs.policy_gradient import require_policy_gradient
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,4 +38,5 @@ class SimplePolicyGradientConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        check_types(self)
         require_policy_gradient(self)
