@@ -61,14 +61,11 @@ def train(
     with StopOnSignal() as stop_on_signal:
         run = _Run(config, folder, preset or config.env.id)
         with contextlib.closing(run):
-            run.begin()
-            run.say_where()
+            run.resume_or_begin()
             if not run.num_cycles:
                 print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
                 run.complete()
                 return EXIT_OK
-            # Nothing can be wrong with the configuration any more: now write.
-            folder.create()
             folder.ended.unlink(missing_ok=True)
             folder.write_config(config, preset, command)
             stop_on_signal.attach(run.loop)
@@ -93,10 +90,33 @@ class _Run:
         self._last = LastRecord()
         self._stack = contextlib.ExitStack()
         self._writers = CompositeWriter(self._last)
+        self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
         self.env_steps_done = 0
         """Before this run."""
 
-    def begin(self) -> None:
+    def resume_or_begin(self) -> None:
+        """Make everything, take possession of the folder, and say where the run goes on.
+
+        Raises:
+          UsageError: Something in the configuration breaks a rule, or another process runs here.
+          CheckpointError: No checkpoint is whole.
+        """
+        goes_on = self._folder.config.exists()
+        if goes_on:
+            self._stack.enter_context(self._folder.locked())
+        try:
+            self._make()
+        except Exception as error:
+            if goes_on:  # what is there of an earlier end is no longer why
+                write_end(self._folder, error=error, metrics={})
+            raise
+        if not goes_on:
+            # Nothing can be wrong with the configuration any more: now write.
+            self._folder.create()
+            self._stack.enter_context(self._folder.locked())
+        self._say_where()
+
+    def _make(self) -> None:
         """Make agent, environments and loop, and put them where the run is resumed.
 
         Raises:
@@ -106,13 +126,13 @@ class _Run:
         config, folder = self._config, self._folder
         checkpointer = self._stack.enter_context(self._make_checkpointer())
         checkpoint = checkpointer.load_newest(strict=config.strict) if config.resume else None
-        record = checkpoint.snapshot.record if checkpoint else {}
+        self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
         self._player = _build_player(config, factory, self._agent, self._keep_best)
         if self._player is not None:
             self._stack.enter_context(self._player)
-            self._player.best = record.get("best_evaluation")
+            self._player.best = folder.best_return()
         self.loop = self._stack.enter_context(
             build_loop(
                 config,
@@ -135,7 +155,7 @@ class _Run:
         resumed_at = self.env_steps_done if config.resume else None
         self._writers.add(TensorBoardWriter(folder.tensorboard, resumed_at))
 
-    def say_where(self) -> None:
+    def _say_where(self) -> None:
         """Say where the run is resumed, if it is, and drop metrics of what is not known there."""
         if not self._config.resume:
             return
@@ -146,6 +166,9 @@ class _Run:
         print(f"resumed at {self.env_steps_done:,} env steps", flush=True)
         for note in self.loop.resume_notes:
             print(f"  {note}", flush=True)
+        for name, version in self._versions.items():
+            if (before := self._saved_by.get(name)) != version:
+                print(f"  {name} was {before} and is {version}", flush=True)
         if dropped:
             print(f"  {dropped} later records in metrics.jsonl are dropped", flush=True)
 
@@ -210,12 +233,18 @@ class _Run:
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says beside where the loop stands."""
         return {
-            "versions": {"sebulba": sebulba.__version__, "jax": jax.__version__},
-            "best_evaluation": self._player.best if self._player is not None else None,
+            "versions": self._versions,
         }
 
     def _keep_best(self, networks: PyTree) -> None:
-        self._save_policy(self._folder.best_policy, networks)
+        assert self._player is not None and self._player.best is not None
+        best = self._player.best
+
+        def write(new: Path) -> None:
+            save_policy(new, self._agent, networks, self._run_spec)
+            self._folder.write_best_return(new, best)
+
+        replace_folder(self._folder.best_policy, write)
 
     def _save_policy(self, folder: Path, networks: PyTree) -> None:
         replace_folder(folder, lambda new: save_policy(new, self._agent, networks, self._run_spec))

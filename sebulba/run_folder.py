@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import fcntl
 import json
 import shutil
 import typing
@@ -70,6 +72,34 @@ class RunFolder:
     def last_transition(self) -> Path:
         """What the environment that failed was given last, and what it had shown before."""
         return self.path / "last_transition.npz"
+
+    def best_return(self) -> float | None:
+        """Return what the best policy returned in its evaluation; None where there is none."""
+        file = self.best_policy / BEST_RETURN_FILE
+        return read_json_object(file)["mean_return"] if file.exists() else None
+
+    def write_best_return(self, folder: Path, mean_return: float) -> None:
+        """Write that into ``folder``, which is to become the best policy's."""
+        (folder / BEST_RETURN_FILE).write_text(json.dumps({"mean_return": mean_return}) + "\n")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing here: two would delete each other's checkpoints.
+
+        Raises:
+          UsageError: One does already.
+        """
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(
+                    f"another process is running in {self.path}; wait for it to end, or choose "
+                    "another folder"
+                ) from error
+            except OSError:
+                pass  # a file system without locks
+            yield
 
     def create(self) -> None:
         """Make the folder.
@@ -183,6 +213,8 @@ class RunFolder:
                 "expected the config.json that a run wrote"
             ) from error
 
+
+BEST_RETURN_FILE = "evaluation.json"
 
 MAY_CHANGE = (
     *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),

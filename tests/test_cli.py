@@ -93,7 +93,7 @@ def test_a_run_leaves_everything_in_its_folder(run):
     names = {path.name for path in run.iterdir()}
     assert names == {
         *("config.json", "metrics.jsonl", "tensorboard", "learning_curve.png", "policy"),
-        *("checkpoints", "ended.txt"),
+        *("checkpoints", "ended.txt", ".lock"),
     }
     assert len(list((run / "tensorboard").iterdir())) == 1
     assert (run / "learning_curve.png").read_bytes().startswith(b"\x89PNG")

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sebulba.checkpoints.manifest import DamageError
+from sebulba.checkpoints.manifest import DamageError, UnreadableError
 from sebulba.checkpoints.saver import Saver
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
@@ -74,11 +74,12 @@ class Checkpointer:
             if value is not None and not value >= least:
                 raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")
         self.folder = Path(folder)
+        self._keep_last = keep_last
         self._every_s = every_s
         self._every_updates = every_updates
         self._experience_every_s = experience_every_s
         self.about = about
-        self._say = say
+        self.say = say
         self._store = CheckpointStore(
             self.folder, keep_last=keep_last, milestone_every=milestone_every
         )
@@ -105,6 +106,10 @@ class Checkpointer:
             return False
         self.resume_at(updates)
         return True
+
+    def begin_experience_anew(self) -> None:
+        """Save the experience with the next checkpoint: the one that was saved has been dropped."""
+        self._experience_number = None
 
     def is_kept_apart(self, num_bytes: int) -> bool:
         """Tell whether an experience of that size has its own checkpoints."""
@@ -136,21 +141,28 @@ class Checkpointer:
         if not self._saver.submit(partial(self._write, env_steps, snapshot, experience, score)):
             raise CheckpointError("a checkpoint is still being written; ask is_due first")
 
-    def save_now(
-        self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
-    ) -> None:
-        """Write a checkpoint and wait for it.
+    def wait(self) -> None:
+        """Wait for what is being written.
 
         Raises:
-          CheckpointError: It could not be written.
+          CheckpointError: It takes longer than ``FINAL_SAVE_S``.
         """
-        self._saver.wait(FINAL_SAVE_S)
-        self.save(env_steps, snapshot, experience, score)
         if not self._saver.wait(FINAL_SAVE_S):
             raise CheckpointError(
                 f"the checkpoint in {self.folder} was not written within {FINAL_SAVE_S:.0f} s; "
                 "look at the disk, and resume from the one before"
             )
+
+    def save_now(
+        self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
+    ) -> None:
+        """Write a checkpoint and wait for it; ``wait`` comes first.
+
+        Raises:
+          CheckpointError: It could not be written.
+        """
+        self.save(env_steps, snapshot, experience, score)
+        self.wait()
         if error := self.pop_error():
             raise error
 
@@ -166,8 +178,13 @@ class Checkpointer:
         self._store.save(env_steps, snapshot, score=score)
 
     def _experiences_in_use(self) -> set[int]:
-        """Return the experiences that the checkpoints there are go with."""
-        return {self._experience_number} if self._experience_number is not None else set()
+        """Return the experiences that go with the newest checkpoints.
+
+        The best and the milestones among the older ones are kept without: each may be gigabytes.
+        """
+        newest = self._store.numbers()[-self._keep_last :]
+        named = {self._store.record(number).get("experience") for number in newest}
+        return {number for number in (*named, self._experience_number) if number is not None}
 
     def pop_error(self) -> CheckpointError | None:
         """Return what went wrong with a save in the background, once."""
@@ -192,26 +209,13 @@ class Checkpointer:
         Raises:
           CheckpointError: All are damaged; or one is, and ``strict``.
         """
-        passed_over: list[CheckpointError] = []
-        for number in reversed(self._store.numbers()):
-            try:
-                checkpoint = self._load(number)
-            except CheckpointError as error:
-                if strict:
-                    raise
-                passed_over.append(error)
-                continue
-            for passed in passed_over:
-                self._say(f"{_problem(passed)}; checkpoint {number} is used instead")
-            self._go_on_from(number, checkpoint.snapshot.record["experience"])
-            return checkpoint
-        if passed_over:
-            raise CheckpointError(
-                f"all {len(passed_over)} checkpoints in {self.folder} are of no use; the newest: "
-                f"{_problem(passed_over[0])}; restore one from a copy, or train again"
-            ) from passed_over[0]
-        self._go_on_from(-1, None)
-        return None
+        found = self._store.load_newest(strict=strict, say=self.say, read=self._load)
+        if found is None:
+            self._go_on_from(-1, None)
+            return None
+        number, checkpoint = found
+        self._go_on_from(number, checkpoint.snapshot.record["experience"])
+        return checkpoint
 
     def _go_on_from(self, number: int, experience: int | None) -> None:
         """Have replaced what is newer: it is damaged, or its other half is, or never was saved."""
@@ -225,7 +229,13 @@ class Checkpointer:
         experience = snapshot.record["experience"]
         if experience is None:
             return Checkpoint(number, snapshot, number)
-        apart = self._experiences.load(experience)
+        try:
+            apart = self._experiences.load(experience)
+        except UnreadableError:
+            raise
+        except CheckpointError as error:  # damaged, or not there any more
+            what = error.problem if isinstance(error, DamageError) else str(error)
+            raise DamageError(self.folder / str(number), f"its replay: {what}") from error
         arrays = {**snapshot.arrays, **apart.arrays}
         keys = {**snapshot.record["keys"], **apart.record["keys"]}
         record = {**snapshot.record, "keys": keys}
@@ -242,8 +252,3 @@ class Checkpointer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _problem(error: CheckpointError) -> str:
-    """Return what is wrong, without a remedy that is not needed."""
-    return error.problem if isinstance(error, DamageError) else str(error)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from sebulba.checkpoints.manifest import (
     DamageError,
@@ -17,6 +19,7 @@ from sebulba.checkpoints.manifest import (
     read_manifest,
 )
 from sebulba.checkpoints.parts import (
+    RECORD_FILE,
     cause_of,
     flush_folder_to_disk,
     flush_to_disk,
@@ -194,6 +197,13 @@ class CheckpointStore:
 
     # Loading.
 
+    def record(self, number: int) -> Mapping[str, Any]:
+        """Return the record of a checkpoint, alone and unchecked; empty if it cannot be read."""
+        try:
+            return json.loads((self._folder_of(number) / RECORD_FILE).read_text())
+        except (OSError, ValueError):
+            return {}
+
     def load(self, number: int) -> Snapshot:
         """Read a checkpoint and compare all of it with its checksums.
 
@@ -215,16 +225,21 @@ class CheckpointStore:
             raise
 
     def load_newest(
-        self, *, strict: bool = False, say: Callable[[str], None] = print
-    ) -> tuple[int, Snapshot] | None:
+        self,
+        *,
+        strict: bool = False,
+        say: Callable[[str], None] = print,
+        read: Callable[[int], Any] | None = None,
+    ) -> tuple[int, Any] | None:
         """Read the newest checkpoint that is whole.
 
         Args:
           strict: Raise if a newer one is damaged.
           say: Gets one line for each damaged one that is passed over.
+          read: Reads a number instead of ``load``; what it raises a DamageError for is passed over.
 
         Returns:
-          Its number and what it holds; None if there is no checkpoint at all.
+          Its number and what was read; None if there is no checkpoint at all.
 
         Raises:
           CheckpointError: All are damaged, or with ``strict`` the newest; or the newest whole one
@@ -233,7 +248,7 @@ class CheckpointStore:
         passed_over: list[DamageError] = []
         for number in reversed(self.numbers()):
             try:
-                snapshot = self.load(number)
+                loaded = (read or self.load)(number)
             except DamageError as error:
                 if strict:
                     raise
@@ -241,7 +256,7 @@ class CheckpointStore:
                 continue
             for passed in passed_over:
                 say(f"{passed.problem}; checkpoint {number} is used instead")
-            return number, snapshot
+            return number, loaded
         if passed_over:
             raise CheckpointError(
                 f"all {len(passed_over)} checkpoints in {self.folder} are of no use; the newest: "

@@ -454,6 +454,7 @@ class GymnasiumLoop:
                 resumed,
                 self._programs,
                 self._hand_off,
+                self._replace_inferencer,
             ),
         ]
         if checkpoint.experience_env_steps < checkpoint.env_steps:
@@ -462,6 +463,8 @@ class GymnasiumLoop:
             )
         if self._checkpointer is not None:
             self._checkpointer.resume_at(self._session.counters.updates)
+            if resumed.replay_is_new:
+                self._checkpointer.begin_experience_anew()
         self._last_state = resumed.state
         return resumed.state
 

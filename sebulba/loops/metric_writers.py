@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 
 class CompositeWriter:
-    """Gives every record to several writers; one that raises is warned about and left out."""
+    """Gives every record to several writers; one that raises is warned about, and tried again."""
 
     def __init__(self, *writers: MetricWriter) -> None:
         """Write to these, in order."""
         self._writers = list(writers)
+        self._failing: list[MetricWriter] = []
 
     def add(self, writer: MetricWriter) -> None:
         """Write to this one too."""
@@ -43,18 +45,21 @@ class CompositeWriter:
         self._each(lambda writer: writer.close())
 
     def _each(self, act: Callable[[MetricWriter], None]) -> None:
-        for writer in list(self._writers):
+        for writer in self._writers:
             try:
                 act(writer)
             except Exception as error:
-                self._writers.remove(writer)
-                with contextlib.suppress(Exception):  # it may close, even if it cannot write
-                    writer.close()
-                warnings.warn(
-                    f"{type(writer).__name__} failed and writes no more: {text_of(error)}",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                if writer not in self._failing:
+                    self._failing.append(writer)
+                    warnings.warn(
+                        f"{type(writer).__name__} failed, and is tried again with the next record: "
+                        f"{text_of(error)}",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+            else:
+                if writer in self._failing:
+                    self._failing.remove(writer)
 
 
 class JsonLinesWriter:
@@ -66,12 +71,24 @@ class JsonLinesWriter:
         self._file: IO[str] | None = None
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write one line and flush it, so that a reader sees whole lines as they happen."""
+        """Write one line and flush it, so that a reader sees whole lines as they happen.
+
+        Of a line that could not be written whole, as on a full disk, nothing is left.
+        """
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
         record = {name: to_json(value) for name, value in metrics.items() if np.ndim(value) == 0}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(record, allow_nan=False) + "\n"
+        whole = os.path.getsize(self._path)
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):  # its buffer still has the line
+                self.close()
+            self._file = None
+            os.truncate(self._path, whole)
+            raise
 
     def close(self) -> None:
         """Close the file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -135,8 +135,20 @@ def put_session_back(
     resumed: Resumed,
     programs: CyclePrograms,
     hand_off: HandOff,
+    replace: Callable[[Inferencer], Inferencer],
 ) -> list[str]:
     """Put counters, episodes, Inferencers and the round in flight where they were saved.
+
+    Args:
+      session: To be put back; its Inferencers are new.
+      schedule: Of this run.
+      reader: Of the checkpoint.
+      run: Sizes of this run.
+      resumed: What was read of the agent state.
+      programs: Say how a trajectory looks.
+      hand_off: Places the round in flight on the update devices.
+      replace: Returns an Inferencer with new environments in the place of one whose cannot be put
+        back after all.
 
     Returns:
       What could not be put back, for people.
@@ -148,8 +160,9 @@ def put_session_back(
     session.seconds_before = record["seconds"]
     keeps_round = resumed.layout_fits and schedule == record["schedule"] == "lockstep"
     if resumed.layout_fits:
-        for inferencer in session.inferencers:
-            _put_inferencer_back(inferencer, reader, notes)
+        session.inferencers = [
+            _put_back(inferencer, reader, replace, notes) for inferencer in session.inferencers
+        ]
     else:
         newest = max(inferencer["cycle"] for inferencer in record["inferencers"])
         for inferencer in session.inferencers:
@@ -169,21 +182,29 @@ def put_session_back(
     return notes
 
 
-def _put_inferencer_back(inferencer: Inferencer, reader: SnapshotReader, notes: list[str]) -> None:
+def _put_back(
+    inferencer: Inferencer,
+    reader: SnapshotReader,
+    replace: Callable[[Inferencer], Inferencer],
+    notes: list[str],
+) -> Inferencer:
+    """Return ``inferencer`` where it stood, or with new episodes, which a note says."""
     inferencer.cycle = reader.record["inferencers"][inferencer.index]["cycle"]
     saved = reader.env(inferencer.index)
-    reason = saved if isinstance(saved, str) else None
-    if isinstance(saved, bytes):
-        try:
+    try:
+        if isinstance(saved, bytes):
             inferencer.run_cycle.put_back(saved)
             inferencer.needs_reset = False
-        except EnvError as error:
-            reason = str(error)
-    if reason is not None:
-        inferencer.cycle += 1  # a gap: what comes now continues nothing
-        note = f"new episodes from fresh seeds: {reason}"
-        if note not in notes:
-            notes.append(note)
+            return inferencer
+        reason = saved
+    except EnvError as error:
+        reason = str(error)
+        inferencer = replace(inferencer)
+    inferencer.cycle += 1  # a gap: what comes now continues nothing
+    note = f"new episodes from fresh seeds: {reason}"
+    if note not in notes:
+        notes.append(note)
+    return inferencer
 
 
 def _handed_over(item: Item, hand_off: HandOff) -> Item:

@@ -17,6 +17,10 @@ from sebulba.loops.snapshot_trees import SnapshotWriter
 from sebulba.runtime.copies import is_key
 from sebulba.runtime.inferencer import Inferencer, InferencerPosition, Item
 from sebulba.runtime.update import Updater
+from sebulba.types import PyTree
+
+LARGE_BYTES = 200_000_000
+"""What takes longer than a second to save is announced."""
 
 About = Callable[[], Mapping[str, Any]]
 """Returns what a checkpoint says of its loop, as JSON."""
@@ -131,7 +135,7 @@ class RunCheckpoints:
         """
         if self._checkpointer is None:
             return
-        self._warn_of_failure()
+        self._give_up_begun(self._checkpointer)
         self._check_finite()
         begun = self._learner(at_the_end=True)
         positions = [inferencer.position() for inferencer in self._session.inferencers]
@@ -144,6 +148,7 @@ class RunCheckpoints:
         try:
             if not self._updater.is_whole():
                 return
+            self._give_up_begun(self._checkpointer)
             begun = self._learner(at_the_end=True)
             begun.writer.record["lost_cycles"] = sum(
                 inferencer.dropped_cycles for inferencer in self._session.inferencers
@@ -182,7 +187,9 @@ class RunCheckpoints:
         networks, opt, experience = self._updater.parts()
         writer.add("networks", networks)
         writer.add("opt", opt)
-        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(experience) if not is_key(leaf))
+        num_bytes = _num_bytes(experience)
+        if at_the_end and (all_bytes := num_bytes + _num_bytes((networks, opt))) > LARGE_BYTES:
+            checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
         separate: Snapshot | None = None
         if not checkpointer.is_kept_apart(num_bytes):
             writer.add("experience", experience)
@@ -209,15 +216,20 @@ class RunCheckpoints:
     def _save_now(
         self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
     ) -> None:
-        self._begun = None  # whatever was begun is older
-        for inferencer in self._session.inferencers:
-            inferencer.position_wanted.clear()
-            inferencer.left_position = None
         self._add_inferencers(begun, positions, items)
         assert self._checkpointer is not None
         self._checkpointer.save_now(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
         )
+
+    def _give_up_begun(self, checkpointer: Checkpointer) -> None:
+        """Wait for what is being written, so that no two copies of everything are in memory."""
+        self._begun = None
+        for inferencer in self._session.inferencers:
+            inferencer.position_wanted.clear()
+            inferencer.left_position = None
+        checkpointer.wait()
+        self._warn_of_failure()
 
     def _warn_of_failure(self) -> None:
         assert self._checkpointer is not None
@@ -235,3 +247,7 @@ def _position_after_failure(inferencer: Inferencer) -> InferencerPosition:
     lost = any(leaf.is_deleted() for leaf in leaves)
     step_state = None if lost else inferencer.step_state
     return InferencerPosition(inferencer.cycle, step_state, "the run failed")
+
+
+def _num_bytes(tree: PyTree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if not is_key(leaf))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -142,7 +143,8 @@ class Supervisor:
 
     def _print_stacks(self, what: str) -> None:
         threads = [thread for thread in threading.enumerate() if thread.name != SUPERVISOR_THREAD]
-        print(f"sebulba: {what}\nAll threads:\n{stacks(threads)}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
+            print(f"sebulba: {what}\nAll threads:\n{stacks(threads)}", file=sys.stderr, flush=True)
 
 
 def supervisor_thread(look: Callable[[], None], stop: threading.Event) -> None:

@@ -163,8 +163,8 @@ class Inferencer:
     def leave_position_if_wanted(self) -> None:
         """Leave it for a checkpoint."""
         if self.position_wanted.is_set():
-            self.position_wanted.clear()
             self.left_position = self.position()
+            self.position_wanted.clear()  # now: if that raised, who comes next is asked
 
 
 def run_cycles(
