@@ -37,14 +37,13 @@ NUM_CYCLES, T, B = 16, 6, 8
 ONE_A_DEVICE = {"num_inferencers_per_device": 1}
 
 
-def run(name, times=1, **options):
-    """Return the agent and the results of as many runs from one state."""
+def run(name, **options):
     agent = AGENTS[name](sebulba.env_spec("CartPole-v1"))
     options = {"inference_devices": [0], "update_devices": [0], "seed": 1} | options
     with sebulba.GymnasiumLoop("CartPole-v1", agent, B, **options) as loop:
         devices = len(loop.update_devices)
         state = quick_state(agent, RunSpec(B, loop.num_inferencers, T, devices))
-        return agent, *(loop.run(state, NUM_CYCLES, T) for _ in range(times))
+        return agent, loop.run(state, NUM_CYCLES, T)
 
 
 def due(agent):
@@ -84,8 +83,7 @@ def test_every_agent_goes_through_every_loop(name, options):
 
 @pytest.mark.parametrize("name", CONTRACT_AGENTS)  # the others are asked in test_agents_suite
 def test_every_agent_is_bit_reproducible_in_lockstep(name):
-    _, first, second = run(name, times=2, schedule="lockstep", cycle="stepped")
-    assert first.counters.updates == second.counters.updates > 0
+    first, second = (run(name, schedule="lockstep", cycle="stepped")[1] for _ in range(2))
     assert leaves_equal(first.state.networks, second.state.networks)
 
 
