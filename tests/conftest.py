@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,40 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of compiled programs, unless this is a worker, which is given one."""
+    if not hasattr(config, "workerinput"):
+        config.stash[FOLDER] = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove it."""
+    if FOLDER in config.stash:
+        config.stash[FOLDER].cleanup()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give the folder to a worker of pytest-xdist."""
+    node.workerinput["compile_cache"] = node.config.stash[FOLDER].name
+
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_cache() -> Iterator[None]:
+def compile_cache(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep compiled programs for the length of the session: many tests make the same ones."""
-    with tempfile.TemporaryDirectory() as folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    config: Any = request.config
+    is_worker = hasattr(config, "workerinput")
+    folder = config.workerinput["compile_cache"] if is_worker else config.stash[FOLDER].name
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # What a test configures later changes neither backend nor cache, whichever test comes first.
+    jax.jit(lambda x: x + 1)(0)
+    with pytest.MonkeyPatch.context() as patch:
+        # Also for the processes that tests start, and instead of the user's own folder.
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
         yield
-        jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_compilation_cache_dir", None)

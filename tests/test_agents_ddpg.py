@@ -14,7 +14,6 @@ from sebulba.agents.ddpg import DDPG
 from sebulba.agents.off_policy import Opt
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, RunSpec, empty_env_step
-from tests import probes
 from tests.actor_critic import (
     UNBOUNDED,
     ContinuousDiscounting,
@@ -93,11 +92,6 @@ APE_X = DDPGConfig(
     replay=ReplayConfig(capacity=1600, batch_size=32, updates_per_cycle=8, prioritized=True),
     target=TargetConfig(rate=0.1),
 )
-
-
-def test_learns_actions_by_the_observation() -> None:
-    trained = Trained(probes.ContinuousTarget, APE_X, 60)
-    np.testing.assert_allclose(trained.action(1.0, -1.0), [0.5, -0.5], atol=0.15)
 
 
 def test_learns_the_discounted_value() -> None:

@@ -44,16 +44,21 @@ def random_params(dist: Any, *leading: int) -> jax.Array:
 
 
 @pytest.mark.parametrize("space", [DISCRETE, MULTI, BOUNDED, MIXED], ids=str)
-@pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
-def test_actions_are_in_the_space(space: Any, scale: float) -> None:
+def test_actions_are_in_the_space(space: Any) -> None:
     dist = make_distribution(space)
-    params = scale * random_params(dist, 7, 3)
-    for raw in (dist.sample(params, jax.random.key(1)), dist.mode(params)):
-        action = np.asarray(dist.action(raw))
-        assert action.dtype == space.dtype
-        assert action.shape == (7, 3, *space.shape)
-        assert all(space.contains(a) for a in action.reshape(-1, *space.shape))
-        assert dist.log_prob(params, raw).shape == dist.entropy(params).shape == (7, 3)
+
+    @jax.jit
+    def actions(params: jax.Array) -> Any:
+        raws = dist.sample(params, jax.random.key(1)), dist.mode(params)
+        for raw in raws:
+            assert dist.log_prob(params, raw).shape == dist.entropy(params).shape == (7, 3)
+        return [dist.action(raw) for raw in raws]
+
+    for scale in (0.0, 1.0, 1e4):
+        for action in map(np.asarray, actions(scale * random_params(dist, 7, 3))):
+            assert action.dtype == space.dtype
+            assert action.shape == (7, 3, *space.shape)
+            assert all(space.contains(a) for a in action.reshape(-1, *space.shape))
 
 
 def test_categorical_is_that_of_distrax() -> None:
@@ -69,13 +74,18 @@ def test_categorical_is_that_of_distrax() -> None:
 def test_multi_categorical_is_the_product_of_its_parts() -> None:
     dist = MultiCategorical(MULTI)
     params = 2 * random_params(dist, 11)
-    raw = dist.sample(params, jax.random.key(0))
-    parts = np.split(params, [3, 5, 9], axis=-1)
-    oracles = [distrax().Categorical(logits) for logits in parts]
-    log_prob = sum(oracle.log_prob(raw[:, k]) for k, oracle in enumerate(oracles))
-    np.testing.assert_allclose(dist.log_prob(params, raw), log_prob, atol=1e-5)
-    entropy = sum(oracle.entropy() for oracle in oracles)
-    np.testing.assert_allclose(dist.entropy(params), entropy, atol=1e-5)
+    raw = jax.jit(dist.sample)(params, jax.random.key(0))
+
+    @jax.jit
+    def of_parts(params: jax.Array, raw: jax.Array) -> Any:
+        parts = jnp.split(params, [3, 5, 9], axis=-1)
+        oracles = [distrax().Categorical(logits) for logits in parts]
+        log_prob = sum(oracle.log_prob(raw[:, k]) for k, oracle in enumerate(oracles))
+        return log_prob, sum(oracle.entropy() for oracle in oracles)
+
+    log_prob, entropy = of_parts(params, raw)
+    np.testing.assert_allclose(jax.jit(dist.log_prob)(params, raw), log_prob, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(dist.entropy)(params), entropy, atol=1e-5)
     action = dist.action(jnp.asarray([2, 1, 3, 5]))
     np.testing.assert_array_equal(action, [[2, 8], [2, 5]])
 

@@ -23,7 +23,6 @@ from sebulba.types import EnvSpec, RunSpec, empty_env_step
 from tests import probes
 from tests.actor_critic import (
     UNBOUNDED,
-    ContinuousDiscounting,
     GivenReplay,
     Trained,
     linear,
@@ -151,13 +150,6 @@ def test_learns_actions_by_the_observation_and_keeps_its_entropy() -> None:
     np.testing.assert_allclose(trained.action(1.0, -1.0), [0.5, -0.5], atol=0.15)
     assert trained.metrics["entropy"] == pytest.approx(trained.agent.target_entropy, abs=0.4)
     assert trained.metrics["samples_per_insert"] == pytest.approx(8 * 32 / 20, rel=0.05)
-
-
-def test_learns_the_discounted_value() -> None:
-    trained = Trained(ContinuousDiscounting, SMALL, 80)
-    # With little left of the temperature, the values are those of the rewards.
-    assert trained.metrics["temperature"] < 0.05
-    np.testing.assert_allclose(trained.values(1.0, -1.0), [[0.5, 1.0]] * 2, atol=0.15)
 
 
 # Acting.

@@ -110,9 +110,9 @@ def test_every_optimizer_goes_downhill(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("agent_class", CONTRACT_AGENTS)
-@pytest.mark.parametrize("devices", [1, 2, 4])
-def test_contract_agents_run_on_any_number_of_devices(agent_class: Any, devices: int) -> None:
-    driver = Driver(agent_class(SPEC, agent_class.config_class()), devices)
+def test_contract_agents_run_on_two_devices(agent_class: Any) -> None:
+    """On one and on four they do in ``test_loop_contract``."""
+    driver = Driver(agent_class(SPEC, agent_class.config_class()), devices=2)
     due = [driver.cycle(inferencer=i % 2) for i in range(9)]
     metrics = [m for m in due if m]
     assert metrics and all(np.isfinite(list(m.values())).all() for m in metrics)
@@ -120,7 +120,7 @@ def test_contract_agents_run_on_any_number_of_devices(agent_class: Any, devices:
     for spec, leaf in zip(*_spec_and_leaves(driver), strict=True):
         if not any(spec):
             shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-            assert len(shards) == devices
+            assert len(shards) == 2
             for shard in shards[1:]:
                 np.testing.assert_array_equal(shards[0], shard)
 

@@ -128,7 +128,7 @@ def test_loaded_arrays_may_be_written_to(store):
         np.zeros(2, np.longdouble),
         np.zeros(2, [("a", "f4")]),
     ],
-    ids=str,
+    ids=["strings", "objects", "another byte order", "long doubles", "records"],
 )
 def test_arrays_that_cannot_be_saved_are_refused_by_name(store, array):
     with pytest.raises(CheckpointError, match="array odd/one has dtype"):

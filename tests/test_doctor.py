@@ -39,6 +39,7 @@ def test_this_machine_has_no_problem_and_nothing_is_left_behind(capsys, tmp_path
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     code = cli.main(["doctor", "--platform", "cpu", "--json", str(file)])
     out = capsys.readouterr().out

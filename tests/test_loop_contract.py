@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 import sebulba
+from sebulba import RunSpec
 from sebulba.agents.configs import ImpalaConfig, SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.registry import make_agent
 from tests import contract_agents
+from tests.agent_suite import quick_state
 from tests.loop_helpers import inferencer_threads, leaves_equal, make_tiny_loop
 
 SMALL = TorsoConfig(hidden_sizes=(8,))
 
-AGENTS = {
+CONTRACT_AGENTS = {
     "minibatch": lambda spec: contract_agents.MinibatchAgent(
         spec, contract_agents.MinibatchConfig()
     ),
@@ -23,25 +25,29 @@ AGENTS = {
         spec, contract_agents.ReplayConfig()
     ),
     "target": lambda spec: contract_agents.TargetNetworkAgent(spec, contract_agents.TargetConfig()),
-    "impala": lambda spec: make_agent(spec, ImpalaConfig(torso=SMALL)),
+}
+AGENTS = CONTRACT_AGENTS | {
     "impala lstm": lambda spec: make_agent(spec, ImpalaConfig(torso=SMALL, lstm_size=6)),
     "simple policy gradient": lambda spec: make_agent(
         spec, SimplePolicyGradientConfig(torso=SMALL)
     ),
 }
 NUM_CYCLES, T, B = 16, 6, 8
+# Every Inferencer compiles a fused cycle of its own.
+ONE_A_DEVICE = {"num_inferencers_per_device": 1}
 
 
-def run(name, num_cycles=NUM_CYCLES, **options):
+def run(name, **options):
     agent = AGENTS[name](sebulba.env_spec("CartPole-v1"))
     options = {"inference_devices": [0], "update_devices": [0], "seed": 1} | options
     with sebulba.GymnasiumLoop("CartPole-v1", agent, B, **options) as loop:
-        state = loop.new_state(7, T)
-        return agent, loop.run(state, num_cycles, T)
+        devices = len(loop.update_devices)
+        state = quick_state(agent, RunSpec(B, loop.num_inferencers, T, devices))
+        return agent, loop.run(state, NUM_CYCLES, T)
 
 
-def due(agent, num_cycles=NUM_CYCLES):
-    return sum(agent.num_off_policy_optims_per_cycle(c) for c in range(1, num_cycles + 1))
+def due(agent):
+    return sum(agent.num_off_policy_optims_per_cycle(c) for c in range(1, NUM_CYCLES + 1))
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -49,9 +55,15 @@ def due(agent, num_cycles=NUM_CYCLES):
     "options",
     [
         dict(schedule="async", cycle="stepped"),
-        dict(schedule="async", cycle="fused", update_devices=[1, 2, 3, 4]),
-        dict(schedule="lockstep", cycle="fused", inference_devices=[0, 1], update_devices=[2]),
-        dict(schedule="async", num_inferencers_per_device=0),
+        dict(schedule="async", cycle="fused", update_devices=[1, 2, 3, 4], **ONE_A_DEVICE),
+        dict(
+            schedule="lockstep",
+            cycle="fused",
+            inference_devices=[0, 1],
+            update_devices=[2],
+            **ONE_A_DEVICE,
+        ),
+        dict(schedule="async", cycle="stepped", num_inferencers_per_device=0),
     ],
     ids=["stepped", "fused to 4 devices", "lockstep from 2 devices", "inline"],
 )
@@ -69,22 +81,22 @@ def test_every_agent_goes_through_every_loop(name, options):
                 np.testing.assert_array_equal(shards[0], shard, "a P() leaf must be one value")
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", CONTRACT_AGENTS)  # the others are asked in test_agents_suite
 def test_every_agent_is_bit_reproducible_in_lockstep(name):
-    first, second = (run(name, schedule="lockstep")[1] for _ in range(2))
+    first, second = (run(name, schedule="lockstep", cycle="stepped")[1] for _ in range(2))
     assert leaves_equal(first.state.networks, second.state.networks)
 
 
 @pytest.mark.parametrize("name", ["replay", "target"])
 def test_updates_below_one_per_cycle_publish_only_when_due(name):
-    agent, result = run(name)
+    agent, result = run(name, cycle="stepped")
     publishing = sum(agent.num_off_policy_optims_per_cycle(c) > 0 for c in range(1, NUM_CYCLES + 1))
     assert result.counters.policy_version == publishing < NUM_CYCLES
 
 
 @pytest.mark.parametrize("cycle", ["stepped", "fused"])
 def test_a_key_of_any_kind_makes_a_state_and_stays_of_its_kind(cycle):
-    loop, _ = make_tiny_loop("CartPole-v1", cycle=cycle)
+    loop, _ = make_tiny_loop("CartPole-v1", cycle=cycle, **ONE_A_DEVICE)
     with loop:
         for impl in ("threefry2x32", "rbg", "threefry2x32"):
             state = loop.new_state(jax.random.key(3, impl=impl), 5)

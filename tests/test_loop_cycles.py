@@ -10,6 +10,8 @@ import sebulba
 from sebulba.runtime import fused_cycle
 from tests.loop_helpers import Recorder, make_tiny_loop
 
+# Every Inferencer compiles a fused cycle of its own.
+ONE = {"num_inferencers_per_device": 1}
 EXACT = ("obs", "prev_action", "reward", "terminated", "truncated", "is_first")
 
 
@@ -24,12 +26,14 @@ def record(env, cycle, num_cycles, steps, **options):
 
 
 @pytest.mark.parametrize(
-    ("env", "num_cycles", "steps"), [("CartPole-v1", 60, 31), ("Pong-v5", 6, 9)]
+    ("env", "num_cycles", "steps", "options"),
+    [("CartPole-v1", 60, 31, {}), ("Pong-v5", 6, 9, ONE)],
+    ids=["CartPole", "Pong"],
 )
-def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps):
+def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps, options):
     factory = sebulba.make_env_factory(env)
-    stepped, _ = record(factory, "stepped", num_cycles, steps, num_envs=3)
-    fused, _ = record(factory, "fused", num_cycles, steps, num_envs=3)
+    stepped, _ = record(factory, "stepped", num_cycles, steps, num_envs=3, **options)
+    fused, _ = record(factory, "fused", num_cycles, steps, num_envs=3, **options)
     assert len(stepped.trajectories) == len(fused.trajectories) == num_cycles
     for one, other in zip(stepped.trajectories, fused.trajectories, strict=True):
         for name in EXACT:
@@ -47,24 +51,28 @@ def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps):
             np.testing.assert_array_equal(x, y)
 
 
-def test_chunks_do_not_change_a_fused_cycle(monkeypatch):
-    whole, _ = record("CartPole-v1", "fused", 8, 12)
+@pytest.fixture(scope="module")
+def whole():
+    """Fused cycles of one chunk."""
+    return record("CartPole-v1", "fused", 8, 12, **ONE)[0]
+
+
+def test_chunks_do_not_change_a_fused_cycle(whole, monkeypatch):
     monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
-    chunked, _ = record("CartPole-v1", "fused", 8, 12)
+    chunked, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
     for one, other in zip(whole.trajectories, chunked.trajectories, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
 
 
-def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(monkeypatch):
-    whole, _ = record("CartPole-v1", "fused", 8, 12)
+def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(whole, monkeypatch):
     monkeypatch.setattr(fused_cycle, "CHUNK_S", 1e-9)
-    split, _ = record("CartPole-v1", "fused", 8, 12)
+    split, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
     for one, other in zip(whole.trajectories, split.trajectories, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
 
 
 def test_auto_says_which_way_it_uses_and_why():
-    loop, _ = make_tiny_loop("CartPole-v1")
+    loop, _ = make_tiny_loop("CartPole-v1", **ONE)
     with loop:
         loop.run(loop.new_state(0, 5), 2, 5)
         assert "fused cycles (the environment has an XLA handle" in loop.describe()
@@ -110,6 +118,7 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         observe_cycle=observe,
         inference_devices=devices[0],
         update_devices=devices[1],
+        num_inferencers_per_device=2 if cycle == "stepped" else 1,
         metrics_interval_s=0.0,
     )
     with loop:
@@ -128,8 +137,8 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
 
 
 def test_a_long_stepped_cycle_is_stacked_in_groups():
-    stepped, _ = record("CartPole-v1", "stepped", 2, 150)
-    fused, _ = record("CartPole-v1", "fused", 2, 150)
+    stepped, _ = record("CartPole-v1", "stepped", 2, 150, **ONE)
+    fused, _ = record("CartPole-v1", "fused", 2, 150, **ONE)
     for one, other in zip(stepped.trajectories, fused.trajectories, strict=True):
         assert one.action.shape[0] == 150
         jax.tree.map(
