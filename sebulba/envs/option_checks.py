@@ -55,7 +55,7 @@ def check_number(
     """
     kind = "an integer" if is_int else "a finite number"
     allowed = (int, np.integer) if is_int else (int, float, np.integer, np.floating)
-    if isinstance(value, bool) or not isinstance(value, allowed) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, allowed) or not _is_finite(value):
         raise UsageError(f"{where} must be {kind}; the default is {default!r}")
     if is_int:
         smallest = -(2**31) if smallest is None else smallest
@@ -64,3 +64,10 @@ def check_number(
         raise UsageError(f"{where} must be at least {smallest}; the default is {default!r}")
     if largest is not None and value > largest:
         raise UsageError(f"{where} must be at most {largest}; the default is {default!r}")
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float can hold
+        return True

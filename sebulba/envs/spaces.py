@@ -33,6 +33,9 @@ def canonical_observation_space(space: Any) -> gymnasium.Space:
         return _canonical(space, "observation_space", OBSERVATION_SPACES)
     if not space.spaces:
         raise UsageError("observation_space is a Dict without entries; give it at least one")
+    for name in space.spaces:
+        if not isinstance(name, str):
+            raise UsageError(f"observation_space has the key {name!r}; keys must be text")
     return spaces.Dict(
         {
             name: _canonical(space[name], f"observation_space[{name!r}]", OBSERVATION_SPACES)
