@@ -109,6 +109,28 @@ def test_tensorboard_gets_numbers_and_images_over_env_steps(tmp_path):
     assert "unknown" not in values and "policy_lag_counts" not in values
 
 
+def test_after_a_full_disk_lines_go_on_and_no_half_of_one_is_left(tmp_path, monkeypatch):
+    writer = JsonLinesWriter(tmp_path / "m.jsonl")
+    writer.write(record(1))
+
+    class Full(io.StringIO):
+        def write(self, text):
+            with open(tmp_path / "m.jsonl", "a") as file:
+                file.write(text[: len(text) // 2])
+            raise OSError("disk full")
+
+    writer.close()
+    writer._file = Full()
+    with pytest.raises(OSError, match="disk full"):
+        writer.write(record(2))
+    writer.write(record(3))
+    writer.close()
+    lines = [json.loads(line) for line in open(tmp_path / "m.jsonl")]
+    assert [line["env_steps"] for line in lines] == [
+        record(1)["env_steps"], record(3)["env_steps"]
+    ]
+
+
 def test_a_failing_writer_is_warned_about_once_and_the_others_go_on(tmp_path):
     failing, lines = Failing(), JsonLinesWriter(tmp_path / "m.jsonl")
     writer = CompositeWriter(failing, lines)
@@ -118,7 +140,7 @@ def test_a_failing_writer_is_warned_about_once_and_the_others_go_on(tmp_path):
         warnings.simplefilter("error")
         writer.write(record(2))
         writer.close()
-    assert failing.calls == ["write", "close"]
+    assert failing.calls == ["write", "write", "close"]
     assert len(read_records(tmp_path / "m.jsonl")) == 2
 
 
