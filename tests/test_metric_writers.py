@@ -125,10 +125,8 @@ def test_after_a_full_disk_lines_go_on_and_no_half_of_one_is_left(tmp_path, monk
         writer.write(record(2))
     writer.write(record(3))
     writer.close()
-    lines = [json.loads(line) for line in open(tmp_path / "m.jsonl")]
-    assert [line["env_steps"] for line in lines] == [
-        record(1)["env_steps"], record(3)["env_steps"]
-    ]
+    lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
+    assert [line["env_steps"] for line in lines] == [record(1)["env_steps"], record(3)["env_steps"]]
 
 
 def test_a_failing_writer_is_warned_about_once_and_the_others_go_on(tmp_path):
