@@ -26,7 +26,7 @@ train: $(VENV)/.ready
 	@$(BIN)/sebulba train $(PRESET) $(ARGS)
 
 test: $(VENV)/.ready-test
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -29,6 +29,7 @@ from sebulba.exit_codes import (
     EXIT_USAGE,
     exit_code_of,
 )
+from sebulba.stop_on_signal import StopOnSignal
 
 if TYPE_CHECKING:
     from sebulba.configs.experiment import ExperimentConfig
@@ -168,9 +169,15 @@ def _train(argv: list[str]) -> int:
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
     # Said now, since importing JAX and compiling take seconds.
     print(f"sebulba: {preset} in {folder.path}", flush=True)
-    from sebulba.experiment import train
+    with StopOnSignal() as stop_on_signal:
+        try:
+            from sebulba.experiment import train
 
-    return train(config, folder, preset=preset, command=command)
+            return train(config, folder, stop_on_signal, preset=preset, command=command)
+        except Exception:
+            if stop_on_signal.has_interrupted:  # and something else failed for it
+                return stop_on_signal.exit_code
+            raise
 
 
 def _resume(argv: list[str]) -> int:

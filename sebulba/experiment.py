@@ -44,9 +44,21 @@ from sebulba.whole_folders import PARTIAL, replace_folder
 
 
 def train(
-    config: ExperimentConfig, folder: RunFolder, *, preset: str = "", command: Sequence[str] = ()
+    config: ExperimentConfig,
+    folder: RunFolder,
+    stop_on_signal: StopOnSignal,
+    *,
+    preset: str = "",
+    command: Sequence[str] = (),
 ) -> int:
     """Train as ``config`` says and leave everything in ``folder``.
+
+    Args:
+      config: What to do.
+      folder: Of the run.
+      stop_on_signal: In force; gets the loop to stop.
+      preset: Name of the configuration.
+      command: The words that asked for this.
 
     Returns:
       0, or 128 plus the number of the signal that ended the run early; the policy is saved
@@ -58,24 +70,23 @@ def train(
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
-    with StopOnSignal() as stop_on_signal:
-        run = _Run(config, folder, preset or config.env.id)
-        with contextlib.closing(run):
-            run.resume_or_begin()
-            if not run.num_cycles:
-                print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
-                run.complete()
-                return EXIT_OK
-            folder.ended.unlink(missing_ok=True)
-            folder.write_config(config, preset, command)
-            stop_on_signal.attach(run.loop)
-            try:
-                result = run.train()
-                code = stop_on_signal.exit_code
-                write_end(folder, code=code, metrics=result.metrics)
-            finally:
-                run.draw()  # last, as who sends a signal may not wait for long
-        _print_summary(result, folder)
+    run = _Run(config, folder, preset or config.env.id)
+    with contextlib.closing(run):
+        run.resume_or_begin()
+        if not run.num_cycles:
+            print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
+            run.complete()
+            return EXIT_OK
+        folder.ended.unlink(missing_ok=True)
+        folder.write_config(config, preset, command)
+        stop_on_signal.attach(run.loop)
+        try:
+            result = run.train()
+            code = stop_on_signal.exit_code
+            write_end(folder, code=code, metrics=result.metrics)
+        finally:
+            run.draw()  # last, as who sends a signal may not wait for long
+    _print_summary(result, folder)
     return code
 
 
@@ -104,6 +115,7 @@ class _Run:
         goes_on = self._folder.config.exists()
         if goes_on:
             self._stack.enter_context(self._folder.locked())
+            self._folder.tidy()
         try:
             self._make()
         except Exception as error:
@@ -159,7 +171,6 @@ class _Run:
         """Say where the run is resumed, if it is, and drop metrics of what is not known there."""
         if not self._config.resume:
             return
-        self._folder.tidy()
         dropped = self._folder.drop_metrics_after(self.env_steps_done)
         if not self.env_steps_done:
             return  # killed before its first checkpoint: it begins again

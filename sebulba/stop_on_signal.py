@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run that is asked to end ends with everything saved."""
+"""Ctrl-C and SIGTERM: a run that is asked to end ends with everything saved. Free of JAX."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import contextlib
 import os
 import signal
 import types
+from typing import Protocol
 
 from sebulba.exit_codes import EXIT_OK, EXIT_SIGNAL
-from sebulba.loops.gymnasium_loop import GymnasiumLoop
 
 STDERR = 2
 STOPPING = b"sebulba: stopping; the update is finished and saved. Ctrl-C ends at once\n"
+
+
+class Stoppable(Protocol):
+    """What can be told to stop, such as a loop."""
+
+    def stop(self) -> None:
+        """Come to an end soon, with everything saved."""
 
 
 class StopOnSignal:
@@ -19,25 +26,29 @@ class StopOnSignal:
 
     def __init__(self) -> None:
         """Change nothing yet."""
-        self.signal: int | None = None
-        """The first signal that came."""
-        self._loop: GymnasiumLoop | None = None
+        self._signal: int | None = None
+        self._loop: Stoppable | None = None
         self._before: dict[int, object] = {}
+
+    @property
+    def has_interrupted(self) -> bool:
+        """A signal came before there was anything to stop."""
+        return self._loop is None and self._signal is not None
 
     @property
     def exit_code(self) -> int:
         """0, or what says that a signal ended the run."""
-        return EXIT_OK if self.signal is None else EXIT_SIGNAL + self.signal
+        return EXIT_OK if self._signal is None else EXIT_SIGNAL + self._signal
 
-    def attach(self, loop: GymnasiumLoop) -> None:
+    def attach(self, loop: Stoppable) -> None:
         """Stop this loop from now on; before, a signal interrupts at once."""
         self._loop = loop
-        if self.signal is not None:  # its exception was lost, as in a callback of native code
+        if self._signal is not None:  # its exception was lost, as JAX's callbacks may lose one
             loop.stop()
 
     def _handle(self, which: int, frame: types.FrameType | None) -> None:
         del frame
-        is_first, self.signal = self.signal is None, self.signal or which
+        is_first, self._signal = self._signal is None, self._signal or which
         if self._loop is None:
             raise KeyboardInterrupt if which == signal.SIGINT else SystemExit(EXIT_SIGNAL + which)
         self._loop.stop()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agent import Agent
+from sebulba.agent import Agent, AgentState
 from sebulba.runtime.cycle import env_step_of
 from sebulba.runtime.devices import learner_mesh
 from sebulba.runtime.update import HandOffToMesh, Updater
@@ -103,6 +103,30 @@ class EnvStreams(Streams):
         return env_step_of(self._envs[inferencer].step(action_array), action_array)
 
 
+def quick_state(agent: Agent, run: RunSpec) -> AgentState:
+    """Return a new state, quickly: to compile orthogonal initialisers takes a second.
+
+    Kernels are normal, with the inverse of the number of their inputs as the variance.
+    """
+    agent.check_run(run)
+    rng = np.random.default_rng(0)
+    shapes = jax.eval_shape(agent.new_networks, jax.random.key(0))
+    normal = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
+
+    @jax.jit
+    def new(normal: Any, key: jax.Array) -> AgentState:
+        def one(made: jax.Array, normal: jax.Array) -> jax.Array:
+            return made if made.ndim < 2 else normal * made.shape[0] ** -0.5
+
+        keys = jax.random.split(key)
+        networks = jax.tree.map(one, agent.new_networks(key), normal)
+        step = tuple(agent.new_step_state(keys[j], run, j) for j in range(run.num_inferencers))
+        experience = agent.new_experience(key, networks, run)
+        return AgentState(networks, agent.new_opt(networks), experience, step)
+
+    return new(normal, jax.random.key(1))
+
+
 class Driver:
     """Feeds an agent's update on some CPU devices, without environments and threads."""
 
@@ -114,12 +138,12 @@ class Driver:
         make_streams: Callable[[Agent, Any], Streams] = Streams,
         state: Any = None,
     ) -> None:
-        """Begin with ``state``; None makes a new one."""
+        """Begin with ``state``; None makes one with ``quick_state``."""
         if len(jax.devices()) < devices:
             pytest.skip(f"needs {devices} devices")
         mesh = learner_mesh(jax.devices()[:devices])
         run = run_spec(devices, num_inferencers)
-        state = state or jax.jit(lambda key: agent.new_state(key, run))(jax.random.key(0))
+        state = state or quick_state(agent, run)
         self.agent = agent
         self.streams = make_streams(agent, state)
         self._hand_off = HandOffToMesh(agent, mesh, B)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.agent import LEARNER_AXIS, Agent, AgentState
+from sebulba.agent import LEARNER_AXIS
 from sebulba.agents import replay_store
 from sebulba.agents.configs import (
     DDPGConfig,
@@ -37,9 +37,8 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.registry import make_agent
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
-from sebulba.types import RunSpec
 from tests import oracle, questions
-from tests.agent_driver import B, Driver, EnvStreams, T, run_spec
+from tests.agent_driver import B, Driver, EnvStreams, T
 
 spaces = gymnasium.spaces
 REWARD_SCALE = 1e-5
@@ -99,7 +98,7 @@ class Case:
             agent,
             devices,
             make_streams=lambda agent, state: EnvStreams(agent, state, self.oracles([0, B])),
-            state=state or quick_state(agent, run_spec(devices)),
+            state=state,
         )
 
 
@@ -264,27 +263,3 @@ def _valid(agent: Any, rows: Any) -> tuple[Any, ...]:
     valid = np.asarray(~env_step.is_first[1:] | env_step.terminated[1:])
     kept = env_step.obs[:-1], rows.action, agent.config.reward_scale * env_step.reward[1:]
     return tuple(np.asarray(x)[valid] for x in kept)
-
-
-def quick_state(agent: Agent, run: RunSpec) -> AgentState:
-    """Return a new state, quickly: to compile orthogonal initialisers takes a second.
-
-    Kernels are normal, with the inverse of the number of their inputs as the variance.
-    """
-    agent.check_run(run)
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(agent.new_networks, jax.random.key(0))
-    normal = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(x.dtype), shapes)
-
-    @jax.jit
-    def new(normal: Any, key: jax.Array) -> AgentState:
-        def one(made: jax.Array, normal: jax.Array) -> jax.Array:
-            return made if made.ndim < 2 else normal * made.shape[0] ** -0.5
-
-        keys = jax.random.split(key)
-        networks = jax.tree.map(one, agent.new_networks(key), normal)
-        step = tuple(agent.new_step_state(keys[j], run, j) for j in range(run.num_inferencers))
-        experience = agent.new_experience(key, networks, run)
-        return AgentState(networks, agent.new_opt(networks), experience, step)
-
-    return new(normal, jax.random.key(1))

@@ -22,7 +22,7 @@ from sebulba.agents.dqn import DQN
 from sebulba.agents.q_networks import QHead
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
-from tests.agent_driver import BOX_SPEC, SPEC, Driver, Streams, run_spec
+from tests.agent_driver import BOX_SPEC, SPEC, Driver, Streams, quick_state, run_spec
 
 TINY = DQNConfig(
     num_steps=2,
@@ -95,7 +95,7 @@ def test_dueling_values_ignore_what_all_advantages_share() -> None:
 def test_evaluation_is_greedy_and_exploration_is_not() -> None:
     config = dataclasses.replace(TINY, initial_epsilon=1.0, final_epsilon=1.0)
     agent = DQN(SPEC, config)
-    state = jax.jit(lambda key: agent.new_state(key, run_spec()))(jax.random.key(0))
+    state = quick_state(agent, run_spec())
     row = Streams(agent, state).first_row(0)
     best = 2 + np.argmax(agent.values(state.networks, row.obs), axis=1)
     step = jax.jit(agent.step, static_argnames="explore")

@@ -83,7 +83,7 @@ def test_mixed_dict_goes_through_cnn_and_mlp() -> None:
     agent = make(
         spaces.Dict(pixels=spaces.Box(0, 255, (9, 8, 3), np.uint8), x=spaces.Box(-1, 1, (4,)))
     )
-    networks = agent.new_networks(jax.random.key(0))
+    networks = jax.eval_shape(agent.new_networks, jax.random.key(0))
     assert networks["policy"]["kernel"].shape == (6 + 5, 2)
 
 
@@ -100,27 +100,28 @@ def test_separate_value_torso_keeps_the_value_gradient_off_the_policy() -> None:
     obs = rng.normal(size=(3, 4, 6)).astype(np.float32)
     for separate in (False, True):
         agent = make(spaces.Box(-1, 1, (6,)), separate_value_torso=separate)
-        networks = agent.new_networks(jax.random.key(0))
+        networks = jax.jit(agent.new_networks)(jax.random.key(0))
 
         def value(networks: Any, agent: Impala = agent) -> jax.Array:
             return agent.evaluate(networks, obs, (), np.zeros((3, 4), bool)).value.sum()
 
-        torso = jax.tree.leaves(jax.grad(value)(networks)["torso"])
+        torso = jax.tree.leaves(jax.jit(jax.grad(value))(networks)["torso"])
         assert any(np.any(leaf) for leaf in torso) != separate
 
 
 @pytest.mark.parametrize("lstm_size", [0, 7])
 def test_one_row_at_a_time_is_all_rows_at_once(lstm_size: int) -> None:
     agent = make(spaces.Box(-1, 1, (6,)), spaces.Box(-1, 1, (3,)), lstm_size=lstm_size)
-    networks = agent.new_networks(jax.random.key(0))
+    networks = jax.jit(agent.new_networks)(jax.random.key(0))
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(5, 4, 6)).astype(np.float32)
     is_first = rng.random((5, 4)) < 0.3
     core = tuple(jnp.asarray(rng.normal(size=(4, lstm_size)), jnp.float32) for _ in range(2))
     core = core if lstm_size else ()
-    whole = agent.evaluate(networks, obs, core, is_first)
+    evaluate = jax.jit(agent.evaluate)
+    whole = evaluate(networks, obs, core, is_first)
     for t in range(5):
-        row = agent.evaluate(networks, obs[t : t + 1], core, is_first[t : t + 1])
+        row = evaluate(networks, obs[t : t + 1], core, is_first[t : t + 1])
         core = row.core
         np.testing.assert_allclose(row.params[0], whole.params[t], atol=1e-5)
         np.testing.assert_allclose(row.value[0], whole.value[t], atol=1e-5)
@@ -129,22 +130,25 @@ def test_one_row_at_a_time_is_all_rows_at_once(lstm_size: int) -> None:
 
 def test_recurrent_state_is_reset_before_the_first_observation_of_an_episode() -> None:
     agent = make(spaces.Box(-1, 1, (6,)), lstm_size=7)
-    networks = agent.new_networks(jax.random.key(0))
+    networks = jax.jit(agent.new_networks)(jax.random.key(0))
     obs = np.random.default_rng(0).normal(size=(2, 4, 6)).astype(np.float32)
     stale = tuple(jnp.full((4, 7), 3.0) for _ in range(2))
     zero = tuple(jnp.zeros((4, 7)) for _ in range(2))
     first = np.array([[True] * 4, [False] * 4])
-    a, b = (agent.evaluate(networks, obs, core, first).value for core in (stale, zero))
+    evaluate = jax.jit(agent.evaluate)
+    a, b = (evaluate(networks, obs, core, first).value for core in (stale, zero))
     np.testing.assert_array_equal(a, b)
-    c = agent.evaluate(networks, obs, stale, ~first).value
+    c = evaluate(networks, obs, stale, ~first).value
     assert not np.allclose(a[0], c[0])
     # Reset at row 1: what row 0 left is forgotten.
-    d = agent.evaluate(networks, obs[1:], zero, first[:1]).value
+    d = evaluate(networks, obs[1:], zero, first[:1]).value
     np.testing.assert_allclose(c[1], d[0], atol=1e-5)
 
 
 def test_the_free_parameter_of_a_gaussian_is_the_initial_std() -> None:
     agent = make(spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,)), initial_std=0.25)
-    networks = agent.new_networks(jax.random.key(0))
-    out = agent.evaluate(networks, np.ones((1, 4, 3), np.float32), (), np.zeros((1, 4), bool))
+    networks = jax.jit(agent.new_networks)(jax.random.key(0))
+    out = jax.jit(agent.evaluate)(
+        networks, np.ones((1, 4, 3), np.float32), (), np.zeros((1, 4), bool)
+    )
     np.testing.assert_allclose(out.params[..., 2:], np.full((1, 4, 2), np.log(0.25)), rtol=1e-6)

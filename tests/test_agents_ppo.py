@@ -17,7 +17,7 @@ from sebulba.agents.ppo import PPO
 from sebulba.errors import UsageError
 from sebulba.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, RunSpec
-from tests.agent_driver import BOX_SPEC, SPEC, B, Streams, T, run_spec
+from tests.agent_driver import BOX_SPEC, SPEC, B, Streams, T, quick_state, run_spec
 
 spaces = gymnasium.spaces
 SGD = {
@@ -44,7 +44,7 @@ class Fed:
 
     def __init__(self, config: Any, spec: EnvSpec, num_trajectories: int = 1) -> None:
         self.agent: Any = (PPO if isinstance(config, PPOConfig) else Impala)(spec, config)
-        state = jax.jit(lambda key: self.agent.new_state(key, run_spec()))(jax.random.key(0))
+        state = quick_state(self.agent, run_spec())
         self.networks, self.opt = state.networks, state.opt
         self.experience = state.experience
         self.evaluate = jax.jit(self.agent.evaluate)

@@ -18,7 +18,7 @@ from sebulba.errors import UsageError
 from sebulba.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, empty_env_step
 from tests import oracle, questions
-from tests.agent_driver import B, Driver, run_spec
+from tests.agent_driver import B, Driver, quick_state, run_spec
 from tests.agent_suite import (
     AGENTS,
     REWARD_SCALE,
@@ -26,7 +26,6 @@ from tests.agent_suite import (
     given_draws,
     kept_transitions,
     oracle_action,
-    quick_state,
 )
 
 spaces = gymnasium.spaces

@@ -16,7 +16,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.impala import Impala
 from sebulba.agents.optimizer import make_optimizer, masked_mean
-from tests.agent_driver import SPEC, B, Driver, Streams, T, run_spec
+from tests.agent_driver import SPEC, B, Driver, Streams, T, quick_state, run_spec
 from tests.contract_agents import (
     CONTRACT_AGENTS,
     MinibatchAgent,
@@ -69,7 +69,7 @@ def test_recurrent_state_that_acted_first_makes_rho_one() -> None:
 
 def test_evaluation_takes_the_likeliest_action() -> None:
     agent = Impala(SPEC, ImpalaConfig(**SGD))
-    state = agent.new_state(jax.random.key(0), run_spec())
+    state = quick_state(agent, run_spec())
     row = Streams(agent, state)._row[0]
     output, _ = agent.step(state.networks, state.step[0], row, explore=False)
     params = agent.evaluate(state.networks, row.obs[None], (), row.is_first[None]).params[0]
@@ -78,7 +78,7 @@ def test_evaluation_takes_the_likeliest_action() -> None:
 
 def test_different_inferencers_draw_different_noise() -> None:
     agent = Impala(SPEC, ImpalaConfig(**SGD))
-    state = agent.new_state(jax.random.key(0), run_spec())
+    state = quick_state(agent, run_spec())
     row = Streams(agent, state)._row[0]
     actions = [agent.step(state.networks, step, row)[0].action for step in state.step]
     assert not np.array_equal(*actions)
@@ -139,7 +139,7 @@ def _spec_and_leaves(driver: Driver) -> tuple[list[Any], list[Any]]:
 
 def test_observation_statistics_are_those_of_all_devices() -> None:
     driver = Driver(MinibatchAgent(SPEC, MinibatchConfig()), 4)
-    twin = Streams(driver.agent, driver.agent.new_state(jax.random.key(0), run_spec()))
+    twin = Streams(driver.agent, driver.first_state)
     seen = [twin.next(driver._acting)[0].env_step.obs[:-1] for _ in range(3)]
     for _ in range(3):
         driver.cycle()

@@ -9,6 +9,7 @@ import json
 import numpy as np
 import pytest
 
+from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.benchmarks import bare, harness, inference
 from sebulba.benchmarks.plain_cycle import PlainCycle
 from tests.loop_helpers import Recorder, make_tiny_loop
@@ -68,8 +69,10 @@ def test_plain_bookkeeping_makes_the_trajectories_of_the_stepped_cycle():
 
 
 @pytest.mark.timeout(300)
-def test_the_record_has_the_promised_keys(tmp_path, capsys):
+def test_the_record_has_the_promised_keys(tmp_path, monkeypatch, capsys):
     file = tmp_path / "inference.json"
+    small = SimplePolicyGradientConfig(torso=TorsoConfig(hidden_sizes=(5,)))
+    monkeypatch.setattr(inference, "SimplePolicyGradientConfig", lambda: small)
     inference.run(repeats=2, num_cycles=2, json_file=str(file))
     record = json.loads(file.read_text())
     for key in (

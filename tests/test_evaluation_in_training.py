@@ -375,8 +375,8 @@ def test_tensorboard_puts_an_evaluation_where_its_networks_were_taken(tmp_path, 
     steps = {}
     writer = TensorBoardWriter(tmp_path)
     monkeypatch.setattr(
-        "tensorboardX.SummaryWriter.add_scalar",
-        lambda self, name, value, step: steps.update({name: step}),
+        "tensorboardX.event_file_writer.EventsWriter.write_event",
+        lambda self, event: steps.update({v.tag: event.step for v in event.summary.value}),
     )
     writer.write(EVALUATED)
     writer.close()

@@ -46,11 +46,11 @@ ALLOWED = {
     | {"agents", "configs", "envs", "evaluation", "loops", "plots", "policy", "run_folder"}
     | {"jax_setup", "runtime", "checkpoints", "crash_report", "exit_codes"}
     | {"stop_on_signal", "whole_folders"},
-    "stop_on_signal": {"exit_codes", "loops"},
+    "stop_on_signal": {"exit_codes"},
     "exit_codes": {"errors"},
     "crash_report": {"errors", "exit_codes", "run_folder"},
     "cli": {"errors", "exit_codes", "configs", "run_folder", "experiment", "benchmarks"}
-    | {"diagnosis"},
+    | {"diagnosis", "stop_on_signal"},
     "__main__": {"cli"},
     "benchmarks": None,  # may import everything
     "diagnosis": CONTRACTS | {"envs", "runtime", "agents", "loops", "jax_setup"},

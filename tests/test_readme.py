@@ -33,8 +33,9 @@ def run(block: str, names: dict, **replacements: str) -> None:
 @pytest.fixture(scope="module")
 def first_example():
     names: dict = {}
-    devices = "inference_devices=[0], update_devices=[0]"  # the tests have more, and compile each
-    run(PYTHON[0], names, num_envs=f"7, {devices}", num_cycles="6", steps_per_cycle="5")
+    # The tests have more devices, and every Inferencer compiles a program of its own.
+    few = "inference_devices=[0], update_devices=[0], num_inferencers_per_device=1"
+    run(PYTHON[0], names, num_envs=f"7, {few}", num_cycles="6", steps_per_cycle="5")
     return names
 
 

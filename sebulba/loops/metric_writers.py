@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from sebulba.errors import text_of
 from sebulba.types import MetricWriter
 
 if TYPE_CHECKING:
-    from tensorboardX import SummaryWriter
+    from tensorboardX.event_file_writer import EventsWriter
 
 
 class CompositeWriter:
@@ -110,6 +111,11 @@ def to_json(value: Any) -> Any:
 class TensorBoardWriter:
     """TensorBoard events, over environment steps."""
 
+    FLUSH_S = 10.0
+    """Seconds between records that TensorBoard sees at once."""
+    RETRY_S = 60.0
+    """Seconds without records after one that could not be written."""
+
     def __init__(self, folder: str | Path, resumed_at: int | None = None) -> None:
         """Write into ``folder``, which is made at the first record.
 
@@ -118,31 +124,70 @@ class TensorBoardWriter:
           resumed_at: Environment steps at which the run goes on; what is there of later ones is
             hidden from TensorBoard.
         """
-        self._folder = str(folder)
+        self._folder = Path(folder)
         self._resumed_at = resumed_at
-        self._writer: SummaryWriter | None = None
+        self._events: EventsWriter | None = None
+        self._flush_at = self._retry_at = 0.0
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write numbers as scalars and ``[H, W, C]`` uint8 arrays as images."""
-        if self._writer is None:
-            from tensorboardX import SummaryWriter
+        """Write numbers as scalars and ``[H, W, C]`` uint8 arrays as images.
 
-            purge = None if self._resumed_at is None else self._resumed_at + 1
-            self._writer = SummaryWriter(self._folder, purge_step=purge)
+        After an error a new file is begun: TensorBoard reads none on beyond half a record.
+        """
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            self._write(metrics)
+        except OSError:
+            self._retry_at = time.monotonic() + self.RETRY_S
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
+
+    def _write(self, metrics: Mapping[str, Any]) -> None:
+        from tensorboardX import summary
+        from tensorboardX.proto.event_pb2 import Event
+
+        if self._events is None:
+            self._events = self._open()
+        # What an evaluation found belongs to when its networks were taken.
+        events = {"eval_env_steps": Event(), "env_steps": Event()}
         for name, value in metrics.items():
-            # What an evaluation found belongs to when its networks were taken.
-            when = "eval_env_steps" if name.startswith("eval_") else "env_steps"
-            step = metrics.get(when)
             if np.ndim(value) == 3:
-                self._writer.add_image(name, np.asarray(value), step, dataformats="HWC")
+                what = summary.image(name, np.asarray(value), dataformats="HWC")
             elif _is_number(value):
-                self._writer.add_scalar(name, float(value), step)
+                what = summary.scalar(name, float(value))
+            else:
+                continue
+            when = "eval_env_steps" if name.startswith("eval_") else "env_steps"
+            events[when].summary.value.extend(what.value)
+        for when, event in events.items():
+            if event.summary.value:
+                event.wall_time, event.step = time.time(), int(metrics.get(when) or 0)
+                self._events.write_event(event)
+        if time.monotonic() >= self._flush_at:
+            self._flush_at = time.monotonic() + self.FLUSH_S
+            self._events.flush()
+
+    def _open(self) -> EventsWriter:
+        # Not tensorboardX's SummaryWriter: where the disk is full the thread in it ends, and
+        # whoever writes next waits for that thread for ever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        events = EventsWriter(str(self._folder / "events"))
+        if self._resumed_at is not None:
+            start = SessionLog(status=SessionLog.START)
+            events.write_event(Event(step=self._resumed_at + 1, session_log=start))
+            self._resumed_at = None  # said once; a file that is begun later hides nothing
+        return events
 
     def close(self) -> None:
         """Flush and close the events file."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()
 
 
 def _is_number(value: Any) -> bool:

@@ -53,7 +53,8 @@ def _select(
 ) -> list[jax.Device] | None:
     if chosen is None:
         return None
-    if not isinstance(chosen, Sequence | np.ndarray) or isinstance(chosen, str | bytes):
+    is_list = isinstance(chosen, Sequence) and not isinstance(chosen, str | bytes)
+    if not is_list and not (isinstance(chosen, np.ndarray) and chosen.ndim == 1):
         raise UsageError(f"{name}={shown(chosen)} must be a list of devices or of their numbers")
     if not len(chosen):
         raise UsageError(f"{name}=[] must name at least one device; there are {len(devices)}")

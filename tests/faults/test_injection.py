@@ -1,6 +1,6 @@
 """Every kind of fault at every place of a run: what comes out, what ends, what is kept.
 
-``FAULTS.md`` beside this file says which test covers which kind.
+``README.md`` beside this file says which test covers which kind.
 """
 
 from __future__ import annotations

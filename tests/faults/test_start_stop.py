@@ -95,8 +95,24 @@ class Held:
         gc.collect()
         self.threads = {t.name for t in our_threads()}
         self.files = sorted(_target(path) for path in Path("/proc/self/fd").iterdir())
-        self.shared = sorted(os.listdir("/dev/shm"))
+        self.shared = _shared_memory()
         self.children = len(multiprocessing.active_children())
+
+
+def _shared_memory() -> list[str]:
+    """Return what is in shared memory, without what only other processes use.
+
+    Those are tests beside this one, and whatever else runs on the machine.
+    """
+    seen = set(os.listdir("/dev/shm"))
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            lines = maps.read_text().splitlines()
+        except OSError:
+            continue  # It has ended, or is not ours.
+        if maps.parent.name != str(os.getpid()):
+            seen -= {line.rpartition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line}
+    return sorted(seen & set(os.listdir("/dev/shm")))
 
 
 def _target(path: Path) -> str:
