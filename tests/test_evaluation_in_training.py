@@ -19,7 +19,7 @@ from sebulba import cli
 from sebulba.envs import seed_block
 from sebulba.errors import HangError, UsageError
 from sebulba.evaluation import EvaluationPlayer, evaluation_seeds
-from sebulba.loops import running_inferencers
+from sebulba.loops import update_loop
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.live_panel import PanelView
 from sebulba.loops.metric_writers import LinesWriter, TensorBoardWriter
@@ -239,7 +239,7 @@ def test_a_failure_of_training_ends_the_evaluation():
 
 
 def test_an_evaluation_that_does_not_end_is_named(monkeypatch):
-    monkeypatch.setattr(running_inferencers, "JOIN_S", 0.3)
+    monkeypatch.setattr(update_loop, "JOIN_S", 0.3)
     release = threading.Event()
 
     def play(networks, stop):

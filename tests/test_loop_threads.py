@@ -274,7 +274,7 @@ def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
                 release.wait(60)
             return super().step(action)
 
-    monkeypatch.setattr("sebulba.loops.running_inferencers.JOIN_S", 1.0)
+    monkeypatch.setattr("sebulba.loops.update_loop.JOIN_S", 1.0)
     loop, _ = make_tiny_loop(env=Hanging, num_inferencers_per_device=1, schedule=schedule)
     loops.append(loop)
     with pytest.raises(sebulba.HangError, match=r"(?s)inferencer-0.*release\.wait"):

@@ -14,7 +14,7 @@ import numpy as np
 
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
-from sebulba.envs import make_env_factory, seed_block
+from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
 from sebulba.loops.argument_checks import (
@@ -26,6 +26,7 @@ from sebulba.loops.argument_checks import (
 )
 from sebulba.loops.counters import Counters
 from sebulba.loops.evaluator import Evaluator
+from sebulba.loops.loop_envs import LoopEnvs
 from sebulba.loops.metric_window import RecentEpisodes
 from sebulba.loops.resume_point import Resumed, put_session_back, read_state
 from sebulba.loops.session import Session
@@ -40,7 +41,7 @@ from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
 from sebulba.runtime.staging import Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.update import HandOffToMesh, Updater
-from sebulba.types import EnvAdapter, EnvFactory, MetricWriter, PyTree, RunSpec
+from sebulba.types import EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF
 """Folded into the seed's key for the updates, which else would share keys with a state that was
@@ -197,8 +198,6 @@ class GymnasiumLoop:
         )
         self._checkpointer = checkpointer
         self._skip_not_finite = on_not_finite == "skip"
-        self._num_generations = 0
-        """How often environments were made, anew or for the first time: each has its own seeds."""
         self._mesh = learner_mesh(self.update_devices)
         self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
         self._stop_requested = threading.Event()
@@ -214,8 +213,9 @@ class GymnasiumLoop:
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
         self._session = Session([], {device: Staging() for device in self.inference_devices})
-        self._factory = make_env_factory(env_factory)
-        self._envs = self._make_envs()
+        self._envs = LoopEnvs(
+            make_env_factory(env_factory), agent.spec, seed, num_envs, self.num_inferencers
+        )
 
     # Set-up.
 
@@ -223,41 +223,6 @@ class GymnasiumLoop:
     def num_inferencers(self) -> int:
         """Inferencers over all inference devices."""
         return self._num_per_device * len(self.inference_devices)
-
-    def _make_envs(self) -> list[EnvAdapter]:
-        envs: list[EnvAdapter] = []
-        with contextlib.ExitStack() as close_again:
-            for inferencer in range(self.num_inferencers):
-                envs.append(self._make_env(inferencer, 0))
-                close_again.callback(envs[-1].close)
-            close_again.pop_all()
-        self._num_generations = 1
-        return envs
-
-    def _make_env(self, inferencer: int, generation: int) -> EnvAdapter:
-        seeds = seed_block(
-            self._seed,
-            inferencer=inferencer,
-            num_inferencers=self.num_inferencers,
-            num_envs=self.num_envs,
-            generation=generation,
-        )
-        env = self._factory(self.num_envs, seeds)
-        try:
-            self._check_spaces(env)
-        except UsageError:
-            env.close()
-            raise
-        return env
-
-    def _check_spaces(self, env: EnvAdapter) -> None:
-        for name in ("observation_space", "action_space"):
-            of_env, of_agent = getattr(env.spec, name), getattr(self.agent.spec, name)
-            if of_env != of_agent:
-                raise UsageError(
-                    f"{name}={of_env} of the environment is not the agent's {of_agent}; build the "
-                    "agent with spec=sebulba.env_spec(env_factory) of the same factory"
-                )
 
     def new_state(self, key: int | jax.Array, steps_per_cycle: int) -> AgentState:
         """Return a new agent state for this loop.
@@ -438,8 +403,8 @@ class GymnasiumLoop:
         reader = SnapshotReader(checkpoint.snapshot)
         saved = reader.run_spec()
         run_spec = self._new_run_spec(saved.steps_per_cycle)
-        self._num_generations = reader.record["generations"]
-        key = jax.random.fold_in(self._fresh_key(), checkpoint.env_steps)
+        self._envs.num_generations = reader.record["generations"]
+        key = jax.random.fold_in(self._envs.fresh_key(), checkpoint.env_steps)
         resumed = read_state(self.agent, reader, run_spec, key, drop_replay)
         self._make_envs_anew(resumed, reader)
         self._prepare(resumed.state, run_spec)
@@ -470,15 +435,14 @@ class GymnasiumLoop:
 
     def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader) -> None:
         """Replace the environments that cannot be put back: theirs are seeds of the run's begin."""
-        for index in range(self.num_inferencers):
-            if not (resumed.layout_fits and isinstance(reader.env(index), bytes)):
-                self._envs[index].close()
-                self._envs[index] = self._make_env(index, self._num_generations)
-        self._num_generations += 1
-
-    def _fresh_key(self) -> jax.Array:
-        """Return the key of what a resumed run makes anew."""
-        return jax.random.fold_in(jax.random.key(self._seed), self._num_generations)
+        lost = [
+            index
+            for index in range(self.num_inferencers)
+            if not (resumed.layout_fits and isinstance(reader.env(index), bytes))
+        ]
+        for index in lost:
+            self._envs[index].close()
+        self._envs.make_anew(lost)
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says of this loop."""
@@ -486,7 +450,7 @@ class GymnasiumLoop:
         return {
             "run": dataclasses.asdict(self._run_spec),
             "schedule": self._options.schedule,
-            "generations": self._num_generations,
+            "generations": self._envs.num_generations,
         }
 
     def _replace_inferencer(self, old: Inferencer) -> Inferencer:
@@ -496,9 +460,8 @@ class GymnasiumLoop:
         if not isinstance(old.failure, EnvHangError):  # from which no other thread can take it
             with contextlib.suppress(Exception):  # it has failed already
                 self._envs[index].close()
-        key = self._fresh_key()
-        self._envs[index] = self._make_env(index, self._num_generations)
-        self._num_generations += 1
+        key = self._envs.fresh_key()
+        self._envs.make_anew([index])
         new = self._new_inferencer(index, self._programs)
         step_state = self.agent.new_step_state(
             jax.random.fold_in(key, index), self._run_spec, index
@@ -547,11 +510,9 @@ class GymnasiumLoop:
         if self._closed:
             return
         self._closed = True
-        hung = [index for index, thread in enumerate(self._threads) if thread.is_alive()]
-        with contextlib.ExitStack() as stack:  # one that raises does not keep the others open
-            for index, env in enumerate(self._envs):
-                if index not in hung:
-                    stack.callback(env.close)
+        self._envs.close(
+            but=[index for index, thread in enumerate(self._threads) if thread.is_alive()]
+        )
 
     def __enter__(self) -> GymnasiumLoop:
         return self
