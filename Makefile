@@ -3,12 +3,15 @@
 #   make train                          train on CartPole
 #   make train PRESET=pendulum ARGS="--seed 1"
 #   make test [PYTHON=python3.12] [ARGS="-k policy"]
+#   make test-faults                    the faults of tests/faults in their long counts: hours
+#   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
 #   make lint
 #   make clean                          remove what the other targets made
 
 PYTHON ?= python3
 PRESET ?= cartpole
 ARGS ?=
+MINUTES ?= 20
 
 # Every interpreter has its own environment, so that they do not take turns to rebuild one.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
@@ -19,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test lint clean find-python
+.PHONY: train test test-faults soak lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -27,6 +30,13 @@ train: $(VENV)/.ready
 
 test: $(VENV)/.ready-test
 	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+test-faults: $(VENV)/.ready-test
+	@SEBULBA_LONG_FAULTS=1 $(BIN)/python -m pytest tests/faults --timeout 14400 \
+	  --faults-json benchmarks/results/faults.json $(ARGS)
+
+soak: $(VENV)/.ready-test
+	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json benchmarks/results/soak.json
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -53,6 +53,11 @@ class Child:
         return self._log.read_text(errors="replace")
 
     @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    @property
     def age_s(self) -> float:
         """Seconds since it was started."""
         return time.monotonic() - self._started

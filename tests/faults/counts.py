@@ -7,7 +7,16 @@ import os
 LONG = "SEBULBA_LONG_FAULTS"
 """Environment variable that asks for the long counts, as ``make test-faults`` does."""
 
+asked: list[int] = []
+"""What ``rounds`` returned since a test began."""
+
+
+def is_long() -> bool:
+    """Tell whether the long counts are asked for."""
+    return bool(os.environ.get(LONG))
+
 
 def rounds(short: int, long: int) -> int:
     """Return ``short``, or ``long`` where the long counts are asked for."""
-    return long if os.environ.get(LONG) else short
+    asked.append(long if is_long() else short)
+    return asked[-1]

@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import sebulba
+from sebulba.checkpoints.store import CheckpointStore
 from sebulba.plots import read_records
 from tests.faults.children import Child, newest_whole, training_began
 from tests.faults.counts import rounds
@@ -25,17 +27,21 @@ EARLIEST_S, LATEST_START_S, LATEST_TRAINING_S = 0.5, 8.0, 4.0
 FOR_EVER, LITTLE_MORE = "1000000000", 20_000
 """Environment steps."""
 
-IMPALA = ("sebulba", ["train", "cartpole", "--num-envs", "16", "--no-anneal-learning-rate"], 2, 30)
-DQN = (
-    "tests.faults.small_replays",
-    [
-        *("train", "cartpole-dqn", "--agent.replay.capacity", "20000"),
-        *("--no-anneal-learning-rate", "--checkpoint.replay-every-s", "2"),
-        *("--eval-every-env-steps", "2000", "--eval-episodes", "5", "--eval-num-envs", "5"),
-    ],
-    2,
-    10,
-)
+SMALL = ["--agent.torso.hidden-sizes", "8", "--cycle", "stepped", "--no-anneal-learning-rate"]
+RUNS = {
+    # Module, words, rounds in short and in long.
+    "stepped": ("sebulba", ["cartpole", "--num-envs", "16", *SMALL], (2, 12)),
+    "fused": ("sebulba", ["cartpole", "--no-anneal-learning-rate"], (0, 8)),
+    "dqn with its replay apart": (
+        "tests.faults.small_replays",
+        [
+            *("cartpole-dqn", *SMALL, "--agent.replay.capacity", "20000"),
+            *("--checkpoint.replay-every-s", "2", "--eval-every-env-steps", "2000"),
+            *("--eval-episodes", "5", "--eval-num-envs", "5"),
+        ],
+        (1, 10),
+    ),
+}
 
 
 def kill_at_random(child: Child, run: Path, rng: np.random.Generator) -> None:
@@ -68,20 +74,22 @@ def check_metrics(run: Path) -> list[dict]:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("how", [IMPALA, DQN], ids=["impala", "dqn-with-its-replay-apart"])
+@pytest.mark.parametrize("name", [*RUNS])
 def test_a_run_that_is_killed_at_random_moments_goes_on_until_it_is_done(
-    how, tmp_path, compile_cache_folder, record_fault
+    name, tmp_path, compile_cache_folder, record_fault
 ):
-    module, words, short, long = how
+    module, words, counts = RUNS[name]
+    if not (num_rounds := rounds(*counts)):
+        pytest.skip("one of the long counts only")
     run = tmp_path / "run"
     words = [
-        *words,
+        *("train", *words),
         *("--run-dir", str(run), "--resume", "--checkpoint.every-s", "1"),
         *("--compile-cache", str(compile_cache_folder), "--total-env-steps"),
     ]
     rng = np.random.default_rng(7)
-    expected, seen = None, dict(started=0, resumed=0, with_partial=0, with_newer_experience=0)
-    for round_ in range(rounds(short, long)):
+    expected, seen = None, dict(kills=num_rounds, trained=0, resumed=0, in_a_save=0)
+    for round_ in range(num_rounds):
         with Child([*words, FOR_EVER], tmp_path / f"{round_}.log", module) as child:
             kill_at_random(child, run, rng)
         at = resumed_at(child)
@@ -93,17 +101,57 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_until_it_is_done(
         before, expected = expected, newest_whole(run / "checkpoints")
         if before is not None:
             assert expected is not None
-            for name, value in before.counters.items():
-                assert expected.counters[name] >= value
+            for counter, value in before.counters.items():
+                assert expected.counters[counter] >= value
         records = check_metrics(run)
-        seen["started"] += bool(records)
-        seen["with_partial"] += bool(list(run.rglob(".partial-*")))
+        seen["trained"] += bool(records)
+        seen["in_a_save"] += bool(list(run.rglob(".partial-*")))
     last = expected.env_steps if expected is not None else 0
     with Child([*words, str(last + LITTLE_MORE)], tmp_path / "last.log", module) as child:
         assert child.wait() == 0, child.printed
     assert resumed_at(child) == (last or None)
     check_the_end(run, last + LITTLE_MORE)
-    record_fault(**seen)
+    record_fault(name, **seen)
+
+
+LOCKSTEP = [
+    *("train", "cartpole", "--env.backend", "gymnasium", "--schedule", "lockstep", *SMALL),
+    *("--num-envs", "4", "--checkpoint.every-s", "0.3"),
+]
+
+
+@pytest.mark.timeout(7200)
+def test_a_run_in_lockstep_is_the_same_bit_for_bit_however_often_it_is_killed(
+    tmp_path, compile_cache_folder, record_fault
+):
+    words = [*LOCKSTEP, "--compile-cache", str(compile_cache_folder), "--resume"]
+    env_steps = 16_000
+    never = tmp_path / "never"
+    end = ["--total-env-steps", str(env_steps)]
+    with Child([*words, *end, "--run-dir", str(never)], tmp_path / "never.log") as child:
+        assert child.wait() == 0, child.printed
+    run, rng, kills = tmp_path / "run", np.random.default_rng(11), 0
+    for round_ in range(rounds(1, 10)):
+        # So far at most, so that there is something left to be killed in.
+        part = ["--total-env-steps", str(env_steps * (round_ + 1) // rounds(2, 11))]
+        with Child([*words, *part, "--run-dir", str(run)], tmp_path / f"{round_}.log") as child:
+            if child.wait_until(training_began(run)):
+                time.sleep(rng.uniform(0.3, 1.5))
+            kills += not child.has_ended
+            child.kill()
+    with Child([*words, *end, "--run-dir", str(run)], tmp_path / "last.log") as child:
+        assert child.wait() == 0, child.printed
+    assert "new episodes" not in child.printed
+    ends = [
+        CheckpointStore(path / "checkpoints").load(numbers[-1])
+        for path in (never, run)
+        for numbers in [CheckpointStore(path / "checkpoints").numbers()]
+    ]
+    assert ends[0].record["counters"] == ends[1].record["counters"]
+    assert ends[0].arrays.keys() == ends[1].arrays.keys()
+    for array, values in ends[0].arrays.items():
+        np.testing.assert_array_equal(values, ends[1].arrays[array], err_msg=array)
+    record_fault("lockstep", kills=kills)
 
 
 def check_the_end(run: Path, env_steps: int) -> None:

@@ -6,7 +6,9 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -125,11 +127,49 @@ def test_a_signal_at_any_moment_ends_the_run_soon_and_it_goes_on(
             assert moment != "training"
     assert resumed
     record_fault(
+        "signals",
         signals=sum(map(len, seconds.values())),
         resumed=resumed,
         seconds_to_exit={moment: distribution(values) for moment, values in seconds.items()},
         promised_s=PROMISED_S,
     )
+
+
+class Stuck(gymnasium.Env):
+    """Returns from its first steps only."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if self._steps > 100:
+            time.sleep(1e6)
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_after_a_signal_ends_at_once_what_cannot_end_by_itself(
+    first, tmp_path, compile_cache_folder
+):
+    run = tmp_path / "run"
+    words = ["train", "cartpole", "--env.id", "tests.faults.test_signals:Stuck", *SMALL]
+    words += ["--run-dir", str(run), "--compile-cache", str(compile_cache_folder)]
+    with Child(words, tmp_path / "log") as child:
+        child.wait_until(training_began(run))
+        child.send(first)
+        assert child.wait_until(lambda: "stopping" in child.printed)
+        child.send(signal.SIGINT)
+        # Without it, the end waits for the environment, and then says that it hangs.
+        assert shell_code(child.wait(DEADLINE_S)) == 130
+    assert not (run / "ended.txt").exists()
 
 
 def distribution(values: list[float]) -> dict[str, float]:
