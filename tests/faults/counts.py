@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
+T = TypeVar("T")
 LONG = "SEBULBA_LONG_FAULTS"
 """Environment variable that asks for the long counts, as ``make test-faults`` does."""
 
 
-def rounds(short: int, long: int) -> int:
+def rounds(short: T, long: T) -> T:
     """Return ``short``, or ``long`` where the long counts are asked for."""
     return long if os.environ.get(LONG) else short
