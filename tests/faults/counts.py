@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
+T = TypeVar("T")
 LONG = "SEBULBA_LONG_FAULTS"
 """Environment variable that asks for the long counts, as ``make test-faults`` does."""
 
@@ -16,7 +18,7 @@ def is_long() -> bool:
     return bool(os.environ.get(LONG))
 
 
-def rounds(short: int, long: int) -> int:
+def rounds(short: T, long: T) -> T:
     """Return ``short``, or ``long`` where the long counts are asked for."""
     asked.append(long if is_long() else short)
     return asked[-1]

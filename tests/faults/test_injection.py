@@ -171,21 +171,32 @@ def check(outcome: Any, ending: Ending, folder: Any, *, hung: int = 0) -> None:
 # Raised.
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", [p for p in PLACES if p != "metric writer"])
+RAISES_LONG = [
+    (place, mode)
+    for place in PLACES
+    for mode in MODES
+    if place != "metric writer" and (place, mode) != ("queue", "inline")
+]
+RAISES_SHORT = [case for i, case in enumerate(RAISES_LONG) if i % 2 == 0]
+"""Each place in one or two modes."""
+
+
+@pytest.mark.parametrize(("place", "mode"), rounds(RAISES_SHORT, RAISES_LONG))
 def test_what_is_raised_comes_out_and_what_was_learned_is_saved(
     place, mode, make_trap, monkeypatch, tmp_path
 ):
-    if (place, mode) == ("queue", "inline"):
-        pytest.skip("inline has no queue")
     trap = make_trap("raise", AT.get(place, 5))
     outcome, _ = run_into(PLACES[place](trap, monkeypatch), mode, tmp_path)
     assert trap.sprung.is_set()
     check(outcome, raised(place, mode), tmp_path)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", ["env reset", "env step", "hand-off", "evaluator"])
+EXITS_LONG = [
+    (place, mode) for place in ("env reset", "env step", "hand-off", "evaluator") for mode in MODES
+]
+
+
+@pytest.mark.parametrize(("place", "mode"), rounds(EXITS_LONG[1::2], EXITS_LONG))
 def test_sys_exit_where_a_run_does_not_expect_it_is_an_error(
     place, mode, make_trap, monkeypatch, tmp_path
 ):
@@ -217,9 +228,8 @@ def test_a_metric_writer_never_ends_a_run(kind, mode, make_trap, monkeypatch, tm
 
 
 HANGS_SHORT = [
-    *(("env step", "async"), ("env reset", "lockstep"), ("Agent.step", "async")),
-    *(("hand-off", "lockstep"), ("evaluator", "lockstep"), ("loss", "async")),
-    *(("observe_cycle", "lockstep"), ("metric writer", "async")),
+    *(("env step", "async"), ("Agent.step", "lockstep"), ("hand-off", "async")),
+    *(("evaluator", "lockstep"), ("loss", "async"), ("metric writer", "lockstep")),
 ]
 HANGS_LONG = [
     (place, mode)
@@ -229,7 +239,7 @@ HANGS_LONG = [
 ]
 
 
-@pytest.mark.parametrize(("place", "mode"), rounds(HANGS_SHORT, HANGS_LONG))  # type: ignore
+@pytest.mark.parametrize(("place", "mode"), rounds(HANGS_SHORT, HANGS_LONG))
 def test_what_hangs_is_named_and_ends_the_run(
     place, mode, make_trap, monkeypatch, tmp_path, capsys
 ):
@@ -350,8 +360,13 @@ NOT_FINITE = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("fault", NOT_FINITE)
+NOT_FINITE_LONG = [(fault, mode) for fault in NOT_FINITE for mode in MODES]
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode"),
+    rounds(NOT_FINITE_LONG[::2], NOT_FINITE_LONG),
+)
 def test_what_is_not_finite_is_named_and_never_saved(fault, mode, tmp_path):
     options, error, code, says = NOT_FINITE[fault]
     outcome, loop = run_into(options, mode, tmp_path)
@@ -412,8 +427,10 @@ def test_a_disk_that_hangs_does_not_hold_training_up(make_trap, monkeypatch, tmp
 # And then.
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("place", ["env step", "hand-off", "observe_cycle"])
+GOES_ON_LONG = [(p, mode) for p in ("env step", "hand-off", "observe_cycle") for mode in MODES]
+
+
+@pytest.mark.parametrize(("place", "mode"), rounds(GOES_ON_LONG[::4], GOES_ON_LONG))
 def test_a_run_that_failed_goes_on_from_what_it_saved(
     place, mode, make_trap, monkeypatch, tmp_path
 ):

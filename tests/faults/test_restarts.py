@@ -306,7 +306,7 @@ def kill_a_worker(loop: Any, inferencer: int) -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    rounds(["lockstep"], ["async", "lockstep"]),  # type: ignore[call-overload]
+    rounds(["lockstep"], ["async", "lockstep"]),
 )
 def test_a_worker_process_that_is_killed_is_replaced(schedule):
     class Killing(Recorder):

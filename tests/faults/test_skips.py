@@ -16,6 +16,7 @@ from sebulba.agents.dqn import DQN
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import NotFiniteError
 from sebulba.exit_codes import EXIT_NOT_FINITE, exit_code_of
+from tests.faults.counts import rounds
 from tests.loop_helpers import leaves_equal, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
 
@@ -65,9 +66,20 @@ def make_loop(agent_class: Any = BadLoss, **options: Any) -> Any:
     return make_tiny_loop(agent_class=agent_class, **options)[0]
 
 
-@pytest.mark.parametrize("devices", [[0], [1, 2, 3, 4]])
-@pytest.mark.parametrize("updates_per_cycle", [1, 3])
-@pytest.mark.parametrize("agent_class", [BadLoss, BadGradient, BadMetric])
+ONE, FOUR = [0], [1, 2, 3, 4]
+CASES = [
+    (agent, each, d)
+    for agent in (BadGradient, BadMetric, BadLoss)
+    for each in (1, 3)
+    for d in (ONE, FOUR)
+]
+CASES_SHORT = [(BadGradient, 1, ONE), (BadLoss, 1, FOUR), (BadMetric, 3, ONE)]
+
+
+@pytest.mark.parametrize(
+    ("agent_class", "updates_per_cycle", "devices"),
+    rounds(CASES_SHORT, CASES),
+)
 def test_a_skipped_update_leaves_networks_and_optimizer_as_they_were(
     agent_class, updates_per_cycle, devices
 ):
@@ -131,7 +143,7 @@ class PoisonedDQN(DQN):
         return super().set_priority(experience, draw, wrong)
 
 
-@pytest.mark.parametrize("devices", [[0], [1, 2, 3, 4]])
+@pytest.mark.parametrize("devices", rounds([ONE], [ONE, FOUR]))
 def test_a_prioritized_replay_is_not_poisoned_by_what_is_skipped(devices):
     config = DQNConfig(
         torso=TorsoConfig(hidden_sizes=(8,)),
