@@ -315,7 +315,7 @@ class SulkingEnv(OfferingEnv):
         (functools.partial(state_of, OracleEnv), WalkEnv, "is of environment 'OracleEnv'"),
         (functools.partial(state_of, WalkEnv, 2), WalkEnv, "num_envs=2, not of 3"),
         (functools.partial(state_of, WalkEnv), NowOfferingEnv, "no get_state.. when it was saved"),
-        (functools.partial(state_of, OfferingEnv), SulkingEnv, "put back: KeyError.'sulking'"),
+        (functools.partial(state_of, OfferingEnv), SulkingEnv, "put back: KeyError: 'sulking'"),
     ],
 )
 def test_the_state_of_another_environment_is_refused(saved, factory, message):
@@ -369,7 +369,7 @@ def test_environments_in_worker_processes_are_put_back_there_and_elsewhere():
 
 def test_worker_processes_say_why_not_and_live_on():
     workers = make_env_factory(SulkingEnv, vectorization="async")(2, SEEDS[:2])
-    with pytest.raises(EnvError, match=r"environment 0 could not be put back: KeyError.'sulking'"):
+    with pytest.raises(EnvError, match=r"environment 0 could not be put back: KeyError: 'sulking'"):
         workers.put_back(state_of(OfferingEnv, 2))
     workers.reset()
     workers.close()

@@ -89,7 +89,14 @@ PLACES: dict[str, Callable[[Trap, Any], dict[str, Any]]] = {
     "metric writer": lambda trap, patch: {"metric_writer": TrappedWriter(trap)},
     "evaluator": lambda trap, patch: {"evaluator": Evaluator(player(trap), 40)},
 }
-AT = {"env step": 170, "env reset": 19, "Agent.step": 12, "metric writer": 2, "evaluator": 2}
+AT = {
+    "hand-off": 12,
+    "env step": 170,
+    "env reset": 19,
+    "Agent.step": 12,
+    "metric writer": 2,
+    "evaluator": 2,
+}
 """Which call springs the trap; in the midst of the run. 5 elsewhere."""
 
 
