@@ -113,7 +113,7 @@ def check_alignment(recorder: Recorder, num_inferencers: int = 2) -> int:
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 @pytest.mark.parametrize("kind", ["raise", "NaN", "tuple", "hang"])
 def test_not_one_cell_is_out_of_place_after_restarts(kind, schedule, make_trap):
-    at = [70] if kind == "hang" else [70, 200, 207]
+    at = [250] if kind == "hang" else [70, 200, 207]
     faults = Faults(kind, at, make_trap("hang") if kind == "hang" else None)
     recorder = Recorder()
     with make_loop(faulty_oracle(faults), recorder, schedule=schedule) as loop:
@@ -129,7 +129,7 @@ def test_not_one_cell_is_out_of_place_after_restarts(kind, schedule, make_trap):
 def test_what_hung_and_comes_back_to_fail_fails_no_other(make_trap):
     """The thread that was left behind raises while the run goes on."""
     trap = make_trap("hang")
-    faults = Faults("hang", [70], trap)
+    faults = Faults("hang", [250], trap)
     came_back = threading.Event()
 
     class ComesBack(faulty_oracle(faults)):  # type: ignore[misc]

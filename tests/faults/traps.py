@@ -15,6 +15,7 @@ from tests.tiny import CountingEnv, TinyAgent
 
 SHORT_LIMIT_S = 1.0
 """The supervisor's patience from the moment at which something begins to hang."""
+LONG_LIMIT_S = 300.0
 OUR_THREADS = ("inferencer-", "evaluator", "supervisor", "checkpoint-saver")
 
 
@@ -63,8 +64,13 @@ def make_trap(monkeypatch):
             trap.supervisors.append(supervisor)
         return original(supervisor)
 
-    original = Supervisor.__enter__
+    def print_stacks(supervisor: Supervisor, what: str) -> None:
+        supervisor._limit_s = LONG_LIMIT_S  # found; what else takes its time is no hang
+        original_print(supervisor, what)
+
+    original, original_print = Supervisor.__enter__, Supervisor._print_stacks
     monkeypatch.setattr(Supervisor, "__enter__", enter)
+    monkeypatch.setattr(Supervisor, "_print_stacks", print_stacks)
 
     def make(kind: str, at: int = 1) -> Trap:
         traps.append(Trap(kind, at))
