@@ -155,7 +155,8 @@ def test_a_metric_writer_that_raises_costs_its_records_and_nothing_else(
 
 def test_files_that_the_system_cuts_short_end_the_command_with_6(tmp_path):
     words = ["train", "cartpole", *SMALL, "--run-dir", "run", "--resume"]
-    words += ["--agent.torso.hidden-sizes", "256"]  # too large for a file
+    # Their last batch of observations is too large for a file, and so are 30 cycles of metrics.
+    words += ["--num-envs", "256", "--total-env-steps", "38400"]
     with Child(words, tmp_path / "small.log", "tests.faults.small_files") as child:
         assert child.wait() == cli.EXIT_CHECKPOINT, child.printed
     assert "File too large" in child.printed and "Traceback" not in child.printed
