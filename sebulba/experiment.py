@@ -138,6 +138,7 @@ class _Run:
         config, folder = self._config, self._folder
         checkpointer = self._stack.enter_context(self._make_checkpointer())
         checkpoint = checkpointer.load_newest(strict=config.strict) if config.resume else None
+        self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
@@ -172,7 +173,7 @@ class _Run:
         if not self._config.resume:
             return
         dropped = self._folder.drop_metrics_after(self.env_steps_done)
-        if not self.env_steps_done:
+        if not self._is_resumed:
             return  # killed before its first checkpoint: it begins again
         print(f"resumed at {self.env_steps_done:,} env steps", flush=True)
         for note in self.loop.resume_notes:
