@@ -88,6 +88,8 @@ def check_goes_on(run: Path, saved: Whole, log: Path) -> None:
         assert child.wait() == 0, child.printed
     assert resumed_at(child) == saved.env_steps
     counters, now = saved.counters, newest_whole(run / "checkpoints").counters
+    if not counters["cycles"]:
+        return  # it was stopped in its first compile, and began
     first = next(r for r in read_records(run / "metrics.jsonl") if r["env_steps"] > saved.env_steps)
     a_cycle = saved.env_steps // counters["cycles"]
     cycles = (first["env_steps"] - saved.env_steps) // a_cycle
