@@ -107,6 +107,10 @@ class Checkpointer:
         self.resume_at(updates)
         return True
 
+    def replace(self, env_steps: int) -> None:
+        """Let the next checkpoint of this number take the place of the one that is there."""
+        self._store.abandon([env_steps])
+
     def begin_experience_anew(self) -> None:
         """Save the experience with the next checkpoint: the one that was saved has been dropped."""
         self._experience_number = None

@@ -13,6 +13,8 @@ from sebulba.runtime.inferencer import ENV_PHASES, Inferencer
 
 JOIN_S = 60.0
 """How long a stop waits for the program or the compile in flight in a thread."""
+SAVE_FIRST_S = 5.0
+"""A stop that has waited so long saves what was learned before it waits on."""
 
 
 def join(threads: Sequence[threading.Thread], wait_s: float) -> list[threading.Thread]:

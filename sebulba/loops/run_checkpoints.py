@@ -21,6 +21,7 @@ from sebulba.types import PyTree
 
 LARGE_BYTES = 200_000_000
 """What takes longer than a second to save is announced."""
+STOPPED_AMID = "the run was stopped amid a cycle"
 
 About = Callable[[], Mapping[str, Any]]
 """Returns what a checkpoint says of its loop, as JSON."""
@@ -70,6 +71,8 @@ class RunCheckpoints:
         self._about = about
         self._seconds = seconds
         self._begun: Begun | None = None
+        self._learner_saved_at: int | None = None
+        """Cycles."""
         self._next_cycles = {i.index: i.cycle for i in session.inferencers}
 
     def consumed(self, item: Item) -> None:
@@ -125,6 +128,32 @@ class RunCheckpoints:
         self._checkpointer.save(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
         )
+
+    def save_learner(self) -> None:
+        """Save the learner's part alone: an Inferencer takes its time to end, and may never.
+
+        What is saved at the end takes its place.
+
+        Raises:
+          CheckpointError: It could not be written.
+          NotFiniteError: The networks are not finite.
+        """
+        counters = self._session.counters
+        if self._checkpointer is None or self._learner_saved_at == counters.cycles:
+            return
+        self._checkpointer.say(
+            "an Inferencer takes its time to end; what was learned is saved meanwhile"
+        )
+        self._give_up_begun(self._checkpointer)
+        self._check_finite()
+        begun = self._learner(at_the_end=True)
+        inferencers = self._session.inferencers
+        positions = [InferencerPosition(i.cycle, None, STOPPED_AMID) for i in inferencers]
+        made = sum(position.cycle for position in positions)
+        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to
+        self._save_now(begun, positions, [])
+        self._checkpointer.replace(begun.env_steps)
+        self._learner_saved_at = counters.cycles
 
     def save_at_the_end(self) -> None:
         """Save, with the Inferencers at rest, and wait until it is written.

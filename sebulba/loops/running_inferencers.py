@@ -24,8 +24,6 @@ from sebulba.runtime.inferencer import (
 )
 from sebulba.runtime.trajectory_queue import TrajectoryQueue
 
-"""How long a stop waits for the program or the compile in flight in a thread."""
-
 Replace = Callable[[Inferencer], Inferencer]
 """Returns an Inferencer with a new environment in the place of one whose environment failed."""
 

@@ -13,7 +13,7 @@ from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import ActionError, HangError, NotFiniteError
 from sebulba.loops.evaluator import Evaluations, Evaluator
-from sebulba.loops.hangs import JOIN_S, hang_error, join
+from sebulba.loops.hangs import JOIN_S, SAVE_FIRST_S, hang_error, join
 from sebulba.loops.metric_window import MetricWindow, time_shares
 from sebulba.loops.run_checkpoints import About, RunCheckpoints
 from sebulba.loops.running_inferencers import Replace, RunningInferencers
@@ -167,6 +167,8 @@ class UpdateLoop:
 
     def _end_inferencers(self) -> None:
         self._running.stop()
+        if join(self._not_silent(self._running.threads), SAVE_FIRST_S):
+            self._save_learner()
         self._join(self._running.threads)
         self._running.raise_failures()  # of the cycles that were in flight at the end
 
@@ -181,9 +183,12 @@ class UpdateLoop:
         Raises:
           HangError: One does not.
         """
-        if alive := join([t for t in threads if t not in self._running.silent], JOIN_S):
+        if alive := join(self._not_silent(threads), JOIN_S):
             self._running.silent += alive
             raise hang_error(alive, JOIN_S)
+
+    def _not_silent(self, threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+        return [thread for thread in threads if thread not in self._running.silent]
 
     def _end_after(self, error: BaseException) -> None:
         """End what runs and keep what was learned; nothing here may hide ``error``."""
@@ -195,6 +200,11 @@ class UpdateLoop:
             # Not the environment's fault if the networks that acted were not finite.
             self._window.check_finite(self._updater.take_metrics())
         self._checkpoints.save_after(error)
+
+    def _save_learner(self) -> None:
+        """Save what was learned; whoever asked for the end may not wait for the Inferencers."""
+        with self._timer.phase("checkpoint"):
+            self._checkpoints.save_learner()
 
     def _save_at_the_end(self) -> None:
         with self._timer.phase("checkpoint"):
@@ -245,11 +255,17 @@ class UpdateLoop:
         items = []
         with self._timer.phase("get"):
             for _ in self._session.inferencers:
-                item = self._running.next_item(wait_s=JOIN_S)
-                if item is None:
-                    raise hang_error(self._running.threads, JOIN_S)
-                items.append(item)
+                items.append(self._next_of_round())
         return sorted(items, key=lambda item: item.inferencer)
+
+    def _next_of_round(self) -> Item:
+        item = self._running.next_item(wait_s=SAVE_FIRST_S)
+        if item is None:
+            self._save_learner()
+            item = self._running.next_item(wait_s=JOIN_S)
+        if item is None:
+            raise hang_error(self._running.threads, JOIN_S)
+        return item
 
     def _consume(self, item: Item) -> bool:
         """Count, show and learn from one trajectory; True if updates were due."""

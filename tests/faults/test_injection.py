@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -429,6 +431,47 @@ def test_a_disk_that_hangs_does_not_hold_training_up(make_trap, monkeypatch, tmp
             loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
         assert loop._session.counters.cycles == CYCLES
         trap.release.set()
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_a_stop_saves_what_was_learned_before_it_waits_for_a_slow_environment(
+    mode, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("sebulba.loops.update_loop.SAVE_FIRST_S", 0.1)
+    amid, release, steps = threading.Event(), threading.Event(), itertools.count()
+
+    def step():
+        if next(steps) == 170:
+            amid.set()
+            release.wait(60)
+
+    saved_early = []
+
+    def stop_amid():
+        assert amid.wait(60)
+        loop.stop()
+        store = CheckpointStore(tmp_path)
+        deadline = time.monotonic() + 60
+        while not store.numbers() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        saved_early.append(store.load_newest())
+        release.set()
+
+    said: list[str] = []
+    with Checkpointer(tmp_path, every_s=1e9, say=said.append) as checkpointer:
+        loop, _ = make_tiny_loop(env_with(step=step), checkpointer=checkpointer, **MODES[mode])
+        stopper = threading.Thread(target=stop_amid)
+        stopper.start()
+        with loop:
+            result = loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
+        stopper.join(60)
+        at_the_end = checkpointer.load_newest()
+    assert result.stopped and at_the_end is not None
+    (early,) = saved_early
+    assert 0 < early[0] <= at_the_end.env_steps == result.counters.env_steps
+    assert [i["has_step_state"] for i in early[1].record["inferencers"]] == [False, False]
+    assert [i["has_step_state"] for i in at_the_end.snapshot.record["inferencers"]] == [True, True]
+    assert len(said) == 1 and "what was learned is saved" in said[0]
 
 
 # And then.
