@@ -96,6 +96,15 @@ class Checkpointer:
         self._saved_updates = updates
         self._saved_at = time.monotonic()
 
+    def check_new(self) -> None:
+        """Raise UsageError if a run has saved here that this one does not go on from."""
+        if numbers := self._store.numbers():
+            raise UsageError(
+                f"folder={self.folder} has checkpoints of another run, up to {numbers[-1]:,} env "
+                "steps, which would be in the way of those of this one; go on from there with "
+                "loop.restore(checkpointer.load_newest()), or give a new folder"
+            )
+
     def is_due(self, updates: int) -> bool:
         """Tell whether it is time to save; never while a save is being written."""
         if self._every_updates is None:

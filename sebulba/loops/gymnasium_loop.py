@@ -322,6 +322,8 @@ class GymnasiumLoop:
                 "Inferencers in lockstep, whose rounds have one trajectory of each; use "
                 f"{-(-num_cycles // self.num_inferencers) * self.num_inferencers}"
             )
+        if self._checkpointer is not None and state is not self._last_state:
+            self._checkpointer.check_new()
         if state is self._last_state and run_spec == self._run_spec:
             return  # it is this loop's own
         check_state(

@@ -500,5 +500,21 @@ def test_a_run_that_failed_goes_on_from_what_it_saved(
     assert result.counters.cycles == done + 4
 
 
+def test_a_run_does_not_begin_in_the_folder_of_another(tmp_path):
+    run_into({}, "async", tmp_path)
+    outcome, _ = run_into({}, "async", tmp_path)
+    assert isinstance(outcome, sebulba.UsageError)
+    assert re.search(
+        r"has checkpoints of another run, up to 480 env steps.*new folder", str(outcome)
+    )
+    with (
+        Checkpointer(tmp_path) as checkpointer,
+        make_tiny_loop(checkpointer=checkpointer)[0] as loop,
+    ):
+        assert checkpointer.load_newest() is not None
+        with pytest.raises(sebulba.UsageError, match=r"loop\.restore"):
+            loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
+
+
 def saved_networks(checkpoint: Any) -> dict[str, np.ndarray]:
     return {name: checkpoint.snapshot.arrays[f"networks/{name}"] for name in ("b", "w")}

@@ -1,0 +1,71 @@
+"""The folder of a run: with which configurations it may be gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sebulba.configs.presets import PRESETS
+from sebulba.configs.reliability import CheckpointConfig
+from sebulba.errors import UsageError
+from sebulba.run_folder import RunFolder
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """Return (folder, configuration) of a run of cartpole-ppo, whose learning rate falls."""
+    config = PRESETS["cartpole-ppo"].make()
+    assert config.anneal_learning_rate
+    folder = RunFolder(tmp_path)
+    folder.write_config(config, "cartpole-ppo", ["sebulba", "train", "cartpole-ppo"])
+    return folder, config
+
+
+def test_a_run_may_be_gone_on_with_as_it_was_and_on_other_devices(begun):
+    folder, config = begun
+    folder.check_resumable(config)
+    folder.check_resumable(
+        dataclasses.replace(
+            config,
+            num_cpu_devices=4,
+            update_devices=(0, 1, 2, 3),
+            schedule="lockstep",
+            queue_size=5,
+            checkpoint=CheckpointConfig(every_s=1.0),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("steps_per_cycle", 7, "steps_per_cycle is .* in the run and 7 now"),
+        ("seed", 5, "seed is 0 in the run and 5 now"),
+        ("total_env_steps", 123_000, r"total_env_steps is .* and 123000 now \(the learning rate"),
+        ("num_envs", 24, r"num_envs is .* and 24 now \(the learning rate"),
+        ("env", "Acrobot-v1", "env.id is 'CartPole-v1' in the run and 'Acrobot-v1' now"),
+        ("agent", 0.5, "agent.discount is .* in the run and 0.5 now"),
+    ],
+)
+def test_another_configuration_is_refused_with_the_difference(begun, field, value, words):
+    folder, config = begun
+    if field == "env":
+        value = dataclasses.replace(config.env, id=value)
+    if field == "agent":
+        value = dataclasses.replace(config.agent, discount=value)
+    with pytest.raises(UsageError, match=words):
+        folder.check_resumable(dataclasses.replace(config, **{field: value}))
+
+
+def test_all_differences_are_named_at_once(begun):
+    folder, config = begun
+    with pytest.raises(UsageError, match=r"seed is .*; steps_per_cycle is .*begin a new run"):
+        folder.check_resumable(dataclasses.replace(config, seed=5, steps_per_cycle=7))
+
+
+def test_a_longer_run_is_no_other_where_the_learning_rate_stays(tmp_path):
+    config = dataclasses.replace(PRESETS["cartpole-ppo"].make(), anneal_learning_rate=False)
+    folder = RunFolder(tmp_path)
+    folder.write_config(config, "cartpole-ppo", ["sebulba", "train", "cartpole-ppo"])
+    folder.check_resumable(dataclasses.replace(config, total_env_steps=10**9, num_envs=24))
