@@ -16,7 +16,13 @@ MINUTES ?= 20
 # Every interpreter has its own environment, so that they do not take turns to rebuild one.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
+FAULTS := tests/faults/results
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+IN_PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
+LONG_FAULTS := SEBULBA_LONG_FAULTS=1 $(BIN)/python -m pytest --timeout 14400
+
+# How soon a process ends after a signal is measured: by itself.
+SIGNALS := tests/faults/test_signals.py
 
 # A shim of pyenv is on the path for versions that are not selected, too, and fails: ask pyenv.
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
@@ -29,14 +35,14 @@ train: $(VENV)/.ready
 	@$(BIN)/sebulba train $(PRESET) $(ARGS)
 
 test: $(VENV)/.ready-test
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-faults: $(VENV)/.ready-test
-	@SEBULBA_LONG_FAULTS=1 $(BIN)/python -m pytest tests/faults --timeout 14400 \
-	  --faults-json benchmarks/results/faults.json $(ARGS)
+	@$(LONG_FAULTS) tests/faults --ignore $(SIGNALS) $(IN_PARALLEL) --faults-json $(FAULTS)/faults.json
+	@$(LONG_FAULTS) $(SIGNALS) --faults-json $(FAULTS)/signals.json
 
 soak: $(VENV)/.ready-test
-	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json benchmarks/results/soak.json
+	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json $(FAULTS)/soak.json
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -1,11 +1,12 @@
 """What the faults did, kept in a file: rounds, outcomes, figures, machine and commit.
 
-``make test-faults`` runs the long counts and gives ``--faults-json``.
+``make test-faults`` runs the long counts, and keeps what they came to in ``results``.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from sebulba.benchmarks import harness
 from tests.faults import counts
 
 OPTION = "--faults-json"
-RESULTS = pytest.StashKey[dict[str, dict[str, Any]]]()
+PROPERTY = "fault"
+"""Under which a test's own figures travel with its report, also from another process."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,15 +26,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[RESULTS] = {}
+    file = config.getoption(OPTION, default=None)
+    if file is not None and not hasattr(config, "workerinput"):  # nor in a worker of xdist
+        config.pluginmanager.register(FaultResults(file))
 
 
 @pytest.fixture(autouse=True)
 def count_rounds(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Note how many rounds the test asked for while it ran."""
+    """Note how many rounds the test asked for while it ran, or how many inputs it was given."""
     counts.asked.clear()
     yield
-    _result(request)["rounds"] = max(counts.asked, default=1)
+    rounds = max((number for number in counts.asked if isinstance(number, int)), default=1)
+    if statistics := getattr(request.node, "hypothesis_statistics", ""):  # of generated inputs
+        rounds = sum(int(number) for number in re.findall(r"(\d+) passing", statistics))
+    request.node.user_properties.append((PROPERTY, {"rounds": rounds}))
 
 
 @pytest.fixture
@@ -40,35 +47,39 @@ def record_fault(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Return what keeps figures of a test: ``record_fault(name, **figures)``."""
 
     def record(name: str, **figures: Any) -> None:
-        _result(request).setdefault("figures", {})[name] = figures
+        request.node.user_properties.append((PROPERTY, {name: figures}))
 
     return record
 
 
-def _result(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return request.config.stash[RESULTS].setdefault(request.node.nodeid, {})
+class FaultResults:
+    """Gathers what the reports of all tests say, and writes it at the end."""
 
+    def __init__(self, file: str) -> None:
+        """Write into ``file``."""
+        self._file = file
+        self._tests: dict[str, dict[str, Any]] = {}
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Any:
-    """Keep outcome and duration of the tests in this folder."""
-    report: pytest.TestReport = yield
-    if report.when == "call" or report.outcome != "passed":
-        result = item.config.stash[RESULTS].setdefault(item.nodeid, {})
-        result |= {"outcome": report.outcome, "seconds": round(report.duration, 2)}
-    return report
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep outcome, duration and figures."""
+        result = self._tests.setdefault(report.nodeid, {})
+        if report.when == "call" or report.outcome != "passed":
+            result |= {"outcome": report.outcome, "seconds": round(report.duration, 2)}
+        if report.when == "teardown":  # the last, and has all of them
+            for name, figures in report.user_properties:
+                if name == PROPERTY:
+                    result |= figures
 
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write the file, if one is wanted."""
-    file = session.config.getoption(OPTION, default=None)
-    if file is None:
-        return
-    tests = session.config.stash[RESULTS]
-    outcomes = [result.get("outcome") for result in tests.values()]
-    keys = {name: outcomes.count(name) for name in ("passed", "failed", "skipped")}
-    record = harness.record(keys, tests, {"long": counts.is_long()})
-    harness.write_json(file, record | {"command": "make test-faults", "date": _now()})
+    def pytest_sessionfinish(self) -> None:
+        """Write the file."""
+        outcomes = [result.get("outcome") for result in self._tests.values()]
+        keys = {name: outcomes.count(name) for name in ("passed", "failed", "skipped")}
+        keys["bad_inputs"] = sum(
+            result["rounds"] for name, result in self._tests.items() if "test_bad_input" in name
+        )
+        tests = dict(sorted(self._tests.items()))
+        record = harness.record(keys, tests, {"long": counts.is_long()})
+        harness.write_json(self._file, record | {"command": "make test-faults", "date": _now()})
 
 
 def _now() -> str:
