@@ -14,7 +14,8 @@ import pytest
 from sebulba.agent import Agent, AgentState
 from sebulba.runtime.cycle import env_step_of
 from sebulba.runtime.devices import learner_mesh
-from sebulba.runtime.update import HandOffToMesh, Updater
+from sebulba.runtime.hand_off import HandOffToMesh
+from sebulba.runtime.update import Updater
 from sebulba.types import EnvAdapter, EnvSpec, EnvStep, RunSpec, Trajectory
 
 spaces = gymnasium.spaces

@@ -25,7 +25,8 @@ from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.errors import UsageError
 from sebulba.experiment import build_agent
 from sebulba.runtime.devices import learner_mesh
-from sebulba.runtime.update import HandOffToMesh, Updater
+from sebulba.runtime.hand_off import HandOffToMesh
+from sebulba.runtime.update import Updater
 from sebulba.types import RunSpec, Trajectory
 
 COSTS = {

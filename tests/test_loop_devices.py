@@ -13,7 +13,8 @@ import pytest
 
 import sebulba
 from sebulba.runtime.devices import learner_mesh
-from sebulba.runtime.update import HandOffToMesh, Updater
+from sebulba.runtime.hand_off import HandOffToMesh
+from sebulba.runtime.update import Updater
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.faults.counts import rounds
 from tests.loop_helpers import make_tiny_loop

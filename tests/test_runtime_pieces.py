@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from sebulba.errors import UsageError
 from sebulba.runtime.copies import owned_copy
 from sebulba.runtime.devices import choose_devices
+from sebulba.runtime.donation import DonatingProgram
 from sebulba.runtime.episodes import EpisodeStatistics
 from sebulba.runtime.fused_cycle import equal_chunks
 from sebulba.runtime.staging import Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.trajectory_queue import TrajectoryQueue
-from sebulba.runtime.update import DonatingProgram
 
 DEADLINE_S = 10.0
 """Ten times what a stop or a failure promises."""

@@ -26,9 +26,10 @@ from sebulba.runtime.choose_cycle import make_cycle
 from sebulba.runtime.copies import on_device, owned_copy
 from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
+from sebulba.runtime.hand_off import HandOffToMesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES
 from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import HandOffToMesh, Updater
+from sebulba.runtime.update import Updater
 from sebulba.types import (
     EnvAdapter,
     EnvFactory,

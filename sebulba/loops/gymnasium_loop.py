@@ -37,10 +37,11 @@ from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
 from sebulba.runtime.copies import owned_copy
 from sebulba.runtime.cycle import CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
+from sebulba.runtime.hand_off import HandOffToMesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
 from sebulba.runtime.staging import Staging
 from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import HandOffToMesh, Updater
+from sebulba.runtime.update import Updater
 from sebulba.types import EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF

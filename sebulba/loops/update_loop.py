@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
-from sebulba.errors import ActionError, HangError, NotFiniteError
+from sebulba.errors import ActionError, HangError
 from sebulba.loops.evaluator import Evaluations, Evaluator
 from sebulba.loops.hangs import JOIN_S, SAVE_FIRST_S, hang_error, join
-from sebulba.loops.metric_window import MetricWindow, time_shares
+from sebulba.loops.metric_window import MetricWindow
 from sebulba.loops.run_checkpoints import About, RunCheckpoints
+from sebulba.loops.run_records import RunRecords
 from sebulba.loops.running_inferencers import Replace, RunningInferencers
 from sebulba.loops.session import Session
 from sebulba.loops.supervisor import OnHang, Supervisor
@@ -105,7 +104,7 @@ class UpdateLoop:
             inline=options.inline,
         )
         self._checkpoints = RunCheckpoints(
-            options.checkpointer, session, updater, about, lambda: self._window.seconds
+            options.checkpointer, session, updater, about, lambda: self._records.window.seconds
         )
         self._supervisor = Supervisor(
             # Inline is for debuggers, which may keep any phase as long as they like.
@@ -143,9 +142,17 @@ class UpdateLoop:
         counters = self._session.counters
         self._env_steps_per_cycle = steps_per_cycle * self._session.inferencers[0].env.num_envs
         self._target = counters.cycles + num_cycles
-        self._window = MetricWindow(counters, began)
-        self._readings = self._read_timers()
-        self._last_record: dict[str, Any] | None = None
+        self._records = RunRecords(
+            self._options.metric_writer,
+            self._options.metrics_interval_s,
+            self._options.max_skipped_updates,
+            self._session,
+            self._updater,
+            self._timer,
+            self._evaluations,
+            MetricWindow(counters, began),
+            self._target,
+        )
         try:
             with self._supervisor:
                 self._publish()
@@ -157,7 +164,7 @@ class UpdateLoop:
                 else:
                     self._consume_stream()
                 self._end_inferencers()
-                record = self._close_last_window()
+                record = self._records.close()
                 self._save_at_the_end()
                 record = self._finish_evaluations(record)
         except BaseException as error:
@@ -198,7 +205,7 @@ class UpdateLoop:
             error.add_note(str(hang))
         if isinstance(error, ActionError):
             # Not the environment's fault if the networks that acted were not finite.
-            self._window.check_finite(self._updater.take_metrics())
+            self._records.window.check_finite(self._updater.take_metrics())
         self._checkpoints.save_after(error)
 
     def _save_learner(self) -> None:
@@ -222,7 +229,7 @@ class UpdateLoop:
                 counters.policy_version += 1
                 self._publish()
             self._evaluate_when_due()
-            self._write_when_due()
+            self._records.write_when_due()
             self._checkpoint_when_due()
             self._finish_checkpoint([])
 
@@ -247,7 +254,7 @@ class UpdateLoop:
             self._checkpoint_when_due()
             self._publish()
             self._evaluate_when_due()
-            self._write_when_due()
+            self._records.write_when_due()
         self._running.begin_no_more()
         session.kept_round = self._collect_round()
 
@@ -278,11 +285,11 @@ class UpdateLoop:
             return False
         self._count(item)
         queue = self._running.queue
-        self._window.add_cycle(lag, len(queue) / queue.size)
+        self._records.window.add_cycle(lag, len(queue) / queue.size)
         if options.observe_cycle is not None:
             with timer.phase("observe"):
                 observed = options.observe_cycle(item.trajectory, item.step_infos)
-                self._window.add_observed(observed)
+                self._records.window.add_observed(observed)
         if options.inference_only:
             return False
         due = self._agent.num_off_policy_optims_per_cycle(counters.cycles - counters.warm_up_from)
@@ -350,82 +357,9 @@ class UpdateLoop:
         """
         self._evaluations.at_the_end(self._session.counters.env_steps, self._take_networks)
         while evaluation := self._evaluations.wait():
-            record = record | evaluation | {"seconds": self._window.seconds}
-            self._write(record)
+            record = record | evaluation | {"seconds": self._records.window.seconds}
+            self._records.write(record)
         self._running.queue.raise_failure()
         self._join_all()
         self._running.queue.raise_failure()
         return record
-
-    # Metrics.
-
-    def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return seconds so far: of the learner's phases, and of the mean Inferencer's."""
-        readings = [i.timer.seconds() for i in self._session.inferencers]
-        mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
-        return self._timer.seconds(), mean
-
-    def _write_when_due(self) -> None:
-        first = self._session.counters.updates > 0 and self._last_record is None
-        if first or self._window.age_s >= self._options.metrics_interval_s:
-            self._write_record()
-
-    def _close_last_window(self) -> dict[str, Any]:
-        """Return the record of the end of the run."""
-        counters = self._session.counters
-        for inferencer in self._session.inferencers:
-            counters.dropped_stop_cycles += inferencer.dropped_cycles
-            inferencer.dropped_cycles = 0
-        if self._window.is_empty and self._last_record is not None:
-            return self._last_record | {"dropped_cycles": counters.dropped_cycles}
-        return self._write_record()
-
-    def _write_record(self) -> dict[str, Any]:
-        """Close the window and write its record, with an evaluation that is done."""
-        with self._timer.phase("metrics"):
-            # First, since it waits for the updates in flight, whose time belongs to this window.
-            metrics = self._updater.take_metrics()
-            self._count_skipped()
-            elapsed_s = self._window.age_s
-            readings = self._read_timers()
-            shares = {
-                f"time/{who}/{phase}": share
-                for who, before, after in zip(
-                    ("learner", "inferencer"), self._readings, readings, strict=True
-                )
-                for phase, share in time_shares(before, after, elapsed_s).items()
-            }
-            self._readings = readings
-            record = self._window.close(
-                metrics,
-                self._session.episodes,
-                {"total_cycles": self._target, **shares, **self._evaluations.pop()},
-            )
-            self._write(record)
-        self._last_record = record
-        return record
-
-    def _count_skipped(self) -> None:
-        """Raise NotFiniteError if too many updates had to be skipped."""
-        counters, most = self._session.counters, self._options.max_skipped_updates
-        counters.skipped_updates += self._updater.pop_skipped()
-        if counters.skipped_updates > most:
-            raise NotFiniteError(
-                f"{counters.skipped_updates} of {counters.updates} updates were skipped because "
-                f"their loss or gradient was not finite; max_skipped_updates={most}. A lower "
-                "learning rate, gradient clipping, or scaled rewards are the usual remedies"
-            )
-
-    def _write(self, record: Mapping[str, Any]) -> None:
-        """Give a record to the writer, whose errors only warn."""
-        if self._options.metric_writer is None:
-            return
-        try:
-            self._options.metric_writer.write(record)
-        except Exception as error:
-            warnings.warn(
-                f"the metric writer raised, and the run goes on without this record: "
-                f"{''.join(traceback.format_exception(error))}",
-                RuntimeWarning,
-                stacklevel=2,
-            )

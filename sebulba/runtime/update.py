@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,44 +12,12 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
-from sebulba.runtime.copies import copy_tree, is_on, owned_copy
+from sebulba.runtime.copies import copy_tree, owned_copy
+from sebulba.runtime.donation import DonatingProgram
 from sebulba.types import PyTree, Trajectory
 
 SKIPPED = "skipped"
 """Among the sums of metrics: how many updates were not taken."""
-
-
-class HandOffToMesh:
-    """Places what a cycle made on the update devices, environments split over them."""
-
-    def __init__(self, agent: Agent, mesh: Mesh, num_envs: int) -> None:
-        """Hand over to ``mesh``; B = ``num_envs`` is a multiple of its size."""
-        self._agent = agent
-        self._num_envs = num_envs
-        self._split = NamedSharding(mesh, P(LEARNER_AXIS))
-        self._split_rows = NamedSharding(mesh, P(None, LEARNER_AXIS))
-
-    def __call__(
-        self, trajectory: Trajectory, initial: PyTree, final: PyTree
-    ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Return (trajectory, initial, final) placed; the arguments are not used again."""
-        shard = self._agent.shard_step_state
-        env_step, action, extras = self._place(trajectory[:3])
-        return (
-            trajectory._replace(env_step=env_step, action=action, extras=extras),
-            shard(initial, self._split, num_envs=self._num_envs),
-            shard(final, self._split, num_envs=self._num_envs),
-        )
-
-    def _place(self, rows: PyTree) -> PyTree:
-        """Split ``[T, B, ...]`` over the mesh.
-
-        What is where it is to go already is left alone: that ``jax.device_put`` costs 10 us a leaf.
-        """
-        devices = self._split.mesh.devices
-        if devices.size > 1:
-            return jax.device_put(rows, self._split_rows)
-        return rows if is_on(rows, devices.flat[0]) else jax.device_put(rows, devices.flat[0])
 
 
 class Updater:
@@ -349,60 +316,3 @@ class Updater:
 
 def _all_finite(tree: PyTree) -> jax.Array:
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
-
-
-class DonatingProgram:
-    """``function(*donated, *others)`` jitted, with those leaves donated that an output can take.
-
-    Donating more is a warning from JAX at every compile, donating less costs memory. A leaf is
-    usable for an output of the same shape, dtype and shards that no leaf before it has taken.
-    """
-
-    def __init__(
-        self, function: Callable, donated: PyTree, result: PyTree, out: PyTree = None
-    ) -> None:
-        """Choose the leaves; nothing is compiled before the first call.
-
-        Args:
-          function: Takes the elements of ``donated``, then others.
-          donated: A tuple of arguments, as examples.
-          result: What it returns, as an example.
-          out: Shardings of the outputs, a prefix tree of ``result``, or None.
-        """
-        leaves, treedef = jax.tree.flatten(donated)
-        self._usable = usable = _usable(leaves, result, out)
-
-        def call(given: list, kept: list, *others: PyTree) -> PyTree:
-            merged = iter(given), iter(kept)
-            leaves = [next(merged[0] if use else merged[1]) for use in usable]
-            return function(*jax.tree.unflatten(treedef, leaves), *others)
-
-        self.jitted = jax.jit(call, donate_argnums=(0,), out_shardings=out)
-
-    def __call__(self, donated: PyTree, *others: PyTree) -> PyTree:
-        """Run it; ``donated`` is a tuple as the example was."""
-        leaves = jax.tree.leaves(donated)
-        given = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if use]
-        kept = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if not use]
-        return self.jitted(given, kept, *others)
-
-
-def _usable(leaves: Sequence[Any], result: PyTree, out: PyTree) -> list[bool]:
-    """Tell of each leaf whether an output can take it over."""
-
-    def key(leaf: Any, sharding: Any) -> tuple:
-        shape = tuple(leaf.shape)
-        return shape, leaf.dtype, shape if sharding is None else sharding.shard_shape(shape)
-
-    free: collections.Counter[tuple] = collections.Counter()
-
-    def count(sharding: Any, subtree: PyTree) -> None:
-        free.update(key(leaf, sharding) for leaf in jax.tree.leaves(subtree))
-
-    jax.tree.map(count, out, result, is_leaf=lambda x: x is None)
-    usable = []
-    for leaf in leaves:
-        taken = key(leaf, getattr(leaf, "sharding", None))
-        usable.append(free[taken] > 0)
-        free[taken] -= 1
-    return usable

@@ -1,0 +1,130 @@
+"""The records of one run: a window of updates each, with where its time went."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from sebulba.errors import NotFiniteError
+from sebulba.loops.evaluator import Evaluations
+from sebulba.loops.metric_window import MetricWindow, time_shares
+from sebulba.loops.session import Session
+from sebulba.runtime.timer import PhaseTimer
+from sebulba.runtime.update import Updater
+from sebulba.types import MetricWriter
+
+
+class RunRecords:
+    """Closes windows of metrics when they are due, and gives their records to the writer."""
+
+    def __init__(
+        self,
+        writer: MetricWriter | None,
+        interval_s: float,
+        max_skipped_updates: int,
+        session: Session,
+        updater: Updater,
+        timer: PhaseTimer,
+        evaluations: Evaluations,
+        window: MetricWindow,
+        total_cycles: int,
+    ) -> None:
+        """Begin with ``window``, which has just been opened.
+
+        Args:
+          writer: Gets the records.
+          interval_s: Seconds that a window lasts.
+          max_skipped_updates: How many may be skipped, over all runs of the session.
+          session: Whose counters, episodes and Inferencers are told of.
+          updater: Has the metrics of the updates.
+          timer: The learner's.
+          evaluations: What is done of them goes into the next record.
+          window: Of the run.
+          total_cycles: At which the run ends.
+        """
+        self._writer = writer
+        self._interval_s = interval_s
+        self._max_skipped_updates = max_skipped_updates
+        self._session = session
+        self._updater = updater
+        self._timer = timer
+        self._evaluations = evaluations
+        self.window = window
+        """The one that is open."""
+        self._total_cycles = total_cycles
+        self._readings = self._read_timers()
+        self._last: dict[str, Any] | None = None
+
+    def write_when_due(self) -> None:
+        """Close the window if it is old enough, or has the first updates."""
+        first = self._session.counters.updates > 0 and self._last is None
+        if first or self.window.age_s >= self._interval_s:
+            self._close_window()
+
+    def close(self) -> dict[str, Any]:
+        """Return the record of the end of the run."""
+        counters = self._session.counters
+        for inferencer in self._session.inferencers:
+            counters.dropped_stop_cycles += inferencer.dropped_cycles
+            inferencer.dropped_cycles = 0
+        if self.window.is_empty and self._last is not None:
+            return self._last | {"dropped_cycles": counters.dropped_cycles}
+        return self._close_window()
+
+    def _close_window(self) -> dict[str, Any]:
+        """Close the window and write its record, with an evaluation that is done."""
+        with self._timer.phase("metrics"):
+            # First, since it waits for the updates in flight, whose time belongs to this window.
+            metrics = self._updater.take_metrics()
+            self._count_skipped()
+            elapsed_s = self.window.age_s
+            readings = self._read_timers()
+            shares = {
+                f"time/{who}/{phase}": share
+                for who, before, after in zip(
+                    ("learner", "inferencer"), self._readings, readings, strict=True
+                )
+                for phase, share in time_shares(before, after, elapsed_s).items()
+            }
+            self._readings = readings
+            record = self.window.close(
+                metrics,
+                self._session.episodes,
+                {"total_cycles": self._total_cycles, **shares, **self._evaluations.pop()},
+            )
+            self.write(record)
+        self._last = record
+        return record
+
+    def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return seconds so far: of the learner's phases, and of the mean Inferencer's."""
+        readings = [i.timer.seconds() for i in self._session.inferencers]
+        mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
+        return self._timer.seconds(), mean
+
+    def _count_skipped(self) -> None:
+        """Raise NotFiniteError if too many updates had to be skipped."""
+        counters, most = self._session.counters, self._max_skipped_updates
+        counters.skipped_updates += self._updater.pop_skipped()
+        if counters.skipped_updates > most:
+            raise NotFiniteError(
+                f"{counters.skipped_updates} of {counters.updates} updates were skipped because "
+                f"their loss or gradient was not finite; max_skipped_updates={most}. A lower "
+                "learning rate, gradient clipping, or scaled rewards are the usual remedies"
+            )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Give a record to the writer, whose errors only warn."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(record)
+        except Exception as error:
+            warnings.warn(
+                f"the metric writer raised, and the run goes on without this record: "
+                f"{''.join(traceback.format_exception(error))}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
