@@ -54,6 +54,9 @@ class Soaked(NamedTuple):
     """Middle of each window, since the start."""
     rss_mb: list[float]
     """Median of each window, resident memory of the training process."""
+    rss_floor_mb: list[float]
+    """The least of each window: between two updates, whose temporaries are half a gigabyte in Pong
+    and last as long as other processes let them."""
     at_begin: list[float]
     """Speed of training over that of the bare loop, turn by turn."""
     at_end: list[float]
@@ -64,6 +67,8 @@ class Soaked(NamedTuple):
         return {
             "rss_slope_mb_per_min": theil_sen(self.minutes, self.rss_mb),
             "rss_slope_error_mb_per_min": slope_error(self.minutes, self.rss_mb),
+            "rss_floor_slope_mb_per_min": theil_sen(self.minutes, self.rss_floor_mb),
+            "rss_floor_slope_error_mb_per_min": slope_error(self.minutes, self.rss_floor_mb),
             "rss_highest_mb": max(self.rss_mb),
             "speed_over_bare_at_begin": begin,
             "speed_over_bare_at_end": end,
@@ -91,6 +96,7 @@ def soak(preset: str, minutes: float) -> Soaked:
     return Soaked(
         minutes=[statistics.median(at for at, _ in window) / 60 for window in windows],
         rss_mb=[statistics.median(mb for _, mb in window) for window in windows],
+        rss_floor_mb=[min(mb for _, mb in window) for window in windows],
         at_begin=at_begin,
         at_end=at_end,
     )
