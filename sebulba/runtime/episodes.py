@@ -17,13 +17,14 @@ class EpisodeStatistics:
         running_length: np.ndarray | None = None,
     ) -> None:
         """Begin at the start of an episode in all environments, or with what ``running`` said."""
-        zeros = np.zeros(num_envs, np.float64)
-        self._return = zeros if running_return is None else running_return
-        self._length = zeros.astype(np.int64) if running_length is None else running_length
+        self._running = np.zeros((2, num_envs), np.float64)
+        """Returns, and lengths: both at once is half the calls."""
+        if running_return is not None and running_length is not None:
+            self._running[:] = running_return, running_length
 
     def running(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the returns and lengths so far of the episodes that have not ended, ``[B]``."""
-        return self._return, self._length
+        return self._running[0].copy(), self._running[1].astype(np.int64)
 
     def add(
         self,
@@ -44,31 +45,38 @@ class EpisodeStatistics:
           The rows with the returns and lengths of the episodes that ended in them, ordered by
           time and then by environment.
         """
-        reward = np.where(inserted, 0.0, true_reward).astype(np.float64)
-        returns = self._return + np.cumsum(reward, axis=0)
-        lengths = self._length + np.cumsum(~inserted, axis=0)
-        rows, envs = np.nonzero(episode_end)
-        # Per environment, an episode's total is the running total at its end minus that at the
-        # end of the episode before it.
-        order = np.lexsort((rows, envs))
-        same_env = np.diff(envs[order], prepend=-1) == 0
-        episode_returns = np.empty(len(rows), np.float64)
-        episode_lengths = np.empty(len(rows), np.int64)
-        for totals, episodes in ((returns, episode_returns), (lengths, episode_lengths)):
-            at_end = totals[rows[order], envs[order]]
-            before = np.where(same_env, np.roll(at_end, 1), 0)
-            episodes[order] = at_end - before
-        self._return, self._length = (
-            self._carry(returns, rows, envs),
-            self._carry(lengths, rows, envs),
-        )
+        totals = np.empty((2, *true_reward.shape), np.float64)
+        totals[0], totals[1] = true_reward, 1.0
+        totals[:, inserted] = 0.0
+        np.cumsum(totals, axis=1, out=totals)
+        totals += self._running[:, None]
+        self._running = totals[:, -1].copy()
+        ended = self._ended(totals, episode_end)
         return StepInfos(
-            true_reward, episode_end, inserted, masked_truncation, episode_returns, episode_lengths
+            true_reward,
+            episode_end,
+            inserted,
+            masked_truncation,
+            ended[0],
+            ended[1].astype(np.int64),
         )
 
-    @staticmethod
-    def _carry(totals: np.ndarray, rows: np.ndarray, envs: np.ndarray) -> np.ndarray:
-        """Return the running totals of the episodes that have not ended, ``[B]``."""
-        at_last_end = np.zeros_like(totals[-1])
-        at_last_end[envs] = totals[rows, envs]  # rows ascend, so the last end of each stays
-        return totals[-1] - at_last_end
+    def _ended(self, totals: np.ndarray, episode_end: np.ndarray) -> np.ndarray:
+        """Return totals of the episodes that ended ``[2, E]``, and take them off those that run.
+
+        Args:
+          totals: Running, ``[2, T, B]``, over the ends of episodes.
+          episode_end: ``[T, B]`` bool.
+        """
+        envs, rows = np.nonzero(episode_end.T)
+        if not len(rows):
+            return np.zeros((2, 0))
+        # Per environment, an episode's total is the running total at its end minus that at the
+        # end of the episode before it.
+        at_end = totals[:, rows, envs]
+        ended = at_end.copy()
+        has_next = envs[1:] == envs[:-1]
+        ended[:, 1:] -= np.where(has_next, at_end[:, :-1], 0.0)
+        is_last = np.append(~has_next, True)
+        self._running[:, envs[is_last]] -= at_end[:, is_last]
+        return ended[:, np.argsort(rows, kind="stable")]

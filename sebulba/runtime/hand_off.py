@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Agent
-from sebulba.runtime.copies import is_on
+from sebulba.runtime.copies import copy_tree, is_on
 from sebulba.types import PyTree, Trajectory
+
+MOST_COPIED_BYTES = 1 << 18
+"""Up to here a program that copies is faster than ``jax.device_put``, which takes 15 us a leaf: 25
+against 135 us for a cycle of 16 steps of 32 CartPoles."""
 
 
 class HandOffToMesh:
@@ -20,6 +25,7 @@ class HandOffToMesh:
         self._num_envs = num_envs
         self._split = NamedSharding(mesh, P(LEARNER_AXIS))
         self._split_rows = NamedSharding(mesh, P(None, LEARNER_AXIS))
+        self._copy = jax.jit(copy_tree, out_shardings=SingleDeviceSharding(mesh.devices.flat[0]))
 
     def __call__(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree
@@ -34,11 +40,16 @@ class HandOffToMesh:
         )
 
     def _place(self, rows: PyTree) -> PyTree:
-        """Split ``[T, B, ...]`` over the mesh.
-
-        What is where it is to go already is left alone: that ``jax.device_put`` costs 10 us a leaf.
-        """
+        """Split ``[T, B, ...]`` over the mesh; what is where it is to go already is left alone."""
         devices = self._split.mesh.devices
+        device = devices.flat[0]
         if devices.size > 1:
             return jax.device_put(rows, self._split_rows)
-        return rows if is_on(rows, devices.flat[0]) else jax.device_put(rows, devices.flat[0])
+        if is_on(rows, device):
+            return rows
+        leaves = jax.tree.leaves(rows)
+        is_small = sum(leaf.nbytes for leaf in leaves) <= MOST_COPIED_BYTES
+        # A program takes arrays of the host and of its own device.
+        if is_small and all(isinstance(x, np.ndarray) or is_on(x, device) for x in leaves):
+            return self._copy(rows)
+        return jax.device_put(rows, device)

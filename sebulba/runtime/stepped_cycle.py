@@ -204,7 +204,7 @@ def _stack_aligned(rows: list[np.ndarray]) -> np.ndarray:
     """Return ``rows`` ``[B, ...]`` as ``[T, B, ...]`` in memory that JAX reads without a copy."""
     first = rows[0]
     memory = np.empty(len(rows) * first.nbytes + ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % ALIGNMENT
+    begin = -memory.__array_interface__["data"][0] % ALIGNMENT
     stacked = memory[begin : begin + len(rows) * first.nbytes].view(first.dtype)
     stacked = stacked.reshape(len(rows), *first.shape)
     # Twice as fast as np.stack, which makes a view of every row first.
