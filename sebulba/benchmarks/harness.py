@@ -117,6 +117,7 @@ def machine() -> dict[str, Any]:
 def write_json(path: str | None, result: Mapping[str, Any]) -> None:
     """Write a benchmark's record, if a path is given."""
     if path is not None:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps(result, indent=2) + "\n")
 
 
