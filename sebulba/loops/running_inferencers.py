@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from sebulba.errors import HangError, is_env_failure, text_of
 from sebulba.loops.session import Session
 from sebulba.runtime.inferencer import (
+    WAITING_PHASES,
     CyclePermits,
     HandOff,
     Inferencer,
@@ -160,6 +161,18 @@ class RunningInferencers:
     def give_permit(self) -> None:
         """Permit one cycle more: what one made was not consumed."""
         self._permits.give()
+
+    def are_getting_on(self, within_s: float) -> bool:
+        """Tell whether one works and has not been in the same phase for so long."""
+        at_work = [
+            inferencer.timer.present()
+            for inferencer, thread in zip(self._session.inferencers, self._threads, strict=True)
+            if thread.is_alive()
+        ]
+        return any(
+            present is None or (present[0] not in WAITING_PHASES and present[1] < within_s)
+            for present in at_work
+        )
 
     # An environment that failed.
 

@@ -266,12 +266,14 @@ class UpdateLoop:
         return sorted(items, key=lambda item: item.inferencer)
 
     def _next_of_round(self) -> Item:
+        """Return one more; at the end of a run, however slow the environments play it."""
         item = self._running.next_item(wait_s=SAVE_FIRST_S)
         if item is None:
             self._save_learner()
+        while item is None:
             item = self._running.next_item(wait_s=JOIN_S)
-        if item is None:
-            raise hang_error(self._running.threads, JOIN_S)
+            if item is None and not self._running.are_getting_on(JOIN_S):
+                raise hang_error(self._running.threads, JOIN_S)
         return item
 
     def _consume(self, item: Item) -> bool:
