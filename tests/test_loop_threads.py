@@ -289,17 +289,21 @@ def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
 
 
 def test_a_slow_round_at_the_end_is_no_hang(monkeypatch):
+    is_slow = threading.Event()
+
     class Slow(CountingEnv):
         def step(self, action):
-            time.sleep(0.1 if self._steps >= 10 else 0.0)
+            time.sleep(0.3 if is_slow.is_set() else 0.0)
             return super().step(action)
 
     monkeypatch.setattr("sebulba.loops.update_loop.SAVE_FIRST_S", 0.1)
     monkeypatch.setattr("sebulba.loops.update_loop.JOIN_S", 0.3)
     loop, _ = make_tiny_loop(env=Slow, num_envs=1, schedule="lockstep")
     with loop:
-        result = loop.run(loop.new_state(0, 10), 2, 10)  # the round in flight takes a second
-    assert result.counters.cycles == 2 and not result.stopped
+        compiled = loop.run(loop.new_state(0, 10), 2, 10)
+        is_slow.set()
+        result = loop.run(compiled.state, 2, 10)  # the round in flight takes three seconds
+    assert result.counters.cycles == 4 and not result.stopped
 
 
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
