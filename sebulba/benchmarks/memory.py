@@ -331,11 +331,11 @@ def watch_training(
 def watch(
     loop: GymnasiumLoop, seconds: float, interval_s: float, ended: threading.Event
 ) -> list[Sample]:
-    """Sample memory until ``seconds`` are over or the run has ended; then stop the loop."""
+    """Sample memory, once at least, until ``seconds`` are over or the run ends; then stop it."""
     samples: list[Sample] = []
-    began, said = time.perf_counter(), 0.0
+    began, said, elapsed = time.perf_counter(), 0.0, 0.0
     try:
-        while (elapsed := time.perf_counter() - began) < seconds and not ended.is_set():
+        while elapsed < seconds and not ended.is_set():
             samples.append(
                 Sample(elapsed / 60, rss_bytes() / MB, device_bytes() / MB, *allocator_mb())
             )
@@ -343,6 +343,7 @@ def watch(
                 said = elapsed
                 print(f"{elapsed / 60:5.1f} min: {samples[-1].rss_mb:,.0f} MB resident", flush=True)
             ended.wait(min(interval_s, seconds - elapsed))
+            elapsed = time.perf_counter() - began
     finally:
         loop.stop()
     return samples
