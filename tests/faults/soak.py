@@ -103,14 +103,14 @@ def soak(preset: str, minutes: float) -> Soaked:
 
 
 def watch(child: Child, until_s: float) -> list[tuple[float, float]]:
-    """Return (age of the process in seconds, its resident memory in MB), twice a second."""
+    """Return (age of the process in seconds, its resident memory in MB), ten times a second."""
     samples = []
     while child.age_s < until_s:
         if child.has_ended:
             raise RuntimeError(f"it ended by itself:\n{child.printed[-2000:]}")
         pages = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1])
         samples.append((child.age_s, pages * PAGE_MB))
-        time.sleep(0.5)
+        time.sleep(0.1)
     return samples
 
 
