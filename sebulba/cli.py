@@ -170,14 +170,9 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
     # Said now, since importing JAX and compiling take seconds.
     print(f"sebulba: {preset} in {folder.path}", flush=True)
     with StopOnSignal() as stop_on_signal:
-        try:
-            from sebulba.experiment import train
+        from sebulba.experiment import train
 
-            return train(config, folder, stop_on_signal, preset=preset, command=command)
-        except Exception:
-            if stop_on_signal.has_interrupted:  # and something else failed for it
-                return stop_on_signal.exit_code
-            raise
+        return train(config, folder, stop_on_signal, preset=preset, command=command)
 
 
 def _resume(argv: list[str]) -> int:

@@ -12,6 +12,7 @@ from sebulba.exit_codes import EXIT_OK, EXIT_SIGNAL
 
 STDERR = 2
 STOPPING = b"sebulba: stopping; the update is finished and saved. Ctrl-C ends at once\n"
+ENDED = b"sebulba: ended by a signal before there was anything to save\n"
 
 
 class Stoppable(Protocol):
@@ -22,7 +23,11 @@ class Stoppable(Protocol):
 
 
 class StopOnSignal:
-    """Turns Ctrl-C and SIGTERM into ``loop.stop()``; Ctrl-C after that ends the process at once."""
+    """Turns Ctrl-C and SIGTERM into ``loop.stop()``; Ctrl-C after that ends the process at once.
+
+    Before there is a loop, either ends it at once. An exception would not do: imports and JAX's
+    callbacks lose some, and an interpreter that ends amid the import of native code may crash.
+    """
 
     def __init__(self) -> None:
         """Change nothing yet."""
@@ -31,26 +36,21 @@ class StopOnSignal:
         self._before: dict[int, object] = {}
 
     @property
-    def has_interrupted(self) -> bool:
-        """A signal came before there was anything to stop."""
-        return self._loop is None and self._signal is not None
-
-    @property
     def exit_code(self) -> int:
         """0, or what says that a signal ended the run."""
         return EXIT_OK if self._signal is None else EXIT_SIGNAL + self._signal
 
     def attach(self, loop: Stoppable) -> None:
-        """Stop this loop from now on; before, a signal interrupts at once."""
+        """Stop this loop from now on."""
         self._loop = loop
-        if self._signal is not None:  # its exception was lost, as JAX's callbacks may lose one
-            loop.stop()
 
     def _handle(self, which: int, frame: types.FrameType | None) -> None:
         del frame
-        is_first, self._signal = self._signal is None, self._signal or which
         if self._loop is None:
-            raise KeyboardInterrupt if which == signal.SIGINT else SystemExit(EXIT_SIGNAL + which)
+            with contextlib.suppress(OSError):
+                os.write(STDERR, ENDED)
+            os._exit(EXIT_SIGNAL + which)
+        is_first, self._signal = self._signal is None, self._signal or which
         self._loop.stop()
         if is_first:
             # By the system: a handler of ours would have to wait for the program in flight.

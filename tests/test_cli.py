@@ -368,6 +368,25 @@ def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, caps
     sebulba.load_policy(folder)
 
 
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_there_is_a_loop_ends_the_process_whatever_is_being_imported(which):
+    program = f"""
+import os
+from sebulba.stop_on_signal import StopOnSignal
+with StopOnSignal():
+    try:
+        os.kill(os.getpid(), {int(which)})
+        print("alive", flush=True)
+    except BaseException:
+        print("lost", flush=True)
+print("alive", flush=True)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 128 + which
+    assert not done.stdout and "before there was anything to save" in done.stderr
+
+
 # Around the command line.
 
 
