@@ -20,6 +20,7 @@ from gymnasium import spaces
 import sebulba
 from sebulba import cli
 from sebulba.configs.presets import PRESETS
+from sebulba.envs import make_env_factory
 from sebulba.errors import is_env_failure
 from sebulba.plots import read_records
 
@@ -385,6 +386,20 @@ print("alive", flush=True)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 128 + which
     assert not done.stdout and "before there was anything to save" in done.stderr
+
+
+def test_worker_processes_leave_the_signals_of_the_main_process_alone():
+    def handlers():
+        return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    before = handlers()
+    env = make_env_factory("CartPole-v1", backend="gymnasium", vectorization="async")(2, [0, 1])
+    try:
+        assert handlers() == before
+    finally:
+        env.close()
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
 
 
 # Around the command line.

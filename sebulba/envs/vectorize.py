@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -63,7 +64,10 @@ def make_vector_env(
     if vectorization == "async":
         try:
             return SafeAsyncVectorEnv(
-                [functools.partial(_make_in_worker, make_env, i) for i in range(num_envs)],
+                [
+                    functools.partial(_make_in_worker, make_env, i, os.getpid())
+                    for i in range(num_envs)
+                ],
                 copy=False,  # the adapter copies
                 context="forkserver",
                 autoreset_mode=AutoresetMode.NEXT_STEP,
@@ -152,13 +156,17 @@ def end_workers(env: AsyncVectorEnv) -> None:
     env.closed = True
 
 
-def _make_in_worker(make_env: Callable[[], gymnasium.Env], index: int) -> CheckedEnv:
+def _make_in_worker(
+    make_env: Callable[[], gymnasium.Env], index: int, main_process: int
+) -> CheckedEnv:
     """Make an environment in its worker process.
 
     The process outlives signals that go to the whole group, as Ctrl-C on a terminal and a
     scheduler's SIGTERM do: the main process finishes its update and saves first, and then ends its
-    workers. ``SIGALRM`` ends one whose main process does not.
+    workers. ``SIGALRM`` ends one whose main process does not. Gymnasium makes one environment in
+    the main process, too, to look at its spaces: signals stay as they are there.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
+    if os.getpid() != main_process:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
     return CheckedEnv(make_env, index, in_worker=True)

@@ -34,6 +34,7 @@ RUNS = {
     "fused": ["cartpole", *SMALL],
     "ppo": ["cartpole-ppo", *SMALL],
     "dqn": ["cartpole-dqn", *SMALL],
+    "workers": ["cartpole", *SMALL, "--env.backend", "gymnasium", "--env.vectorization", "async"],
 }
 """All of them evaluate often, and save all the time."""
 MOMENTS = {"import": 0.15, "compile": 0.25, "training": 0.6}
@@ -135,6 +136,16 @@ def test_a_signal_at_any_moment_ends_the_run_soon_and_it_goes_on(
         seconds_to_exit={moment: distribution(values) for moment, values in seconds.items()},
         promised_s=PROMISED_S,
     )
+
+
+def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(tmp_path, compile_cache_folder):
+    run = tmp_path / "run"
+    words = ["train", *RUNS["workers"], "--run-dir", str(run), "--total-env-steps", "1000000000"]
+    words += ["--compile-cache", str(compile_cache_folder)]
+    with Child(words, tmp_path / "log") as child:
+        child.wait_until(training_began(run))
+        signalled(child, signal.SIGTERM)
+    check_goes_on(run, check_saved(run), tmp_path / "resumed.log")
 
 
 class Stuck(gymnasium.Env):
