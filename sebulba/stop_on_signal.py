@@ -50,13 +50,14 @@ class StopOnSignal:
             with contextlib.suppress(OSError):
                 os.write(STDERR, ENDED)
             os._exit(EXIT_SIGNAL + which)
-        is_first, self._signal = self._signal is None, self._signal or which
+        if self._signal is not None:
+            return  # this may have interrupted the stop below, whose lock is then taken
+        self._signal = which
         self._loop.stop()
-        if is_first:
-            # By the system: a handler of ours would have to wait for the program in flight.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            with contextlib.suppress(OSError):
-                os.write(STDERR, STOPPING)  # print() may be what was interrupted
+        # By the system: a handler of ours would have to wait for the program in flight.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(OSError):
+            os.write(STDERR, STOPPING)  # print() may be what was interrupted
 
     def __enter__(self) -> StopOnSignal:
         for which in (signal.SIGINT, signal.SIGTERM):

@@ -23,6 +23,7 @@ from sebulba.configs.presets import PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.errors import is_env_failure
 from sebulba.plots import read_records
+from sebulba.stop_on_signal import StopOnSignal
 
 ROOT = Path(__file__).parent.parent
 
@@ -386,6 +387,22 @@ print("alive", flush=True)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 128 + which
     assert not done.stdout and "before there was anything to save" in done.stderr
+
+
+def test_a_second_signal_amid_the_handler_of_the_first_is_left_alone():
+    class Loop:
+        stops = 0
+
+        def stop(self):  # its lock cannot be taken twice
+            self.stops += 1
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGINT)
+    with StopOnSignal() as stop_on_signal:
+        stop_on_signal.attach(loop := Loop())
+        signal.raise_signal(signal.SIGTERM)
+    assert loop.stops == 1 and stop_on_signal.exit_code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_worker_processes_leave_the_signals_of_the_main_process_alone():

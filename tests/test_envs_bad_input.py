@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import types
 
 import gymnasium
 import numpy as np
@@ -13,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.spaces import make_action_check
+from sebulba.envs.vectorize import POLL_S, SafeAsyncVectorEnv
 from sebulba.errors import ActionError, EnvError, UsageError
 from tests.oracle import OracleEnv, OraclePool, pool_adapter, ready_made
 
@@ -119,6 +121,22 @@ class Dying(Broken):
 class Hanging(Broken):
     def break_step(self):
         time.sleep(60)
+
+
+@pytest.mark.parametrize(("silent", "answered"), [(0, True), (59, True), (60, False)])
+def test_workers_are_waited_for_in_pieces_which_pass_only_while_the_process_runs(silent, answered):
+    class Pipe:
+        closed = False
+        polls = 0
+
+        def poll(self, seconds):
+            assert seconds == POLL_S == 1
+            self.polls += 1
+            return self.polls > silent
+
+    env = types.SimpleNamespace(parent_pipes=[Pipe(), Pipe()], _assert_is_running=lambda: None)
+    env.parent_pipes[1].polls = silent
+    assert SafeAsyncVectorEnv._poll_pipe_envs(env, 60.0) == answered
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
+from multiprocessing.util import Finalize
 from typing import Any, Literal
 
 import gymnasium
@@ -15,12 +18,49 @@ from gymnasium.vector.async_vector_env import AsyncState
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError, UsageError
 
-SIGTERM_GRACE_S = 6
-"""How long a worker process that gets SIGTERM works on."""
+SIGTERM_GRACE_S = 120
+"""How long a worker process that gets SIGTERM works on, if the main process does."""
+POLL_S = 1.0
+"""The wait for a worker is counted in pieces of this length."""
 
 
 class SafeAsyncVectorEnv(AsyncVectorEnv):
-    """AsyncVectorEnv that raises a worker's exception as it was, with its notes."""
+    """AsyncVectorEnv that raises a worker's exception as it was, with its notes.
+
+    Worker processes never outlive it.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Make the worker processes, and their environments in them."""
+        super().__init__(*arguments, **options)
+        # multiprocessing ends its processes by SIGTERM, at which these take their time.
+        Finalize(self, _kill, args=(self.processes,), exitpriority=1)
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Close the environments and end the processes; with ``terminate`` those are killed."""
+        if terminate:
+            end_workers(self)
+        else:
+            super().close_extras(timeout)
+
+    def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
+        """Wait until every worker has answered.
+
+        In pieces that are counted, not by the clock: if all processes stood still (SIGSTOP, a
+        suspended machine), that is not the workers' fault.
+        """
+        self._assert_is_running()
+        if timeout is None:
+            return True
+        left_s = timeout
+        for pipe in self.parent_pipes:
+            if pipe is None or pipe.closed:
+                return False
+            while not pipe.poll(min(POLL_S, max(left_s, 0.0))):
+                left_s -= POLL_S
+                if left_s <= 0:
+                    return False
+        return True
 
     def _raise_if_errors(self, successes: Any) -> None:
         failed = [index for index, success in enumerate(successes) if not success]
@@ -146,14 +186,19 @@ def has_died(pipe: Any, process: Any) -> bool:
 
 def end_workers(env: AsyncVectorEnv) -> None:
     """Kill the worker processes, whatever they are at, and close what leads to them."""
-    for process in env.processes:
-        process.kill()
+    _kill(env.processes)
     for pipe in env.parent_pipes:
         if pipe is not None:
             pipe.close()
     for process in env.processes:
         process.join()
     env.closed = True
+
+
+def _kill(processes: Sequence[Any]) -> None:
+    for process in processes:
+        if process.is_alive():  # else its number may be that of another by now
+            process.kill()
 
 
 def _make_in_worker(
@@ -169,4 +214,19 @@ def _make_in_worker(
     if os.getpid() != main_process:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
+        _end_with_main_process()
     return CheckedEnv(make_env, index, in_worker=True)
+
+
+def _end_with_main_process() -> None:
+    """Have the system kill this process when the main process is gone, whatever this one is at.
+
+    Of a pipe whose other end only the main process holds open, the system tells by ``SIGIO`` that
+    it was closed; the signal's default is the end of the process.
+    """
+    main = multiprocessing.parent_process()
+    assert main is not None
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(main.sentinel, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(main.sentinel, fcntl.F_GETFL)
+    fcntl.fcntl(main.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -146,6 +147,50 @@ def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(tmp_path, comp
         child.wait_until(training_began(run))
         signalled(child, signal.SIGTERM)
     check_goes_on(run, check_saved(run), tmp_path / "resumed.log")
+
+
+class Spins(gymnasium.Env):
+    """Never returns from a step, and leaves the number of its process in a folder."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        Path(os.environ["SPINS"], str(os.getpid())).touch()
+        while True:
+            pass
+
+
+def has_ended(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGINT])
+def test_a_worker_process_that_hangs_ends_with_the_main_process(ends, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPINS", str(tmp_path / "pids"))
+    (tmp_path / "pids").mkdir()
+    words = ["train", "cartpole", "--env.id", "tests.faults.test_signals:Spins"]
+    words += ["--env.vectorization", "async", "--num-envs", "2", "--run-dir", str(tmp_path / "run")]
+    words += ["--num-inferencers-per-device", "1", "--compile-cache", "off"]
+    with Child(words, tmp_path / "log") as child:
+        child.wait_until(lambda: len(list((tmp_path / "pids").iterdir())) == 2)
+        child.send(ends)
+        if ends == signal.SIGINT:
+            assert child.wait_until(lambda: "stopping" in child.printed)
+            child.send(ends)
+        child.wait(DEADLINE_S)
+    workers = [path.name for path in (tmp_path / "pids").iterdir()]
+    deadline = time.monotonic() + DEADLINE_S
+    while not all(map(has_ended, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Stuck(gymnasium.Env):
