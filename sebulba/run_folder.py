@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import fcntl
 import json
+import os
 import shutil
 import typing
 from collections.abc import Iterator, Sequence
@@ -289,7 +290,8 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
 
 
 def _unused_folder(preset: str) -> RunFolder:
-    stem = f"{preset}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    # With the process: several may be started in the same second, and make it seconds later.
+    stem = f"{preset}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     path, number = Path("runs", stem), 1
     while path.exists():
         number += 1

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from sebulba.checkpoints import store as store_module
 from sebulba.checkpoints.manifest import FORMAT, MANIFEST_FILE, read_manifest
 from sebulba.checkpoints.retention import numbers_to_keep
 from sebulba.checkpoints.saver import SAVER_THREAD, Saver
@@ -189,6 +190,46 @@ def test_a_damaged_checkpoint_is_replaced(store):
     flip(folder / "blobs" / "000000")
     store.save(1, snapshot_of(2))
     assert_equal(store.load(1), snapshot_of(2))
+
+
+def test_the_old_one_is_there_until_the_new_one_is_and_deleting_may_fail(store, monkeypatch):
+    folder, rmtree, seen = store.save(1, snapshot_of(1)), shutil.rmtree, []
+
+    def rmtree_fails(path, ignore_errors=False):
+        if "delete" in path.name and path.exists():
+            seen.append(store.load(1))
+            if not ignore_errors:
+                raise OSError("planted")
+        else:
+            rmtree(path, ignore_errors=ignore_errors)
+
+    store.abandon([1])
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module.shutil, "rmtree", rmtree_fails)
+        store.save(1, snapshot_of(2))
+    assert len(seen) == 1
+    assert_equal(seen[0], snapshot_of(2))
+    store.save(2, snapshot_of(3))
+    assert not partials(folder.parent)
+
+
+def test_where_the_new_one_gets_no_name_the_old_one_has_its_own_again(store, monkeypatch):
+    store.save(1, snapshot_of(1))
+    rename, renamed = Path.rename, []
+
+    def rename_fails(path, target):
+        renamed.append(path.name)
+        if len(renamed) == 2:
+            raise OSError("planted")
+        return rename(path, target)
+
+    store.abandon([1])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_fails)
+        with pytest.raises(CheckpointError, match="planted"):
+            store.save(1, snapshot_of(2))
+    assert len(renamed) == 3
+    assert_equal(store.load(1), snapshot_of(1))
 
 
 # Retention.

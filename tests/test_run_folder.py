@@ -9,7 +9,7 @@ import pytest
 from sebulba.configs.presets import PRESETS
 from sebulba.configs.reliability import CheckpointConfig
 from sebulba.errors import UsageError
-from sebulba.run_folder import RunFolder
+from sebulba.run_folder import RunFolder, choose_run_folder
 
 
 @pytest.fixture
@@ -56,6 +56,14 @@ def test_another_configuration_is_refused_with_the_difference(begun, field, valu
         value = dataclasses.replace(config.agent, discount=value)
     with pytest.raises(UsageError, match=words):
         folder.check_resumable(dataclasses.replace(config, **{field: value}))
+
+
+def test_processes_that_begin_in_the_same_second_get_folders_of_their_own(monkeypatch):
+    config, folders = PRESETS["cartpole"].make(), set()
+    for process in (1, 2):
+        monkeypatch.setattr("os.getpid", lambda process=process: process)
+        folders.add(choose_run_folder(config, "cartpole").path.name.rpartition("-")[2])
+    assert folders == {"1", "2"}
 
 
 def test_all_differences_are_named_at_once(begun):

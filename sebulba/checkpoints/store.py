@@ -141,10 +141,17 @@ class CheckpointStore:
             partial.mkdir()
             write_parts(partial, number, snapshot, score)
             flush_to_disk(partial)
-            if folder.exists():  # damaged
-                self._delete(folder)
-            partial.rename(folder)
+            # Damaged, or to be replaced: deleted only when the new one is in its place.
+            old = self._put_aside(folder) if folder.exists() else None
+            try:
+                partial.rename(folder)
+            except OSError:
+                if old is not None:
+                    old.rename(folder)
+                raise
             flush_folder_to_disk(self.folder)
+            if old is not None:
+                shutil.rmtree(old, ignore_errors=True)  # else by the next save
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -185,10 +192,14 @@ class CheckpointStore:
 
     def _delete(self, folder: Path) -> None:
         # Renamed first: a half of it, under its name, would be taken for a damaged checkpoint.
+        shutil.rmtree(self._put_aside(folder))
+
+    def _put_aside(self, folder: Path) -> Path:
+        """Give it a name under which nobody reads it, and which the next save deletes."""
         doomed = self.folder / f"{PARTIAL}delete-{folder.name}"
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
-        shutil.rmtree(doomed)
+        return doomed
 
     def _delete_partials(self) -> None:
         """Delete what a process left that was killed while it saved or deleted."""

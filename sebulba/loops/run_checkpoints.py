@@ -11,10 +11,10 @@ import jax
 
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.snapshot import Snapshot
-from sebulba.errors import CheckpointError, NotFiniteError
+from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text_of
 from sebulba.loops.session import Session
 from sebulba.loops.snapshot_trees import SnapshotWriter
-from sebulba.runtime.copies import is_key
+from sebulba.runtime.copies import is_key, owned_copy
 from sebulba.runtime.inferencer import Inferencer, InferencerPosition, Item
 from sebulba.runtime.update import Updater
 from sebulba.types import PyTree
@@ -164,10 +164,11 @@ class RunCheckpoints:
         """
         if self._checkpointer is None:
             return
+        # First, while worker processes are sure to live: whoever ended the run may end them, too.
+        positions = [_position_at_the_end(i) for i in self._session.inferencers]
         self._give_up_begun(self._checkpointer)
         self._check_finite()
         begun = self._learner(at_the_end=True)
-        positions = [inferencer.position() for inferencer in self._session.inferencers]
         self._save_now(begun, positions, self._session.kept_round)
 
     def save_after(self, error: BaseException) -> None:
@@ -268,6 +269,23 @@ class RunCheckpoints:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _position_at_the_end(inferencer: Inferencer) -> InferencerPosition:
+    """Return where an Inferencer stands; without its environments if those fail only now."""
+    try:
+        return inferencer.position()
+    except Exception as error:
+        if not is_env_failure(error):
+            raise
+        warnings.warn(
+            f"the environment of Inferencer {inferencer.index} failed as it was to be saved, and "
+            f"begins new episodes when the run goes on: {text_of(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        step_state = owned_copy(inferencer.step_state, inferencer.device)
+        return InferencerPosition(inferencer.cycle, step_state, f"it failed: {text_of(error)}")
 
 
 def _position_after_failure(inferencer: Inferencer) -> InferencerPosition:

@@ -96,7 +96,7 @@ class Supervisor:
         """Look at every thread once."""
         now, before = time.perf_counter(), self._looked_at
         self._looked_at = now
-        if now - before > max(PAUSE_S, self._limit_s / 10):  # type: ignore[operator]
+        if now - before > self._pause_s():
             self._awake_since = now
         for inferencer in list(self._session.inferencers):
             phase, silent_s = inferencer.timer.present() or ("", 0.0)
@@ -111,7 +111,14 @@ class Supervisor:
     def _is_hang(self, silent_s: float) -> bool:
         limit_s = self._limit_s
         assert limit_s is not None
+        if time.perf_counter() - self._looked_at > self._pause_s():
+            return False  # it stood still since this look began; the next one will see it
         return min(silent_s, self._looked_at - self._awake_since) > limit_s
+
+    def _pause_s(self) -> float:
+        """Return the time between two looks from which on the process stood still."""
+        assert self._limit_s is not None
+        return max(PAUSE_S, self._limit_s / 10)
 
     def _tell_of_inferencer(self, inferencer: Inferencer, phase: str, silent_s: float) -> None:
         if inferencer.failure is None:

@@ -163,8 +163,11 @@ class Inferencer:
     def leave_position_if_wanted(self) -> None:
         """Leave it for a checkpoint."""
         if self.position_wanted.is_set():
-            self.left_position = self.position()
-            self.position_wanted.clear()  # now: if that raised, who comes next is asked
+            position = self.position()
+            # Not before: if that raised, who comes next is asked. Not after the next line, at which
+            # the checkpoint may be finished and another begun, which asks again.
+            self.position_wanted.clear()
+            self.left_position = position
 
 
 def run_cycles(

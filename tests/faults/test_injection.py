@@ -32,6 +32,7 @@ from sebulba.exit_codes import (
 )
 from sebulba.loops.evaluator import Evaluator
 from sebulba.runtime.staging import Staging
+from sebulba.runtime.stepped_cycle import SteppedCycle
 from sebulba.runtime.trajectory_queue import TrajectoryQueue
 from tests.faults.counts import rounds
 from tests.faults.traps import (
@@ -472,6 +473,29 @@ def test_a_stop_saves_what_was_learned_before_it_waits_for_a_slow_environment(
     assert [i["has_step_state"] for i in early[1].record["inferencers"]] == [False, False]
     assert [i["has_step_state"] for i in at_the_end.snapshot.record["inferencers"]] == [True, True]
     assert len(said) == 1 and "what was learned is saved" in said[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_environment_that_fails_as_it_is_saved_at_the_end_costs_its_episodes_only(
+    mode, monkeypatch, tmp_path
+):
+    def position(self):
+        raise EnvError("its worker process is gone")
+
+    with Checkpointer(tmp_path, every_s=1e9) as checkpointer:
+        loop, _ = make_tiny_loop(checkpointer=checkpointer, **MODES[mode])
+        with loop:
+            monkeypatch.setattr(SteppedCycle, "position", position)
+            with pytest.warns(
+                RuntimeWarning, match="failed as it was to be saved.*process is gone"
+            ):
+                result = loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
+        saved = checkpointer.load_newest()
+        assert saved is not None and saved.env_steps == result.counters.env_steps
+        loop, _ = make_tiny_loop(checkpointer=checkpointer, **MODES[mode])
+        with loop:
+            loop.restore(saved)
+            assert "its worker process is gone" in " ".join(loop.resume_notes)
 
 
 # And then.

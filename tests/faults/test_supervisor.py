@@ -130,3 +130,22 @@ def test_an_evaluator_that_gives_no_sign_of_life_hangs(world):
     world.evaluator_silent_s = LIMIT_S + 1
     world.wait(10)
     assert len(world.told) == 1 and "thread 'evaluator' is silent" in str(world.told[0])
+
+
+def test_a_process_that_stood_still_amid_a_look_is_given_the_whole_limit_again(world, monkeypatch):
+    timer = world.inferencer.timer
+    world.wait(2 * LIMIT_S)
+    with timer.phase("env_step"):
+        present = timer.present
+
+        def stands_still():
+            world.now += 10 * LIMIT_S
+            return present()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(timer, "present", stands_still)
+            world.supervisor.look()
+        world.wait(LIMIT_S - 2)
+        assert not world.told
+        world.wait(4)
+        assert len(world.told) == 1
