@@ -180,7 +180,8 @@ def _resume(argv: list[str]) -> int:
 usage: sebulba resume RUN [options]
 
 Go on with the run in folder RUN, such as runs/NAME, from its newest checkpoint that is whole.
-The options are those of sebulba train, for what may change: --total-env-steps, --platform, ...
+The options are those of sebulba train, for what may change: --platform, devices, numbers of
+Inferencers, and, unless the learning rate falls over the run, --total-env-steps and --num-envs.
 --drop-replay begins with an empty replay where the saved one does not fit; --strict refuses to
 pass over a damaged checkpoint.
 """

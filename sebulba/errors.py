@@ -19,7 +19,7 @@ class ActionError(EnvError):
 
 
 class NotFiniteError(FloatingPointError):
-    """A loss or a gradient is NaN or infinite (exit code 4)."""
+    """A loss, a gradient or another metric of an update is not finite (exit code 4)."""
 
 
 class HangError(RuntimeError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from sebulba.agent import Agent
 from sebulba.envs import make_env_factory, seed_block
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, is_env_failure, text_of
 from sebulba.policy import Policy
 from sebulba.types import EnvAdapter, EnvFactory, EnvOutput, PyTree
 
@@ -137,6 +139,7 @@ class EvaluationPlayer:
         num_envs: int = 25,
         seed: int = 0,
         on_best: Callable[[PyTree], None] | None = None,
+        max_env_restarts: int = 0,
     ) -> None:
         """Make the environments.
 
@@ -148,17 +151,31 @@ class EvaluationPlayer:
           seed: That of the run, an int32.
           on_best: Called with the acting networks of every evaluation that returned more than all
             before.
+          max_env_restarts: How often environments that raise or die are replaced by new ones with
+            new seeds, and their evaluation is played from its beginning; the next failure is
+            raised.
 
         Raises:
           UsageError: A number is out of range, or the environment is not the agent's.
         """
         self._quota = _quota(num_episodes, num_envs)
+        if max_env_restarts < 0:
+            raise UsageError(f"max_env_restarts={max_env_restarts} must not be negative; use 10")
         self._policy = Policy(agent, None, seed=seed)
         self._on_best = on_best
         self.best: float | None = None
         """Mean return of the best evaluation so far."""
-        seeds = evaluation_seeds(seed, len(self._quota))
-        self._adapter = make_env_factory(env)(len(self._quota), seeds)
+        self._seed = seed
+        self._factory = make_env_factory(env)
+        self._max_env_restarts = max_env_restarts
+        self.env_restarts = 0
+        """How often the environments were replaced."""
+        self._playing_thread: int | None = None
+        self._make_envs()
+
+    def _make_envs(self) -> None:
+        seeds = evaluation_seeds(self._seed, len(self._quota), self.env_restarts)
+        self._adapter = self._factory(len(self._quota), seeds)
         try:
             _check_spaces(self._policy, self._adapter)
         except UsageError:
@@ -166,20 +183,57 @@ class EvaluationPlayer:
             raise
 
     def __call__(self, acting_networks: PyTree, stop: threading.Event) -> dict[str, float] | None:
-        """Play ``num_episodes`` episodes; None as soon as ``stop`` is set."""
+        """Play ``num_episodes`` episodes; None as soon as ``stop`` is set.
+
+        Raises:
+          EnvError: An environment failed, or whatever it raised, after ``max_env_restarts``.
+        """
         self._policy.acting_networks = acting_networks
-        evaluation = _play(self._policy, self._adapter, self._quota, stop)
+        self._playing_thread = threading.get_ident()
+        try:
+            evaluation = self._play_through(stop)
+        finally:
+            self._playing_thread = None
         if evaluation is None:
             return None
         if self.best is None or evaluation.mean_return > self.best:
             self.best = evaluation.mean_return
             if self._on_best is not None:
                 self._on_best(acting_networks)
-        return evaluation.metrics()
+        return evaluation.metrics() | {"eval_env_restarts": self.env_restarts}
+
+    def _play_through(self, stop: threading.Event) -> Evaluation | None:
+        while True:
+            try:
+                return _play(self._policy, self._adapter, self._quota, stop)
+            except Exception as error:
+                if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
+                    raise
+                self._replace_envs(error)
+
+    def _replace_envs(self, error: Exception) -> None:
+        self.env_restarts += 1
+        warnings.warn(
+            "an environment of the evaluation failed; all of them are replaced by new ones "
+            f"(restart {self.env_restarts} of {self._max_env_restarts}): {text_of(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        with contextlib.suppress(Exception):  # it is broken already
+            self.close()
+        try:
+            self._make_envs()
+        except Exception as failure:
+            failure.add_note(f"in place of environments that had failed: {text_of(error)}")
+            raise
 
     def close(self) -> None:
-        """Free the environments; may be called twice."""
-        self._adapter.close()
+        """Free the environments; may be called twice.
+
+        Not while another thread hangs in them: in the hands of two, native code aborts.
+        """
+        if self._playing_thread in (None, threading.get_ident()):
+            self._adapter.close()
 
     def __enter__(self) -> EvaluationPlayer:
         return self
@@ -188,9 +242,15 @@ class EvaluationPlayer:
         self.close()
 
 
-def evaluation_seeds(seed: int, num_envs: int) -> list[int]:
-    """Return seeds that no environment of a training run with this ``seed`` has."""
-    last = NUM_SEEDS // num_envs - 1
+def evaluation_seeds(seed: int, num_envs: int, generation: int = 0) -> list[int]:
+    """Return seeds that no environment of a training run with this ``seed`` has.
+
+    Args:
+      seed: Of the run, an int32.
+      num_envs: How many.
+      generation: Each has its own; ``num_envs`` times generations at most 2^17.
+    """
+    last = NUM_SEEDS // num_envs - 1 - generation
     return seed_block(seed, inferencer=last, num_inferencers=last + 1, num_envs=num_envs)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,7 @@ class _Run:
         self._folder = folder
         self._title = title
         self._last = LastRecord()
+        self._lock = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
         self._writers = CompositeWriter(self._last)
         self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
@@ -114,7 +117,7 @@ class _Run:
         """
         goes_on = self._folder.config.exists()
         if goes_on:
-            self._stack.enter_context(self._folder.locked())
+            self._lock.enter_context(self._folder.locked())
             self._folder.tidy()
         try:
             self._make()
@@ -125,7 +128,7 @@ class _Run:
         if not goes_on:
             # Nothing can be wrong with the configuration any more: now write.
             self._folder.create()
-            self._stack.enter_context(self._folder.locked())
+            self._lock.enter_context(self._folder.locked())
         self._say_where()
 
     def _make(self) -> None:
@@ -153,6 +156,7 @@ class _Run:
                 self._agent,
                 self._writers,
                 player=self._player,
+                played_at=self._evaluated_at(checkpoint.env_steps) if checkpoint else 0,
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
             )
@@ -207,14 +211,43 @@ class _Run:
     def complete(self) -> None:
         """Leave what a process did not that was killed between its last checkpoint and its end."""
         folder, state = self._folder, self._state.pop()
-        if folder.is_complete:
+        done = self.env_steps_done
+        to_play = self._player is not None and self._evaluated_at(done) < done
+        if folder.is_complete and not to_play:
             return
-        self._save_policy(
-            folder.policy, self._agent.acting_networks(state.networks, state.experience)
-        )
+        networks = self._agent.acting_networks(state.networks, state.experience)
         records = read_records(folder.metrics) if folder.metrics.exists() else []
-        write_end(folder, metrics=records[-1] if records else {})
+        last = records[-1] if records else {}
+        if to_play:
+            last = self._play_last(networks, last)
+        self._save_policy(folder.policy, networks)
+        write_end(folder, metrics=last)
         self.draw()
+
+    def _evaluated_at(self, env_steps: int) -> int:
+        """Return up to where the run is on record as evaluated, of its first ``env_steps``."""
+        metrics = self._folder.metrics
+        records = read_records(metrics) if metrics.exists() else []
+        played = (record.get("eval_env_steps", 0) for record in records)
+        return max((at for at in played if at <= env_steps), default=0)
+
+    def _play_last(self, networks: PyTree, last: Mapping[str, Any]) -> dict[str, Any]:
+        """Play the evaluation of the end, which was cut short; return its record."""
+        assert self._player is not None
+        print("playing the evaluation of the end, which was cut short", flush=True)
+        began = time.perf_counter()
+        played = self._player(jax.device_get(networks), threading.Event())
+        assert played is not None, "nobody stops it"
+        record = {
+            **last,
+            **played,
+            "eval_env_steps": self.env_steps_done,
+            "eval_seconds": time.perf_counter() - began,
+            "eval_skipped": 0,
+        }
+        with contextlib.closing(self._writers):
+            self._writers.write(record)
+        return record
 
     def draw(self) -> None:
         """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
@@ -227,8 +260,9 @@ class _Run:
             warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
 
     def close(self) -> None:
-        """Close what was made."""
-        self._stack.close()
+        """Close what was made, and only then let another process into the folder."""
+        with self._lock:
+            self._stack.close()
 
     def _make_checkpointer(self) -> Checkpointer:
         options = self._config.checkpoint
@@ -297,10 +331,14 @@ def build_loop(
     writer: MetricWriter,
     observe_cycle: ObserveCycle | None = None,
     player: EvaluationPlayer | None = None,
+    played_at: int = 0,
     checkpointer: Checkpointer | None = None,
     on_hang: OnHang | None = None,
 ) -> GymnasiumLoop:
-    """Return the loop of this run; see ``GymnasiumLoop`` for the arguments after ``agent``."""
+    """Return the loop of this run; see ``GymnasiumLoop`` for the arguments after ``agent``.
+
+    ``player`` and ``played_at`` are those of ``Evaluator``.
+    """
     return GymnasiumLoop(
         factory,
         agent,
@@ -316,7 +354,7 @@ def build_loop(
         metric_writer=writer,
         metrics_interval_s=config.metrics_interval_s,
         observe_cycle=observe_cycle,
-        evaluator=Evaluator(player, config.eval_every_env_steps) if player else None,
+        evaluator=Evaluator(player, config.eval_every_env_steps, played_at) if player else None,
         checkpointer=checkpointer,
         on_env_failure=config.faults.on_env_failure,
         max_env_restarts=config.faults.max_env_restarts,
@@ -335,6 +373,7 @@ def _build_player(
 ) -> EvaluationPlayer | None:
     if not config.eval_every_env_steps:
         return None
+    restarts = config.faults.on_env_failure == "restart"
     return EvaluationPlayer(
         agent,
         factory,
@@ -342,6 +381,7 @@ def _build_player(
         num_envs=config.eval_num_envs,
         seed=config.seed,
         on_best=on_best,
+        max_env_restarts=config.faults.max_env_restarts if restarts else 0,
     )
 
 

@@ -20,7 +20,7 @@ from sebulba.envs import seed_block
 from sebulba.errors import HangError, UsageError
 from sebulba.evaluation import EvaluationPlayer, evaluation_seeds
 from sebulba.loops import update_loop
-from sebulba.loops.evaluator import Evaluator
+from sebulba.loops.evaluator import Evaluator, Heartbeat
 from sebulba.loops.live_panel import PanelView
 from sebulba.loops.metric_writers import LinesWriter, TensorBoardWriter
 from sebulba.plots import learning_curve, read_records
@@ -200,6 +200,12 @@ def test_a_failure_of_the_evaluation_fails_the_run(schedule, per_device):
     assert not inferencer_threads() and not evaluator_threads()
 
 
+@pytest.mark.parametrize("per_device", [2, 0])
+def test_a_play_that_returns_nothing_without_being_stopped_is_an_error(per_device):
+    with pytest.raises(TypeError, match="returned None, which says it was stopped"):
+        run(lambda networks, stop: None, 20, ROUND, num_inferencers_per_device=per_device)
+
+
 def test_a_failure_of_the_last_evaluation_fails_the_run():
     with pytest.raises(PlantedError):
         run(FailsAt(1), 3, 1000)
@@ -229,6 +235,30 @@ def test_a_stop_ends_the_evaluation_and_asks_for_no_other(after_training):
     assert result.stopped != after_training
     assert "eval_return_mean" not in result.metrics
     assert len(play.networks) == 1 and not evaluator_threads()
+
+
+def test_an_evaluation_that_a_stop_cut_short_is_played_when_the_run_goes_on():
+    play, records, every = FakePlay(threading.Event()), Records(), 50 * ROUND
+    loop, _ = make_tiny_loop(
+        num_envs=B,
+        evaluator=Evaluator(play, every),
+        metric_writer=records,
+        metrics_interval_s=0.0,
+        schedule="lockstep",
+    )
+
+    def stop() -> None:
+        play.began.wait(60)
+        loop.stop()
+
+    threading.Thread(target=stop).start()
+    with loop:
+        first = loop.run(loop.new_state(0, T), 10_000_000, T)
+        assert not records.evaluations()
+        play.wait_for.set()
+        loop.run(first.state, 4, T)
+    stopped_at = first.counters.env_steps
+    assert records.evaluations() == [stopped_at + ROUND, stopped_at + 2 * ROUND]
 
 
 def test_a_failure_of_training_ends_the_evaluation():
@@ -304,6 +334,89 @@ def test_the_player_refuses_another_environment_and_no_episodes():
         EvaluationPlayer(agent, "CartPole-v1")
     with pytest.raises(UsageError, match="num_episodes=0 must be at least 1"):
         EvaluationPlayer(agent, Pays, num_episodes=0)
+
+
+class Dies(Pays):
+    """Raises in its second step, as many times as are left."""
+
+    left = 0
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Dies.made += 1
+
+    def step(self, action):
+        if self.t == 1 and Dies.left:
+            Dies.left -= 1
+            raise OSError("the simulator is gone")
+        return super().step(action)
+
+
+def test_the_player_replaces_environments_that_fail_within_its_budget(monkeypatch):
+    monkeypatch.setattr(Dies, "left", 2)
+    monkeypatch.setattr(Dies, "made", 0)
+    agent = TinyAgent(sebulba.env_spec(Dies), TinyConfig())
+    go_on, made_before = threading.Event(), Dies.made
+    with EvaluationPlayer(agent, Dies, num_episodes=5, num_envs=2, max_env_restarts=2) as player:
+        first, second = (rf"restart {n} of 2\): .*the simulator is gone" for n in (1, 2))
+        with (
+            pytest.warns(RuntimeWarning, match=first),
+            pytest.warns(RuntimeWarning, match=second),
+        ):
+            metrics = player(biased_to(1), go_on)
+        assert metrics["eval_return_mean"] == 3.0 and metrics["eval_episodes"] == 5
+        assert metrics["eval_env_restarts"] == 2 and Dies.made == made_before + 2 * 3
+        monkeypatch.setattr(Dies, "left", 1)
+        with pytest.raises(OSError, match="the simulator is gone"):
+            player(biased_to(1), go_on)
+
+
+class Waits(Pays):
+    """Does not return from its first step until it may."""
+
+    may = threading.Event()
+    closed = 0
+
+    def step(self, action):
+        Waits.may.wait(60)
+        return super().step(action)
+
+    def close(self):
+        Waits.closed += 1
+
+
+def test_environments_in_which_another_thread_hangs_are_not_closed():
+    agent, stop = TinyAgent(sebulba.env_spec(Pays), TinyConfig()), Heartbeat()
+    player = EvaluationPlayer(agent, Waits, num_envs=1)
+    player_thread = threading.Thread(target=player, args=(biased_to(1), stop))
+    stop.at = 0.0
+    player_thread.start()
+    while not stop.at:
+        time.sleep(0.01)
+    closed_before = Waits.closed
+    player.close()
+    assert Waits.closed == closed_before
+    stop.set()
+    Waits.may.set()
+    player_thread.join(60)
+    player.close()
+    assert Waits.closed == closed_before + 1
+
+
+def test_the_player_raises_what_is_no_fault_of_an_environment():
+    agent = TinyAgent(sebulba.env_spec(Pays), TinyConfig())
+    with EvaluationPlayer(agent, Pays, num_envs=2, max_env_restarts=2) as player:
+        with pytest.raises(Exception):  # noqa: B017 (whatever JAX says of such networks)
+            player({"w": None, "b": None}, threading.Event())
+        assert player.env_restarts == 0
+    with pytest.raises(UsageError, match="max_env_restarts=-1 must not be negative"):
+        EvaluationPlayer(agent, Pays, max_env_restarts=-1)
+
+
+def test_seeds_of_evaluations_anew_are_others():
+    blocks = [evaluation_seeds(5, 25, generation) for generation in range(11)]
+    assert len({seed for block in blocks for seed in block}) == 11 * 25
 
 
 @pytest.mark.parametrize("num_envs", [1, 7, 25])
@@ -404,3 +517,41 @@ def test_lines_panel_and_curve_show_evaluations(tmp_path):
         pictures.append(tmp_path / f"{i}.png")
         assert learning_curve(metrics, pictures[-1], "title")
     assert pictures[0].read_bytes() != pictures[1].read_bytes()
+
+
+# On record.
+
+
+TRAIN = [
+    *("train", "cartpole", "--cycle", "stepped", "--agent.torso.hidden-sizes", "8"),
+    *("--num-envs", "4", "--steps-per-cycle", "5", "--num-inferencers-per-device", "1"),
+    *("--inference-devices", "0", "--update-devices", "0", "--compile-cache", "off"),
+    *("--no-anneal-learning-rate", "--total-env-steps", "400", "--eval-every-env-steps", "200"),
+    *("--eval-episodes", "2", "--eval-num-envs", "2"),
+]
+
+
+def evaluated_at(folder) -> list[int]:
+    records = read_records(folder / "metrics.jsonl")
+    return [record["eval_env_steps"] for record in records if "eval_env_steps" in record]
+
+
+def test_what_was_evaluated_is_not_evaluated_again_on_resume(tmp_path):
+    folder = tmp_path / "r"
+    assert cli.main([*TRAIN, "--run-dir", str(folder)]) == cli.EXIT_OK
+    assert evaluated_at(folder)[-1] == 400
+    assert cli.main(["resume", str(folder), "--total-env-steps", "700"]) == cli.EXIT_OK
+    assert [at for at in evaluated_at(folder) if at >= 400] == [400, 600, 700]
+
+
+def test_the_evaluation_of_the_end_that_was_cut_short_is_played_on_resume(tmp_path, capsys):
+    folder = tmp_path / "r"
+    assert cli.main([*TRAIN, "--run-dir", str(folder)]) == cli.EXIT_OK
+    metrics = folder / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if '"eval_env_steps": 400' not in line))
+    capsys.readouterr()
+    for played in (True, False):
+        assert cli.main(["resume", str(folder)]) == cli.EXIT_OK
+        assert ("playing the evaluation of the end" in capsys.readouterr().out) == played
+        assert evaluated_at(folder)[-1] == 400 and evaluated_at(folder).count(400) == 1

@@ -105,7 +105,8 @@ class ExperimentConfig:
     """Trajectories that may wait for the update before Inferencers wait too."""
     eval_every_env_steps: int = 0
     """Let the evaluation policy play, in a thread beside training, whenever this many environment
-    steps have passed, and at the end; the best policy is kept. 0 evaluates never."""
+    steps have passed, and at the end, unless it was stopped; the best policy is kept. 0 evaluates
+    never."""
     eval_episodes: int = 50
     """Whole episodes in an evaluation."""
     eval_num_envs: int = 25
@@ -131,7 +132,8 @@ class ExperimentConfig:
     update_devices: tuple[int, ...] | None = None
     """Indices of the devices that update; None: those that do not infer."""
     compile_cache: str = "auto"
-    """Folder that keeps compiled programs for the next start; auto: ~/.cache/sebulba, off: none."""
+    """Folder that keeps compiled programs for the next start; off: none. auto:
+    $JAX_COMPILATION_CACHE_DIR, or sebulba/jax in $XDG_CACHE_HOME or ~/.cache."""
     name: str | None = None
     """Name of the folder under runs/; None makes one of the preset and the time."""
     run_dir: str | None = None

@@ -110,7 +110,7 @@ def _atari(env_id: str) -> ExperimentConfig:
     0.997, target every 2500 updates, Adam with 1e-4 and 1e-3, exponents 0.9 and 0.6, 0.4 to the
     power of 1 to 8 as exploration, an LSTM of 512, no clipped rewards and no episodes of a life.
     The replay of 4 million env steps there is 1 million here. The paper's learner replays each
-    observation 0.75 times on average (section 2.3): an update of 64 x 80 rows every 6400 env
+    observation 0.75 times on average (section 2.3): an update of 64 x 80 rows every 6800 env
     steps or so, here one every 4 trajectories of 32 x 40.
     """
     return ExperimentConfig(

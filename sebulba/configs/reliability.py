@@ -12,7 +12,7 @@ from sebulba.field_types import check_types
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """When the run is saved, for ``sebulba resume``; the end of a run always is."""
+    """When the run is saved, for ``sebulba resume``; the end of a run is, too."""
 
     every_s: float = 600.0
     """Seconds between checkpoints."""
@@ -47,11 +47,11 @@ class FaultConfig:
 
     on_env_failure: Literal["raise", "restart"] = "raise"
     """restart: an Inferencer whose environment raised, died or hangs gets new ones; what is lost
-    is counted."""
+    is counted. So does the evaluation whose environment raised or died, and is played again."""
     max_env_restarts: int = 10
-    """After so many the run ends all the same."""
+    """After so many, in training or in evaluation, the run ends all the same."""
     on_not_finite: Literal["raise", "skip"] = "raise"
-    """skip: an update whose loss or gradient is NaN or infinite is not taken, and counted."""
+    """skip: an update whose loss, gradient or metrics are not finite is not taken, and counted."""
     max_skipped_updates: int = 100
     """After so many the run ends all the same."""
     hang_timeout_s: float | None = 300.0

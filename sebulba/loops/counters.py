@@ -31,6 +31,9 @@ class Counters:
     """Optimizer steps not taken because the loss or the gradient was not finite."""
     warm_up_from: int = 0
     """``cycles`` at which the experience was last begun anew, and with it the warm-up."""
+    evaluated_at: int = 0
+    """``env_steps`` of the networks that the newest evaluation played. A run that goes on plays at
+    once what was due by then and was cut short, with the networks it has."""
     episodes: int = 0
     """Episodes that ended in consumed trajectories."""
     masked_truncations: int = 0

@@ -47,7 +47,10 @@ class Evaluator:
     """Called in one thread at a time, with networks on the first inference device; such as
     ``sebulba.EvaluationPlayer``."""
     every_env_steps: int
-    """Training steps between evaluations; the end of a run always has one."""
+    """Training steps between evaluations; the end of a run has one, unless it was stopped."""
+    played_at: int = 0
+    """``env_steps`` of the newest evaluation that is on record, for a run that is resumed: its
+    checkpoint may be older."""
 
     def __post_init__(self) -> None:
         """Check the interval."""
@@ -91,25 +94,25 @@ class Evaluations:
     def __init__(
         self,
         evaluator: Evaluator | None,
-        env_steps: int,
+        evaluated_at: int,
         stop_requested: threading.Event,
         fail: Callable[[BaseException], None],
         *,
         skips: bool,
         inline: bool,
     ) -> None:
-        """Begin at ``env_steps``; nothing is played yet.
+        """Go on after the evaluation at ``evaluated_at``; nothing is played yet.
 
         Args:
           evaluator: None never has anything due.
-          env_steps: Of the counters, at the beginning of this run.
+          evaluated_at: Of the counters, at the beginning of this run.
           stop_requested: Ends every wait of the update loop.
           fail: Gets what the thread raises.
           skips: Skip the oldest rather than wait when too many are to be played.
           inline: Play in the calling thread, and have no other.
         """
         self._evaluator = evaluator
-        self._taken_at = env_steps
+        self._taken_at = max(evaluated_at, evaluator.played_at if evaluator else 0)
         self._stop_requested = stop_requested
         self._skips = skips
         self._inline = inline
@@ -206,6 +209,11 @@ class Evaluations:
         try:
             stop = self._stop_requested if self._inline else self._player_stop
             metrics = self._evaluator.play(pending.networks, stop)
+            if metrics is None and not stop.is_set():
+                raise TypeError(
+                    f"evaluator.play={self._evaluator.play!r} returned None, which says it was "
+                    "stopped, and nobody stopped it; return a dict of metrics"
+                )
         except BaseException as error:
             error.add_note(f"in the evaluation of the networks of {pending.env_steps} env steps")
             raise
@@ -228,8 +236,8 @@ class Evaluations:
                 self._changed.wait(WAKE_S)
             if self._stop.is_set():
                 return None
-            self._playing = True
             self._player_stop.beat()
+            self._playing = True
             pending = self._pending.popleft()
             self._changed.notify_all()
             return pending

@@ -73,8 +73,8 @@ class GymnasiumLoop:
     """Trains an agent on environments that are not JAX.
 
     A context manager; ``close()`` frees the environments. ``run()`` may be called again: with the
-    state that the last ``run()`` returned it goes on where that ended (environments, episodes and
-    counters included), with any other state it begins anew in fresh episodes.
+    state that the last ``run()`` or ``restore()`` returned it goes on where that was (environments,
+    episodes and counters included); with any other it begins anew in fresh episodes.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class GymnasiumLoop:
             gets new environments with new seeds, and what is lost is counted. Inline, where a
             debugger wants to see it, it is always raised.
           max_env_restarts: After so many the failure is raised all the same.
-          on_not_finite: ``"raise"`` NotFiniteError for a NaN or infinite loss or gradient, or
-            ``"skip"`` that update, and count it.
+          on_not_finite: ``"raise"`` NotFiniteError for a loss, gradient or metric that is not
+            finite, or ``"skip"`` that update, and count it.
           max_skipped_updates: After so many NotFiniteError is raised all the same.
           hang_timeout_s: A thread that is in one phase for longer ends the run with HangError (an
             environment that does not return: as ``on_env_failure`` says). None waits for ever,
@@ -263,7 +263,7 @@ class GymnasiumLoop:
         """Consume ``num_cycles`` trajectories of ``steps_per_cycle`` steps.
 
         Args:
-          state: From ``new_state`` or from the last ``Result``; copied, so it stays valid.
+          state: From ``new_state``, ``restore`` or the last ``Result``; copied, so it stays valid.
           num_cycles: Over all Inferencers; in lockstep a multiple of their number.
           steps_per_cycle: T, the unroll length.
 
@@ -271,8 +271,9 @@ class GymnasiumLoop:
           Final state, counters and metrics.
 
         Raises:
-          UsageError: An argument breaks a rule, or the loop is closed.
-          NotFiniteError: The loss is NaN or infinite.
+          UsageError: An argument breaks a rule, the loop is closed, a thread of an earlier run
+            hangs, or a new run has a checkpointer whose folder holds another's checkpoints.
+          NotFiniteError: The loss, the gradient or another metric is NaN or infinite.
           HangError: A thread was silent or did not end; this loop cannot run again.
           CheckpointError: The checkpoint at the end could not be written.
           BaseException: Whatever an environment, the agent or ``observe_cycle`` raised, with its
@@ -388,15 +389,17 @@ class GymnasiumLoop:
         """Put this loop where a checkpoint was saved, and return the state to give to ``run()``.
 
         In lockstep the next ``run()`` goes on bit for bit, where the environments can be put back;
-        ``resume_notes`` then says nothing. Other numbers of update devices will do, and other
-        numbers of Inferencers with as many environments in all.
+        ``resume_notes`` then says nothing. Other numbers of update devices, of Inferencers and of
+        environments will do, where the experience fits or may be dropped; if the total of
+        environments differs, step states begin anew.
 
         Args:
           checkpoint: From ``Checkpointer.load_newest()``.
           drop_replay: Begin with an empty replay where that of the checkpoint does not fit.
 
         Raises:
-          UsageError: The checkpoint is of another agent, another environment or other sizes.
+          UsageError: The checkpoint is of another agent or another environment, its experience
+            does not fit, or this loop is closed or has run.
         """
         if self._closed or self._session.inferencers:
             raise UsageError(
@@ -501,7 +504,8 @@ class GymnasiumLoop:
     def stop(self) -> None:
         """End ``run()`` cleanly, as if it had reached ``num_cycles``; from any thread.
 
-        Before ``run()`` has begun, it ends that as soon as it begins.
+        Evaluations that are left are played when the run goes on. Before ``run()`` has begun, it
+        ends that as soon as it begins.
         """
         self._stop_requested.set()
 

@@ -117,6 +117,8 @@ class RunRecords:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Give a record to the writer, whose errors only warn."""
+        counters = self._session.counters
+        counters.evaluated_at = record.get("eval_env_steps", counters.evaluated_at)
         if self._writer is None:
             return
         try:

@@ -97,7 +97,7 @@ class UpdateLoop:
         )
         self._evaluations = Evaluations(
             options.evaluator,
-            session.counters.env_steps,
+            session.counters.evaluated_at,
             stop_requested,
             self._running.queue.fail,
             skips=options.schedule == "async",
@@ -173,6 +173,8 @@ class UpdateLoop:
         return record
 
     def _end_inferencers(self) -> None:
+        if self._stop_requested.is_set():
+            self._evaluations.end()  # it may be saving that takes long
         self._running.stop()
         if join(self._not_silent(self._running.threads), SAVE_FIRST_S):
             self._save_learner()
