@@ -38,7 +38,7 @@ from tests.faults.children import Child
 SETTLE_S = 60.0
 """Compiling, and filling caches; memory and speed count from here on."""
 WINDOW_S = 15.0
-"""Samples of memory are reduced to the median of such a window."""
+"""Samples of memory are reduced to the mean of such a window."""
 TURN_S, TURNS = 5.0, 8
 """How long training and bare loop take turns, and how often, at the begin and at the end."""
 CHECKPOINT_EVERY_S = 30.0
@@ -53,10 +53,13 @@ class Soaked(NamedTuple):
     minutes: list[float]
     """Middle of each window, since the start."""
     rss_mb: list[float]
-    """Median of each window, resident memory of the training process."""
-    rss_floor_mb: list[float]
-    """The least of each window: between two updates, whose temporaries are half a gigabyte in Pong
-    and last as long as other processes let them."""
+    """Mean of each window, resident memory of the training process. The temporaries of Pong's
+    update, half a gigabyte, come and go every second: they are there for a steady share of the
+    time, and a median would jump between with and without."""
+    anonymous_mb: list[float]
+    """The part of it that only the process can give back, in the same way."""
+    file_mb: list[float]
+    """The rest: code of libraries, which the kernel drops when it likes and reads again."""
     at_begin: list[float]
     """Speed of training over that of the bare loop, turn by turn."""
     at_end: list[float]
@@ -67,8 +70,9 @@ class Soaked(NamedTuple):
         return {
             "rss_slope_mb_per_min": theil_sen(self.minutes, self.rss_mb),
             "rss_slope_error_mb_per_min": slope_error(self.minutes, self.rss_mb),
-            "rss_floor_slope_mb_per_min": theil_sen(self.minutes, self.rss_floor_mb),
-            "rss_floor_slope_error_mb_per_min": slope_error(self.minutes, self.rss_floor_mb),
+            "anonymous_slope_mb_per_min": theil_sen(self.minutes, self.anonymous_mb),
+            "anonymous_slope_error_mb_per_min": slope_error(self.minutes, self.anonymous_mb),
+            "file_slope_mb_per_min": theil_sen(self.minutes, self.file_mb),
             "rss_highest_mb": max(self.rss_mb),
             "speed_over_bare_at_begin": begin,
             "speed_over_bare_at_end": end,
@@ -92,24 +96,36 @@ def soak(preset: str, minutes: float) -> Soaked:
             code = child.wait()
             if code != 128 + signal.SIGTERM:
                 raise RuntimeError(f"{preset} ended with {code}:\n{child.printed[-2000:]}")
-    windows = [list(window) for _, window in itertools.groupby(samples, lambda s: s[0] // WINDOW_S)]
+    groups = itertools.groupby(samples, lambda sample: sample.age_s // WINDOW_S)
+    windows = [list(window) for _, window in groups]
     return Soaked(
-        minutes=[statistics.median(at for at, _ in window) / 60 for window in windows],
-        rss_mb=[statistics.median(mb for _, mb in window) for window in windows],
-        rss_floor_mb=[min(mb for _, mb in window) for window in windows],
+        minutes=[statistics.fmean(sample.age_s for sample in window) / 60 for window in windows],
+        rss_mb=[statistics.fmean(s.anonymous_mb + s.file_mb for s in window) for window in windows],
+        anonymous_mb=[statistics.fmean(s.anonymous_mb for s in window) for window in windows],
+        file_mb=[statistics.fmean(s.file_mb for s in window) for window in windows],
         at_begin=at_begin,
         at_end=at_end,
     )
 
 
-def watch(child: Child, until_s: float) -> list[tuple[float, float]]:
-    """Return (age of the process in seconds, its resident memory in MB), ten times a second."""
+class Sample(NamedTuple):
+    """Resident memory of the training process at one moment."""
+
+    age_s: float
+    anonymous_mb: float
+    file_mb: float
+    """With what is shared."""
+
+
+def watch(child: Child, until_s: float) -> list[Sample]:
+    """Return what memory the process has, ten times a second."""
     samples = []
     while child.age_s < until_s:
         if child.has_ended:
             raise RuntimeError(f"it ended by itself:\n{child.printed[-2000:]}")
-        pages = int(Path(f"/proc/{child.pid}/statm").read_text().split()[1])
-        samples.append((child.age_s, pages * PAGE_MB))
+        pages = Path(f"/proc/{child.pid}/statm").read_text().split()
+        resident_mb, file_mb = int(pages[1]) * PAGE_MB, int(pages[2]) * PAGE_MB
+        samples.append(Sample(child.age_s, resident_mb - file_mb, file_mb))
         time.sleep(0.1)
     return samples
 
