@@ -3,7 +3,7 @@
 #   make train                          train on CartPole
 #   make train PRESET=pendulum ARGS="--seed 1"
 #   make test [PYTHON=python3.12] [ARGS="-k policy"]
-#   make test-faults                    the faults of tests/faults in their long counts: an hour
+#   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
 #   make lint
 #   make clean                          remove what the other targets made
