@@ -36,6 +36,9 @@ class Child:
 
     def __init__(self, words: Sequence[str], log: Path, module: str = "sebulba") -> None:
         """Start it; what it prints goes into ``log``."""
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            # As in the background of a script; children would ignore it, too.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self._log = log
         self._started = time.monotonic()
         with open(log, "wb") as output:
