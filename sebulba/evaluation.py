@@ -209,6 +209,8 @@ class EvaluationPlayer:
             except Exception as error:
                 if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
                     raise
+                if stop.is_set():
+                    return None  # nobody would close new ones, perhaps
                 self._replace_envs(error)
 
     def _replace_envs(self, error: Exception) -> None:

@@ -156,7 +156,7 @@ class _Run:
                 self._agent,
                 self._writers,
                 player=self._player,
-                played_at=self._evaluated_at(checkpoint.env_steps) if checkpoint else 0,
+                played_at=folder.evaluated_at(checkpoint.env_steps) if checkpoint else 0,
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
             )
@@ -212,24 +212,21 @@ class _Run:
         """Leave what a process did not that was killed between its last checkpoint and its end."""
         folder, state = self._folder, self._state.pop()
         done = self.env_steps_done
-        to_play = self._player is not None and self._evaluated_at(done) < done
+        to_play = self._player is not None and folder.evaluated_at(done) < done
         if folder.is_complete and not to_play:
             return
         networks = self._agent.acting_networks(state.networks, state.experience)
         records = read_records(folder.metrics) if folder.metrics.exists() else []
         last = records[-1] if records else {}
-        if to_play:
-            last = self._play_last(networks, last)
         self._save_policy(folder.policy, networks)
+        try:
+            if to_play:
+                last = self._play_last(networks, last)
+        except Exception as error:
+            write_end(folder, error=error, metrics=last)
+            raise
         write_end(folder, metrics=last)
         self.draw()
-
-    def _evaluated_at(self, env_steps: int) -> int:
-        """Return up to where the run is on record as evaluated, of its first ``env_steps``."""
-        metrics = self._folder.metrics
-        records = read_records(metrics) if metrics.exists() else []
-        played = (record.get("eval_env_steps", 0) for record in records)
-        return max((at for at in played if at <= env_steps), default=0)
 
     def _play_last(self, networks: PyTree, last: Mapping[str, Any]) -> dict[str, Any]:
         """Play the evaluation of the end, which was cut short; return its record."""

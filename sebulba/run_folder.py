@@ -199,6 +199,14 @@ class RunFolder:
             write_whole(self.metrics, "".join(kept))
         return len(lines) - len(kept)
 
+    def evaluated_at(self, env_steps: int) -> int:
+        """Return where the newest evaluation was that ``drop_metrics_after`` keeps, 0 if none."""
+        if not self.metrics.exists():
+            return 0
+        lines = self.metrics.read_text().splitlines(keepends=True)
+        kept = (json.loads(line) for line in lines if _env_steps_of(line) <= env_steps)
+        return max((record.get("eval_env_steps", 0) for record in kept), default=0)
+
     def read_env_config(self) -> EnvConfig:
         """Return the environment of the run.
 

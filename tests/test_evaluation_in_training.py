@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import threading
 import time
 
@@ -17,7 +18,7 @@ from rich.console import Console
 import sebulba
 from sebulba import cli
 from sebulba.envs import seed_block
-from sebulba.errors import HangError, UsageError
+from sebulba.errors import EnvError, HangError, UsageError
 from sebulba.evaluation import EvaluationPlayer, evaluation_seeds
 from sebulba.loops import update_loop
 from sebulba.loops.evaluator import Evaluator, Heartbeat
@@ -544,12 +545,23 @@ def test_what_was_evaluated_is_not_evaluated_again_on_resume(tmp_path):
     assert [at for at in evaluated_at(folder) if at >= 400] == [400, 600, 700]
 
 
-def test_the_evaluation_of_the_end_that_was_cut_short_is_played_on_resume(tmp_path, capsys):
+def test_the_evaluation_of_the_end_that_was_cut_short_is_played_on_resume(
+    tmp_path, capsys, monkeypatch
+):
     folder = tmp_path / "r"
     assert cli.main([*TRAIN, "--run-dir", str(folder)]) == cli.EXIT_OK
     metrics = folder / "metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join(line for line in lines if '"eval_env_steps": 400' not in line))
+    shutil.rmtree(folder / "policy")
+
+    def fails(self, networks, stop):
+        raise EnvError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationPlayer, "__call__", fails)
+        assert cli.main(["resume", str(folder)]) == cli.EXIT_ENV
+    assert (folder / "policy").exists() and "gone" in (folder / "ended.txt").read_text()
     capsys.readouterr()
     for played in (True, False):
         assert cli.main(["resume", str(folder)]) == cli.EXIT_OK

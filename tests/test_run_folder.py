@@ -66,6 +66,17 @@ def test_processes_that_begin_in_the_same_second_get_folders_of_their_own(monkey
     assert folders == {"1", "2"}
 
 
+def test_only_the_records_that_are_kept_say_what_was_evaluated(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.evaluated_at(10) == 0
+    folder.metrics.write_text(
+        '{"env_steps": 5, "eval_env_steps": 4}\nnot json\n{"env_steps": 8}\n'
+        '{"env_steps": 20, "eval_env_steps": 9}\n{"env_steps": 1, "eval'
+    )
+    assert folder.evaluated_at(10) == 4
+    assert folder.evaluated_at(20) == 9
+
+
 def test_all_differences_are_named_at_once(begun):
     folder, config = begun
     with pytest.raises(UsageError, match=r"seed is .*; steps_per_cycle is .*begin a new run"):

@@ -34,7 +34,12 @@ class CheckedEnv(gymnasium.Env):
     """
 
     def __init__(
-        self, make_env: Callable[[], gymnasium.Env], index: int, *, in_worker: bool = False
+        self,
+        make_env: Callable[[], gymnasium.Env],
+        index: int,
+        *,
+        in_worker: bool = False,
+        before_close: Callable[[], None] | None = None,
     ) -> None:
         """Make the environment.
 
@@ -42,7 +47,9 @@ class CheckedEnv(gymnasium.Env):
           make_env: Makes it.
           index: Which environment of the vector it is, for messages.
           in_worker: What is raised will be pickled on its way to the main process.
+          before_close: Called before it is closed.
         """
+        self._before_close = before_close
         self._index = index
         self._in_worker = in_worker
         self._num_steps = 0
@@ -130,6 +137,8 @@ class CheckedEnv(gymnasium.Env):
 
     def close(self) -> None:
         """Close the environment."""
+        if self._before_close is not None:
+            self._before_close()
         self.env.close()
 
     def _checked_obs(self, obs: Any, name: str) -> Any:

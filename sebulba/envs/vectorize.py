@@ -32,16 +32,23 @@ class SafeAsyncVectorEnv(AsyncVectorEnv):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Make the worker processes, and their environments in them."""
-        super().__init__(*arguments, **options)
         # multiprocessing ends its processes by SIGTERM, at which these take their time.
+        try:
+            super().__init__(*arguments, **options)
+        except BaseException:
+            _kill(getattr(self, "processes", ()))
+            raise
         Finalize(self, _kill, args=(self.processes,), exitpriority=1)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the environments and end the processes; with ``terminate`` those are killed."""
-        if terminate:
-            end_workers(self)
-        else:
-            super().close_extras(timeout)
+        """Close the environments and end the processes; those that cannot be asked are killed."""
+        if not terminate and timeout is None and self._state == AsyncState.DEFAULT:
+            try:
+                super().close_extras()
+                return
+            except (EOFError, OSError):  # one is gone
+                pass
+        end_workers(self)
 
     def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
         """Wait until every worker has answered.
@@ -197,8 +204,8 @@ def end_workers(env: AsyncVectorEnv) -> None:
 
 def _kill(processes: Sequence[Any]) -> None:
     for process in processes:
-        if process.is_alive():  # else its number may be that of another by now
-            process.kill()
+        if process.pid is not None:
+            process.kill()  # does nothing where it is known to have ended
 
 
 def _make_in_worker(
@@ -211,11 +218,12 @@ def _make_in_worker(
     workers. ``SIGALRM`` ends one whose main process does not. Gymnasium makes one environment in
     the main process, too, to look at its spaces: signals stay as they are there.
     """
-    if os.getpid() != main_process:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
-        _end_with_main_process()
-    return CheckedEnv(make_env, index, in_worker=True)
+    if os.getpid() == main_process:
+        return CheckedEnv(make_env, index, in_worker=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
+    _end_with_main_process()
+    return CheckedEnv(make_env, index, in_worker=True, before_close=_close_in_worker)
 
 
 def _end_with_main_process() -> None:
@@ -230,3 +238,14 @@ def _end_with_main_process() -> None:
     fcntl.fcntl(main.sentinel, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(main.sentinel, fcntl.F_GETFL)
     fcntl.fcntl(main.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if not main.is_alive():  # before this could tell
+        os._exit(1)
+
+
+def _close_in_worker() -> None:
+    """Let this process end its environment, though the main process does not wait for it.
+
+    It does not where the whole group got SIGTERM: the server that started this process is gone.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    signal.alarm(SIGTERM_GRACE_S)

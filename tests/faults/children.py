@@ -34,7 +34,14 @@ class Whole(NamedTuple):
 class Child:
     """A ``sebulba`` command in a process of its own; a context manager leaves none behind."""
 
-    def __init__(self, words: Sequence[str], log: Path, module: str = "sebulba") -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        log: Path,
+        module: str = "sebulba",
+        *,
+        in_group_of_its_own: bool = False,
+    ) -> None:
         """Start it; what it prints goes into ``log``."""
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             # As in the background of a script; children would ignore it, too.
@@ -48,6 +55,7 @@ class Child:
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                process_group=0 if in_group_of_its_own else None,
             )
 
     @property
@@ -73,6 +81,10 @@ class Child:
     def send(self, which: int) -> None:
         """Send a signal."""
         self._process.send_signal(which)
+
+    def send_to_group(self, which: int) -> None:
+        """Send a signal to all processes of its own group, as a scheduler and a terminal do."""
+        os.killpg(self.pid, which)
 
     def wait_until(self, condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> bool:
         """Wait until ``condition`` holds; False if the process ended before.

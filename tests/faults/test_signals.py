@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
 
 from sebulba.plots import read_records
 from tests.faults.children import Child, Whole, newest_whole, training_began
@@ -139,13 +140,36 @@ def test_a_signal_at_any_moment_ends_the_run_soon_and_it_goes_on(
     )
 
 
-def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(tmp_path, compile_cache_folder):
-    run = tmp_path / "run"
+class TakesItsTimeToClose(CartPoleEnv):
+    """Leaves the number of its process in a folder when it has closed."""
+
+    def close(self) -> None:
+        time.sleep(2)
+        Path(os.environ["CLOSED"], str(os.getpid())).touch()
+
+
+@pytest.mark.parametrize("to", ["the process", "its group"])
+def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(
+    to, tmp_path, compile_cache_folder, monkeypatch
+):
+    monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
+    run, closed = tmp_path / "run", tmp_path / "closed"
+    closed.mkdir()
     words = ["train", *RUNS["workers"], "--run-dir", str(run), "--total-env-steps", "1000000000"]
+    words += ["--env.id", "tests.faults.test_signals:TakesItsTimeToClose"]
+    words += ["--num-envs", "2", "--eval-num-envs", "1", "--eval-every-env-steps", "0"]
     words += ["--compile-cache", str(compile_cache_folder)]
-    with Child(words, tmp_path / "log") as child:
+    with Child(words, tmp_path / "log", in_group_of_its_own=True) as child:
         child.wait_until(training_began(run))
-        signalled(child, signal.SIGTERM)
+        if to == "its group":
+            child.send_to_group(signal.SIGTERM)
+            assert shell_code(child.wait(DEADLINE_S)) == 128 + signal.SIGTERM, child.printed
+        else:
+            signalled(child, signal.SIGTERM)
+    deadline = time.monotonic() + DEADLINE_S
+    while len(list(closed.iterdir())) < 2 * 2:  # of two Inferencers
+        assert time.monotonic() < deadline, child.printed
+        time.sleep(0.01)
     check_goes_on(run, check_saved(run), tmp_path / "resumed.log")
 
 
