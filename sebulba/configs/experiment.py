@@ -135,7 +135,7 @@ class ExperimentConfig:
     """Folder that keeps compiled programs for the next start; off: none. auto:
     $JAX_COMPILATION_CACHE_DIR, or sebulba/jax in $XDG_CACHE_HOME or ~/.cache."""
     name: str | None = None
-    """Name of the folder under runs/; None makes one of the preset and the time."""
+    """Name of the folder under runs/; None makes one of preset, time and process."""
     run_dir: str | None = None
     """Folder of the run, instead of runs/NAME."""
 

@@ -47,7 +47,7 @@ class FaultConfig:
 
     on_env_failure: Literal["raise", "restart"] = "raise"
     """restart: an Inferencer whose environment raised, died or hangs gets new ones; what is lost
-    is counted. So does the evaluation whose environment raised or died, and is played again."""
+    is counted. An evaluation whose environment raised or died is played again in new ones."""
     max_env_restarts: int = 10
     """After so many, in training or in evaluation, the run ends all the same."""
     on_not_finite: Literal["raise", "skip"] = "raise"

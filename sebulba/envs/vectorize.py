@@ -19,7 +19,8 @@ from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError, UsageError
 
 SIGTERM_GRACE_S = 120
-"""How long a worker process that gets SIGTERM works on, if the main process does."""
+"""How long a worker process that gets SIGTERM works on, if the main process does, and how long one
+may take to close its environment."""
 POLL_S = 1.0
 """The wait for a worker is counted in pieces of this length."""
 
@@ -27,7 +28,7 @@ POLL_S = 1.0
 class SafeAsyncVectorEnv(AsyncVectorEnv):
     """AsyncVectorEnv that raises a worker's exception as it was, with its notes.
 
-    Worker processes never outlive it.
+    Worker processes do not outlive it, except to close their environments.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -63,7 +64,7 @@ class SafeAsyncVectorEnv(AsyncVectorEnv):
         for pipe in self.parent_pipes:
             if pipe is None or pipe.closed:
                 return False
-            while not pipe.poll(min(POLL_S, max(left_s, 0.0))):
+            while not pipe.poll(min(POLL_S, left_s)):
                 left_s -= POLL_S
                 if left_s <= 0:
                     return False

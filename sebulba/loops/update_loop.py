@@ -174,7 +174,7 @@ class UpdateLoop:
 
     def _end_inferencers(self) -> None:
         if self._stop_requested.is_set():
-            self._evaluations.end()  # it may be saving that takes long
+            self._evaluations.end()  # now: saving may take longer than its worker processes live
         self._running.stop()
         if join(self._not_silent(self._running.threads), SAVE_FIRST_S):
             self._save_learner()
