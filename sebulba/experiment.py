@@ -344,6 +344,7 @@ def build_loop(
         inference_devices=config.inference_devices,
         update_devices=config.update_devices,
         num_inferencers_per_device=config.num_inferencers_per_device,
+        pin_inferencers=config.pin_inferencers,
         schedule=config.schedule,
         max_policy_lag=config.max_policy_lag,
         cycle=config.cycle,

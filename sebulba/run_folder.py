@@ -230,7 +230,7 @@ MAY_CHANGE = (
     *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
     *("metrics_interval_s", "checkpoint", "faults", "resume", "drop_replay", "strict", "platform"),
     *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
-    *("env.num_threads", "env.vectorization"),
+    *("env.num_threads", "env.vectorization", "pin_inferencers"),
 )
 """Fields of a configuration with which a run may be resumed that began with others. Whether the
 saved state fits other numbers of environments and Inferencers is for the loop to say."""

@@ -389,6 +389,14 @@ def test_environments_are_put_in_order_by_comparison_as_by_scatter():
     np.testing.assert_array_equal(_places_by_comparison(jax.numpy.asarray(order)), places)
 
 
+def test_a_fused_environment_has_no_effect_that_would_make_jax_dispatch_it_in_python():
+    adapter = make_env_factory("CartPole-v1")(3, [1, 2, 3])
+    adapter.reset()
+    fused = adapter.fused()
+    assert not jax.make_jaxpr(fused.step)(fused.state, np.zeros(3, np.int32)).effects
+    adapter.close()
+
+
 def test_many_fused_environments_are_the_same_as_stepped():
     num_envs = MOST_COMPARED + 3
     actions = np.random.default_rng(0).integers(0, 2, (30, num_envs)).astype(np.int32)

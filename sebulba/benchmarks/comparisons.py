@@ -44,7 +44,7 @@ class PrototypeCase:
         options = config.env.factory_arguments()
         for of_ours in ("backend", "vectorization"):
             options.pop(of_ours, None)
-        options.setdefault("num_threads", default_num_threads(env_id, config.num_envs))
+        options.setdefault("num_threads", min(config.num_envs, default_num_threads(env_id)))
         seeds = [
             seed_block(
                 config.seed, inferencer=i, num_inferencers=num_threads, num_envs=run.num_envs

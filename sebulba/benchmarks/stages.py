@@ -24,6 +24,7 @@ from sebulba.envs import seed_block
 from sebulba.errors import EnvError
 from sebulba.runtime.choose_cycle import make_cycle
 from sebulba.runtime.copies import on_device, owned_copy
+from sebulba.runtime.cores import Cores, shares_of_cores, threads_run_on
 from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.hand_off import HandOffToMesh
@@ -48,7 +49,9 @@ Work = Callable[[float], int]
 """Works until ``time.perf_counter()`` passes its argument, at least once; returns env steps."""
 
 
-def measure_together(works: Sequence[Work], seconds: float) -> Cost:
+def measure_together(
+    works: Sequence[Work], seconds: float, cores: Sequence[Cores | None] | None = None
+) -> Cost:
     """Measure works that run at the same time, each in a thread of its own.
 
     Each works once before the clock starts, so that caches are warm. The wall time of a step comes
@@ -57,6 +60,7 @@ def measure_together(works: Sequence[Work], seconds: float) -> Cost:
     Args:
       works: One a thread.
       seconds: How long to measure.
+      cores: On which each runs; None: any.
     """
     cpu_began_s = 0.0
 
@@ -66,15 +70,16 @@ def measure_together(works: Sequence[Work], seconds: float) -> Cost:
 
     start = threading.Barrier(len(works), action=begin)
 
-    def one(work: Work) -> tuple[int, float]:
-        start.wait()
-        began_s = time.perf_counter()
-        env_steps = work(began_s + seconds)
-        return env_steps, env_steps / (time.perf_counter() - began_s)
+    def one(work: Work, cores: Cores | None) -> tuple[int, float]:
+        with threads_run_on(cores):
+            start.wait()
+            began_s = time.perf_counter()
+            env_steps = work(began_s + seconds)
+            return env_steps, env_steps / (time.perf_counter() - began_s)
 
     with concurrent.futures.ThreadPoolExecutor(len(works)) as threads:
         list(threads.map(lambda work: work(0.0), works))
-        results = list(threads.map(one, works))
+        results = list(threads.map(one, works, cores or [None] * len(works)))
     cpu_s = time.process_time() - cpu_began_s
     env_steps = sum(steps for steps, _ in results)
     speed = sum(per_s for _, per_s in results)
@@ -108,6 +113,9 @@ class Stages:
             config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
         )
         self._factory = factory
+        pin = config.pin_inferencers and config.num_inferencers_per_device > 0
+        num_threads = getattr(factory, "num_threads", None) if pin else None
+        self._cores = shares_of_cores(len(self._devices), num_threads)
         self._envs: list[EnvAdapter] = []
         self._cycles: list[Cycle] = []
         self._works: dict[str, list[Work]] = {}
@@ -197,7 +205,8 @@ class Stages:
                 num_inferencers=self._run.num_inferencers,
                 num_envs=self._run.num_envs,
             )
-            made.append(self._factory(self._run.num_envs, seeds))
+            with threads_run_on(self._cores[i]):
+                made.append(self._factory(self._run.num_envs, seeds))
             self._envs.append(made[-1])
         return made
 
@@ -249,13 +258,16 @@ class Stages:
             "cycle": self.measure_cycle(),
             "hand-off": self._measure_hand_off(),
             "update": self._measure_update(),
-            "environment": measure_together(self._works["environment"], self._seconds),
-            "inference": measure_together(self._works["inference"], self._seconds),
+            "environment": self._measure_inferencers("environment"),
+            "inference": self._measure_inferencers("inference"),
         }
 
     def measure_cycle(self) -> Cost:
         """Measure the cycles of all Inferencers; ``use`` comes first."""
-        return measure_together(self._works["cycle"], self._seconds)
+        return self._measure_inferencers("cycle")
+
+    def _measure_inferencers(self, stage: str) -> Cost:
+        return measure_together(self._works[stage], self._seconds, self._cores)
 
     def _kept_arguments(self) -> tuple[Trajectory, PyTree, PyTree]:
         output = self._kept[0]

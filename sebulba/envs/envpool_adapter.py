@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.envs.foreign_calls import without_side_effects
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -122,12 +123,10 @@ class EnvpoolAdapter:
         if (wide := _wide_array(pool)) and not jax.config.read("jax_enable_x64"):
             return f"{wide} of envpool is 64 bits wide, which needs jax_enable_x64"
         handle, _, _, pool_step = pool.xla()
-        step = functools.partial(
-            _fused_step,
-            pool_step,
-            self.spec,
-            self._action_dtype,
-        )
+        action_shape = (self.num_envs, *(self.spec.action_space.shape or ()))
+        action = jax.ShapeDtypeStruct(action_shape, self._action_dtype)
+        pool_step = without_side_effects(pool_step, handle, action)  # the handle chains them
+        step = functools.partial(_fused_step, pool_step, self.spec, self._action_dtype)
         return FusedEnv((handle, np.zeros(self.num_envs, np.bool_)), step)
 
     def state(self) -> str:
@@ -373,18 +372,17 @@ def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
     check_number(where, value, is_int=is_int, smallest=smallest, largest=largest, default=default)
 
 
-def default_num_threads(env_id: str, num_envs: int) -> int:
+def default_num_threads(env_id: str) -> int:
     """Return a number of envpool threads for two Inferencers that share the cores.
 
     One for environments so cheap that waking a thread costs more than a step (classic control, toy
-    text); otherwise half of the cores each, and no more than environments.
+    text); otherwise half of the cores each.
     """
     from envpool.registration import registry
 
     if registry.specs[env_id][0] in _ONE_THREAD_FAMILIES:
         return 1
-    num_cores = len(os.sched_getaffinity(0))
-    return max(1, min(num_envs, num_cores // NUM_INFERENCERS))
+    return max(1, len(os.sched_getaffinity(0)) // NUM_INFERENCERS)
 
 
 def make_envpool(
@@ -392,10 +390,12 @@ def make_envpool(
     num_envs: int,
     seeds: Sequence[int],
     *,
-    num_threads: int | None,
+    num_threads: int,
     options: dict[str, Any],
 ) -> EnvpoolAdapter:
     """Make an envpool whose environment i has ``seeds[i]``; ``options`` have been checked.
+
+    It has no more threads than environments.
 
     Raises:
       UsageError: Wrong seeds, or an environment that is not supported.
@@ -403,7 +403,6 @@ def make_envpool(
     import envpool
 
     seeds = check_seeds(seeds, num_envs)
-    num_threads = num_threads or default_num_threads(env_id, num_envs)
     with warnings.catch_warnings():
         # Spaces warn about precision when they are built.
         warnings.simplefilter("ignore")

@@ -43,6 +43,8 @@ class _Factory:
     """A shorter way to the spec than making a vector environment of one."""
     make_one: Callable[[], gymnasium.Env] | None = None
     """Makes one of the environments that are vectorised here."""
+    num_threads: int | None = None
+    """Most threads that step a vector environment; None if that is not known here."""
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
         check_number(
@@ -306,10 +308,11 @@ def _envpool_factory(env: str, num_threads: int | None, options: dict[str, Any])
     env_id = envpool_adapter.envpool_id(env)
     assert env_id is not None
     envpool_adapter.check_envpool_options(env_id, options)
+    num_threads = num_threads or envpool_adapter.default_num_threads(env_id)
     make = functools.partial(
         envpool_adapter.make_envpool, env_id, num_threads=num_threads, options=options
     )
-    return _Factory(make, env)
+    return _Factory(make, env, num_threads=num_threads)
 
 
 def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:

@@ -35,6 +35,7 @@ from sebulba.loops.supervisor import OnHang
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, UpdateLoop
 from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
 from sebulba.runtime.copies import owned_copy
+from sebulba.runtime.cores import shares_of_cores
 from sebulba.runtime.cycle import CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.hand_off import HandOffToMesh
@@ -87,6 +88,7 @@ class GymnasiumLoop:
         inference_devices: Sequence[int | jax.Device] | None = None,
         update_devices: Sequence[int | jax.Device] | None = None,
         num_inferencers_per_device: int = 2,
+        pin_inferencers: bool = True,
         inference_only: bool = False,
         schedule: Schedule = "async",
         max_policy_lag: int | None = None,
@@ -117,6 +119,8 @@ class GymnasiumLoop:
           update_devices: Devices or indices; None chooses.
           num_inferencers_per_device: Threads, each with its own ``num_envs`` environments, per
             inference device. 0 runs one per device inline, in the calling thread, for debuggers.
+          pin_inferencers: Bind each Inferencer and the threads of its environment to a share of the
+            cores, where ``runtime.cores`` says that it helps.
           inference_only: Act and never update.
           schedule: ``"async"``, or ``"lockstep"`` for bit-reproducible training.
           max_policy_lag: Drop trajectories whose networks are older than this many versions.
@@ -163,8 +167,12 @@ class GymnasiumLoop:
         check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
         check_choice("on_not_finite", on_not_finite, ("raise", "skip"))
         check_choice("schedule", schedule, ("async", "lockstep"))
-        if not isinstance(inference_only, bool):
-            raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
+        for name, value in (
+            ("inference_only", inference_only),
+            ("pin_inferencers", pin_inferencers),
+        ):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name}={shown(value)} must be True or False")
         if schedule == "lockstep" and max_policy_lag == 0:
             raise UsageError(
                 "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
@@ -214,9 +222,11 @@ class GymnasiumLoop:
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
         self._session = Session([], {device: Staging() for device in self.inference_devices})
-        self._envs = LoopEnvs(
-            make_env_factory(env_factory), agent.spec, seed, num_envs, self.num_inferencers
-        )
+        factory = make_env_factory(env_factory)
+        pin = pin_inferencers and num_inferencers_per_device > 0
+        num_threads = getattr(factory, "num_threads", None) if pin else None
+        cores = shares_of_cores(self.num_inferencers, num_threads)
+        self._envs = LoopEnvs(factory, agent.spec, seed, num_envs, cores)
 
     # Set-up.
 
@@ -369,7 +379,8 @@ class GymnasiumLoop:
         env = self._envs[index]
         cycle, why = make_cycle(self._cycle_kind, env, programs, device, timer)
         self._cycle_reasons.add(why)
-        return Inferencer(index, device, env, cycle, self._session.staging[device], timer)
+        staging = self._session.staging[device]
+        return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import jax
 
 from sebulba.envs import seed_block
 from sebulba.errors import UsageError
+from sebulba.runtime.cores import Cores, threads_run_on
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
 
 
@@ -16,7 +17,12 @@ class LoopEnvs:
     """Makes the environments, and makes some anew with seeds that the run never had."""
 
     def __init__(
-        self, factory: EnvFactory, spec: EnvSpec, seed: int, num_envs: int, num_inferencers: int
+        self,
+        factory: EnvFactory,
+        spec: EnvSpec,
+        seed: int,
+        num_envs: int,
+        cores: Sequence[Cores | None],
     ) -> None:
         """Make all; none stays open if one cannot be made.
 
@@ -25,7 +31,7 @@ class LoopEnvs:
           spec: Of the agent, whose spaces they must have.
           seed: Of the run, an int32.
           num_envs: B, environments in each.
-          num_inferencers: How many.
+          cores: One an Inferencer: those that the threads of its environment run on; None: any.
 
         Raises:
           UsageError: Their spaces are not the agent's.
@@ -34,12 +40,12 @@ class LoopEnvs:
         self._spec = spec
         self._seed = seed
         self._num_envs = num_envs
-        self._num_inferencers = num_inferencers
+        self.cores = tuple(cores)
         self.num_generations = 0
         """How often environments were made: each time has its own seeds."""
         self._envs: list[EnvAdapter] = []
         with contextlib.ExitStack() as close_again:
-            for index in range(num_inferencers):
+            for index in range(len(self.cores)):
                 self._envs.append(self._make(index))
                 close_again.callback(self._envs[-1].close)
             close_again.pop_all()
@@ -62,11 +68,12 @@ class LoopEnvs:
         seeds = seed_block(
             self._seed,
             inferencer=index,
-            num_inferencers=self._num_inferencers,
+            num_inferencers=len(self.cores),
             num_envs=self._num_envs,
             generation=self.num_generations,
         )
-        env = self._factory(self._num_envs, seeds)
+        with threads_run_on(self.cores[index]):
+            env = self._factory(self._num_envs, seeds)
         try:
             self._check_spaces(env)
         except UsageError:

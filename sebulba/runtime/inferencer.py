@@ -13,6 +13,7 @@ import numpy as np
 
 from sebulba.errors import EnvError, EnvHangError, is_env_failure
 from sebulba.runtime.copies import owned_copy
+from sebulba.runtime.cores import Cores, run_on
 from sebulba.runtime.cycle import Cycle, CycleOutput
 from sebulba.runtime.staging import WAKE_S, Staged, Staging
 from sebulba.runtime.timer import PhaseTimer
@@ -105,7 +106,7 @@ class CyclePermits:
 class Inferencer:
     """One vector environment on one inference device, and where they stand.
 
-    The fields below ``timer`` are written by the running cycles only, and by the loop between
+    The fields below ``cores`` are written by the running cycles only, and by the loop between
     runs.
     """
 
@@ -117,6 +118,8 @@ class Inferencer:
     staging: Staging
     """Its device's slot."""
     timer: PhaseTimer
+    cores: Cores | None = None
+    """Those that its thread runs on; None: any."""
     needs_reset: bool = True
     """Begin new episodes before the next cycle."""
     step_state: PyTree = None
@@ -263,6 +266,7 @@ def inferencer_thread(
     the cycle in flight, which is counted.
     """
     try:
+        run_on(inferencer.cores)
         for item in cycles:
             with inferencer.timer.phase("put"):
                 if not queue.put(item, stop.now):

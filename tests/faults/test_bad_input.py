@@ -123,7 +123,7 @@ LOOP_ARGUMENTS = [
     *("num_envs", "seed", "inference_devices", "update_devices", "num_inferencers_per_device"),
     *("inference_only", "schedule", "max_policy_lag", "cycle", "queue_size", "metrics_interval_s"),
     *("on_env_failure", "max_env_restarts", "on_not_finite", "max_skipped_updates"),
-    "hang_timeout_s",
+    *("hang_timeout_s", "pin_inferencers"),
 ]
 
 

@@ -1,0 +1,37 @@
+"""Calls of foreign functions (C++) inside JAX functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+
+from sebulba.types import PyTree
+
+
+def without_side_effects(function: Callable[..., PyTree], *example: PyTree) -> Callable[..., Any]:
+    """Return ``function`` with its foreign calls declared to be free of side effects.
+
+    JAX dispatches a program that has side effects in Python, half a millisecond of the
+    interpreter's lock a call where three threads want it, and any other in C++.
+
+    Only for calls that form a chain: each takes what the one before it returned, and what the last
+    one returns is used. Then no compiler can drop, repeat or reorder them, whatever they do.
+
+    Args:
+      function: Of arrays.
+      example: Arguments of the shapes that it will be called with.
+    """
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*example)
+    equations = [
+        equation.replace(params=equation.params | {"has_side_effect": False}, effects=set())
+        if equation.primitive.name == "ffi_call"
+        else equation
+        for equation in closed.jaxpr.eqns
+    ]
+    pure = closed.replace(jaxpr=closed.jaxpr.replace(eqns=equations, effects=set()))
+    flat = jaxpr_as_fun(pure)
+    treedef = jax.tree.structure(shapes)
+    return lambda *arguments: jax.tree.unflatten(treedef, flat(*jax.tree.leaves(arguments)))
