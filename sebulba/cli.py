@@ -29,6 +29,7 @@ from sebulba.exit_codes import (
     EXIT_USAGE,
     exit_code_of,
 )
+from sebulba.huge_pages import restart_with_huge_pages
 from sebulba.stop_on_signal import StopOnSignal
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def _describe(code: int, error: BaseException) -> str:
 
 def entry_point() -> None:
     """Run the command of this process and end it."""
+    restart_with_huge_pages(sys.argv[1:])
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -18,6 +18,8 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from sebulba import huge_pages
+
 PACKAGES = ("sebulba", "jax", "jaxlib", "flax", "envpool", "gymnasium", "numpy")
 
 
@@ -104,13 +106,14 @@ def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on: cores, processor, memory (GB) and JAX's devices."""
+    """Return what the figures depend on: cores, processor, memory (GB), JAX's devices, pages."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "processor": platform.machine(),
         "processor_model": _processor_model(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "devices": [device.device_kind for device in jax.devices()],
+        "huge_pages": huge_pages.are_used(),
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from sebulba import huge_pages
 from sebulba.diagnosis import machine, self_tests
 from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.finding import Finding, note, ok, problem
@@ -46,6 +47,15 @@ EXTRAS = {
     "wandb": ("metrics on wandb.ai, by a writer of yours", "pip install wandb"),
 }
 """By module: what for, and how to get it."""
+
+HUGE_PAGES = {
+    "always": "for all",
+    "madvise": f"for this command's training, for scripts by {huge_pages.VARIABLE}="
+    f"{huge_pages.OPTION}=1",
+    "never": "for nobody",
+    None: "unknown here",
+}
+"""By what ``huge_pages.mode`` says."""
 
 
 def checks(platform: Platform | None) -> list[Check]:
@@ -127,7 +137,7 @@ def check_memory() -> Iterator[Finding]:
     limit = "no limit" if memory.limit is None else f"limit {memory.limit / GB:.1f} GB"
     seen = (
         f"{memory.available / GB:.1f} GB available of {memory.total / GB:.1f} GB "
-        f"(control group: {limit})"
+        f"(control group: {limit}); huge pages {HUGE_PAGES[huge_pages.mode()]}"
     )
     if memory.available < LITTLE_MEMORY_GB * GB:
         yield note(seen, "free some, or train with a smaller replay and fewer environments")
