@@ -50,10 +50,11 @@ ALLOWED = {
     "exit_codes": {"errors"},
     "crash_report": {"errors", "exit_codes", "run_folder"},
     "cli": {"errors", "exit_codes", "configs", "run_folder", "experiment", "benchmarks"}
-    | {"diagnosis", "stop_on_signal"},
+    | {"diagnosis", "stop_on_signal", "huge_pages"},
+    "huge_pages": set(),
     "__main__": {"cli"},
     "benchmarks": None,  # may import everything
-    "diagnosis": CONTRACTS | {"envs", "runtime", "agents", "loops", "jax_setup"},
+    "diagnosis": CONTRACTS | {"envs", "runtime", "agents", "loops", "jax_setup"} | {"huge_pages"},
 }
 
 
