@@ -8,43 +8,76 @@ import sys
 
 import pytest
 
-from sebulba import huge_pages
-from sebulba.huge_pages import OPTION, VARIABLE, are_used, restart_with_huge_pages
+from sebulba import cli, huge_pages
+from sebulba.huge_pages import (
+    OPTION,
+    VARIABLE,
+    are_used,
+    environment_before_restart,
+    restart_with_huge_pages,
+)
+
+TRAIN = ["train", "pong"]
+
+
+class Restarts:
+    """A process that can be started over, and what it was started over with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[tuple[list[str], str]] = []
+        self._monkeypatch = monkeypatch
+
+    def begin(self, *argv: str) -> None:
+        """Be a process that was started with these words."""
+        words = [sys.executable, "-u", "-m", "sebulba", *argv]
+        self._monkeypatch.setattr(sys, "orig_argv", words)
+        restart_with_huge_pages(argv)
+
+    def execve(self, path: str, words: list[str], environ: dict[str, str]) -> None:
+        self.started.append(([path, *words], environ[VARIABLE]))
 
 
 @pytest.fixture
 def restarts(monkeypatch, tmp_path):
-    """Return what it would be started over with: nothing yet."""
-    started: list[list[str]] = []
-    monkeypatch.setattr(os, "execv", lambda path, words: started.append([path, *words]))
-    monkeypatch.setattr(sys, "gettrace", lambda: None)  # coverage
+    restarts = Restarts(monkeypatch)
+    monkeypatch.setattr(os, "execve", restarts.execve)
+    monkeypatch.setattr(huge_pages, "in_debugger", lambda: False)  # coverage is one
+    monkeypatch.setattr(os, "confstr", lambda name: "glibc 2.36")
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(huge_pages, "SWITCH", tmp_path / "enabled")
     (tmp_path / "enabled").write_text("always [madvise] never\n")
-    yield started
-    os.environ.pop(VARIABLE, None)
+    return restarts
 
 
-def test_a_command_that_trains_starts_over_as_it_was_started(restarts, monkeypatch):
-    words = [sys.executable, "-u", "-m", "sebulba", "train", "pong"]
-    monkeypatch.setattr(sys, "orig_argv", words)
-    restart_with_huge_pages(["train", "pong"])
-    assert restarts == [[sys.executable, *words]]
-    assert os.environ[VARIABLE] == f"{OPTION}=1" and are_used()
-    restart_with_huge_pages(["train", "pong"])
-    assert len(restarts) == 1, "once"
+def test_a_command_that_trains_starts_over_as_it_was_started(restarts):
+    restarts.begin(*TRAIN)
+    words = [sys.executable, sys.executable, "-u", "-m", "sebulba", *TRAIN]
+    assert restarts.started == [(words, f"{OPTION}=1")]
+    assert VARIABLE not in os.environ and not are_used(), "this one has not been"
+
+
+def test_it_does_so_once(restarts, monkeypatch):
+    monkeypatch.setenv(VARIABLE, f"{OPTION}=1")
+    restarts.begin(*TRAIN)
+    assert not restarts.started and are_used()
 
 
 def test_other_options_for_the_c_library_are_kept(restarts, monkeypatch):
     monkeypatch.setenv(VARIABLE, "glibc.malloc.arena_max=2")
-    restart_with_huge_pages(["bench", "train"])
-    assert os.environ[VARIABLE] == f"glibc.malloc.arena_max=2:{OPTION}=1" and restarts
+    restarts.begin("bench", "train")
+    assert restarts.started[0][1] == f"glibc.malloc.arena_max=2:{OPTION}=1"
 
 
 @pytest.mark.parametrize("argv", [[], ["doctor"], ["--version"], ["--help"]])
 def test_commands_that_train_nothing_do_not_start_over(restarts, argv):
-    restart_with_huge_pages(argv)
-    assert not restarts
+    restarts.begin(*argv)
+    assert not restarts.started
+
+
+def test_a_program_that_calls_the_command_line_does_not_start_over(restarts, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "sweep.py"])
+    restart_with_huge_pages(TRAIN)
+    assert not restarts.started
 
 
 @pytest.mark.parametrize("switch", ["[always] madvise never", "always madvise [never]", "", None])
@@ -53,29 +86,80 @@ def test_nothing_starts_over_where_it_would_change_nothing(restarts, tmp_path, s
         (tmp_path / "enabled").unlink()
     else:
         (tmp_path / "enabled").write_text(switch)
-    restart_with_huge_pages(["train", "pong"])
-    assert not restarts and VARIABLE not in os.environ
+    restarts.begin(*TRAIN)
+    assert not restarts.started
     assert are_used() is (switch == "[always] madvise never")
 
 
-def test_a_choice_of_the_user_is_obeyed(restarts, monkeypatch):
-    monkeypatch.setenv(VARIABLE, f"{OPTION}=0")
-    restart_with_huge_pages(["train", "pong"])
-    assert not restarts and not are_used()
+@pytest.mark.parametrize("library", ["glibc 2.31", "", None, ValueError("musl")])
+def test_a_c_library_that_cannot_ask_is_not_told_to(restarts, monkeypatch, library):
+    def confstr(name):
+        if isinstance(library, ValueError):
+            raise library
+        return library
+
+    monkeypatch.setattr(os, "confstr", confstr)
+    restarts.begin(*TRAIN)
+    assert not restarts.started and huge_pages.mode() == "never"
+
+
+@pytest.mark.parametrize(("choice", "used"), [("0", False), ("2", True)])
+def test_a_choice_of_the_user_is_obeyed(restarts, monkeypatch, choice, used):
+    monkeypatch.setenv(VARIABLE, f"{OPTION}={choice}")
+    restarts.begin(*TRAIN)
+    assert not restarts.started and are_used() is used
 
 
 def test_a_debugger_is_not_lost(restarts, monkeypatch):
+    monkeypatch.setattr(huge_pages, "in_debugger", lambda: True)
+    restarts.begin(*TRAIN)
+    assert not restarts.started
+
+
+def test_a_debugger_is_seen_however_it_follows(monkeypatch):
+    monkeypatch.setattr(sys, "gettrace", lambda: None)
+    if (monitoring := getattr(sys, "monitoring", None)) is None:
+        assert not huge_pages.in_debugger()
+    else:
+        free = monitoring.get_tool(monitoring.DEBUGGER_ID) is None
+        assert huge_pages.in_debugger() is not free
+        if free:
+            monitoring.use_tool_id(monitoring.DEBUGGER_ID, "of the test")
+            assert huge_pages.in_debugger()
+            monitoring.free_tool_id(monitoring.DEBUGGER_ID)
     monkeypatch.setattr(sys, "gettrace", lambda: print)
-    restart_with_huge_pages(["train", "pong"])
-    assert not restarts
+    assert huge_pages.in_debugger()
 
 
 def test_a_system_that_refuses_is_no_error(restarts, monkeypatch):
-    def refuse(path, words):
+    def refuse(path, words, environ):
         raise PermissionError("no")
 
-    monkeypatch.setattr(os, "execv", refuse)
-    restart_with_huge_pages(["train", "pong"])
+    monkeypatch.setattr(os, "execve", refuse)
+    restarts.begin(*TRAIN)
+    assert VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("now", "before"),
+    [
+        ({"A": "b"}, {"A": "b"}),
+        ({"A": "b", VARIABLE: f"{OPTION}=1"}, {"A": "b"}),
+        ({VARIABLE: f"a.b=1:{OPTION}=1"}, {VARIABLE: "a.b=1"}),
+        ({VARIABLE: f"{OPTION}=0"}, {VARIABLE: f"{OPTION}=0"}),
+    ],
+)
+def test_the_environment_before_a_restart_is_known(now, before):
+    assert environment_before_restart(now) == before
+
+
+def test_the_command_asks_for_them_first(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cli, "restart_with_huge_pages", asked.append)
+    monkeypatch.setattr(sys, "argv", ["sebulba", "--version"])
+    with pytest.raises(SystemExit):
+        cli.entry_point()
+    assert asked == [["--version"]]
 
 
 @pytest.mark.skipif(huge_pages.mode() != "madvise", reason="huge pages are not given to who asks")

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from sebulba.errors import UsageError
+from sebulba.huge_pages import environment_before_restart
 
 # JAX is imported by what needs it: `train_with_marks` runs in a process whose start is measured.
 
@@ -114,8 +115,10 @@ def train_arguments(preset: str, folder: str) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's, but byte code is kept, as it is on a user's second start."""
-    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    """Return a user's: byte code is kept for the second start, which begins without huge pages."""
+    environ = environment_before_restart(os.environ)
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environ
 
 
 def seconds_to_import() -> float:

@@ -271,7 +271,8 @@ class Bench:
 
     def _make_gil_case(self) -> Callable[[], float]:
         """Return what measures the share of ``gil_share``: threads, then processes."""
-        stepped = dataclasses.replace(self._config, cycle="stepped")
+        # A process with one Inferencer has all cores, so its threads are not bound to a share.
+        stepped = dataclasses.replace(self._config, cycle="stepped", pin_inferencers=False)
         threads = self._make_stages(stepped)
         threads.use_new_state()
         processes = CycleProcesses(stepped, threads.num_inferencers, self._stage_seconds)
