@@ -104,6 +104,21 @@ def test_inferencers_run_on_shares_of_the_cores_and_the_update_where_it_did():
     assert os.sched_getaffinity(0) == before
 
 
+def native_threads() -> set[int]:
+    return set(map(int, os.listdir("/proc/self/task")))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) % 2 == 1, reason="two cannot share an odd number")
+def test_threads_of_an_environment_run_on_the_cores_of_its_inferencer():
+    make_tiny_loop("CartPole-v1")[0].close()  # JAX and envpool have their threads now
+    before = native_threads()
+    loop, _ = make_tiny_loop("CartPole-v1")
+    with loop:
+        found = [frozenset(os.sched_getaffinity(tid)) for tid in native_threads() - before]
+    shares = shares_of_cores(2, 1)
+    assert set(found) == set(shares) and found.count(shares[0]) == found.count(shares[1])
+
+
 @pytest.mark.parametrize(
     ("env", "options"),
     [

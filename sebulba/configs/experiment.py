@@ -90,8 +90,8 @@ class ExperimentConfig:
     num_inferencers_per_device: int = 2
     """Inferencers per inference device; 0 runs everything in one thread, for debuggers."""
     pin_inferencers: bool = True
-    """Bind each Inferencer and the threads of its environment to a share of the cores, where the
-    cores can be shared out and its envpool has no more threads than its share has cores."""
+    """Bind each Inferencer and the threads of its envpool to a share of the cores, where the cores
+    can be shared out and num_threads are no more than the cores of a share."""
     steps_per_cycle: int = 32
     """Environment steps in a trajectory (the unroll length)."""
     anneal_learning_rate: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,10 @@ def without_side_effects(function: Callable[..., PyTree], *example: PyTree) -> C
     interpreter's lock a call where three threads want it, and any other in C++.
 
     Only for calls that form a chain: each takes what the one before it returned, and what the last
-    one returns is used. Then no compiler can drop, repeat or reorder them, whatever they do.
+    one returns is used. Then no compiler can drop or reorder them; XLA repeats no foreign call.
 
     Args:
-      function: Of arrays.
+      function: Of arrays. It is kept, with what its calls need to stay alive.
       example: Arguments of the shapes that it will be called with.
     """
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*example)
@@ -34,4 +35,8 @@ def without_side_effects(function: Callable[..., PyTree], *example: PyTree) -> C
     pure = closed.replace(jaxpr=closed.jaxpr.replace(eqns=equations, effects=set()))
     flat = jaxpr_as_fun(pure)
     treedef = jax.tree.structure(shapes)
-    return lambda *arguments: jax.tree.unflatten(treedef, flat(*jax.tree.leaves(arguments)))
+
+    def pure_function(*arguments: PyTree) -> PyTree:
+        return jax.tree.unflatten(treedef, flat(*jax.tree.leaves(arguments)))
+
+    return functools.wraps(function)(pure_function)  # keeps it as __wrapped__

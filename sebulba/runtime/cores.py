@@ -16,6 +16,7 @@ def shares_of_cores(num_inferencers: int, num_threads: int | None) -> list[Cores
     An Inferencer and its environment wake each other at every step, and a thread that wakes on the
     core on which the other has just gone to sleep finds its data there, and no other core in the
     way. Nobody else is kept off: the update and XLA's own threads run where the system puts them.
+    Shares are of neighbouring numbers; which of these are threads of one core is not looked at.
 
     Args:
       num_inferencers: Of this process.
