@@ -8,6 +8,7 @@ import pytest
 
 from sebulba.benchmarks import harness, start
 from sebulba.errors import UsageError
+from sebulba.huge_pages import OPTION, VARIABLE
 
 TRAINS = """
 import pathlib, sys, time
@@ -51,6 +52,8 @@ def test_a_training_that_ends_without_an_update_is_an_error_that_says_what_it_sa
 def test_the_time_to_import_is_positive_and_byte_code_is_kept(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert "PYTHONDONTWRITEBYTECODE" not in start.child_environment()
+    monkeypatch.setenv(VARIABLE, f"{OPTION}=1")
+    assert VARIABLE not in start.child_environment(), "starting over is a part of a start"
     monkeypatch.setattr(start, "IMPORTS", "import json")
     assert start.seconds_to_import() > 0
 

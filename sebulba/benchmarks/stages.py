@@ -22,9 +22,10 @@ from sebulba.benchmarks.ceiling import Cost
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import seed_block
 from sebulba.errors import EnvError
+from sebulba.loops.loop_envs import cores_of_inferencers
 from sebulba.runtime.choose_cycle import make_cycle
 from sebulba.runtime.copies import on_device, owned_copy
-from sebulba.runtime.cores import Cores, shares_of_cores, threads_run_on
+from sebulba.runtime.cores import Cores, threads_run_on
 from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.hand_off import HandOffToMesh
@@ -114,8 +115,7 @@ class Stages:
         )
         self._factory = factory
         pin = config.pin_inferencers and config.num_inferencers_per_device > 0
-        num_threads = getattr(factory, "num_threads", None) if pin else None
-        self._cores = shares_of_cores(len(self._devices), num_threads)
+        self._cores = cores_of_inferencers(factory, len(self._devices), pin=pin)
         self._envs: list[EnvAdapter] = []
         self._cycles: list[Cycle] = []
         self._works: dict[str, list[Work]] = {}

@@ -26,7 +26,7 @@ from sebulba.loops.argument_checks import (
 )
 from sebulba.loops.counters import Counters
 from sebulba.loops.evaluator import Evaluator
-from sebulba.loops.loop_envs import LoopEnvs
+from sebulba.loops.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.loops.metric_window import RecentEpisodes
 from sebulba.loops.resume_point import Resumed, put_session_back, read_state
 from sebulba.loops.session import Session
@@ -35,7 +35,6 @@ from sebulba.loops.supervisor import OnHang
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, UpdateLoop
 from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
 from sebulba.runtime.copies import owned_copy
-from sebulba.runtime.cores import shares_of_cores
 from sebulba.runtime.cycle import CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.hand_off import HandOffToMesh
@@ -224,8 +223,7 @@ class GymnasiumLoop:
         self._session = Session([], {device: Staging() for device in self.inference_devices})
         factory = make_env_factory(env_factory)
         pin = pin_inferencers and num_inferencers_per_device > 0
-        num_threads = getattr(factory, "num_threads", None) if pin else None
-        cores = shares_of_cores(self.num_inferencers, num_threads)
+        cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
         self._envs = LoopEnvs(factory, agent.spec, seed, num_envs, cores)
 
     # Set-up.

@@ -9,8 +9,18 @@ import jax
 
 from sebulba.envs import seed_block
 from sebulba.errors import UsageError
-from sebulba.runtime.cores import Cores, threads_run_on
+from sebulba.runtime.cores import Cores, shares_of_cores, threads_run_on
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
+
+
+def cores_of_inferencers(
+    factory: EnvFactory, num_inferencers: int, *, pin: bool
+) -> list[Cores | None]:
+    """Return on which cores each Inferencer and its environment run; None: any, all if not ``pin``.
+
+    Only a factory of envpools says how many threads an environment has.
+    """
+    return shares_of_cores(num_inferencers, getattr(factory, "num_threads", None) if pin else None)
 
 
 class LoopEnvs:
