@@ -4,6 +4,10 @@ A CPU's program takes its temporary arrays from the system and gives them back a
 gigabyte for an update of a convolutional network, in pages of 4 KiB that the kernel clears and
 enters one by one, 45 % of the CPU time of training Pong. With pages of 2 MiB it trains 1.7 times as
 fast on one CPU device; small networks do as before.
+
+Getting pages is then so cheap that large pieces may go back to the system at once. The C library
+would rather keep them, for every thread its own and in ever more places, since it raises the bound
+for what goes back to the largest piece that it has seen. So it is told a bound that stays.
 """
 
 from __future__ import annotations
@@ -17,8 +21,11 @@ from pathlib import Path
 
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 VARIABLE, OPTION = "GLIBC_TUNABLES", "glibc.malloc.hugetlb"
+RETURNS_FROM = "glibc.malloc.mmap_threshold"
+"""Bytes: what is as large goes back to the system as soon as it is free."""
+WANTED = {OPTION: "1", RETURNS_FROM: str(4 * 2**20)}
 FIRST_GLIBC = (2, 35)
-"""That has the option."""
+"""That has both options."""
 COMMANDS = ("train", "resume", "eval", "bench")
 """Which run programs for long."""
 
@@ -36,17 +43,24 @@ def restart_with_huge_pages(argv: Sequence[str]) -> None:
     is_ours = argv and argv[0] in COMMANDS and sys.orig_argv[-len(argv) :] == list(argv)
     if not is_ours or not sys.executable or in_debugger():
         return
-    before = os.environ.get(VARIABLE)
-    if OPTION in (before or "") or mode() != "madvise":
+    before = os.environ.get(VARIABLE, "")
+    if OPTION in before or mode() != "madvise":
         return
-    asking = os.environ | {VARIABLE: ":".join(filter(None, (before, f"{OPTION}=1")))}
+    asking = os.environ | {VARIABLE: with_wanted(before)}
     with contextlib.suppress(OSError):  # then without
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], asking)
 
 
+def with_wanted(options: str = "") -> str:
+    """Return the C library's options, as ``VARIABLE`` has them, with ours that they leave open."""
+    ours = [f"{name}={value}" for name, value in WANTED.items() if name not in options]
+    return ":".join(filter(None, (options, *ours)))
+
+
 def environment_before_restart(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a process that has not been started over."""
-    others = [word for word in environ.get(VARIABLE, "").split(":") if word != f"{OPTION}=1"]
+    ours = with_wanted().split(":")
+    others = [word for word in environ.get(VARIABLE, "").split(":") if word not in ours]
     before = {name: value for name, value in environ.items() if name != VARIABLE}
     return before | ({VARIABLE: ":".join(others)} if any(others) else {})
 

@@ -11,6 +11,7 @@ import pytest
 from sebulba import cli, huge_pages
 from sebulba.huge_pages import (
     OPTION,
+    RETURNS_FROM,
     VARIABLE,
     are_used,
     environment_before_restart,
@@ -18,6 +19,7 @@ from sebulba.huge_pages import (
 )
 
 TRAIN = ["train", "pong"]
+OURS = f"{OPTION}=1:{RETURNS_FROM}=4194304"
 
 
 class Restarts:
@@ -52,7 +54,7 @@ def restarts(monkeypatch, tmp_path):
 def test_a_command_that_trains_starts_over_as_it_was_started(restarts):
     restarts.begin(*TRAIN)
     words = [sys.executable, sys.executable, "-u", "-m", "sebulba", *TRAIN]
-    assert restarts.started == [(words, f"{OPTION}=1")]
+    assert restarts.started == [(words, OURS)]
     assert VARIABLE not in os.environ and not are_used(), "this one has not been"
 
 
@@ -65,7 +67,13 @@ def test_it_does_so_once(restarts, monkeypatch):
 def test_other_options_for_the_c_library_are_kept(restarts, monkeypatch):
     monkeypatch.setenv(VARIABLE, "glibc.malloc.arena_max=2")
     restarts.begin("bench", "train")
-    assert restarts.started[0][1] == f"glibc.malloc.arena_max=2:{OPTION}=1"
+    assert restarts.started[0][1] == f"glibc.malloc.arena_max=2:{OURS}"
+
+
+def test_a_bound_of_the_user_for_what_goes_back_is_obeyed(restarts, monkeypatch):
+    monkeypatch.setenv(VARIABLE, f"{RETURNS_FROM}=123456")
+    restarts.begin(*TRAIN)
+    assert restarts.started[0][1] == f"{RETURNS_FROM}=123456:{OPTION}=1"
 
 
 @pytest.mark.parametrize("argv", [[], ["doctor"], ["--version"], ["--help"]])
@@ -145,7 +153,8 @@ def test_a_system_that_refuses_is_no_error(restarts, monkeypatch):
     [
         ({"A": "b"}, {"A": "b"}),
         ({"A": "b", VARIABLE: f"{OPTION}=1"}, {"A": "b"}),
-        ({VARIABLE: f"a.b=1:{OPTION}=1"}, {VARIABLE: "a.b=1"}),
+        ({VARIABLE: f"a.b=1:{OURS}"}, {VARIABLE: "a.b=1"}),
+        ({VARIABLE: f"{RETURNS_FROM}=1:{OPTION}=1"}, {VARIABLE: f"{RETURNS_FROM}=1"}),
         ({VARIABLE: f"{OPTION}=0"}, {VARIABLE: f"{OPTION}=0"}),
     ],
 )
@@ -160,6 +169,33 @@ def test_the_command_asks_for_them_first(monkeypatch):
     with pytest.raises(SystemExit):
         cli.entry_point()
     assert asked == [["--version"]]
+
+
+KEPT_MB = """
+import ctypes, pathlib
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def resident():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+def take_and_give_back(mb):
+    at = libc.malloc(mb * 10**6)
+    ctypes.memset(at, 1, mb * 10**6)
+    libc.free(ctypes.c_void_p(at))
+before = resident()
+take_and_give_back(30)
+take_and_give_back(20)
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(huge_pages.mode() not in ("always", "madvise"), reason="not with this library")
+def test_large_pieces_go_back_at_once():
+    def kept_mb(options):
+        environ = os.environ | {VARIABLE: options}
+        words = [sys.executable, "-c", KEPT_MB]
+        return float(subprocess.check_output(words, env=environ, text=True, timeout=100))
+
+    assert kept_mb(huge_pages.with_wanted()) < 5 < 15 < kept_mb(f"{OPTION}=1")
 
 
 @pytest.mark.skipif(huge_pages.mode() != "madvise", reason="huge pages are not given to who asks")

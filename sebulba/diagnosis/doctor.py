@@ -51,7 +51,7 @@ EXTRAS = {
 HUGE_PAGES = {
     "always": "for all",
     "madvise": f"for this command's training, for scripts by {huge_pages.VARIABLE}="
-    f"{huge_pages.OPTION}=1",
+    f"{huge_pages.with_wanted()}",
     "never": "for nobody",
     None: "unknown here",
 }
