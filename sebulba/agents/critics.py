@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from sebulba.agents.configs import TorsoConfig
-from sebulba.agents.networks import MLP, Encoded, Torso
+from sebulba.agents.networks import MLP, Encoded, Torso, orthogonal
 from sebulba.agents.off_policy import OffPolicyAgent, OffPolicyConfig, replay_options
 from sebulba.agents.optimizer import make_optimizer
 from sebulba.agents.replay import Draw, Replay, TransitionReplay
@@ -58,7 +58,7 @@ class Actor(nn.Module):
     @nn.compact
     def __call__(self, encoded: Encoded) -> jax.Array:
         """Return numbers near 0 before training."""
-        init = nn.initializers.orthogonal(0.01)
+        init = orthogonal(0.01)
         features = Torso(self.torso, name="torso")(encoded)
         return nn.Dense(self.num_params, kernel_init=init, name="head")(features)
 
@@ -81,7 +81,7 @@ class Critic(nn.Module):
             parts.insert(0, Torso(self.torso, name="torso")(only_images))
         mlp = MLP(self.torso.hidden_sizes, self.torso.activation, name="mlp")
         features = mlp(jnp.concatenate(parts, axis=-1))
-        init = nn.initializers.orthogonal(1.0)
+        init = orthogonal(1.0)
         return nn.Dense(1, kernel_init=init, name="head")(features)[:, 0]
 
 

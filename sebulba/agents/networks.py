@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -127,8 +128,18 @@ def _multi_one_hot(x: jax.Array, space: gymnasium.spaces.MultiDiscrete) -> jax.A
     return jnp.concatenate(parts, axis=-1)
 
 
+@functools.cache
+def orthogonal(scale: float) -> nn.initializers.Initializer:
+    """Return what makes kernels of orthogonal rows or columns, times ``scale`` (Saxe et al. 2014).
+
+    Whenever a network is traced flax asks each initializer for a shape. An initializer that is
+    jitted is traced once a process for that, and this one has a QR decomposition to trace.
+    """
+    return jax.jit(nn.initializers.orthogonal(scale), static_argnums=(1, 2))
+
+
 def _dense(size: int, scale: float, name: str | None = None) -> nn.Dense:
-    return nn.Dense(size, kernel_init=nn.initializers.orthogonal(scale), name=name)
+    return nn.Dense(size, kernel_init=orthogonal(scale), name=name)
 
 
 class MLP(nn.Module):
@@ -163,7 +174,7 @@ class NatureCNN(nn.Module):
                 f"torso.kind='nature_cnn' cannot take images of {x.shape[1]} x {x.shape[2]} "
                 "pixels, it needs 36 x 36; use impala_resnet or mlp"
             )
-        init = nn.initializers.orthogonal(math.sqrt(2))
+        init = orthogonal(math.sqrt(2))
         for channels, window, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             conv = nn.Conv(channels, (window, window), stride, padding="VALID", kernel_init=init)
             x = nn.relu(conv(x))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.distributions import Categorical
-from sebulba.agents.networks import MLP, Core, Encoded, Torso
+from sebulba.agents.networks import MLP, Core, Encoded, Torso, orthogonal
 from sebulba.errors import UsageError
 from sebulba.types import PyTree
 
@@ -46,7 +46,7 @@ class QHead(nn.Module):
 
     def _stream(self, features: jax.Array, size: int, name: str) -> jax.Array:
         hidden = MLP(self.hidden_sizes, "relu", name=f"{name}_hidden")(features)
-        return nn.Dense(size, kernel_init=nn.initializers.orthogonal(1.0), name=name)(hidden)
+        return nn.Dense(size, kernel_init=orthogonal(1.0), name=name)(hidden)
 
 
 class QNetwork(nn.Module):

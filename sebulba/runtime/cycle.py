@@ -6,7 +6,11 @@ same trajectories; they differ in who calls the environment.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -16,10 +20,14 @@ import numpy as np
 from sebulba.agent import Agent
 from sebulba.errors import EnvError
 from sebulba.runtime.copies import copy_tree, is_key
+from sebulba.runtime.staging import WAKE_S
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
 ROWS_A_STACK = 64
 """Rows that one program stacks."""
+CORES_A_COMPILE = 2
+"""As many can be used by XLA when it compiles one program of a cycle."""
+LONGEST_WAIT_TO_COMPILE_S = 10.0
 
 
 class CycleOutput(NamedTuple):
@@ -148,6 +156,26 @@ class CyclePrograms:
         self._stack = jax.jit(_stack)
         self._concatenate = jax.jit(_concatenate)
         self.copy = jax.jit(copy_tree)
+        num_at_once = max(1, (os.cpu_count() or 1) // CORES_A_COMPILE)
+        self._compiling = threading.BoundedSemaphore(num_at_once)
+
+    @contextlib.contextmanager
+    def turn_to_compile(self, stop: threading.Event) -> Iterator[None]:
+        """Wait until cores are free to compile on, for a while, or until stopped.
+
+        Inferencers that compile at once all end late. One after the other, the first trajectory,
+        and with it the first update, is there while the next one still compiles. It is a matter of
+        speed alone: whose turn does not come (one before it may hang) goes on without.
+        """
+        deadline = time.monotonic() + LONGEST_WAIT_TO_COMPILE_S
+        while not (is_mine := self._compiling.acquire(timeout=WAKE_S)):
+            if stop.is_set() or time.monotonic() > deadline:
+                break
+        try:
+            yield
+        finally:
+            if is_mine:
+                self._compiling.release()
 
     def act_once(
         self, networks: list, step_state: PyTree, env_step: list

@@ -160,7 +160,9 @@ class FusedCycle:
         with self._timer.phase("cycle"):
             leaves = jax.tree.leaves(networks)
             while len(chunks) < self._num_chunks and not stop.is_set():
-                program = self._program(len(chunks), leaves, position, recording)
+                program = self._program(len(chunks), stop, leaves, position, recording)
+                if program is None:
+                    break
                 began = time.perf_counter()
                 position, recording, finished, chunk = program(leaves, position, recording)
                 chunks.append(jax.device_get(chunk))
@@ -185,17 +187,26 @@ class FusedCycle:
             final = keys.wrap(finished.final_step_state)
         return CycleOutput(*finished[:3], initial, final, step_infos), step_state
 
-    def _program(self, number: int, *example: PyTree) -> Callable:
-        """Return the program of a chunk, compiled ahead of its first call, to keep that fast."""
+    def _program(self, number: int, stop: threading.Event, *example: PyTree) -> Callable | None:
+        """Return the program of a chunk, compiled ahead of its first call, to keep that fast.
+
+        None if it was stopped before that.
+        """
         is_first, is_last = number == 0, number == self._num_chunks - 1
         if (is_first, is_last) not in self._compiled:
-            length = self._programs.run.steps_per_cycle // self._num_chunks
-            chunk = functools.partial(
-                _run_chunk, self._programs, self._packing, self._fused.step, length, is_last
-            )
-            program = jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
+            with self._programs.turn_to_compile(stop):
+                if stop.is_set():
+                    return None
+                program = self._compile_chunk(is_last, *example)
             self._compiled[is_first, is_last] = program
         return self._compiled[is_first, is_last]
+
+    def _compile_chunk(self, is_last: bool, *example: PyTree) -> Callable:
+        length = self._programs.run.steps_per_cycle // self._num_chunks
+        chunk = functools.partial(
+            _run_chunk, self._programs, self._packing, self._fused.step, length, is_last
+        )
+        return jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
 
     def _split_if_slow(self, chunk_s: float) -> None:
         """After the first cycle, choose the number of chunks for good."""
