@@ -35,7 +35,7 @@ from sebulba.loops.supervisor import OnHang
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, UpdateLoop
 from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
 from sebulba.runtime.copies import owned_copy
-from sebulba.runtime.cycle import CyclePrograms
+from sebulba.runtime.cycle import LONGEST_WAIT_TO_TRACE_S, CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.hand_off import HandOffToMesh
 from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
@@ -292,6 +292,7 @@ class GymnasiumLoop:
         self._check_run(state, num_cycles, run_spec)
         updater = self._prepare(state, run_spec)
         updater.place(state)
+        prepare_update = self._prepare_update(updater, state.step[0])
         self._last_state = None  # until this run has ended well
         del state  # unless the caller keeps it, a large replay is in memory only once
         loop = UpdateLoop(
@@ -305,7 +306,7 @@ class GymnasiumLoop:
             self._about,
         )
         try:
-            metrics = loop.run(num_cycles, steps_per_cycle, began)
+            metrics = loop.run(num_cycles, steps_per_cycle, began, prepare_update)
         finally:
             self._threads = loop.threads
             self._hangs = any(thread.is_alive() for thread in self._threads)
@@ -379,6 +380,26 @@ class GymnasiumLoop:
         self._cycle_reasons.add(why)
         staging = self._session.staging[device]
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
+
+    def _prepare_update(self, updater: Updater, step_state: PyTree) -> Callable[[], None]:
+        """Return what traces the update while the Inferencers compile and play their first cycle.
+
+        Where the agent's own code fails in it, it does nothing: that code will say so where it
+        counts.
+        """
+        programs = self._programs
+        assert programs is not None
+        shapes: tuple | None = None
+        with contextlib.suppress(Exception):
+            shapes = self._hand_off.shapes(programs.shapes, step_state)
+
+        def prepare() -> None:
+            if shapes is not None:
+                programs.is_traced.wait(LONGEST_WAIT_TO_TRACE_S)
+                with contextlib.suppress(Exception):
+                    updater.prepare(*shapes)
+
+        return prepare
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session

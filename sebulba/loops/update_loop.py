@@ -128,13 +128,20 @@ class UpdateLoop:
 
     # The run.
 
-    def run(self, num_cycles: int, steps_per_cycle: int, began: float) -> dict[str, Any]:
+    def run(
+        self,
+        num_cycles: int,
+        steps_per_cycle: int,
+        began: float,
+        prepare_update: Callable[[], None],
+    ) -> dict[str, Any]:
         """Consume ``num_cycles`` trajectories, or fewer if a stop was requested.
 
         Args:
           num_cycles: How many to consume in this run.
           steps_per_cycle: T.
           began: ``time.perf_counter()`` from which ``seconds`` count.
+          prepare_update: Is called once the Inferencers have begun.
 
         Returns:
           The record of the last window.
@@ -159,6 +166,9 @@ class UpdateLoop:
                 self._running.start(num_cycles)
                 if not self._options.inline:
                     self._evaluations.start()
+                if not (self._options.inline or self._options.inference_only):
+                    with self._timer.phase("update"):
+                        prepare_update()
                 if self._options.schedule == "lockstep":
                     self._consume_rounds()
                 else:

@@ -28,6 +28,7 @@ ROWS_A_STACK = 64
 CORES_A_COMPILE = 2
 """As many can be used by XLA when it compiles one program of a cycle."""
 LONGEST_WAIT_TO_COMPILE_S = 10.0
+LONGEST_WAIT_TO_TRACE_S = 1.0
 
 
 class CycleOutput(NamedTuple):
@@ -158,6 +159,9 @@ class CyclePrograms:
         self.copy = jax.jit(copy_tree)
         num_at_once = max(1, (os.cpu_count() or 1) // CORES_A_COMPILE)
         self._compiling = threading.BoundedSemaphore(num_at_once)
+        self.is_traced = threading.Event()
+        """Set once an Inferencer has traced its program, or needs none of its own. It takes the
+        interpreter's lock, and the first trajectory waits for it, so others trace after it."""
 
     @contextlib.contextmanager
     def turn_to_compile(self, stop: threading.Event) -> Iterator[None]:

@@ -206,7 +206,9 @@ class FusedCycle:
         chunk = functools.partial(
             _run_chunk, self._programs, self._packing, self._fused.step, length, is_last
         )
-        return jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
+        lowered = jax.jit(chunk, donate_argnums=(1, 2)).lower(*example)
+        self._programs.is_traced.set()
+        return lowered.compile()
 
     def _split_if_slow(self, chunk_s: float) -> None:
         """After the first cycle, choose the number of chunks for good."""

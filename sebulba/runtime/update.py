@@ -131,8 +131,8 @@ class Updater:
         """
         self.wait()
         given = (trajectory, initial, final, self._experience)
-        if due and self._metric_sums is None:
-            self._metric_sums = self._zeros(self._metric_shapes(given))
+        if due:
+            self.prepare(trajectory, initial, final)
         if due == 1:
             return self._learn(given, updates)
         if self._take is None:
@@ -147,6 +147,15 @@ class Updater:
             )
         self._updates_summed += due
         return self.acting_networks() if due else None
+
+    def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
+        """Trace the update for such arguments, or their shapes, while they are waited for.
+
+        That is what takes longest of the first one, once its program is kept on the disk.
+        """
+        if self._metric_sums is None:
+            given = (trajectory, initial, final, self._experience)
+            self._metric_sums = self._zeros(self._metric_shapes(given))
 
     def _learn(self, given: tuple, updates: int) -> PyTree:
         owned = (*given, self._networks, self._opt, self._metric_sums)
