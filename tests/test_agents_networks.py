@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import flax.linen as nn
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import pytest
 
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
-from sebulba.agents.networks import ObservationEncoder
+from sebulba.agents.networks import ObservationEncoder, orthogonal
 from sebulba.types import EnvSpec
 
 spaces = gymnasium.spaces
@@ -40,6 +41,22 @@ def test_encodes_every_space() -> None:
     assert images == []
     expected = [0.1, 0.2, 0.3, 0.4] + [0, 1, 0] + [1, 0, 1] + [0, 1] + [1, 0, 0]
     np.testing.assert_allclose(vector, expected, rtol=1e-6)
+
+
+def test_kernels_are_those_of_flax_and_a_shape_is_traced_once(monkeypatch) -> None:
+    key, shape = jax.random.key(3), (3, 7)
+    ours, theirs = orthogonal(0.7), nn.initializers.orthogonal(0.7)
+    np.testing.assert_array_equal(ours(key, shape, jnp.float32), theirs(key, shape, jnp.float32))
+    traced = []
+
+    def make(scale):
+        return lambda key, shape, dtype: traced.append(shape) or jnp.zeros(shape, dtype)
+
+    monkeypatch.setattr(nn.initializers, "orthogonal", make)
+    for _ in range(3):  # a scale that nothing else has
+        found = jax.eval_shape(lambda: orthogonal(0.123)(key, shape, jnp.float32))
+        assert found.shape == shape
+    assert traced == [shape]
 
 
 def test_images_become_channels_last_floats() -> None:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+
 import jax
 import numpy as np
 import pytest
 
 import sebulba
+from sebulba.runtime import cycle as cycle_module
 from sebulba.runtime import fused_cycle
+from sebulba.runtime.cycle import CyclePrograms
+from sebulba.types import RunSpec
 from tests.loop_helpers import Recorder, make_tiny_loop
+from tests.tiny import CountingEnv, TinyAgent, TinyConfig
+
+DEADLINE_S = 60.0
 
 # Every Inferencer compiles a fused cycle of its own.
 ONE = {"num_inferencers_per_device": 1}
@@ -134,6 +144,88 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         compiles.on = False  # what the end of a run and the begin of the next copy is their own
         loop.run(result.state, 10, 5)
         assert [program._cache_size() for program in used] == [1] * len(used)
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    agent, run = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig()), RunSpec(4, 1, 5, 1)
+    state = agent.new_state(jax.random.key(0), run)
+    return CyclePrograms(agent, state.networks, state.step[0], run)
+
+
+def test_one_program_compiles_at_a_time(programs):
+    stop, began, others = threading.Event(), threading.Event(), []
+
+    def other():
+        began.set()
+        with programs.turn_to_compile(stop):
+            others.append(is_free)
+
+    is_free = False
+    thread = threading.Thread(target=other, daemon=True)
+    with programs.turn_to_compile(stop):
+        thread.start()
+        assert began.wait(DEADLINE_S)
+        thread.join(0.1)
+        assert not others
+        is_free = True
+    thread.join(DEADLINE_S)
+    assert others == [True]
+
+
+@pytest.mark.parametrize("how", ["stopped", "too long"])
+def test_a_turn_that_does_not_come_is_not_waited_for(programs, monkeypatch, how):
+    stop = threading.Event()
+    if how == "stopped":
+        stop.set()
+    else:
+        monkeypatch.setattr(cycle_module, "LONGEST_WAIT_TO_COMPILE_S", 0.1)
+    with programs.turn_to_compile(stop):
+
+        def other():
+            with programs.turn_to_compile(stop):
+                pass
+
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+    with programs.turn_to_compile(threading.Event()):
+        pass  # its place was given back once, not twice
+
+
+def test_a_stop_before_its_turn_to_compile_ends_a_fused_cycle(monkeypatch):
+    loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", **ONE)
+
+    @contextlib.contextmanager
+    def stop_while_waiting(programs, stop):
+        loop.stop()
+        assert stop.wait(DEADLINE_S)
+        yield
+
+    monkeypatch.setattr(CyclePrograms, "turn_to_compile", stop_while_waiting)
+    monkeypatch.setattr(fused_cycle.FusedCycle, "_compile_chunk", None)
+    with loop:
+        assert loop.run(loop.new_state(0, 5), 4, 5).counters.cycles == 0
+
+
+def test_the_update_is_traced_while_the_first_cycle_is_played():
+    is_traced = threading.Event()
+
+    class Agent(TinyAgent):
+        def loss(self, networks, opt, experience, key):
+            is_traced.set()
+            return super().loss(networks, opt, experience, key)
+
+    class Env(CountingEnv):
+        def reset(self, **options):
+            assert is_traced.wait(DEADLINE_S)
+            return super().reset(**options)
+
+    loop, _ = make_tiny_loop(Env, agent_class=Agent, **ONE)
+    with loop:
+        assert loop.run(loop.new_state(0, 5), 2, 5).counters.updates == 2
 
 
 def test_a_long_stepped_cycle_is_stacked_in_groups():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
@@ -51,7 +53,7 @@ class HandOffToMesh:
         is_one = self._split.mesh.size == 1
         device = SingleDeviceSharding(self._split.mesh.devices.flat[0])
         env_step, action, extras = _shapes(trajectory[:3], device if is_one else self._split_rows)
-        number = jax.ShapeDtypeStruct((), np.int32)
+        number: Any = jax.ShapeDtypeStruct((), np.int32)
         placed = self._agent.shard_step_state(step_state, self._split, num_envs=self._num_envs)
         step_shapes = jax.tree.map(lambda x: _shapes(x, x.sharding), placed)
         rows = Trajectory(env_step, action, extras, number, number, number)
