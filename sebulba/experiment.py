@@ -25,7 +25,7 @@ from sebulba.errors import HangError, UsageError
 from sebulba.evaluation import Evaluation, EvaluationPlayer, evaluate
 from sebulba.exit_codes import EXIT_OK, exit_code_of
 from sebulba.jax_setup import Platform, configure_jax
-from sebulba.loops.evaluator import Evaluator
+from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.loops.metric_writers import (
     CompositeWriter,
@@ -235,13 +235,7 @@ class _Run:
         began = time.perf_counter()
         played = self._player(jax.device_get(networks), threading.Event())
         assert played is not None, "nobody stops it"
-        record = {
-            **last,
-            **played,
-            "eval_env_steps": self.env_steps_done,
-            "eval_seconds": time.perf_counter() - began,
-            "eval_skipped": 0,
-        }
+        record = {**last, **evaluation_record(played, self.env_steps_done, began, 0)}
         with contextlib.closing(self._writers):
             self._writers.write(record)
         return record

@@ -176,7 +176,7 @@ def test_limits_of_control_groups_of_version_1_count(tmp_path):
 
 
 def test_fewer_cores_than_threads_are_sized_by_are_noted(monkeypatch):
-    monkeypatch.setattr(machine, "cores", lambda: machine.Cores(64, 64, 4.0))
+    monkeypatch.setattr(machine, "cores", lambda: machine.CoreCounts(64, 64, 4.0))
     (found,) = findings(doctor.check_cores)
     assert found.level is Level.NOTE and found.seen.startswith("4 usable (64 installed")
     assert "--env.num-threads 2" in found.remedy

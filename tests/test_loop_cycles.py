@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 
 import jax
@@ -148,7 +147,7 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
 
 @pytest.fixture
 def programs(monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(cycle_module, "num_cores", lambda: 2)
     agent, run = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig()), RunSpec(4, 1, 5, 1)
     state = agent.new_state(jax.random.key(0), run)
     return CyclePrograms(agent, state.networks, state.step[0], run)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 ROOT = Path("/")
 
 
-class Cores(NamedTuple):
-    """Cores, by who counts them."""
+class CoreCounts(NamedTuple):
+    """Numbers of cores, by who counts them."""
 
     installed: int
     allowed: int
@@ -35,13 +35,13 @@ class Memory(NamedTuple):
     """By the system and the control group."""
 
 
-def cores(root: Path = ROOT) -> Cores:
-    """Return the cores of this process.
+def cores(root: Path = ROOT) -> CoreCounts:
+    """Return how many cores this process has.
 
     Args:
       root: Where ``proc`` and ``sys`` are.
     """
-    return Cores(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _cpu_quota(root))
+    return CoreCounts(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _cpu_quota(root))
 
 
 def memory(root: Path = ROOT) -> Memory:

@@ -88,6 +88,25 @@ class Pending(NamedTuple):
     """An owned copy of the acting networks."""
 
 
+def evaluation_record(
+    played: Mapping[str, float], env_steps: int, began: float, num_skipped: int
+) -> dict[str, Any]:
+    """Return what the records say of an evaluation.
+
+    Args:
+      played: What ``Play`` returned.
+      env_steps: At which the networks were taken.
+      began: ``time.perf_counter()`` before it.
+      num_skipped: Evaluations before it that were not played.
+    """
+    return {
+        **played,
+        "eval_env_steps": env_steps,
+        "eval_seconds": time.perf_counter() - began,
+        "eval_skipped": num_skipped,
+    }
+
+
 class Evaluations:
     """The evaluations of one run: what is due, what waits, what is done."""
 
@@ -221,12 +240,9 @@ class Evaluations:
             with self._changed:
                 self._playing = False
                 if metrics is not None:
-                    about = {
-                        "eval_env_steps": pending.env_steps,
-                        "eval_seconds": time.perf_counter() - began,
-                        "eval_skipped": self._num_skipped,
-                    }
-                    self._done.append({**metrics, **about})
+                    self._done.append(
+                        evaluation_record(metrics, pending.env_steps, began, self._num_skipped)
+                    )
                 self._changed.notify_all()
         return metrics is not None
 

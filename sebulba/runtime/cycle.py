@@ -7,7 +7,6 @@ same trajectories; they differ in who calls the environment.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import numpy as np
 from sebulba.agent import Agent
 from sebulba.errors import EnvError
 from sebulba.runtime.copies import copy_tree, is_key
+from sebulba.runtime.cores import num_cores
 from sebulba.runtime.staging import WAKE_S
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
@@ -157,8 +157,7 @@ class CyclePrograms:
         self._stack = jax.jit(_stack)
         self._concatenate = jax.jit(_concatenate)
         self.copy = jax.jit(copy_tree)
-        num_at_once = max(1, (os.cpu_count() or 1) // CORES_A_COMPILE)
-        self._compiling = threading.BoundedSemaphore(num_at_once)
+        self._compiling = threading.BoundedSemaphore(max(1, num_cores() // CORES_A_COMPILE))
         self.is_traced = threading.Event()
         """Set once an Inferencer has traced its program, or needs none of its own. It takes the
         interpreter's lock, and the first trajectory waits for it, so others trace after it."""
