@@ -34,8 +34,8 @@ def restart_with_huge_pages(argv: Sequence[str]) -> None:
     """Start this process over, as the same process, with memory in huge pages.
 
     Only where that changes anything: for a command that runs programs, given to this process by
-    whoever started it, on a system that gives huge pages to those who ask, and not in a debugger.
-    Who sets the option in ``GLIBC_TUNABLES`` is obeyed.
+    whoever started it, on a system that has huge pages for it, and not in a debugger. Who sets the
+    first option in ``GLIBC_TUNABLES`` is obeyed.
 
     Args:
       argv: Arguments after the program's name.
@@ -44,7 +44,7 @@ def restart_with_huge_pages(argv: Sequence[str]) -> None:
     if not is_ours or not sys.executable or in_debugger():
         return
     before = os.environ.get(VARIABLE, "")
-    if OPTION in before or mode() != "madvise":
+    if OPTION in before or mode() not in ("always", "madvise") or not _glibc_can_ask():
         return
     asking = os.environ | {VARIABLE: with_wanted(before)}
     with contextlib.suppress(OSError):  # then without

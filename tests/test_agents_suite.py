@@ -236,6 +236,18 @@ def test_acting_networks_are_all_that_step_needs(name: str, explore: bool) -> No
     assert step_state == before, "another step state would be compiled again"
 
 
+@NAMES
+def test_an_update_is_prepared_before_there_is_a_trajectory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(AGENTS[name].to_count())
+    made = driver.streams.next(driver._acting)
+    driver.updater.prepare(*jax.eval_shape(lambda: made))
+    monkeypatch.setattr(driver.updater, "_metric_shapes", None)  # otherwise it looks again
+    metrics = [driver.cycle() for _ in range(NUM_CYCLES)]
+    assert driver.updates and "loss" in metrics[-1]
+
+
 OBSERVATIONS = {
     "image": spaces.Box(0, 255, (4, 36, 36), np.uint8),
     "dict": spaces.Dict({"x": spaces.Box(-1, 1, (3,)), "k": spaces.Discrete(5, dtype=np.int32)}),

@@ -88,19 +88,30 @@ def test_a_program_that_calls_the_command_line_does_not_start_over(restarts, mon
     assert not restarts.started
 
 
-@pytest.mark.parametrize("switch", ["[always] madvise never", "always madvise [never]", "", None])
+def test_where_all_memory_is_in_huge_pages_large_pieces_are_to_go_back_too(restarts, tmp_path):
+    (tmp_path / "enabled").write_text("[always] madvise never")
+    assert are_used()
+    restarts.begin(*TRAIN)
+    assert restarts.started[0][1] == OURS
+
+
+@pytest.mark.parametrize("switch", ["always madvise [never]", "", None])
 def test_nothing_starts_over_where_it_would_change_nothing(restarts, tmp_path, switch):
     if switch is None:
         (tmp_path / "enabled").unlink()
     else:
         (tmp_path / "enabled").write_text(switch)
     restarts.begin(*TRAIN)
-    assert not restarts.started
-    assert are_used() is (switch == "[always] madvise never")
+    assert not restarts.started and not are_used()
 
 
 @pytest.mark.parametrize("library", ["glibc 2.31", "", None, ValueError("musl")])
-def test_a_c_library_that_cannot_ask_is_not_told_to(restarts, monkeypatch, library):
+@pytest.mark.parametrize("switch", ["always [madvise] never", "[always] madvise never"])
+def test_a_c_library_that_cannot_ask_is_not_told_to(
+    restarts, monkeypatch, tmp_path, library, switch
+):
+    (tmp_path / "enabled").write_text(switch)
+
     def confstr(name):
         if isinstance(library, ValueError):
             raise library
@@ -108,7 +119,8 @@ def test_a_c_library_that_cannot_ask_is_not_told_to(restarts, monkeypatch, libra
 
     monkeypatch.setattr(os, "confstr", confstr)
     restarts.begin(*TRAIN)
-    assert not restarts.started and huge_pages.mode() == "never"
+    assert not restarts.started
+    assert huge_pages.mode() == ("never" if "[madvise]" in switch else "always")
 
 
 @pytest.mark.parametrize(("choice", "used"), [("0", False), ("2", True)])

@@ -13,6 +13,8 @@ import sebulba
 from sebulba.runtime import cycle as cycle_module
 from sebulba.runtime import fused_cycle
 from sebulba.runtime.cycle import CyclePrograms
+from sebulba.runtime.inferencer import INFERENCER_PHASES
+from sebulba.runtime.timer import PhaseTimer
 from sebulba.types import RunSpec
 from tests.loop_helpers import Recorder, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
@@ -146,24 +148,33 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
 
 
 @pytest.fixture
-def programs(monkeypatch):
+def turn(monkeypatch):
+    """Of one Inferencer of several on two cores."""
     monkeypatch.setattr(cycle_module, "num_cores", lambda: 2)
     agent, run = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig()), RunSpec(4, 1, 5, 1)
     state = agent.new_state(jax.random.key(0), run)
-    return CyclePrograms(agent, state.networks, state.step[0], run)
+    programs = CyclePrograms(agent, state.networks, state.step[0], run)
+
+    def turn(stop):
+        return programs.turn_to_compile(stop, PhaseTimer(*INFERENCER_PHASES))
+
+    yield turn
+    assert programs._compiling.acquire(blocking=False), "it was not given back"
+    programs._compiling.release()  # an error if it was given back twice
 
 
-def test_one_program_compiles_at_a_time(programs):
+def test_one_program_compiles_at_a_time(turn, monkeypatch):
+    monkeypatch.setattr(cycle_module, "LONGEST_WAIT_TO_COMPILE_S", 10 * DEADLINE_S)
     stop, began, others = threading.Event(), threading.Event(), []
 
     def other():
         began.set()
-        with programs.turn_to_compile(stop):
+        with turn(stop):
             others.append(is_free)
 
     is_free = False
     thread = threading.Thread(target=other, daemon=True)
-    with programs.turn_to_compile(stop):
+    with turn(stop):
         thread.start()
         assert began.wait(DEADLINE_S)
         thread.join(0.1)
@@ -174,31 +185,29 @@ def test_one_program_compiles_at_a_time(programs):
 
 
 @pytest.mark.parametrize("how", ["stopped", "too long"])
-def test_a_turn_that_does_not_come_is_not_waited_for(programs, monkeypatch, how):
+def test_a_turn_that_does_not_come_is_not_waited_for(turn, monkeypatch, how):
     stop = threading.Event()
-    if how == "stopped":
-        stop.set()
-    else:
-        monkeypatch.setattr(cycle_module, "LONGEST_WAIT_TO_COMPILE_S", 0.1)
-    with programs.turn_to_compile(stop):
+    longest_s = 10 * DEADLINE_S if how == "stopped" else 0.1
+    monkeypatch.setattr(cycle_module, "LONGEST_WAIT_TO_COMPILE_S", longest_s)
 
-        def other():
-            with programs.turn_to_compile(stop):
-                pass
+    def other():
+        with turn(stop):
+            pass
 
+    with turn(stop):
+        if how == "stopped":
+            stop.set()
         thread = threading.Thread(target=other, daemon=True)
         thread.start()
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
-    with programs.turn_to_compile(threading.Event()):
-        pass  # its place was given back once, not twice
 
 
 def test_a_stop_before_its_turn_to_compile_ends_a_fused_cycle(monkeypatch):
     loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", **ONE)
 
     @contextlib.contextmanager
-    def stop_while_waiting(programs, stop):
+    def stop_while_waiting(programs, stop, timer):
         loop.stop()
         assert stop.wait(DEADLINE_S)
         yield
@@ -209,7 +218,8 @@ def test_a_stop_before_its_turn_to_compile_ends_a_fused_cycle(monkeypatch):
         assert loop.run(loop.new_state(0, 5), 4, 5).counters.cycles == 0
 
 
-def test_the_update_is_traced_while_the_first_cycle_is_played():
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+def test_the_update_is_traced_while_the_first_cycle_is_played(schedule):
     is_traced = threading.Event()
 
     class Agent(TinyAgent):
@@ -222,7 +232,7 @@ def test_the_update_is_traced_while_the_first_cycle_is_played():
             assert is_traced.wait(DEADLINE_S)
             return super().reset(**options)
 
-    loop, _ = make_tiny_loop(Env, agent_class=Agent, **ONE)
+    loop, _ = make_tiny_loop(Env, agent_class=Agent, schedule=schedule, **ONE)
     with loop:
         assert loop.run(loop.new_state(0, 5), 2, 5).counters.updates == 2
 

@@ -63,31 +63,6 @@ def train(num_devices, num_updates=10):
     return jax.device_get(updater.state(()).networks), updater.take_metrics()
 
 
-def shapes_of(tree):
-    return jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)
-
-
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_what_a_hand_off_returns_and_what_an_update_measures_are_known_before(num_devices):
-    agent = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig())
-    mesh = learner_mesh(jax.local_devices()[:num_devices])
-    run = RunSpec(B, 1, T, num_devices)
-    state = jax.jit(lambda key: agent.new_state(key, run))(jax.random.key(0))
-    hand_off, updater = HandOffToMesh(agent, mesh, B), Updater(agent, mesh, jax.random.key(1))
-    trajectory = next(batches(agent, 1))
-    expected = hand_off.shapes(jax.eval_shape(lambda: trajectory), state.step[0])
-    updater.place(state)
-    updater.prepare(*expected)
-    assert updater.take_metrics() == {}, "no update has been taken"
-    placed = hand_off(trajectory, state.step[0], state.step[0])
-    assert shapes_of(expected[0]) == shapes_of(placed[0])
-    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(placed), strict=True):
-        if isinstance(other, jax.Array):  # what is not is small, and the same everywhere
-            assert one.sharding.is_equivalent_to(other.sharding, other.ndim)
-    updater.consume(*placed, updates=0, due=1)
-    assert {"loss", "valid_count"} <= updater.take_metrics().keys()
-
-
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 def test_many_update_devices_give_the_networks_of_one(num_devices):
     one, one_metrics = train(1)

@@ -132,8 +132,9 @@ def _multi_one_hot(x: jax.Array, space: gymnasium.spaces.MultiDiscrete) -> jax.A
 def orthogonal(scale: float) -> nn.initializers.Initializer:
     """Return what makes kernels of orthogonal rows or columns, times ``scale`` (Saxe et al. 2014).
 
-    Whenever a network is traced flax asks each initializer for a shape. An initializer that is
-    jitted is traced once a process for that, and this one has a QR decomposition to trace.
+    Whenever a network is traced flax asks each initializer for a shape, and this one has a QR
+    decomposition to trace. One that is jitted is traced for a shape once, or once more in programs
+    for several devices.
     """
     return jax.jit(nn.initializers.orthogonal(scale), static_argnums=(1, 2))
 
@@ -247,7 +248,8 @@ class Core(nn.Module):
             return cell(state, features_t)
 
         scan = nn.scan(row, variable_broadcast="params", split_rngs={"params": False})
-        return scan(nn.OptimizedLSTMCell(self.size), state, (features, is_first))
+        cell = nn.OptimizedLSTMCell(self.size, recurrent_kernel_init=orthogonal(1.0))
+        return scan(cell, state, (features, is_first))
 
 
 class ActorCriticOutput(NamedTuple):

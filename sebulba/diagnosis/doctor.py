@@ -49,7 +49,7 @@ EXTRAS = {
 """By module: what for, and how to get it."""
 
 HUGE_PAGES = {
-    "always": "for all",
+    "always": f"for all; scripts do well to set {huge_pages.VARIABLE}={huge_pages.with_wanted()}",
     "madvise": f"for this command's training, for scripts by {huge_pages.VARIABLE}="
     f"{huge_pages.with_wanted()}",
     "never": "for nobody",

@@ -97,7 +97,7 @@ def evaluation_record(
       played: What ``Play`` returned.
       env_steps: At which the networks were taken.
       began: ``time.perf_counter()`` before it.
-      num_skipped: Evaluations before it that were not played.
+      num_skipped: Evaluations of the run that were not played, so far.
     """
     return {
         **played,

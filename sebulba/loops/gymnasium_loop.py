@@ -35,10 +35,10 @@ from sebulba.loops.supervisor import OnHang
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, UpdateLoop
 from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
 from sebulba.runtime.copies import owned_copy
-from sebulba.runtime.cycle import LONGEST_WAIT_TO_TRACE_S, CyclePrograms
+from sebulba.runtime.cycle import CyclePrograms
 from sebulba.runtime.devices import choose_devices, learner_mesh
 from sebulba.runtime.hand_off import HandOffToMesh
-from sebulba.runtime.inferencer import INFERENCER_PHASES, Inferencer, Schedule
+from sebulba.runtime.inferencer import INFERENCER_PHASES, HandedOver, Inferencer, Schedule
 from sebulba.runtime.staging import Staging
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.update import Updater
@@ -292,7 +292,7 @@ class GymnasiumLoop:
         self._check_run(state, num_cycles, run_spec)
         updater = self._prepare(state, run_spec)
         updater.place(state)
-        prepare_update = self._prepare_update(updater, state.step[0])
+        expected = self._expected_shapes(state.step[0])
         self._last_state = None  # until this run has ended well
         del state  # unless the caller keeps it, a large replay is in memory only once
         loop = UpdateLoop(
@@ -306,7 +306,7 @@ class GymnasiumLoop:
             self._about,
         )
         try:
-            metrics = loop.run(num_cycles, steps_per_cycle, began, prepare_update)
+            metrics = loop.run(num_cycles, steps_per_cycle, began, expected)
         finally:
             self._threads = loop.threads
             self._hangs = any(thread.is_alive() for thread in self._threads)
@@ -381,25 +381,14 @@ class GymnasiumLoop:
         staging = self._session.staging[device]
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
 
-    def _prepare_update(self, updater: Updater, step_state: PyTree) -> Callable[[], None]:
-        """Return what traces the update while the Inferencers compile and play their first cycle.
-
-        Where the agent's own code fails in it, it does nothing: that code will say so where it
-        counts.
-        """
-        programs = self._programs
-        assert programs is not None
-        shapes: tuple | None = None
-        with contextlib.suppress(Exception):
-            shapes = self._hand_off.shapes(programs.shapes, step_state)
-
-        def prepare() -> None:
-            if shapes is not None:
-                programs.is_traced.wait(LONGEST_WAIT_TO_TRACE_S)
-                with contextlib.suppress(Exception):
-                    updater.prepare(*shapes)
-
-        return prepare
+    def _expected_shapes(self, step_state: PyTree) -> HandedOver | None:
+        """Return the shapes of what the update loop will be given; None if it is in several parts,
+        since only the agent's own code knows how it splits a step state."""
+        if self._mesh.size > 1:
+            return None
+        assert self._programs is not None
+        step = jax.eval_shape(lambda: step_state)
+        return self._programs.shapes, step, step
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session

@@ -41,6 +41,7 @@ class RunningInferencers:
         stop_requested: threading.Event,
         replace: Replace,
         max_replaced: int,
+        while_idle: Callable[[], None],
         *,
         inline: bool,
     ) -> None:
@@ -54,6 +55,7 @@ class RunningInferencers:
           stop_requested: By the user; ends every wait here.
           replace: Called when an environment failed.
           max_replaced: How often at most, over all runs of the session; then failures are raised.
+          while_idle: Called whenever no trajectory has come for a moment.
           inline: Run in the calling thread, one cycle of each in turn.
         """
         self._session = session
@@ -62,6 +64,7 @@ class RunningInferencers:
         self._stop_requested = stop_requested
         self._replace = replace
         self._max_replaced = max_replaced
+        self._while_idle = while_idle
         self._inline = inline
         self._permits = CyclePermits(0)
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(queue_size)
@@ -157,6 +160,8 @@ class RunningInferencers:
                 deadline = deadline or time.monotonic() + wait_s
                 if time.monotonic() >= deadline:
                     return None
+            else:
+                self._while_idle()
 
     def give_permit(self) -> None:
         """Permit one cycle more: what one made was not consumed."""

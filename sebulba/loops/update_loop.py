@@ -19,7 +19,7 @@ from sebulba.loops.running_inferencers import Replace, RunningInferencers
 from sebulba.loops.session import Session
 from sebulba.loops.supervisor import OnHang, Supervisor
 from sebulba.runtime.copies import on_device
-from sebulba.runtime.inferencer import HandOff, Inferencer, Item, Schedule
+from sebulba.runtime.inferencer import HandedOver, HandOff, Inferencer, Item, Schedule
 from sebulba.runtime.staging import Staged
 from sebulba.runtime.timer import PhaseTimer
 from sebulba.runtime.update import Updater
@@ -93,6 +93,7 @@ class UpdateLoop:
             stop_requested,
             self._replace_inferencer,
             options.max_env_restarts,
+            self._while_idle,
             inline=options.inline,
         )
         self._evaluations = Evaluations(
@@ -133,7 +134,7 @@ class UpdateLoop:
         num_cycles: int,
         steps_per_cycle: int,
         began: float,
-        prepare_update: Callable[[], None],
+        expected: HandedOver | None,
     ) -> dict[str, Any]:
         """Consume ``num_cycles`` trajectories, or fewer if a stop was requested.
 
@@ -141,7 +142,7 @@ class UpdateLoop:
           num_cycles: How many to consume in this run.
           steps_per_cycle: T.
           began: ``time.perf_counter()`` from which ``seconds`` count.
-          prepare_update: Is called once the Inferencers have begun.
+          expected: Shapes of what the Inferencers will hand over; None: not known.
 
         Returns:
           The record of the last window.
@@ -149,6 +150,7 @@ class UpdateLoop:
         counters = self._session.counters
         self._env_steps_per_cycle = steps_per_cycle * self._session.inferencers[0].env.num_envs
         self._target = counters.cycles + num_cycles
+        self._expected = None if self._options.inference_only else expected
         self._records = RunRecords(
             self._options.metric_writer,
             self._options.metrics_interval_s,
@@ -166,9 +168,6 @@ class UpdateLoop:
                 self._running.start(num_cycles)
                 if not self._options.inline:
                     self._evaluations.start()
-                if not (self._options.inline or self._options.inference_only):
-                    with self._timer.phase("update"):
-                        prepare_update()
                 if self._options.schedule == "lockstep":
                     self._consume_rounds()
                 else:
@@ -230,6 +229,13 @@ class UpdateLoop:
             self._checkpoints.save_at_the_end()
 
     # Consuming.
+
+    def _while_idle(self) -> None:
+        """Prepare the update, once, while the Inferencers compile and play their first cycles."""
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            with self._timer.phase("update"):
+                self._updater.prepare(*expected)
 
     def _consume_stream(self) -> None:
         """Async: first come, first served; publish after each trajectory that had updates due."""

@@ -21,6 +21,7 @@ from sebulba.errors import EnvError
 from sebulba.runtime.copies import copy_tree, is_key
 from sebulba.runtime.cores import num_cores
 from sebulba.runtime.staging import WAKE_S
+from sebulba.runtime.timer import PhaseTimer
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
 ROWS_A_STACK = 64
@@ -28,7 +29,6 @@ ROWS_A_STACK = 64
 CORES_A_COMPILE = 2
 """As many can be used by XLA when it compiles one program of a cycle."""
 LONGEST_WAIT_TO_COMPILE_S = 10.0
-LONGEST_WAIT_TO_TRACE_S = 1.0
 
 
 class CycleOutput(NamedTuple):
@@ -158,22 +158,20 @@ class CyclePrograms:
         self._concatenate = jax.jit(_concatenate)
         self.copy = jax.jit(copy_tree)
         self._compiling = threading.BoundedSemaphore(max(1, num_cores() // CORES_A_COMPILE))
-        self.is_traced = threading.Event()
-        """Set once an Inferencer has traced its program, or needs none of its own. It takes the
-        interpreter's lock, and the first trajectory waits for it, so others trace after it."""
 
     @contextlib.contextmanager
-    def turn_to_compile(self, stop: threading.Event) -> Iterator[None]:
+    def turn_to_compile(self, stop: threading.Event, timer: PhaseTimer) -> Iterator[None]:
         """Wait until cores are free to compile on, for a while, or until stopped.
 
-        Inferencers that compile at once all end late. One after the other, the first trajectory,
-        and with it the first update, is there while the next one still compiles. It is a matter of
-        speed alone: whose turn does not come (one before it may hang) goes on without.
+        Inferencers that compile at once all end late. In turns, the first trajectory, and with it
+        the first update, is there while the next one still compiles. It is a matter of speed
+        alone: whose turn does not come (one before it may hang) goes on without.
         """
         deadline = time.monotonic() + LONGEST_WAIT_TO_COMPILE_S
-        while not (is_mine := self._compiling.acquire(timeout=WAKE_S)):
-            if stop.is_set() or time.monotonic() > deadline:
-                break
+        with timer.phase("take"):  # in which waiting is no hang
+            while not (is_mine := self._compiling.acquire(timeout=WAKE_S)):
+                if stop.is_set() or time.monotonic() > deadline:
+                    break
         try:
             yield
         finally:

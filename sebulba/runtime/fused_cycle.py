@@ -194,7 +194,7 @@ class FusedCycle:
         """
         is_first, is_last = number == 0, number == self._num_chunks - 1
         if (is_first, is_last) not in self._compiled:
-            with self._programs.turn_to_compile(stop):
+            with self._programs.turn_to_compile(stop, self._timer):
                 if stop.is_set():
                     return None
                 program = self._compile_chunk(is_last, *example)
@@ -206,9 +206,7 @@ class FusedCycle:
         chunk = functools.partial(
             _run_chunk, self._programs, self._packing, self._fused.step, length, is_last
         )
-        lowered = jax.jit(chunk, donate_argnums=(1, 2)).lower(*example)
-        self._programs.is_traced.set()
-        return lowered.compile()
+        return jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
 
     def _split_if_slow(self, chunk_s: float) -> None:
         """After the first cycle, choose the number of chunks for good."""

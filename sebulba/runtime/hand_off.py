@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
@@ -41,24 +39,6 @@ class HandOffToMesh:
             shard(final, self._split, num_envs=self._num_envs),
         )
 
-    def shapes(
-        self, trajectory: Trajectory, step_state: PyTree
-    ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Return what a call returns, as shapes with shardings.
-
-        Args:
-          trajectory: Shapes.
-          step_state: Of an Inferencer; arrays, since the agent's own code places them.
-        """
-        is_one = self._split.mesh.size == 1
-        device = SingleDeviceSharding(self._split.mesh.devices.flat[0])
-        env_step, action, extras = _shapes(trajectory[:3], device if is_one else self._split_rows)
-        number: Any = jax.ShapeDtypeStruct((), np.int32)
-        placed = self._agent.shard_step_state(step_state, self._split, num_envs=self._num_envs)
-        step_shapes = jax.tree.map(lambda x: _shapes(x, x.sharding), placed)
-        rows = Trajectory(env_step, action, extras, number, number, number)
-        return rows, step_shapes, step_shapes
-
     def _place(self, rows: PyTree) -> PyTree:
         """Split ``[T, B, ...]`` over the mesh; what is where it is to go already is left alone."""
         devices = self._split.mesh.devices
@@ -73,7 +53,3 @@ class HandOffToMesh:
         if is_small and all(isinstance(x, np.ndarray) or is_on(x, device) for x in leaves):
             return self._copy(rows)
         return jax.device_put(rows, device)
-
-
-def _shapes(tree: PyTree, sharding: jax.sharding.Sharding) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

@@ -22,8 +22,10 @@ from sebulba.types import EnvAdapter, PyTree, StepInfos, Trajectory
 
 Schedule = Literal["async", "lockstep"]
 
-HandOff = Callable[[Trajectory, PyTree, PyTree], tuple[Trajectory, PyTree, PyTree]]
-"""Places (trajectory, initial step state, final step state) on the update devices."""
+HandedOver = tuple[Trajectory, PyTree, PyTree]
+"""Trajectory, initial step state and final step state, on the update devices."""
+HandOff = Callable[[Trajectory, PyTree, PyTree], HandedOver]
+"""Places these three there."""
 
 INFERENCER_PHASES = ("take", "act", "env_step", "cycle", "finish", "shard", "put")
 WAITING_PHASES = ("take", "put")

@@ -52,7 +52,6 @@ class SteppedCycle:
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
         self._programs = programs
-        programs.is_traced.set()  # one of its own it does not have
 
     def reset(self) -> None:
         """Begin new episodes."""

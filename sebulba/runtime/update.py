@@ -149,9 +149,10 @@ class Updater:
         return self.acting_networks() if due else None
 
     def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
-        """Trace the update for such arguments, or their shapes, while they are waited for.
+        """Find the shapes of the metrics, for such arguments or their shapes.
 
-        That is what takes longest of the first one, once its program is kept on the disk.
+        That traces the update, which is most of what the first one takes once its program is kept
+        on the disk; tracing it again goes faster, since JAX remembers the parts.
         """
         if self._metric_sums is None:
             given = (trajectory, initial, final, self._experience)
