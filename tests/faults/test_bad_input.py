@@ -291,7 +291,11 @@ BOUNDS = st.one_of(
 def box(low: Any, high: Any, shape: Any, dtype: Any) -> spaces.Space:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return spaces.Box(low, high, shape, dtype)
+        space = spaces.Box(low, high, shape, dtype)
+        if space.dtype.kind == "f":  # NumPy refuses to draw a number between 0.0 and -0.0
+            widths = space.high - space.low
+            assume(not (np.signbit(widths) & (widths == 0)).any())
+        return space
 
 
 SHAPES = st.sampled_from([None, (), (0,), (2,), (2, 0), (1,) * 6, (3, 4)])
