@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from sebulba.runtime.cores import num_cores
+
 ROOT = Path("/")
 
 
@@ -41,7 +43,7 @@ def cores(root: Path = ROOT) -> CoreCounts:
     Args:
       root: Where ``proc`` and ``sys`` are.
     """
-    return CoreCounts(os.cpu_count() or 1, len(os.sched_getaffinity(0)), _cpu_quota(root))
+    return CoreCounts(os.cpu_count() or 1, num_cores(), _cpu_quota(root))
 
 
 def memory(root: Path = ROOT) -> Memory:

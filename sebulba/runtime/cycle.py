@@ -29,6 +29,7 @@ ROWS_A_STACK = 64
 CORES_A_COMPILE = 2
 """As many can be used by XLA when it compiles one program of a cycle."""
 LONGEST_WAIT_TO_COMPILE_S = 10.0
+"""For a turn; then a program is compiled without one."""
 
 
 class CycleOutput(NamedTuple):
