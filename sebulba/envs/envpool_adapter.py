@@ -120,13 +120,13 @@ class EnvpoolAdapter:
         pool = self._open_pool()
         if not sys.platform.startswith("linux"):
             return f"envpool has its XLA interface on Linux only, not on {sys.platform}"
-        if (wide := _wide_array(pool)) and not jax.config.read("jax_enable_x64"):
-            return f"{wide} of envpool is 64 bits wide, which needs jax_enable_x64"
-        handle, _, _, pool_step = pool.xla()
-        action_shape = (self.num_envs, *(self.spec.action_space.shape or ()))
-        action = jax.ShapeDtypeStruct(action_shape, self._action_dtype)
+        with jax.enable_x64(True):  # it asks JAX for the dtypes of its arrays
+            handle, _, _, pool_step = pool.xla()
+        space = self.spec.action_space
+        action = jax.ShapeDtypeStruct((self.num_envs, *(space.shape or ())), space.dtype)
+        pool_step = functools.partial(_narrow_step, pool_step, self._native_action)
         pool_step = without_side_effects(pool_step, handle, action)  # the handle chains them
-        step = functools.partial(_fused_step, pool_step, self.spec, self._action_dtype)
+        step = functools.partial(_fused_step, pool_step, self.spec)
         return FusedEnv((handle, np.zeros(self.num_envs, np.bool_)), step)
 
     def state(self) -> str:
@@ -233,15 +233,23 @@ def _make_obs_cast(canonical: gymnasium.Space) -> Callable[[PyTree], PyTree]:
     return lambda obs: {key: cast(obs[key]) for key, cast in casts.items()}
 
 
+def _narrow_step(
+    pool_step: Any, native_action: Callable, handle: jax.Array, action: jax.Array
+) -> tuple[jax.Array, tuple]:
+    """Step a pool, some of whose arrays are 64 bits wide, with arrays of at most 32 bits."""
+
+    def narrow(array: jax.Array) -> jax.Array:
+        return array.astype(f"{array.dtype.kind}4") if array.dtype.itemsize == 8 else array
+
+    handle, output = pool_step(handle, jax.vmap(native_action)(action))
+    return handle, jax.tree.map(narrow, output)
+
+
 def _fused_step(
-    pool_step: Any, spec: EnvSpec, native_dtype: Any, state: PyTree, action: jax.Array
+    pool_step: Any, spec: EnvSpec, state: PyTree, action: jax.Array
 ) -> tuple[PyTree, EnvOutput, jax.Array]:
     """Clamp, step and put in order, as one pure function; see ``FusedEnv.step``."""
     handle, ends = state
-
-    def before(action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        action, num_invalid = _clamp(action, spec.action_space)
-        return action.astype(native_dtype), num_invalid
 
     def after(ends: jax.Array, rows: jax.Array | None, pool_output: tuple) -> tuple:
         obs, reward, terminated, truncated, info = pool_output
@@ -261,7 +269,7 @@ def _fused_step(
         )
         return output, terminated | truncated
 
-    action, num_invalid = one_kernel(before)(action)
+    action, num_invalid = one_kernel(lambda x: _clamp(x, spec.action_space))(action)
     handle, pool_output = pool_step(handle, action)
     order = pool_output[-1]["env_id"]
     rows = _places(order) if len(order) > MOST_COMPARED else None
@@ -294,12 +302,6 @@ def _clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Ar
         inside = jnp.clip(action, first, last)
     is_invalid = (inside != action).reshape(len(action), -1).any(axis=1)
     return inside, is_invalid.sum(dtype=jnp.int32)
-
-
-def _wide_array(pool: Any) -> str | None:
-    """Return the name of an array that is 64 bits wide, if there is one."""
-    arrays = {**pool.spec.state_array_spec, **pool.spec.action_array_spec}
-    return next((k for k, v in arrays.items() if np.dtype(v.dtype).itemsize == 8), None)
 
 
 def _check_one_player(config: dict, name: str) -> None:

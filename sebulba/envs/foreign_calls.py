@@ -22,10 +22,12 @@ def without_side_effects(function: Callable[..., PyTree], *example: PyTree) -> C
     one returns is used. Then no compiler can drop or reorder them; XLA repeats no foreign call.
 
     Args:
-      function: Of arrays. It is kept, with what its calls need to stay alive.
+      function: Of arrays. It is kept, with what its calls need to stay alive. Arrays inside may be
+        64 bits wide, whatever JAX is set to; what it takes and returns may not.
       example: Arguments of the shapes that it will be called with.
     """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*example)
+    with jax.enable_x64(True):
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(*example)
     equations = [
         equation.replace(params=equation.params | {"has_side_effect": False}, effects=set())
         if equation.primitive.name == "ffi_call"
@@ -37,6 +39,7 @@ def without_side_effects(function: Callable[..., PyTree], *example: PyTree) -> C
     treedef = jax.tree.structure(shapes)
 
     def pure_function(*arguments: PyTree) -> PyTree:
-        return jax.tree.unflatten(treedef, flat(*jax.tree.leaves(arguments)))
+        with jax.enable_x64(True):
+            return jax.tree.unflatten(treedef, flat(*jax.tree.leaves(arguments)))
 
     return functools.wraps(function)(pure_function)  # keeps it as __wrapped__

@@ -189,7 +189,7 @@ def _describe_outside(action: np.ndarray, space: gymnasium.Space) -> str:
 def make_native_action(
     native: gymnasium.Space, dtype: Any = None
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what turns checked actions into those that the environment itself declared.
+    """Return what turns checked actions, NumPy or JAX, into those that the environment declared.
 
     A bound rounded to float32 may lie just outside the float64 one, so actions are clipped there.
 
@@ -203,4 +203,4 @@ def make_native_action(
     assert isinstance(native, spaces.Box)
     no_low, no_high = _is_no_bound(native.low), _is_no_bound(native.high)
     low, high = np.where(no_low, -np.inf, native.low), np.where(no_high, np.inf, native.high)
-    return lambda action: np.clip(action.astype(np.float64), low, high)
+    return lambda action: action.astype(np.float64).clip(low, high)
