@@ -39,6 +39,7 @@ from sebulba.loops.update_loop import ObserveCycle
 from sebulba.plots import learning_curve, read_records
 from sebulba.policy import load_policy, save_policy
 from sebulba.run_folder import RunFolder
+from sebulba.runtime.copies import is_finite
 from sebulba.runtime.devices import local_devices
 from sebulba.stop_on_signal import StopOnSignal
 from sebulba.types import EnvFactory, EnvSpec, MetricWriter, PyTree, RunSpec
@@ -291,8 +292,7 @@ class _Run:
         folder = self._folder.policy
         try:
             networks = self.loop.newest_networks()
-            leaves = jax.tree.leaves(networks)
-            if networks is None or not all(bool(jax.numpy.isfinite(leaf).all()) for leaf in leaves):
+            if networks is None or not is_finite(networks):
                 return
             self._save_policy(folder, networks)
             print(f"the policy as it was last published is saved in {folder}", flush=True)

@@ -50,6 +50,11 @@ def is_key(leaf: PyTree) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def is_finite(tree: PyTree) -> bool:
+    """Tell whether all numbers in ``tree`` are; on the host, where nothing has to be compiled."""
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
+
+
 def host_copy(tree: PyTree) -> PyTree:
     """Return ``tree`` as NumPy arrays that nobody else has, typed keys as the data in them.
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
-from sebulba.runtime.copies import copy_tree, owned_copy
+from sebulba.runtime.copies import copy_tree, is_finite, owned_copy
 from sebulba.runtime.donation import DonatingProgram
 from sebulba.types import PyTree, Trajectory
 
@@ -86,12 +86,9 @@ class Updater:
         """Take copies of networks, optimizer and experience; the caller's stay valid."""
         self._metric_sums, self._updates_summed = None, 0  # of a run that failed, perhaps
         self._num_skipped = 0
-        self._networks = owned_copy(state.networks, self._replicated)
-        self._opt = owned_copy(state.opt, self._replicated)
-        self._experience = jax.tree.map(
-            lambda sharding, subtree: owned_copy(subtree, sharding),
-            self._shardings,
-            state.experience,
+        # At once: one program, not one for each.
+        self._networks, self._opt, self._experience = owned_copy(
+            tuple(state[:3]), self._state_shardings[:3]
         )
 
     def parts(self) -> tuple[PyTree, PyTree, PyTree]:
@@ -104,7 +101,7 @@ class Updater:
         leaves = jax.tree.leaves((self._networks, self._opt, self._experience))
         if any(leaf.is_deleted() for leaf in leaves):
             return False
-        return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(self._networks))
+        return is_finite(self._networks)
 
     def state(self, step: Sequence[PyTree]) -> AgentState:
         """Return the agent state, which the caller then owns, with these step states."""
