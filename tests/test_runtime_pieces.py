@@ -185,3 +185,15 @@ def test_donation_takes_only_leaves_that_an_output_can_use():
     assert result.shape == (3, 2)
     assert used.is_deleted()
     assert not unused.is_deleted()
+
+
+def test_a_donating_program_can_be_compiled_ahead_also_for_shapes_that_it_is_not_given():
+    example = (jax.ShapeDtypeStruct((3, 2), jnp.float32), jax.ShapeDtypeStruct((5,), jnp.float32))
+    function = DonatingProgram(lambda a, b, c: a + b.sum() + c, example, example[0])
+    function.compile(example, np.float32(0))
+    function.jitted, jitted = None, function.jitted
+    np.testing.assert_array_equal(function((jnp.zeros((3, 2)), jnp.ones(5)), np.float32(1)), 6)
+    function.jitted = jitted
+    used = jnp.zeros((3, 4))
+    np.testing.assert_array_equal(function((used, jnp.ones(7)), np.float32(1)), 8)
+    assert used.is_deleted()

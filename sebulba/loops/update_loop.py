@@ -234,8 +234,9 @@ class UpdateLoop:
         """Prepare the update, once, while the Inferencers compile and play their first cycles."""
         expected, self._expected = self._expected, None
         if expected is not None:
+            due = self._due_after(self._session.counters.cycles + 1)
             with self._timer.phase("update"):
-                self._updater.prepare(*expected)
+                self._updater.prepare(*expected, due=due)
 
     def _consume_stream(self) -> None:
         """Async: first come, first served; publish after each trajectory that had updates due."""
@@ -312,7 +313,7 @@ class UpdateLoop:
                 self._records.window.add_observed(observed)
         if options.inference_only:
             return False
-        due = self._agent.num_off_policy_optims_per_cycle(counters.cycles - counters.warm_up_from)
+        due = self._due_after(counters.cycles)
         with timer.phase("update"):
             self._acting = self._updater.consume(
                 item.trajectory,
@@ -323,6 +324,11 @@ class UpdateLoop:
             )
         counters.updates += due
         return due > 0
+
+    def _due_after(self, cycles: int) -> int:
+        """Return how many updates are due after that trajectory, counted from 1."""
+        warm_up_from = self._session.counters.warm_up_from
+        return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
 
     def _count(self, item: Item) -> None:
         counters, session = self._session.counters, self._session

@@ -38,13 +38,32 @@ class DonatingProgram:
             return function(*jax.tree.unflatten(treedef, leaves), *others)
 
         self.jitted = jax.jit(call, donate_argnums=(0,), out_shardings=out)
+        self._run: Callable = self.jitted
 
     def __call__(self, donated: PyTree, *others: PyTree) -> PyTree:
         """Run it; ``donated`` is a tuple as the example was."""
+        arguments = *self._parted(donated), *others
+        try:
+            return self._run(*arguments)
+        except (TypeError, ValueError):
+            if self._run is self.jitted:
+                raise
+            # It was compiled for others than it is given, which JAX finds before it runs anything.
+            self._run = self.jitted
+            return self._run(*arguments)
+
+    def compile(self, donated: PyTree, *others: PyTree) -> None:
+        """Compile it ahead of its first call, for arguments of these shapes.
+
+        A call with others is compiled anew.
+        """
+        self._run = self.jitted.lower(*self._parted(donated), *others).compile()
+
+    def _parted(self, donated: PyTree) -> tuple[list, list]:
         leaves = jax.tree.leaves(donated)
         given = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if use]
         kept = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if not use]
-        return self.jitted(given, kept, *others)
+        return given, kept
 
 
 def _usable(leaves: Sequence[Any], result: PyTree, out: PyTree) -> list[bool]:

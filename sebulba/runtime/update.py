@@ -129,11 +129,11 @@ class Updater:
         self.wait()
         given = (trajectory, initial, final, self._experience)
         if due:
-            self.prepare(trajectory, initial, final)
+            self._find_metrics(given)
         if due == 1:
             return self._learn(given, updates)
         if self._take is None:
-            self._take = self._compile_take(*given)
+            self._take = self._make_take(*given)
         self._experience = self._take(given, self._networks)
         for number in range(due):
             if self._one_in_flight:
@@ -145,20 +145,36 @@ class Updater:
         self._updates_summed += due
         return self.acting_networks() if due else None
 
-    def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
-        """Find the shapes of the metrics, for such arguments or their shapes.
+    def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, due: int) -> None:
+        """Do ahead of ``consume`` what can be done before there is a trajectory.
 
-        That traces the update, which is most of what the first one takes once its program is kept
-        on the disk; tracing it again goes faster, since JAX remembers the parts.
+        Where one update is due, its program is compiled. Where several are, they are traced.
+
+        Args:
+          trajectory: Its shapes, as those of the step states.
+          initial: Of ``consume``.
+          final: Of ``consume``.
+          due: How many updates will be, after the first trajectory.
         """
+        given = (trajectory, initial, final, self._experience)
+        self._find_metrics(given)
+        if due == 1 and self._take_and_update is None:
+            owned = self._owned(given)
+            self._take_and_update = self._make_take_and_update(owned)
+            self._take_and_update.compile(owned, self._key_data, np.uint32(0))
+
+    def _find_metrics(self, given: tuple) -> None:
+        """Begin the sums of the metrics, whose names and shapes only a traced update tells."""
         if self._metric_sums is None:
-            given = (trajectory, initial, final, self._experience)
             self._metric_sums = self._zeros(self._metric_shapes(given))
 
+    def _owned(self, given: tuple) -> tuple:
+        return (*given, self._networks, self._opt, self._metric_sums)
+
     def _learn(self, given: tuple, updates: int) -> PyTree:
-        owned = (*given, self._networks, self._opt, self._metric_sums)
+        owned = self._owned(given)
         if self._take_and_update is None:
-            self._take_and_update = self._compile_take_and_update(owned)
+            self._take_and_update = self._make_take_and_update(owned)
         self._networks, self._opt, self._experience, self._metric_sums, acting = (
             self._take_and_update(owned, self._key_data, np.uint32(updates))
         )
@@ -178,7 +194,7 @@ class Updater:
             self._agent.experience_spec(),
         )
 
-    def _compile_take(
+    def _make_take(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree, experience: PyTree
     ) -> DonatingProgram:
         """Jit ``Agent.update_experience`` alone."""
@@ -187,7 +203,7 @@ class Updater:
         given = (trajectory, initial, final, experience)
         return DonatingProgram(mapped, given, experience, out=self._shardings)
 
-    def _compile_take_and_update(self, owned: tuple) -> DonatingProgram:
+    def _make_take_and_update(self, owned: tuple) -> DonatingProgram:
         """Jit ``Agent.update_experience``, one update and the copy that is published."""
         specs = self._specs_of(*owned[1:3])
         mapped = self._map(
