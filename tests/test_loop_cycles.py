@@ -137,7 +137,9 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         assert compiles.on
         programs = loop._session.inferencers[0].run_cycle._programs
         updater = loop._updater
-        used = [updater._take_and_update.jitted, updater._acting]
+        # The update may have been compiled ahead, which is not counted here.
+        assert updater._take_and_update.jitted._cache_size() <= 1
+        used = [updater._acting]
         if cycle == "stepped":
             used.append(programs.act)
         assert [program._cache_size() for program in used] == [1] * len(used)
