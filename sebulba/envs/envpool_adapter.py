@@ -82,7 +82,7 @@ class EnvpoolAdapter:
         self._action_dtype = np.dtype(action_array.dtype)  # the space of an int32 says int64
         self._native_action = make_native_action(pool.action_space, self._action_dtype)
         self._cast_obs = _make_obs_cast(self.spec.observation_space)
-        self._in_order = np.arange(self.num_envs, dtype=np.int32)
+        self._in_order = np.arange(self.num_envs, dtype=np.int32).tobytes()
         self._ends = np.zeros(self.num_envs, np.bool_)
 
     def reset(self) -> EnvOutput:
@@ -105,14 +105,15 @@ class EnvpoolAdapter:
             )
         # The row after an end is the reset. `elapsed_step == 0` would miss lost lives.
         is_first, self._ends = self._ends, terminated | truncated
+        ends = self._ends if game_over is terminated else game_over.astype(np.bool_) | truncated
         return EnvOutput(
             obs=self._cast_obs(obs),
-            reward=reward.astype(np.float32, copy=False),
+            reward=_as_float32(reward),
             terminated=terminated,
             truncated=truncated,
             is_first=is_first,
-            true_reward=true_reward.astype(np.float32, copy=False),
-            episode_end=game_over.astype(np.bool_, copy=False) | truncated,
+            true_reward=_as_float32(true_reward),
+            episode_end=ends,
         )
 
     def fused(self) -> FusedEnv | str:
@@ -152,7 +153,8 @@ class EnvpoolAdapter:
     def _order(self, info: dict) -> np.ndarray | None:
         """Return the environments that the rows are of, None if they are in order."""
         order = info["env_id"]
-        return None if (order == self._in_order).all() else order
+        # Bytes are compared in a fraction of the time that arrays are.
+        return None if order.tobytes() == self._in_order else order
 
 
 def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
@@ -210,6 +212,10 @@ def _game(reward: Any, terminated: Any, info: dict) -> tuple[Any, Any]:
     if "lives" in info and "reward" in info and "terminated" in info:
         return info["reward"], info["terminated"]
     return reward, terminated
+
+
+def _as_float32(array: np.ndarray) -> np.ndarray:
+    return array if array.dtype == np.float32 else array.astype(np.float32)
 
 
 def _scatter(tree: PyTree, order: np.ndarray) -> PyTree:
