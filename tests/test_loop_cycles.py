@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sebulba
+from sebulba.loops.running_inferencers import RunningInferencers
 from sebulba.runtime import cycle as cycle_module
 from sebulba.runtime import fused_cycle
 from sebulba.runtime.cycle import CyclePrograms
@@ -138,7 +139,9 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         programs = loop._session.inferencers[0].run_cycle._programs
         updater = loop._updater
         # The update may have been compiled ahead, which is not counted here.
-        assert updater._take_and_update.jitted._cache_size() <= 1
+        update = updater._take_and_update.jitted
+        compiled_later = update._cache_size()
+        assert compiled_later <= 1
         used = [updater._acting]
         if cycle == "stepped":
             used.append(programs.act)
@@ -147,6 +150,25 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         compiles.on = False  # what the end of a run and the begin of the next copy is their own
         loop.run(result.state, 10, 5)
         assert [program._cache_size() for program in used] == [1] * len(used)
+        assert update._cache_size() == compiled_later
+
+
+@pytest.mark.parametrize("cycle", ["stepped", "fused"])
+@pytest.mark.parametrize("devices", [([0], [0]), ([0], [1]), ([1], [1])])
+def test_the_update_is_compiled_ahead_for_what_it_will_be_given(cycle, devices, monkeypatch):
+    next_item = RunningInferencers.next_item
+
+    def idle_first(running, wait_s):
+        running._while_idle()
+        return next_item(running, wait_s)
+
+    monkeypatch.setattr(RunningInferencers, "next_item", idle_first)
+    loop, _ = make_tiny_loop(
+        "CartPole-v1", cycle=cycle, inference_devices=devices[0], update_devices=devices[1]
+    )
+    with loop:
+        loop.run(loop.new_state(0, 5), 4, 5)
+        assert loop._updater._take_and_update.jitted._cache_size() == 0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sebulba.errors import UsageError
 from sebulba.runtime.copies import owned_copy
 from sebulba.runtime.devices import choose_devices
-from sebulba.runtime.donation import DonatingProgram
+from sebulba.runtime.donation import DEBUGGING, DonatingProgram
 from sebulba.runtime.episodes import EpisodeStatistics
 from sebulba.runtime.fused_cycle import equal_chunks
 from sebulba.runtime.staging import Staged, Staging
@@ -185,6 +185,21 @@ def test_donation_takes_only_leaves_that_an_output_can_use():
     assert result.shape == (3, 2)
     assert used.is_deleted()
     assert not unused.is_deleted()
+
+
+@pytest.mark.parametrize("option", DEBUGGING)
+def test_a_donating_program_is_not_compiled_ahead_where_jax_looks_for_the_operation(option):
+    example = (jnp.zeros((3, 2)),)
+    function = DonatingProgram(lambda a: a + 1, example, example[0])
+    before = getattr(jax.config, option)
+    jax.config.update(option, True)
+    try:
+        function.compile(example)
+        assert function._run is function.jitted
+    finally:
+        jax.config.update(option, before)
+    function.compile(example)
+    assert function._run is not function.jitted
 
 
 def test_a_donating_program_can_be_compiled_ahead_also_for_shapes_that_it_is_not_given():

@@ -82,7 +82,7 @@ class EnvpoolAdapter:
         self._action_dtype = np.dtype(action_array.dtype)  # the space of an int32 says int64
         self._native_action = make_native_action(pool.action_space, self._action_dtype)
         self._cast_obs = _make_obs_cast(self.spec.observation_space)
-        self._in_order = np.arange(self.num_envs, dtype=np.int32).tobytes()
+        self._bytes_in_order = np.arange(self.num_envs, dtype=np.int32).tobytes()
         self._ends = np.zeros(self.num_envs, np.bool_)
 
     def reset(self) -> EnvOutput:
@@ -153,8 +153,8 @@ class EnvpoolAdapter:
     def _order(self, info: dict) -> np.ndarray | None:
         """Return the environments that the rows are of, None if they are in order."""
         order = info["env_id"]
-        # Bytes are compared in a fraction of the time that arrays are.
-        return None if order.tobytes() == self._in_order else order
+        # Bytes are compared in a fraction of the time that arrays are; envpool's are int32.
+        return None if order.tobytes() == self._bytes_in_order else order
 
 
 def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
@@ -247,6 +247,7 @@ def _narrow_step(
     def narrow(array: jax.Array) -> jax.Array:
         return array.astype(f"{array.dtype.kind}4") if array.dtype.itemsize == 8 else array
 
+    # Row by row, as its bounds are those of one environment.
     handle, output = pool_step(handle, jax.vmap(native_action)(action))
     return handle, jax.tree.map(narrow, output)
 
@@ -275,7 +276,11 @@ def _fused_step(
         )
         return output, terminated | truncated
 
-    action, num_invalid = one_kernel(lambda x: _clamp(x, spec.action_space))(action)
+    def before(action: jax.Array) -> tuple[jax.Array, jax.Array]:
+        inside, num_invalid = _clamp(action, spec.action_space)
+        return inside.astype(spec.action_space.dtype), num_invalid
+
+    action, num_invalid = one_kernel(before)(action)
     handle, pool_output = pool_step(handle, action)
     order = pool_output[-1]["env_id"]
     rows = _places(order) if len(order) > MOST_COMPARED else None

@@ -10,6 +10,9 @@ import jax
 
 from sebulba.types import PyTree
 
+DEBUGGING = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
+"""Options of JAX for which a program has to be run by ``jax.jit``: it finds the operation."""
+
 
 class DonatingProgram:
     """``function(*donated, *others)`` jitted, with those leaves donated that an output can take.
@@ -21,7 +24,7 @@ class DonatingProgram:
     def __init__(
         self, function: Callable, donated: PyTree, result: PyTree, out: PyTree = None
     ) -> None:
-        """Choose the leaves; nothing is compiled before the first call.
+        """Choose the leaves; nothing is compiled before the first call, or ``compile``.
 
         Args:
           function: Takes the elements of ``donated``, then others.
@@ -46,17 +49,19 @@ class DonatingProgram:
         try:
             return self._run(*arguments)
         except (TypeError, ValueError):
-            if self._run is self.jitted:
+            if self._run is self.jitted or any(leaf.is_deleted() for leaf in arguments[0]):
                 raise
-            # It was compiled for others than it is given, which JAX finds before it runs anything.
+            # It was compiled for others than it is given, and has not run.
             self._run = self.jitted
             return self._run(*arguments)
 
     def compile(self, donated: PyTree, *others: PyTree) -> None:
         """Compile it ahead of its first call, for arguments of these shapes.
 
-        A call with others is compiled anew.
+        A call with other shapes or on other devices is compiled anew.
         """
+        if any(getattr(jax.config, name) for name in DEBUGGING):
+            return
         self._run = self.jitted.lower(*self._parted(donated), *others).compile()
 
     def _parted(self, donated: PyTree) -> tuple[list, list]:

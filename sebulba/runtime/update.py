@@ -86,9 +86,12 @@ class Updater:
         """Take copies of networks, optimizer and experience; the caller's stay valid."""
         self._metric_sums, self._updates_summed = None, 0  # of a run that failed, perhaps
         self._num_skipped = 0
-        # At once: one program, not one for each.
-        self._networks, self._opt, self._experience = owned_copy(
-            tuple(state[:3]), self._state_shardings[:3]
+        # One program for both. Experience can be large: one field at a time.
+        self._networks, self._opt = owned_copy((state.networks, state.opt), self._replicated)
+        self._experience = jax.tree.map(
+            lambda sharding, subtree: owned_copy(subtree, sharding),
+            self._shardings,
+            state.experience,
         )
 
     def parts(self) -> tuple[PyTree, PyTree, PyTree]:
@@ -148,13 +151,13 @@ class Updater:
     def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, due: int) -> None:
         """Do ahead of ``consume`` what can be done before there is a trajectory.
 
-        Where one update is due, its program is compiled. Where several are, they are traced.
+        Where one update will be due, its program is compiled; else its metrics are found.
 
         Args:
           trajectory: Its shapes, as those of the step states.
           initial: Of ``consume``.
           final: Of ``consume``.
-          due: How many updates will be, after the first trajectory.
+          due: How many updates will be after the next trajectory.
         """
         given = (trajectory, initial, final, self._experience)
         self._find_metrics(given)
