@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sebulba.errors import UsageError
-from sebulba.runtime.copies import owned_copy
+from sebulba.runtime.copies import is_finite, owned_copy
 from sebulba.runtime.devices import choose_devices
 from sebulba.runtime.donation import DEBUGGING, DonatingProgram
 from sebulba.runtime.episodes import EpisodeStatistics
@@ -185,6 +185,14 @@ def test_donation_takes_only_leaves_that_an_output_can_use():
     assert result.shape == (3, 2)
     assert used.is_deleted()
     assert not unused.is_deleted()
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, True), (np.nan, False), (np.inf, False)])
+def test_whether_numbers_are_finite_is_seen_without_a_view_that_stays(number, expected):
+    array = jnp.zeros((64, 64)).at[3, 4].set(number)
+    assert is_finite({"x": array, "n": jnp.int32(3)}) == expected
+    jax.jit(lambda x: x + 1, donate_argnums=0)(array)
+    assert array.is_deleted()
 
 
 @pytest.mark.parametrize("option", DEBUGGING)

@@ -53,7 +53,7 @@ def is_key(leaf: PyTree) -> bool:
 def is_finite(tree: PyTree) -> bool:
     """Tell whether all numbers in ``tree`` are; on the host, where nothing has to be compiled.
 
-    For arrays that no program is going to donate: it looks at them in place.
+    It looks at them in place and keeps no view, which would switch off their next donation.
     """
     return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
 
