@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         NotFiniteError,
         UsageError,
     )
-    from sebulba.evaluation import EvaluationPlayer, evaluate
+    from sebulba.loops.evaluation import EvaluationPlayer, evaluate
     from sebulba.loops.evaluator import Evaluator
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
-    from sebulba.policy import Policy, load_policy, save_policy
+    from sebulba.policies.policy import Policy, load_policy, save_policy
     from sebulba.types import ActionOutput, EnvSpec, EnvStep, RunSpec, StepInfos, Trajectory
 
 __version__ = "0.1.0"
@@ -43,10 +43,10 @@ _ROOMS = {
         "NotFiniteError",
         "UsageError",
     ),
-    "sebulba.evaluation": ("EvaluationPlayer", "evaluate"),
+    "sebulba.loops.evaluation": ("EvaluationPlayer", "evaluate"),
     "sebulba.loops.evaluator": ("Evaluator",),
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
-    "sebulba.policy": ("Policy", "load_policy", "save_policy"),
+    "sebulba.policies.policy": ("Policy", "load_policy", "save_policy"),
     "sebulba.types": ("ActionOutput", "EnvSpec", "EnvStep", "RunSpec", "StepInfos", "Trajectory"),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sebulba.cli import entry_point
+from sebulba.commands.cli import entry_point
 
 if __name__ == "__main__":
     entry_point()

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from sebulba.agent import Agent, AgentState
-from sebulba.runtime.cycle import env_step_of
-from sebulba.runtime.devices import learner_mesh
-from sebulba.runtime.hand_off import HandOffToMesh
-from sebulba.runtime.update import Updater
+from sebulba.inference.cycle import env_step_of
+from sebulba.learning.update import Updater
+from sebulba.loops.devices import learner_mesh
+from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import EnvAdapter, EnvSpec, EnvStep, RunSpec, Trajectory
 
 spaces = gymnasium.spaces

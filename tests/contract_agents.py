@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
-from sebulba.agents.returns import n_step_returns, transitions
+from sebulba.agents.kernels.returns import n_step_returns, transitions
 from sebulba.types import ActionOutput, EnvStep, PyTree, RunSpec, Trajectory
 
 ENVS = P(None, LEARNER_AXIS)

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
-from sebulba.runtime.cycle import env_step_of
+from sebulba.inference.cycle import env_step_of
 from sebulba.types import EnvAdapter, EnvStep, PyTree
 
 NUM_ACTIONS = 4

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import DDPGConfig, ReplayConfig, TargetConfig, TorsoConfig
 from sebulba.agents.ddpg import DDPG
-from sebulba.agents.off_policy import Opt
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, RunSpec, empty_env_step
 from tests.actor_critic import (

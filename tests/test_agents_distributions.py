@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.distributions import (
+from sebulba.agents.kernels.distributions import (
     Categorical,
     Gaussian,
     MultiCategorical,

@@ -19,7 +19,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.agents.dqn import DQN
-from sebulba.agents.q_networks import QHead
+from sebulba.agents.nets.q_networks import QHead
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
 from tests.agent_driver import BOX_SPEC, SPEC, Driver, Streams, quick_state, run_spec

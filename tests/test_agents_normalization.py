@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.normalization import (
+from sebulba.agents.kernels.normalization import (
     Moments,
     ObservationNormalizer,
     new_moments,

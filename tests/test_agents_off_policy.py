@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sebulba.agents.bases.off_policy import check_warm_up, moved_target
 from sebulba.agents.configs import ReplayConfig, TargetConfig
-from sebulba.agents.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
-from sebulba.agents.off_policy import check_warm_up, moved_target
+from sebulba.agents.kernels.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
 from sebulba.errors import UsageError
 from sebulba.types import RunSpec
 

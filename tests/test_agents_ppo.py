@@ -15,7 +15,7 @@ from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, PPOConfig, Tor
 from sebulba.agents.impala import Impala
 from sebulba.agents.ppo import PPO
 from sebulba.errors import UsageError
-from sebulba.policy import load_policy, save_policy
+from sebulba.policies.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, RunSpec
 from tests.agent_driver import BOX_SPEC, SPEC, B, Streams, T, quick_state, run_spec
 

@@ -19,8 +19,8 @@ from sebulba.agents.configs import (
     TargetConfig,
     TorsoConfig,
 )
+from sebulba.agents.kernels.returns import Transitions
 from sebulba.agents.r2d2 import R2D2, sequence_priority
-from sebulba.agents.returns import Transitions
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
 from sebulba.types import EnvStep, RunSpec

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sebulba.agents.returns import (
+from sebulba.agents.kernels.returns import (
     Transitions,
     double_q_values,
     gae,

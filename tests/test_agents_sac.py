@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import (
     OptimizerConfig,
     ReplayConfig,
@@ -16,7 +17,6 @@ from sebulba.agents.configs import (
     TargetConfig,
     TorsoConfig,
 )
-from sebulba.agents.off_policy import Opt
 from sebulba.agents.sac import SAC
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, RunSpec, empty_env_step

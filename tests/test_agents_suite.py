@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import sebulba
 from sebulba.agents.registry import _AGENTS
 from sebulba.errors import UsageError
-from sebulba.policy import load_policy, save_policy
+from sebulba.policies.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, empty_env_step
 from tests import oracle, questions
 from tests.agent_driver import B, Driver, quick_state, run_spec

@@ -15,7 +15,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.agents.impala import Impala
-from sebulba.agents.optimizer import make_optimizer, masked_mean
+from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
 from tests.agent_driver import SPEC, B, Driver, Streams, T, quick_state, run_spec
 from tests.contract_agents import (
     CONTRACT_AGENTS,

@@ -8,7 +8,6 @@ import types
 
 import pytest
 
-from sebulba import cli
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learn import (
     HEADER,
@@ -22,6 +21,7 @@ from sebulba.benchmarks.learn import (
 )
 from sebulba.benchmarks.learning_goals import GOALS, Goal
 from sebulba.benchmarks.report import BENCHMARKS
+from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS
 
 TRAINED = Goal("cartpole", 475, 6000, evaluated=False, seconds=1.5)

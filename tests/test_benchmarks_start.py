@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from sebulba.benchmarks import harness, start
+from sebulba.commands.huge_pages import OPTION, VARIABLE
 from sebulba.errors import UsageError
-from sebulba.huge_pages import OPTION, VARIABLE
 
 TRAINS = """
 import pathlib, sys, time

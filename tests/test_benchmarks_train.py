@@ -20,13 +20,13 @@ from sebulba.benchmarks import ceiling, gil, prototype, train
 from sebulba.benchmarks.ceiling import Cost, Setup, Training
 from sebulba.benchmarks.comparisons import PrototypeCase
 from sebulba.benchmarks.stages import ReplayEnv, Stages, env_work, measure_together
+from sebulba.commands.experiment import build_agent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.errors import UsageError
-from sebulba.experiment import build_agent
-from sebulba.runtime.devices import learner_mesh
-from sebulba.runtime.hand_off import HandOffToMesh
-from sebulba.runtime.update import Updater
+from sebulba.learning.update import Updater
+from sebulba.loops.devices import learner_mesh
+from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import RunSpec, Trajectory
 
 COSTS = {

@@ -13,7 +13,7 @@ import pytest
 from sebulba.benchmarks import tune
 from sebulba.benchmarks.trial import Measurement, Trial
 from sebulba.benchmarks.worker import WorkerError
-from sebulba.cli import _parse
+from sebulba.commands.cli import _parse
 from sebulba.configs.files import read_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError

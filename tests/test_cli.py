@@ -18,12 +18,12 @@ import pytest
 from gymnasium import spaces
 
 import sebulba
-from sebulba import cli
+from sebulba.commands import cli
+from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.errors import is_env_failure
-from sebulba.plots import read_records
-from sebulba.stop_on_signal import StopOnSignal
+from sebulba.metrics.plots import read_records
 
 ROOT = Path(__file__).parent.parent
 
@@ -149,7 +149,7 @@ def test_a_folder_that_holds_a_run_is_refused(run, capsys):
 
 
 def test_folders_without_a_name_do_not_collide(tmp_path, monkeypatch):
-    from sebulba.run_folder import choose_run_folder
+    from sebulba.commands.run_folder import choose_run_folder
 
     monkeypatch.chdir(tmp_path)
     config = PRESETS["pong"].make()
@@ -259,7 +259,7 @@ def test_every_common_option_exists(capsys):
 def test_a_wrong_option_ends_before_jax_is_imported():
     code = (
         "import sys\n"
-        "from sebulba.cli import main\n"
+        "from sebulba.commands.cli import main\n"
         "codes = [main(['train', 'cartpole', '--num-env', '3']), main(['train', 'x']),\n"
         "         main(['train', 'cartpole', '--help']), main(['eval', 'nowhere'])]\n"
         "print(codes, 'jax' in sys.modules, 'gymnasium' in sys.modules, file=sys.stderr)\n"
@@ -374,7 +374,7 @@ def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, caps
 def test_a_signal_before_there_is_a_loop_ends_the_process_whatever_is_being_imported(which):
     program = f"""
 import os
-from sebulba.stop_on_signal import StopOnSignal
+from sebulba.commands.stop_on_signal import StopOnSignal
 with StopOnSignal():
     try:
         os.kill(os.getpid(), {int(which)})

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sebulba.cli import _parse
+from sebulba.commands.cli import _parse
 from sebulba.configs.files import config_options, read_config_file, write_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError

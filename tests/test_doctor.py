@@ -15,7 +15,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
-from sebulba import cli
+from sebulba.commands import cli
 from sebulba.diagnosis import doctor, machine, self_tests
 from sebulba.diagnosis.checks import Check, run_checks
 from sebulba.diagnosis.finding import Finding, Level, Report, note, ok, problem

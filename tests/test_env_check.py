@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import sebulba
-from sebulba import cli
+from sebulba.commands import cli
 from sebulba.diagnosis import env_checks
 from sebulba.diagnosis.checks import Skipped, run_checks
 from sebulba.diagnosis.env_checks import checks_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.envs.seeds import ENVS_A_GENERATION, LAST_GENERATION
 from sebulba.errors import UsageError
-from sebulba.evaluation import evaluation_seeds
+from sebulba.loops.evaluation import evaluation_seeds
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 

@@ -334,7 +334,7 @@ def test_other_spaces_are_refused():
 
 
 def test_a_state_of_another_version_is_refused(monkeypatch):
-    from sebulba import sealed
+    from sebulba.envs import sealed
 
     monkeypatch.setattr(sealed, "VERSION", 7)
     state = state_of(WalkEnv)

@@ -10,8 +10,8 @@ from scipy import stats
 
 from sebulba.envs import env_spec
 from sebulba.errors import UsageError
-from sebulba.evaluation import Evaluation, evaluate
-from sebulba.policy import Policy
+from sebulba.loops.evaluation import Evaluation, evaluate
+from sebulba.policies.policy import Policy
 from sebulba.types import RunSpec
 from tests.tiny import TinyAgent, TinyConfig
 

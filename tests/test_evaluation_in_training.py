@@ -16,15 +16,15 @@ from gymnasium import spaces
 from rich.console import Console
 
 import sebulba
-from sebulba import cli
+from sebulba.commands import cli
 from sebulba.envs import seed_block
 from sebulba.errors import EnvError, HangError, UsageError
-from sebulba.evaluation import EvaluationPlayer, evaluation_seeds
 from sebulba.loops import update_loop
+from sebulba.loops.evaluation import EvaluationPlayer, evaluation_seeds
 from sebulba.loops.evaluator import Evaluator, Heartbeat
-from sebulba.loops.live_panel import PanelView
-from sebulba.loops.metric_writers import LinesWriter, TensorBoardWriter
-from sebulba.plots import learning_curve, read_records
+from sebulba.metrics.live_panel import PanelView
+from sebulba.metrics.plots import learning_curve, read_records
+from sebulba.metrics.writers import LinesWriter, TensorBoardWriter
 from tests.loop_helpers import counting, inferencer_threads, leaves_equal, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
 

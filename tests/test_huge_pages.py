@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from sebulba import cli, huge_pages
-from sebulba.huge_pages import (
+from sebulba.commands import cli, huge_pages
+from sebulba.commands.huge_pages import (
     OPTION,
     RETURNS_FROM,
     VARIABLE,

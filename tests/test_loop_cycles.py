@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.loops.running_inferencers import RunningInferencers
-from sebulba.runtime import cycle as cycle_module
-from sebulba.runtime import fused_cycle
-from sebulba.runtime.cycle import CyclePrograms
-from sebulba.runtime.inferencer import INFERENCER_PHASES
-from sebulba.runtime.timer import PhaseTimer
+from sebulba.inference import cycle as cycle_module
+from sebulba.inference import fused_cycle
+from sebulba.inference.cycle import CyclePrograms
+from sebulba.inference.inferencer import INFERENCER_PHASES
+from sebulba.inference.running_inferencers import RunningInferencers
+from sebulba.metrics.timer import PhaseTimer
 from sebulba.types import RunSpec
 from tests.loop_helpers import Recorder, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.runtime.devices import learner_mesh
-from sebulba.runtime.hand_off import HandOffToMesh
-from sebulba.runtime.update import Updater
+from sebulba.learning.update import Updater
+from sebulba.loops.devices import learner_mesh
+from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.faults.counts import rounds
 from tests.loop_helpers import make_tiny_loop

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sebulba.loops.live_panel import PanelView, PanelWriter, sparkline, stacked_bar
-from sebulba.loops.metric_writers import (
+from sebulba.metrics.live_panel import PanelView, PanelWriter, sparkline, stacked_bar
+from sebulba.metrics.plots import learning_curve, read_records
+from sebulba.metrics.writers import (
     CompositeWriter,
     JsonLinesWriter,
     LinesWriter,
@@ -22,7 +23,6 @@ from sebulba.loops.metric_writers import (
     plain_line,
     seconds_left,
 )
-from sebulba.plots import learning_curve, read_records
 
 
 def record(i: int = 3) -> dict:

@@ -17,7 +17,7 @@ import sebulba
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.registry import make_agent
 from sebulba.errors import UsageError
-from sebulba.policy import Policy, load_policy, save_policy, space_from_json, space_to_json
+from sebulba.policies.policy import Policy, load_policy, save_policy, space_from_json, space_to_json
 from sebulba.types import EnvSpec, RunSpec
 
 RUN = RunSpec(num_envs=6, num_inferencers=2, steps_per_cycle=5, num_update_devices=1)

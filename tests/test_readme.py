@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba import cli
+from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS
 
 README = (Path(__file__).parent.parent / "README.md").read_text()

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
+from sebulba.commands.run_folder import RunFolder, choose_run_folder
 from sebulba.configs.presets import PRESETS
 from sebulba.configs.reliability import CheckpointConfig
 from sebulba.errors import UsageError
-from sebulba.run_folder import RunFolder, choose_run_folder
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 import sebulba
 from sebulba.errors import UsageError
-from sebulba.runtime.choose_cycle import make_cycle
-from sebulba.runtime.cores import run_on, shares_of_cores, threads_run_on
+from sebulba.inference.choose_cycle import make_cycle
+from sebulba.inference.cores import run_on, shares_of_cores, threads_run_on
 from tests.loop_helpers import make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
 

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sebulba.errors import UsageError
-from sebulba.runtime.copies import is_finite, owned_copy
-from sebulba.runtime.devices import choose_devices
-from sebulba.runtime.donation import DEBUGGING, DonatingProgram
-from sebulba.runtime.episodes import EpisodeStatistics
-from sebulba.runtime.fused_cycle import equal_chunks
-from sebulba.runtime.staging import Staged, Staging
-from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.trajectory_queue import TrajectoryQueue
+from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.inference.fused_cycle import equal_chunks
+from sebulba.learning.donation import DEBUGGING, DonatingProgram
+from sebulba.loops.devices import choose_devices
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.transport.staging import Staged, Staging
+from sebulba.transport.trajectory_queue import TrajectoryQueue
+from sebulba.trees import is_finite, owned_copy
 
 DEADLINE_S = 10.0
 """Ten times what a stop or a failure promises."""

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
+from sebulba.agents.bases.actor_critic import ActorCriticAgent, StepState, critic_loss
+from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import DDPGConfig
-from sebulba.agents.critics import ActorCriticAgent, StepState, critic_loss
-from sebulba.agents.exploration import exploration_ladder
-from sebulba.agents.networks import Encoded
-from sebulba.agents.off_policy import Opt
-from sebulba.agents.replay import Replay
+from sebulba.agents.kernels.exploration import exploration_ladder
+from sebulba.agents.nets.networks import Encoded
+from sebulba.agents.replay.layouts import Replay
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
 _NOISE_CLIP = 2.5

@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt, replay_options
 from sebulba.agents.configs import DQNConfig
-from sebulba.agents.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
-from sebulba.agents.off_policy import OffPolicyAgent, Opt, replay_options
-from sebulba.agents.q_networks import QNetwork, discrete_actions, value_of
-from sebulba.agents.replay import Replay, TransitionReplay
-from sebulba.agents.returns import double_q_values
+from sebulba.agents.kernels.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
+from sebulba.agents.kernels.returns import double_q_values
+from sebulba.agents.nets.q_networks import QNetwork, discrete_actions, value_of
+from sebulba.agents.replay.layouts import Replay, TransitionReplay
 from sebulba.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 

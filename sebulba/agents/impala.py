@@ -8,10 +8,10 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import ImpalaConfig
-from sebulba.agents.on_policy import Experience, OnPolicyAgent
-from sebulba.agents.optimizer import masked_mean
-from sebulba.agents.returns import transitions, vtrace
+from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.kernels.returns import transitions, vtrace
 from sebulba.types import EnvSpec, PyTree
 
 

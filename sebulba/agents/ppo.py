@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, Statistics, StepState
 from sebulba.agents.configs import PPOConfig
-from sebulba.agents.on_policy import Experience, OnPolicyAgent, Statistics, StepState
-from sebulba.agents.optimizer import masked_mean
-from sebulba.agents.returns import gae, transitions
+from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.kernels.returns import gae, transitions
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
 

@@ -12,13 +12,11 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt, replay_options
 from sebulba.agents.configs import R2D2Config
-from sebulba.agents.exploration import epsilon_greedy, exploration_ladder
-from sebulba.agents.off_policy import OffPolicyAgent, Opt, replay_options
-from sebulba.agents.optimizer import masked_mean
-from sebulba.agents.q_networks import QNetwork, QOutput, discrete_actions, value_of
-from sebulba.agents.replay import Replay, SequenceReplay
-from sebulba.agents.returns import (
+from sebulba.agents.kernels.exploration import epsilon_greedy, exploration_ladder
+from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.kernels.returns import (
     Transitions,
     double_q_values,
     n_step_returns,
@@ -26,6 +24,8 @@ from sebulba.agents.returns import (
     restore_value,
     transitions,
 )
+from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions, value_of
+from sebulba.agents.replay.layouts import Replay, SequenceReplay
 from sebulba.errors import UsageError
 from sebulba.one_kernel import after
 from sebulba.types import (

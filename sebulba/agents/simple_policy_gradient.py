@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import SimplePolicyGradientConfig
-from sebulba.agents.on_policy import Experience, OnPolicyAgent
-from sebulba.agents.optimizer import masked_mean
-from sebulba.agents.returns import n_step_returns, transitions
+from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.kernels.returns import n_step_returns, transitions
 from sebulba.types import EnvSpec, PyTree
 
 

@@ -13,9 +13,9 @@ import dataclasses
 
 from sebulba.benchmarks.stages import Stages
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker
+from sebulba.commands.experiment import build_agent, configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.experiment import build_agent, configure_jax
 
 
 class CycleProcesses:

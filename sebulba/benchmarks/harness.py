@@ -18,7 +18,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from sebulba import huge_pages
+from sebulba.commands import huge_pages
 
 PACKAGES = ("sebulba", "jax", "jaxlib", "flax", "envpool", "gymnasium", "numpy")
 

@@ -21,10 +21,10 @@ from sebulba.agents.registry import make_agent
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.bare import bare_loop
 from sebulba.benchmarks.plain_cycle import PlainCycle
+from sebulba.commands.experiment import configure_jax
 from sebulba.envs import env_spec, seed_block
-from sebulba.experiment import configure_jax
+from sebulba.inference.choose_cycle import CycleKind, MakeCycle
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.runtime.choose_cycle import CycleKind, MakeCycle
 from sebulba.types import RunSpec
 
 ENV, NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE, NUM_INFERENCERS = "CartPole-v1", 16, 20, 100, 2

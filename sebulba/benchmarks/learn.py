@@ -19,7 +19,7 @@ from typing import Any
 
 from sebulba.benchmarks.learning_goals import GOALS, Goal
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.plots import learning_curves, read_records
+from sebulba.metrics.plots import learning_curves, read_records
 
 MOST_POINTS = 200
 """Of a training curve in the JSON."""

@@ -20,16 +20,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba import experiment
 from sebulba.agent import Agent
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.memory_use import MB, allocator_mb, device_bytes, rss_bytes
+from sebulba.commands import experiment
+from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import UsageError
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.loops.metric_writers import CompositeWriter, JsonLinesWriter, TensorBoardWriter
-from sebulba.run_folder import RunFolder
+from sebulba.metrics.writers import CompositeWriter, JsonLinesWriter, TensorBoardWriter
 from sebulba.types import PyTree, RunSpec
 
 SETTLE_S = 60.0

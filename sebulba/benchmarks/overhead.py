@@ -20,12 +20,12 @@ from gymnasium.vector import VectorEnv
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.bare import bare_loop
 from sebulba.benchmarks.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from sebulba.commands.experiment import configure_jax
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.experiment import configure_jax
+from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.runtime.episodes import EpisodeStatistics
-from sebulba.runtime.inferencer import INFERENCER_PHASES
-from sebulba.runtime.timer import PhaseTimer
+from sebulba.metrics.timer import PhaseTimer
 from sebulba.types import EnvStep, RunSpec
 
 NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE = 16, 10, 1000

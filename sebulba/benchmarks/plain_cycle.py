@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.errors import EnvError
-from sebulba.runtime.cycle import (
+from sebulba.inference.cycle import (
     CycleOutput,
     CyclePrograms,
     env_step_of,
     info_columns,
     no_action,
 )
-from sebulba.runtime.episodes import EpisodeStatistics
-from sebulba.runtime.timer import PhaseTimer
+from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.metrics.timer import PhaseTimer
 from sebulba.types import EnvAdapter, EnvStep, PyTree
 
 

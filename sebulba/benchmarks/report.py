@@ -11,7 +11,7 @@ from typing import Any
 
 from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.errors import UsageError
-from sebulba.json_files import read_json_object
+from sebulba.files import read_json_object
 
 RESULTS, PAGE = "benchmarks/results", "benchmarks/README.md"
 

@@ -12,7 +12,6 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from sebulba import experiment
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import (
     Measurement,
@@ -21,9 +20,10 @@ from sebulba.benchmarks.trial import (
     ready_trials,
 )
 from sebulba.benchmarks.worker import share_accelerator
+from sebulba.commands import experiment
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
-from sebulba.runtime.devices import local_devices
+from sebulba.loops.devices import local_devices
 
 TOLERANCE = 0.10
 """A cost per step that is higher by less than this share counts as level: machines are noisy."""

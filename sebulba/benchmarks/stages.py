@@ -22,16 +22,16 @@ from sebulba.benchmarks.ceiling import Cost
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import seed_block
 from sebulba.errors import EnvError
-from sebulba.loops.loop_envs import cores_of_inferencers
-from sebulba.runtime.choose_cycle import make_cycle
-from sebulba.runtime.copies import on_device, owned_copy
-from sebulba.runtime.cores import Cores, threads_run_on
-from sebulba.runtime.cycle import Cycle, CycleOutput, CyclePrograms
-from sebulba.runtime.devices import choose_devices, learner_mesh
-from sebulba.runtime.hand_off import HandOffToMesh
-from sebulba.runtime.inferencer import INFERENCER_PHASES
-from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import Updater
+from sebulba.inference.choose_cycle import make_cycle
+from sebulba.inference.cores import Cores, threads_run_on
+from sebulba.inference.cycle import Cycle, CycleOutput, CyclePrograms
+from sebulba.inference.inferencer import INFERENCER_PHASES
+from sebulba.inference.loop_envs import cores_of_inferencers
+from sebulba.learning.update import Updater
+from sebulba.loops.devices import choose_devices, learner_mesh
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.transport.hand_off import HandOffToMesh
+from sebulba.trees import on_device, owned_copy
 from sebulba.types import (
     EnvAdapter,
     EnvFactory,

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sebulba.commands.huge_pages import environment_before_restart
 from sebulba.errors import UsageError
-from sebulba.huge_pages import environment_before_restart
 
 # JAX is imported by what needs it: `train_with_marks` runs in a process whose start is measured.
 
@@ -32,16 +32,16 @@ LONGEST_S = 300.0
 """A first update that takes longer than this is taken for a hang."""
 
 MARKS = (
-    ("sebulba.experiment:configure_jax", "JAX configured"),
-    ("sebulba.experiment:env_spec", "environment described"),
+    ("sebulba.commands.experiment:configure_jax", "JAX configured"),
+    ("sebulba.commands.experiment:env_spec", "environment described"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.__init__", "environments made"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.new_state", "agent state made"),
-    ("sebulba.run_folder:RunFolder.write_config", "run folder made"),
-    ("sebulba.runtime.update:Updater.place", "agent state placed"),
-    ("sebulba.runtime.update:Updater.acting_networks", "first networks published"),
-    ("sebulba.runtime.trajectory_queue:TrajectoryQueue.put", "first trajectory made"),
-    ("sebulba.runtime.update:Updater.consume", "first update dispatched"),
-    ("sebulba.loops.metric_writers:JsonLinesWriter.write", "first update done, record written"),
+    ("sebulba.commands.run_folder:RunFolder.write_config", "run folder made"),
+    ("sebulba.learning.update:Updater.place", "agent state placed"),
+    ("sebulba.learning.update:Updater.acting_networks", "first networks published"),
+    ("sebulba.transport.trajectory_queue:TrajectoryQueue.put", "first trajectory made"),
+    ("sebulba.learning.update:Updater.consume", "first update dispatched"),
+    ("sebulba.metrics.writers:JsonLinesWriter.write", "first update done, record written"),
 )
 """Functions, and what is true when each has returned for the first time."""
 
@@ -196,7 +196,7 @@ def train_with_marks(arguments: Sequence[str], file: str) -> None:
       file: Gets ``{mark: time.time()}`` as JSON when the last of ``MARKS`` is reached.
     """
     marks = {"interpreter started": time.time()}
-    importlib.import_module("sebulba.experiment")
+    importlib.import_module("sebulba.commands.experiment")
     marks["sebulba imported"] = time.time()
 
     def note(name: str) -> None:
@@ -208,10 +208,8 @@ def train_with_marks(arguments: Sequence[str], file: str) -> None:
     for target, name in MARKS:
         owner, attribute = find(target)
         setattr(owner, attribute, _noting(getattr(owner, attribute), functools.partial(note, name)))
-    from sebulba.cli import entry_point
-
     sys.argv[1:] = arguments
-    entry_point()
+    importlib.import_module("sebulba.commands.cli").entry_point()
 
 
 def find(target: str) -> tuple[Any, str]:

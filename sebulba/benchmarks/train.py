@@ -25,9 +25,9 @@ from sebulba.benchmarks.ceiling import Cost, Setup, Training
 from sebulba.benchmarks.comparisons import COMPARISONS, PrototypeCase, check_comparisons
 from sebulba.benchmarks.gil import CycleProcesses, gil_share
 from sebulba.benchmarks.stages import Stages
+from sebulba.commands.experiment import build_agent, build_loop, configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.experiment import build_agent, build_loop, configure_jax
 from sebulba.loops.gymnasium_loop import Result
 from sebulba.types import EnvFactory, StepInfos, Trajectory
 

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import jax
 
-from sebulba import experiment
 from sebulba.benchmarks.memory_use import peak_device_mb, peak_rss_mb
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker, WorkerError
+from sebulba.commands import experiment
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.loops.gymnasium_loop import GymnasiumLoop

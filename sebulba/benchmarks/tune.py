@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 
-from sebulba import experiment
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import (
     Measurement,
@@ -25,10 +24,11 @@ from sebulba.benchmarks.trial import (
     measure_in_turn,
 )
 from sebulba.benchmarks.worker import WorkerError, share_accelerator
+from sebulba.commands import experiment
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.errors import UsageError
-from sebulba.runtime.devices import local_devices
+from sebulba.loops.devices import local_devices
 
 MIN_GAIN = 0.05
 """A change must pay at least this share: less is noise, and not worth another batch size."""

@@ -9,10 +9,10 @@ import dataclasses
 from typing import Any, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
+from sebulba.checks import check_types
 from sebulba.configs.checks import at_least, at_most
 from sebulba.configs.reliability import CheckpointConfig, FaultConfig
 from sebulba.errors import UsageError, shown
-from sebulba.field_types import check_types
 
 OptionValue: TypeAlias = bool | int | float | str
 

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
-from sebulba.json_files import read_json_object
+from sebulba.files import read_json_object
 
 Scalar: TypeAlias = bool | int | float | str | None
 Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from sebulba.checks import check_types
 from sebulba.configs.checks import at_least
 from sebulba.errors import UsageError
-from sebulba.field_types import check_types
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,14 +13,14 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from sebulba import huge_pages
+from sebulba.commands import huge_pages
+from sebulba.commands.jax_setup import Platform, auto_compile_cache, configure_jax
 from sebulba.diagnosis import machine, self_tests
 from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.diagnosis.versions import check_versions
 from sebulba.errors import UsageError
-from sebulba.jax_setup import Platform, auto_compile_cache, configure_jax
-from sebulba.runtime.devices import local_devices
+from sebulba.loops.devices import local_devices
 
 GB = 1e9
 LITTLE_MEMORY_GB = 2.0

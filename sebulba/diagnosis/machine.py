@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sebulba.runtime.cores import num_cores
+from sebulba.inference.cores import num_cores
 
 ROOT = Path("/")
 

@@ -17,9 +17,9 @@ from sebulba.agents.impala import Impala
 from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.envs.factory import env_spec, make_env_factory
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
+from sebulba.learning.update import owned_copy
+from sebulba.loops.devices import local_devices
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.runtime.devices import local_devices
-from sebulba.runtime.update import owned_copy
 
 ALIGNMENT = 64
 """Bytes; JAX may read an array that begins at a multiple of this without copying it."""

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sebulba.envs import pickled_env
+from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
     canonical_action_space,
@@ -29,7 +30,6 @@ from sebulba.envs.vectorize import (
     states_of,
 )
 from sebulba.errors import EnvError, UsageError, shown, text_of
-from sebulba.sealed import seal, unseal
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
 STEP_TIMEOUT_S = 60.0

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sebulba.errors import EnvError, UsageError
-from sebulba.runtime.staging import WAKE_S
+from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
 MAX_PENDING = 2

@@ -14,9 +14,17 @@ import numpy as np
 
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
+from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
+from sebulba.checkpoints.snapshot_trees import SnapshotReader
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
+from sebulba.inference.choose_cycle import CycleKind, MakeCycle, make_cycle
+from sebulba.inference.cycle import CyclePrograms
+from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
+from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
+from sebulba.inference.session import Session
+from sebulba.learning.update import Updater
 from sebulba.loops.argument_checks import (
     check_choice,
     check_counts,
@@ -24,24 +32,18 @@ from sebulba.loops.argument_checks import (
     check_number,
     check_state,
 )
-from sebulba.loops.counters import Counters
+from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.loops.evaluator import Evaluator
-from sebulba.loops.loop_envs import LoopEnvs, cores_of_inferencers
-from sebulba.loops.metric_window import RecentEpisodes
-from sebulba.loops.resume_point import Resumed, put_session_back, read_state
-from sebulba.loops.session import Session
-from sebulba.loops.snapshot_trees import SnapshotReader
 from sebulba.loops.supervisor import OnHang
 from sebulba.loops.update_loop import LoopOptions, ObserveCycle, UpdateLoop
-from sebulba.runtime.choose_cycle import CycleKind, MakeCycle, make_cycle
-from sebulba.runtime.copies import owned_copy
-from sebulba.runtime.cycle import CyclePrograms
-from sebulba.runtime.devices import choose_devices, learner_mesh
-from sebulba.runtime.hand_off import HandOffToMesh
-from sebulba.runtime.inferencer import INFERENCER_PHASES, HandedOver, Inferencer, Schedule
-from sebulba.runtime.staging import Staging
-from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import Updater
+from sebulba.metrics.counters import Counters
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.metrics.window import RecentEpisodes
+from sebulba.transport.hand_off import HandOffToMesh
+from sebulba.transport.item import HandedOver
+from sebulba.transport.permits import Schedule
+from sebulba.transport.staging import Staging
+from sebulba.trees import owned_copy
 from sebulba.types import EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF

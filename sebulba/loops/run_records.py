@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from sebulba.errors import NotFiniteError
+from sebulba.inference.session import Session
+from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
-from sebulba.loops.metric_window import MetricWindow, time_shares
-from sebulba.loops.session import Session
-from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import Updater
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.metrics.window import MetricWindow, time_shares
 from sebulba.types import MetricWriter
 
 

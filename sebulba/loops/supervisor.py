@@ -10,13 +10,13 @@ from collections.abc import Callable
 from types import TracebackType
 
 from sebulba.errors import HangError
+from sebulba.inference.hangs import silence_error, stacks
+from sebulba.inference.inferencer import WAITING_PHASES, Inferencer
+from sebulba.inference.running_inferencers import RunningInferencers
+from sebulba.inference.session import Session
 from sebulba.loops.evaluator import EVALUATOR_THREAD, Evaluations
-from sebulba.loops.hangs import silence_error, stacks
-from sebulba.loops.running_inferencers import RunningInferencers
-from sebulba.loops.session import Session
-from sebulba.runtime.inferencer import WAITING_PHASES, Inferencer
-from sebulba.runtime.staging import WAKE_S
-from sebulba.runtime.timer import PhaseTimer
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.transport.permits import WAKE_S
 
 SUPERVISOR_THREAD = "supervisor"
 """Name of the thread."""

@@ -9,20 +9,22 @@ from typing import Any
 
 from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.run_checkpoints import About, RunCheckpoints
 from sebulba.errors import ActionError, HangError
+from sebulba.inference.hangs import JOIN_S, SAVE_FIRST_S, hang_error, join
+from sebulba.inference.inferencer import Inferencer
+from sebulba.inference.running_inferencers import Replace, RunningInferencers
+from sebulba.inference.session import Session
+from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations, Evaluator
-from sebulba.loops.hangs import JOIN_S, SAVE_FIRST_S, hang_error, join
-from sebulba.loops.metric_window import MetricWindow
-from sebulba.loops.run_checkpoints import About, RunCheckpoints
 from sebulba.loops.run_records import RunRecords
-from sebulba.loops.running_inferencers import Replace, RunningInferencers
-from sebulba.loops.session import Session
 from sebulba.loops.supervisor import OnHang, Supervisor
-from sebulba.runtime.copies import on_device
-from sebulba.runtime.inferencer import HandedOver, HandOff, Inferencer, Item, Schedule
-from sebulba.runtime.staging import Staged
-from sebulba.runtime.timer import PhaseTimer
-from sebulba.runtime.update import Updater
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.metrics.window import MetricWindow
+from sebulba.transport.item import HandedOver, HandOff, Item
+from sebulba.transport.permits import Schedule
+from sebulba.transport.staging import Staged
+from sebulba.trees import on_device
 from sebulba.types import MetricWriter, PyTree, StepInfos, Trajectory
 
 LEARNER_PHASES = ("get", "restart", "observe", "update", "publish", "metrics", "checkpoint")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from sebulba.cli import entry_point
+from sebulba.commands.cli import entry_point
 
 LARGEST_BYTES = 12_000
 """Enough for configuration, policy and a few metrics, too little for a checkpoint."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sebulba.checkpoints import checkpointer
-from sebulba.cli import entry_point
+from sebulba.commands.cli import entry_point
 
 if __name__ == "__main__":
     checkpointer.LARGE_EXPERIENCE_BYTES = 1

@@ -29,9 +29,9 @@ import jax
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.bare import bare_loop
 from sebulba.benchmarks.memory import slope_error, theil_sen
+from sebulba.commands.experiment import build_agent, configure_jax
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.experiment import build_agent, configure_jax
 from sebulba.types import RunSpec
 from tests.faults.children import Child
 

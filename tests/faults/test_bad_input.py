@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import sebulba
-from sebulba import cli
 from sebulba.agents import configs as agent_configs
 from sebulba.agents.configs import ImpalaConfig
+from sebulba.commands import cli
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.configs.reliability import CheckpointConfig, FaultConfig

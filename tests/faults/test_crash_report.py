@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sebulba import cli
 from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.commands import cli
 from sebulba.loops.supervisor import Supervisor
 from tests.test_cli import ONE_DEVICE, SMALL, Guess
 
@@ -139,9 +139,9 @@ def test_an_update_that_hangs_ends_the_process_with_5(tmp_path):
     program = textwrap.dedent(
         """
         import sys, time
-        from sebulba import cli
+        from sebulba.commands import cli
         from sebulba.loops.supervisor import Supervisor
-        from sebulba.runtime.update import Updater
+        from sebulba.learning.update import Updater
         from tests.test_cli import ONE_DEVICE, SMALL
 
         supervisors, enter, consume = [], Supervisor.__enter__, Updater.consume

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import sebulba
-from sebulba import cli
 from sebulba.checkpoints import store
+from sebulba.commands import cli
 from sebulba.errors import CheckpointError
-from sebulba.loops.metric_writers import JsonLinesWriter
-from sebulba.plots import read_records
+from sebulba.metrics.plots import read_records
+from sebulba.metrics.writers import JsonLinesWriter
 from tests.faults.children import Child, newest_whole
 from tests.faults.test_resume_exactness import Waiting, numbers
 from tests.loop_helpers import make_tiny_loop

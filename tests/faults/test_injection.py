@@ -21,8 +21,7 @@ import pytest
 import sebulba
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.errors import CheckpointError, EnvError, EnvHangError, HangError, NotFiniteError
-from sebulba.exit_codes import (
+from sebulba.commands.exit_codes import (
     EXIT_CHECKPOINT,
     EXIT_ENV,
     EXIT_HANG,
@@ -30,10 +29,11 @@ from sebulba.exit_codes import (
     EXIT_OTHER,
     exit_code_of,
 )
+from sebulba.errors import CheckpointError, EnvError, EnvHangError, HangError, NotFiniteError
+from sebulba.inference.stepped_cycle import SteppedCycle
 from sebulba.loops.evaluator import Evaluator
-from sebulba.runtime.staging import Staging
-from sebulba.runtime.stepped_cycle import SteppedCycle
-from sebulba.runtime.trajectory_queue import TrajectoryQueue
+from sebulba.transport.staging import Staging
+from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests.faults.counts import rounds
 from tests.faults.traps import (
     NanEnv,

@@ -18,7 +18,7 @@ import pytest
 
 import sebulba
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.plots import read_records
+from sebulba.metrics.plots import read_records
 from tests.faults.children import Child, newest_whole, training_began
 from tests.faults.counts import rounds
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import sebulba
+from sebulba.commands.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.errors import EnvError
-from sebulba.exit_codes import EXIT_ENV, exit_code_of
-from sebulba.runtime.trajectory_queue import TrajectoryQueue
+from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests import oracle
 from tests.faults.counts import rounds
 from tests.faults.traps import Planted, Trap, agent_with, make_trap, our_threads

@@ -20,7 +20,7 @@ from sebulba.agents.configs import ReplayConfig, TorsoConfig
 from sebulba.agents.registry import make_agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import UsageError
-from sebulba.runtime.copies import host_copy
+from sebulba.trees import host_copy
 from tests.agent_suite import AGENTS
 from tests.faults.counts import rounds
 from tests.loop_helpers import Recorder, leaves_equal

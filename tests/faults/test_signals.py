@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
 
-from sebulba.plots import read_records
+from sebulba.metrics.plots import read_records
 from tests.faults.children import Child, Whole, newest_whole, training_began
 from tests.faults.counts import rounds
 from tests.faults.test_kill import resumed_at

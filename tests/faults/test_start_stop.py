@@ -17,8 +17,8 @@ import pytest
 
 import sebulba
 from sebulba.loops.evaluator import Evaluator
-from sebulba.runtime.staging import Staging
-from sebulba.runtime.trajectory_queue import TrajectoryQueue
+from sebulba.transport.staging import Staging
+from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests.faults.counts import rounds
 from tests.faults.traps import our_threads
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig

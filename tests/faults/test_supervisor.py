@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from sebulba.errors import EnvHangError, HangError
+from sebulba.inference.inferencer import ENV_PHASES, INFERENCER_PHASES, WAITING_PHASES, Inferencer
 from sebulba.loops import supervisor as supervisor_module
 from sebulba.loops.supervisor import Supervisor
 from sebulba.loops.update_loop import LEARNER_PHASES
-from sebulba.runtime.inferencer import ENV_PHASES, INFERENCER_PHASES, WAITING_PHASES, Inferencer
-from sebulba.runtime.staging import WAKE_S
-from sebulba.runtime.timer import PhaseTimer
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.transport.permits import WAKE_S
 
 LIMIT_S = 300.0
 
@@ -24,7 +24,7 @@ class World:
     def __init__(self, monkeypatch: Any) -> None:
         self.now = 1000.0
         clock = types.SimpleNamespace(perf_counter=lambda: self.now)
-        monkeypatch.setattr("sebulba.runtime.timer.time", clock)
+        monkeypatch.setattr("sebulba.metrics.timer.time", clock)
         monkeypatch.setattr(supervisor_module, "time", clock)
         self.told: list[HangError] = []
         self.evaluator_silent_s = 0.0

@@ -9,7 +9,7 @@ from sebulba.agents.configs.actor_critic import require_actor_critic
 from sebulba.agents.configs.checks import require_number, require_size
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
-from sebulba.field_types import check_types
+from sebulba.checks import check_types
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sebulba.agents.configs.checks import (
 )
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
-from sebulba.field_types import check_types
+from sebulba.checks import check_types
 
 
 @dataclasses.dataclass(frozen=True)

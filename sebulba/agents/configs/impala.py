@@ -11,7 +11,7 @@ from sebulba.agents.configs.policy_gradient import (
     require_policy_gradient,
 )
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
-from sebulba.field_types import check_types
+from sebulba.checks import check_types
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from sebulba.agents.configs.checks import require, require_number, require_size
-from sebulba.field_types import check_types
+from sebulba.checks import check_types
 
 
 @dataclasses.dataclass(frozen=True)

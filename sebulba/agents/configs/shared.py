@@ -13,7 +13,7 @@ from sebulba.agents.configs.checks import (
     require_positive,
     require_size,
 )
-from sebulba.field_types import check_types
+from sebulba.checks import check_types
 
 
 @dataclasses.dataclass(frozen=True)

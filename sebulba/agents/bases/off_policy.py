@@ -1,0 +1,245 @@
+"""What agents that learn from a replay share: storage, ratio of updates, target networks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypedDict, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sebulba.agent import Agent
+from sebulba.agents.configs import OptimizerConfig, ReplayConfig, TargetConfig, TorsoConfig
+from sebulba.agents.kernels.optimizer import make_optimizer
+from sebulba.agents.nets.networks import ObservationEncoder
+from sebulba.agents.replay.frame_stack import StackState
+from sebulba.agents.replay.layouts import Draw, Replay, SequenceReplay, TransitionReplay
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
+
+
+class OffPolicyConfig(Protocol):
+    """The hyper-parameters that every off-policy agent has."""
+
+    @property
+    def learning_rate(self) -> float:
+        """Step size of the optimizer."""
+        ...
+
+    @property
+    def discount(self) -> float:
+        """Discount per environment step."""
+        ...
+
+    @property
+    def torso(self) -> TorsoConfig:
+        """Network from observation to features."""
+        ...
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """From gradient to update."""
+        ...
+
+    @property
+    def replay(self) -> ReplayConfig:
+        """What is kept, what is drawn of it, and how often."""
+        ...
+
+    @property
+    def target(self) -> TargetConfig:
+        """How target networks follow."""
+        ...
+
+
+ConfigT = TypeVar("ConfigT", bound=OffPolicyConfig)
+
+
+class Opt(NamedTuple):
+    """What ``optimize`` writes; the same on all update devices."""
+
+    optimizer: PyTree
+    """State of the optimizer."""
+    target: PyTree
+    """Target networks, laid out as ``OffPolicyAgent.with_target`` returns them."""
+    updates: jax.Array
+    """Updates so far, int32."""
+
+
+class OffPolicyAgent(Agent[ConfigT]):
+    """An agent whose experience is a replay; a subclass adds networks, ``step`` and ``loss``."""
+
+    replay: TransitionReplay | SequenceReplay
+    """Where batches are drawn; a subclass says which of the two."""
+
+    def __init__(
+        self, spec: EnvSpec, config: ConfigT, replay: TransitionReplay | SequenceReplay
+    ) -> None:
+        """Build encoder and optimizer; no arrays are made.
+
+        A subclass with several learning rates sets ``self.optimizer`` to one for all its networks.
+        """
+        super().__init__(spec, config)
+        self.replay = replay
+        self.encode = ObservationEncoder(spec, config.torso)
+        self.optimizer: optax.GradientTransformation = make_optimizer(
+            config.learning_rate, config.optimizer
+        )
+
+    # What a subclass may say of itself.
+
+    def with_target(self, networks: PyTree) -> PyTree:
+        """Return the part of ``networks`` that has a target network."""
+        return networks
+
+    def recurrent_state(self, step_state: PyTree) -> PyTree:
+        """Return what of a step state is stored with the first row of a trajectory."""
+        del step_state
+        return ()
+
+    # The contract.
+
+    def check_run(self, run: RunSpec) -> None:
+        """Check the batch over the update devices, and that warm-up fills what is drawn from.
+
+        Raises:
+          UsageError: A hyper-parameter does not fit ``run``.
+        """
+        self.replay.check_run(run, self.config.replay.batch_size)
+        check_warm_up(self.config.replay.warm_up_cycles, self.replay.rows_of_start, run)
+
+    def new_opt(self, networks: PyTree) -> Opt:
+        """Return the initial optimizer state and targets equal to ``networks``."""
+        target = jax.tree.map(jnp.copy, self.with_target(networks))
+        return Opt(self.optimizer.init(networks), target, jnp.int32(0))
+
+    def optimize(self, networks: PyTree, opt: Opt, grads: PyTree) -> tuple[PyTree, Opt]:
+        """Take one optimizer step and move the target when its period is over."""
+        updates, optimizer = self.optimizer.update(grads, opt.optimizer, networks)
+        networks = optax.apply_updates(networks, updates)
+        config = self.config.target
+        target = moved_target(
+            opt.target, self.with_target(networks), opt.updates + 1, config.period, config.rate
+        )
+        return networks, Opt(optimizer, target, opt.updates + 1)
+
+    def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> Replay:
+        """Return an empty replay."""
+        trajectory = self.empty_trajectory(self.acting_networks(networks, None), run)
+        core = self.recurrent_state(self.new_step_state(key, run, 0))
+        return self.replay.new(trajectory, core, run)
+
+    def update_experience(
+        self,
+        experience: Replay,
+        initial_step_state: PyTree,
+        final_step_state: PyTree,
+        trajectory: Trajectory,
+        networks: PyTree,
+    ) -> Replay:
+        """Insert the trajectory, with the recurrent state before its first row."""
+        del final_step_state, networks
+        return self.replay.insert(experience, trajectory, self.recurrent_state(initial_step_state))
+
+    def experience_spec(self) -> PyTree:
+        """Split environments."""
+        return self.replay.spec()
+
+    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
+        """Return the updates due: 0 in warm-up, then in a fixed ratio to trajectories."""
+        return self.config.replay.updates_due(cycle)
+
+    # For a loss.
+
+    def draw(self, experience: Replay, key: jax.Array) -> tuple[Draw, jax.Array]:
+        """Return this device's share of a batch, and its importance weights ``[N]``."""
+        config = self.config.replay
+        draw = self.replay.draw(experience, key, config.batch_size)
+        exponent = config.importance_exponent if config.prioritized else 0.0
+        return draw, self.replay.importance_weights(experience, draw, exponent)
+
+    def set_priority(self, experience: Replay, draw: Draw, priority: jax.Array) -> Replay:
+        """Give what was drawn its new priorities ``[N]``; uniform replay has none."""
+        if not self.config.replay.prioritized:
+            return experience
+        return self.replay.set_priority(experience, draw, priority)
+
+    def replay_metrics(
+        self, experience: Replay, opt: Opt, rows_per_sample: int = 1
+    ) -> dict[str, jax.Array]:
+        """Return how full the replay is, how often a row was drawn, on average over all, and how
+        many frame stacks could not be kept as frames.
+
+        The ratio counts from the beginning of the run, warm-up included, this update's draws too.
+
+        Args:
+          experience: This device's shard.
+          opt: Counts the updates before this one.
+          rows_per_sample: Environment steps that are learned from in one draw.
+        """
+        rows_per_update = self.config.replay.batch_size * rows_per_sample
+        inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
+        metrics = {
+            "replay_size": self.replay.size(experience),
+            "samples_per_insert": (opt.updates + 1.0) * rows_per_update / inserted,
+        }
+        if isinstance(experience.stack, StackState):
+            metrics["replay_stacks_lost"] = experience.stack.lost.astype(jnp.float32)
+        return metrics
+
+
+class ReplayOptions(TypedDict):
+    """What both layouts of a replay take."""
+
+    capacity: int
+    priority_exponent: float
+    frame_stack: int
+
+
+def replay_options(spec: EnvSpec, config: ReplayConfig) -> ReplayOptions:
+    """Return the options of a replay of ``spec``'s environments."""
+    return ReplayOptions(
+        capacity=config.capacity,
+        priority_exponent=config.priority_exponent if config.prioritized else 0.0,
+        frame_stack=spec.frame_stack,
+    )
+
+
+def moved_target(
+    target: PyTree, networks: PyTree, updates: jax.Array, period: int, rate: float
+) -> PyTree:
+    """Return ``target``, moved towards ``networks`` after every ``period`` updates.
+
+    Sources: rate 1, Mnih et al. 2015 (doi 10.1038/nature14236), algorithm 1; period 1,
+    Lillicrap et al. 2015 (arXiv 1509.02971), algorithm 1.
+
+    Args:
+      target: Laid out as ``networks``.
+      networks: After the update.
+      updates: Updates so far, that one included, int32.
+      period: Updates between two moves.
+      rate: How much of the way to ``networks`` a move goes, in (0, 1].
+    """
+    moved = networks if rate == 1.0 else optax.incremental_update(networks, target, rate)
+    if period == 1:
+        return moved
+    return optax.periodic_update(moved, target, updates, period)
+
+
+def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None:
+    """Raise UsageError unless some Inferencer has made a whole start when updates begin.
+
+    Args:
+      warm_up_cycles: Trajectories before the first update, over all Inferencers.
+      rows_of_start: Rows that must follow each other until the first of them can be drawn.
+      run: T and the number of Inferencers.
+    """
+    trajectories = -(-rows_of_start // run.steps_per_cycle)
+    # With one trajectory fewer from each, all Inferencers may still lack one.
+    least = (trajectories - 1) * run.num_inferencers + 1
+    if warm_up_cycles < least:
+        raise UsageError(
+            f"replay.warm_up_cycles={warm_up_cycles} gathers too little to draw from: a start "
+            f"needs {rows_of_start} rows, {trajectories} trajectories of one of "
+            f"{run.num_inferencers} Inferencers; use {least} or more"
+        )

@@ -1,0 +1,1 @@
+"""Mathematics that agents share: pure functions, most of them on one stream ``[T]``."""

@@ -1,0 +1,227 @@
+"""Distributions over actions, one for each action space.
+
+A distribution is a set of pure functions of ``params [..., num_params]``. What it samples is raw:
+class indices, or Gaussian numbers before any squashing. ``action`` turns raw into what the
+environment receives. Log-probability and entropy are those of the raw sample, whose ratio between
+two policies is that of the actions, because the map from one to the other is fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.agents.kernels.squashing import Squashing
+from sebulba.errors import UsageError
+
+_LOG_STD_RANGE = (-5.0, 2.0)
+
+
+class Distribution(Protocol):
+    """Pure functions of distribution parameters, ``[..., num_params + num_free_params]``."""
+
+    num_params: int
+    """Parameters that a network computes from the observation."""
+    num_free_params: int
+    """Parameters that are the same for every observation."""
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a raw sample, ``[...]`` or ``[..., K]``."""
+        ...
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the likeliest raw sample."""
+        ...
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Return the action, ``[..., *action_shape]``, in dtype and bounds of the space."""
+        ...
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-probability (density) of a raw sample, ``[...]``, in nats."""
+        ...
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the (differential) entropy of a raw sample, ``[...]``, in nats."""
+        ...
+
+
+def make_distribution(space: gymnasium.Space) -> Distribution:
+    """Return the distribution for an action space.
+
+    Raises:
+      UsageError: Not a Discrete, a MultiDiscrete or a Box of floats.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return Categorical(space)
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        return MultiCategorical(space)
+    if isinstance(space, gymnasium.spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return Gaussian(space)
+    raise UsageError(
+        f"action_space={space} must be a Discrete, a MultiDiscrete or a Box of floats; "
+        "wrap the environment to give one"
+    )
+
+
+def _dtype(space: gymnasium.Space) -> np.dtype:
+    """Return the dtype of a space as JAX has it (64 bits become 32 unless enabled)."""
+    return np.dtype(jax.dtypes.canonicalize_dtype(space.dtype))
+
+
+class Categorical:
+    """A softmax over the n actions of a Discrete space; raw is an index from 0, int32."""
+
+    num_free_params = 0
+
+    def __init__(self, space: gymnasium.spaces.Discrete) -> None:
+        """Take size and start from ``space``."""
+        self.num_params = int(space.n)
+        self._start = int(space.start)
+        self._dtype = _dtype(space)
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw an index, ``[...]``."""
+        return jax.random.categorical(key, params).astype(jnp.int32)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the likeliest index, ``[...]``."""
+        return jnp.argmax(params, axis=-1).astype(jnp.int32)
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Return the index as an element of the space."""
+        return (raw + self._start).astype(self._dtype)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-probability of an index, ``[...]``."""
+        # A one-hot product: gathers and their gradient (a scatter) are slow on CPU.
+        chosen = jax.nn.one_hot(raw, self.num_params)
+        return jnp.sum(chosen * jax.nn.log_softmax(params), axis=-1)
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the entropy, ``[...]``."""
+        log_probs = jax.nn.log_softmax(params)
+        return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+class MultiCategorical:
+    """Independent softmaxes over the entries of a MultiDiscrete; raw is ``[..., K]`` int32."""
+
+    num_free_params = 0
+
+    def __init__(self, space: gymnasium.spaces.MultiDiscrete) -> None:
+        """Take sizes and starts from ``space``; ``nvec`` may have any shape."""
+        self._parts = [Categorical(gymnasium.spaces.Discrete(int(n))) for n in space.nvec.flat]
+        self.num_params = int(space.nvec.sum())
+        self._shape = space.shape
+        self._start = np.asarray(space.start, np.int32)
+        self._dtype = _dtype(space)
+
+    def _split(self, params: jax.Array) -> list[jax.Array]:
+        ends = np.cumsum([part.num_params for part in self._parts])[:-1]
+        return jnp.split(params, ends, axis=-1)
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw indices, ``[..., K]``."""
+        keys = jax.random.split(key, len(self._parts))
+        pieces = zip(self._parts, self._split(params), keys, strict=True)
+        return jnp.stack([part.sample(logits, k) for part, logits, k in pieces], axis=-1)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the likeliest indices, ``[..., K]``."""
+        pieces = zip(self._parts, self._split(params), strict=True)
+        return jnp.stack([part.mode(logits) for part, logits in pieces], axis=-1)
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Return the indices as an element of the space."""
+        shaped = raw.reshape(*raw.shape[:-1], *self._shape)
+        start = self._start.reshape((1,) * (raw.ndim - 1) + self._shape)
+        return (shaped + start).astype(self._dtype)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-probability of all indices together, ``[...]``."""
+        pieces = enumerate(zip(self._parts, self._split(params), strict=True))
+        parts = [part.log_prob(logits, raw[..., k]) for k, (part, logits) in pieces]
+        return jnp.sum(jnp.stack(parts), axis=0)
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the entropy, ``[...]``: the sum over entries."""
+        pieces = zip(self._parts, self._split(params), strict=True)
+        return jnp.sum(jnp.stack([part.entropy(logits) for part, logits in pieces]), axis=0)
+
+
+class Gaussian:
+    """Independent Gaussians for a Box; raw is ``[..., K]`` float32, before squashing.
+
+    Squashed as ``Squashing`` says. The logarithms of the standard
+    deviations are the free parameters, the last K of ``params``.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        """Take shape and bounds from ``space``."""
+        self.squashing = Squashing(space)
+        self.num_params = self.num_free_params = self.squashing.size
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a Gaussian vector, ``[..., K]``."""
+        mean, log_std = _mean_and_log_std(params)
+        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the mean, ``[..., K]``."""
+        return _mean_and_log_std(params)[0]
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Squash where bounded, clip, and give the shape of the space."""
+        return self.squashing.action(self.squashing.unit(raw))
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-density of raw, ``[...]``."""
+        mean, log_std = _mean_and_log_std(params)
+        z = (raw - mean) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the differential entropy of raw, ``[...]``."""
+        _, log_std = _mean_and_log_std(params)
+        return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+
+
+class SquashedGaussian:
+    """Gaussians for a Box whose standard deviations depend on the observation too.
+
+    As :class:`Gaussian`, but ``log_prob`` is the density of the unit action (in [-1, 1] where it
+    is bounded), whose entropy has no closed form: it is the mean of ``-log_prob`` of samples.
+    Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C.
+    """
+
+    num_free_params = 0
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        """Take shape and bounds from ``space``."""
+        self._gaussian = Gaussian(space)
+        self.squashing = self._gaussian.squashing
+        self.num_params = 2 * self.squashing.size
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a raw vector, ``[..., K]``, differentiable in ``params [..., 2K]``."""
+        return self._gaussian.sample(params, key)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the raw vector in the middle, ``[..., K]``."""
+        return self._gaussian.mode(params)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-density of the unit action that raw is squashed to, ``[...]``, in nats."""
+        slope = jnp.sum(self.squashing.log_slope(raw), axis=-1)
+        return self._gaussian.log_prob(params, raw) - slope
+
+
+def _mean_and_log_std(params: jax.Array) -> tuple[jax.Array, jax.Array]:
+    mean, log_std = jnp.split(params, 2, axis=-1)
+    return mean, jnp.clip(log_std, *_LOG_STD_RANGE)

@@ -1,0 +1,214 @@
+"""Running statistics of observations and of discounted returns, the same on all update devices.
+
+Source: the reference implementations of PPO, whose paper does not mention it: ``VecNormalize`` of
+OpenAI Baselines, kept in Stable-Baselines3 and as two wrappers in Gymnasium; details 1 to 4 for
+continuous control in Huang et al. 2022, "The 37 Implementation Details of PPO" (ICLR blog track).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.nets.networks import is_image
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec, EnvStep, PyTree
+
+LARGEST = 10.0
+"""Normalised values are clipped to plus and minus this."""
+_EPSILON = 1e-8
+_INITIAL_COUNT = 1e-4
+
+
+class Moments(NamedTuple):
+    """What is known of a quantity; spec ``P()``."""
+
+    num_samples: jax.Array
+    """Scalar float32; from 2^24 times a batch on, old samples fade away."""
+    mean: jax.Array
+    """``[...]``."""
+    variance: jax.Array
+    """``[...]``."""
+
+
+def new_moments(shape: tuple[int, ...] = ()) -> Moments:
+    """Return mean 0 and variance 1 of next to no samples."""
+    return Moments(jnp.float32(_INITIAL_COUNT), jnp.zeros(shape), jnp.ones(shape))
+
+
+def updated_moments(moments: Moments, x: jax.Array, weight: jax.Array) -> Moments:
+    """Return the moments after the samples of all devices.
+
+    Source: Chan, Golub and LeVeque 1979, "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances", equation 2.1.
+
+    Args:
+      moments: Before.
+      x: ``[T, B, ...]``, this device's samples.
+      weight: ``[T, B]``, 1 or 0.
+    """
+    weights = weight.astype(jnp.float32).reshape(*weight.shape, *(1,) * (x.ndim - 2))
+
+    def total(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(jnp.sum(x, axis=(0, 1)), LEARNER_AXIS)
+
+    def mean_of(x: jax.Array) -> jax.Array:
+        return total(jnp.where(weights > 0, x, 0.0)) / jnp.maximum(count, 1.0)
+
+    count = jax.lax.psum(jnp.sum(weight, dtype=jnp.float32), LEARNER_AXIS)
+    mean = mean_of(x)
+    variance = mean_of(jnp.square(x - mean[None, None]))
+    share = count / (moments.num_samples + count)
+    delta = mean - moments.mean
+    between = share * (1.0 - share) * jnp.square(delta)
+    return Moments(
+        num_samples=moments.num_samples + count,
+        mean=moments.mean + share * delta,
+        variance=(1.0 - share) * moments.variance + share * variance + between,
+    )
+
+
+class Scaling(NamedTuple):
+    """How to normalise one array of an observation.
+
+    The leading dimension of 1 tells it from what has a row for each environment, so that it is
+    copied to the update devices and not split.
+    """
+
+    mean: jax.Array
+    """``[1, ...]``."""
+    factor: jax.Array
+    """``[1, ...]``, one over the standard deviation."""
+
+
+class ObservationNormalizer:
+    """Normalises the numbers in an observation; images and discrete parts are left alone.
+
+    Statistics and scalings are tuples, one entry for each array that is normalised.
+    """
+
+    def __init__(self, spec: EnvSpec, *, images_are_flattened: bool) -> None:
+        """Look for numbers in the observation space.
+
+        Raises:
+          UsageError: There are none.
+        """
+        spaces = _parts(spec.observation_space)
+        self._chosen = [_is_numbers(space, images_are_flattened) for space in spaces]
+        self._shapes = [
+            space.shape or () for space, chosen in zip(spaces, self._chosen, strict=True) if chosen
+        ]
+        if not self._shapes:
+            raise UsageError(
+                f"normalize_observations=True finds no vector of numbers in observation_space="
+                f"{spec.observation_space}; set it to False (pixels are scaled by 1/255 anyway)"
+            )
+
+    def new(self) -> tuple[Moments, ...]:
+        """Return statistics of nothing."""
+        return tuple(new_moments(shape) for shape in self._shapes)
+
+    def update(self, statistics: tuple[Moments, ...], obs: PyTree) -> tuple[Moments, ...]:
+        """Return the statistics after observations ``[T, B, ...]``, inserted ones included."""
+        leaves = zip(jax.tree.leaves(obs), self._chosen, strict=True)
+        arrays = [jnp.asarray(leaf, jnp.float32) for leaf, chosen in leaves if chosen]
+        return tuple(
+            updated_moments(moments, x, jnp.ones(x.shape[:2]))
+            for moments, x in zip(statistics, arrays, strict=True)
+        )
+
+    def scaling(self, statistics: tuple[Moments, ...]) -> tuple[Scaling, ...]:
+        """Return what policies normalise with."""
+        return tuple(
+            Scaling(m.mean[None], jax.lax.rsqrt(m.variance + _EPSILON)[None]) for m in statistics
+        )
+
+    def __call__(self, scaling: tuple[Scaling, ...], obs: PyTree) -> PyTree:
+        """Return ``obs [T, B, ...]`` normalised and clipped, float32."""
+        leaves, structure = jax.tree.flatten(obs)
+        scalings = iter(scaling)
+        normalized = [
+            _scaled(next(scalings), leaf) if chosen else leaf
+            for leaf, chosen in zip(leaves, self._chosen, strict=True)
+        ]
+        return jax.tree.unflatten(structure, normalized)
+
+
+def _parts(space: gymnasium.Space) -> list[gymnasium.Space]:
+    """Return the spaces of the arrays of an observation, in the order of JAX."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return [part for name in sorted(space.spaces) for part in _parts(space[name])]
+    return [space]
+
+
+def _is_numbers(space: gymnasium.Space, images_are_flattened: bool) -> bool:
+    if not isinstance(space, gymnasium.spaces.Box) or space.dtype == np.uint8:
+        return False
+    return images_are_flattened or not is_image(space)
+
+
+def _scaled(scaling: Scaling, x: Any) -> jax.Array:
+    x = jnp.asarray(x, jnp.float32)
+    return jnp.clip((x - scaling.mean[None]) * scaling.factor[None], -LARGEST, LARGEST)
+
+
+class RewardStatistics(NamedTuple):
+    """What is known of the discounted sum of rewards so far in an episode."""
+
+    moments: Moments
+    """Of it, over all environments."""
+    so_far: jax.Array
+    """``[J, B]`` where each environment of each Inferencer stands."""
+
+
+REWARD_STATISTICS_SPEC = RewardStatistics(
+    P(),  # type: ignore[arg-type]
+    P(None, LEARNER_AXIS),  # type: ignore[arg-type]
+)
+
+
+def new_reward_statistics(num_inferencers: int, num_envs: int) -> RewardStatistics:
+    """Return statistics of nothing."""
+    return RewardStatistics(new_moments(), jnp.zeros((num_inferencers, num_envs)))
+
+
+def normalized_rewards(
+    statistics: RewardStatistics, env_step: EnvStep, inferencer: jax.Array, gamma: float
+) -> tuple[jax.Array, RewardStatistics]:
+    """Divide rewards by the standard deviation of the discounted sum of rewards so far.
+
+    ``sum_t = gamma sum_{t-1} + reward_t``, from 0 in every episode. A trajectory that was dropped
+    on its way is missing in it; the statistics hardly feel that.
+
+    Args:
+      statistics: Before.
+      env_step: ``[T+1, B, ...]``; row 0 was there before.
+      inferencer: Scalar int32, whose environments these are.
+      gamma: Discount per environment step.
+
+    Returns:
+      Rewards ``[T+1, B]``, clipped, and the statistics with these.
+    """
+    reward = jnp.asarray(env_step.reward, jnp.float32)
+    ended = jnp.asarray(env_step.terminated | env_step.truncated)
+    goes_on = gamma * (1.0 - ended[:-1].astype(jnp.float32))
+    before = statistics.so_far[inferencer]
+    last, sums = jax.lax.scan(_add_reward, before, (reward[1:], goes_on), unroll=8)
+    inserted = jnp.asarray(env_step.is_first[1:]) & ~ended[1:]
+    moments = updated_moments(statistics.moments, sums, ~inserted)
+    factor = jax.lax.rsqrt(moments.variance + _EPSILON)
+    so_far = statistics.so_far.at[inferencer].set(last)
+    scaled = jnp.clip(factor * reward, -LARGEST, LARGEST)
+    return scaled, RewardStatistics(moments, so_far)
+
+
+def _add_reward(so_far: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    reward, goes_on = now
+    so_far = goes_on * so_far + reward
+    return so_far, so_far

@@ -1,0 +1,1 @@
+"""Networks, from an observation to what an agent needs of it."""

@@ -1,0 +1,208 @@
+"""Replays on the update devices: of transitions, and of sequences with their recurrent state.
+
+What they share is in :mod:`sebulba.agents.replay.store`. A layout is made in the agent's
+constructor and holds no arrays::
+
+    replay = TransitionReplay(capacity=100_000, num_steps=3, priority_exponent=0.6)
+    experience = replay.new(self.empty_trajectory(networks, run), (), run)   # new_experience
+    experience = replay.insert(experience, trajectory)                       # update_experience
+    draw = replay.draw(experience, key, batch_size)                          # loss
+    batch = replay.transitions(experience, draw, gamma)
+    weight = replay.importance_weights(experience, draw, 0.4)
+    experience = replay.set_priority(experience, draw, jnp.abs(error))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sebulba.agents.replay.frame_stack import StackState, can_rebuild, keeps_older_frames
+from sebulba.agents.replay.store import Draw, Replay, ReplayLayout, rows_at
+from sebulba.types import EnvStep, PyTree, Trajectory
+
+__all__ = ["Draw", "Replay", "Sequence", "SequenceReplay", "Transition", "TransitionReplay"]
+
+
+class Transition(NamedTuple):
+    """N transitions over up to n environment steps, leaves ``[N, ...]``."""
+
+    obs: PyTree
+    action: jax.Array
+    extras: PyTree
+    reward: jax.Array
+    """Discounted sum of the rewards of k steps: n, or fewer where the episode ended."""
+    discount: jax.Array
+    """``gamma ** k``, or 0 where the episode terminated."""
+    next_obs: PyTree
+    """Observation after those k steps: the last one of the episode where it was truncated."""
+
+
+class Sequence(NamedTuple):
+    """N stretches of L transitions; kernels read the rows of it as those of a trajectory."""
+
+    env_step: EnvStep
+    """``[L+1, N, ...]``."""
+    action: jax.Array
+    """``[L, N, ...]``."""
+    extras: PyTree
+    """``[L, N, ...]``."""
+    core: PyTree
+    """Recurrent state before row 0, as it was when acting, ``[N, ...]``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransitionReplay(ReplayLayout):
+    """Draws transitions over ``num_steps`` environment steps; every row may be a start.
+
+    A transition that an environment inserted (``~valid``: from the last observation of an episode
+    to the reset) is no start and is never bridged.
+    """
+
+    num_steps: int = 1
+    """n of n-step returns."""
+
+    @property
+    def rows_of_start(self) -> int:
+        """n + 1."""
+        return self.num_steps + 1
+
+    def rows_between_starts(self, steps_per_cycle: int) -> int:
+        """Return 1."""
+        del steps_per_cycle
+        return 1
+
+    def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
+        """Return the weights after a trajectory was written at ``place``, of S."""
+        n, steps, num_rows = self.num_steps, replay.steps_per_cycle, replay.num_rows
+        head = place * steps
+        # The first T of these rows are the starts that are complete now, the others follow them.
+        window = (head - n + jnp.arange(steps + n)) % num_rows
+        flags = (replay.rows.is_first, replay.rows.terminated)
+        first, terminated = (flag[inferencer, window[1:]] for flag in flags)
+        can_start = (~first | terminated)[:steps]
+        rows_before = (replay.stream[inferencer] - 1) * steps
+        can_start &= (jnp.arange(steps) >= n - rows_before)[:, None]
+        if isinstance(replay.stack, StackState):
+            built = can_rebuild(replay.stack.code[inferencer, window], self.frame_stack)
+            for step in range(n + 1):
+                can_start &= built[step : step + steps]
+        new = jnp.where(can_start, self.weight_of_new(replay), 0.0)
+        new = jnp.concatenate([new, jnp.zeros((n, new.shape[1]))])
+        weight = replay.weight.at[inferencer, window].set(new)
+        if isinstance(replay.stack, StackState):
+            ages = jnp.arange(self.frame_stack - 1)
+            oldest = (head + steps + ages) % num_rows
+            keeps = keeps_older_frames(replay.stack.code[inferencer, oldest], ages)
+            weight = weight.at[inferencer, oldest].multiply(keeps)
+        return weight
+
+    def transitions(self, replay: Replay, draw: Draw, gamma: float) -> Transition:
+        """Return the transitions that begin at ``draw``.
+
+        ``sum_{i<k} gamma^i r_{t+i+1}``; the sum ends with the step that terminates or is cut
+        short, before a step that an environment inserted, and after n steps.
+
+        Args:
+          replay: Read only.
+          draw: N starts.
+          gamma: Discount per environment step.
+        """
+        j, row, env, num_rows = draw.inferencer, draw.row, draw.env, replay.num_rows
+        step = jnp.arange(self.num_steps)[:, None]
+        index = _time_major(j, (row[None] + 1 + step) % num_rows, env)
+        reward, terminated, truncated, first = rows_at(replay.rows[3:], index)
+        valid = ~first | terminated
+        goes_on = jnp.cumprod(valid & ~terminated & ~truncated, axis=0) > 0
+        is_summed = valid & jnp.concatenate([jnp.ones_like(valid[:1]), goes_on[:-1]])
+        num_summed = jnp.sum(is_summed, axis=0, dtype=jnp.int32)
+        factor = jnp.where(is_summed, jnp.float32(gamma) ** step, 0.0)
+        terminates = jnp.any(is_summed & terminated, axis=0)
+        return Transition(
+            obs=self.obs_at(replay, (j, row, env)),
+            action=rows_at(replay.rows.action, (j, row, env)),
+            extras=rows_at(replay.rows.extras, (j, row, env)),
+            reward=jnp.sum(factor * reward, axis=0),
+            discount=jnp.where(terminates, 0.0, jnp.float32(gamma) ** num_summed),
+            next_obs=self.obs_at(replay, (j, (row + num_summed) % num_rows, env)),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceReplay(ReplayLayout):
+    """Draws sequences of ``length`` transitions that begin where a trajectory began.
+
+    There the recurrent state is known. Sequences overlap where ``length`` is above T. They keep
+    the rows of inserted resets, which the kernels of returns mask.
+    """
+
+    length: int
+    """L: transitions of a sequence, burn-in included; they span L + 1 rows."""
+
+    @property
+    def rows_of_start(self) -> int:
+        """L + 1."""
+        return self.length + 1
+
+    def rows_between_starts(self, steps_per_cycle: int) -> int:
+        """Return T."""
+        return steps_per_cycle
+
+    def kept_prev_action(self, trajectory: Trajectory) -> PyTree:
+        """Return the action before row 0, ``[B, ...]``."""
+        return jnp.asarray(trajectory.env_step.prev_action)[0]
+
+    def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
+        """Return the weights after a trajectory was written at ``place``, of S."""
+        steps, num_places = replay.steps_per_cycle, replay.cycle.shape[1]
+        needed = -(-self.rows_of_start // steps)
+        # The first of these trajectories is the start that is complete now.
+        window = (place - needed + 1 + jnp.arange(needed)) % num_places
+        can_start = jnp.full(replay.weight.shape[2], replay.stream[inferencer] >= needed)
+        if isinstance(replay.stack, StackState):
+            rows = (window[0] * steps + jnp.arange(self.rows_of_start)) % replay.num_rows
+            built = can_rebuild(replay.stack.code[inferencer, rows], self.frame_stack)
+            can_start &= jnp.all(built, axis=0)
+        start = jnp.where(can_start, self.weight_of_new(replay), 0.0)
+        new = jnp.zeros((needed, len(start))).at[0].set(start)
+        weight = replay.weight.at[inferencer, window].set(new)
+        if isinstance(replay.stack, StackState):
+            ages = jnp.arange(0, self.frame_stack - 1, steps)
+            oldest = (place + 1 + jnp.arange(len(ages))) % num_places
+            code = replay.stack.code[inferencer, oldest * steps]
+            weight = weight.at[inferencer, oldest].multiply(keeps_older_frames(code, ages))
+        return weight
+
+    def sequences(self, replay: Replay, draw: Draw) -> Sequence:
+        """Return the sequences that begin at ``draw``.
+
+        Args:
+          replay: Read only.
+          draw: N starts.
+        """
+        rows = draw.row[None] + jnp.arange(self.length + 1)[:, None]
+        index = _time_major(draw.inferencer, rows % replay.num_rows, draw.env)
+        action, extras, *consequences = rows_at(replay.rows[1:], index)
+        first = (draw.inferencer, draw.row // replay.steps_per_cycle, draw.env)
+        core, prev_action = rows_at((replay.core, replay.prev_action), first)
+        prev_action = jnp.concatenate([prev_action[None], action[:-1]])
+        return Sequence(
+            env_step=EnvStep(self.obs_at(replay, index), prev_action, *consequences),
+            action=action[:-1],
+            extras=jax.tree.map(lambda x: x[:-1], extras),
+            core=core,
+        )
+
+
+def _time_major(
+    inferencer: jax.Array, rows: jax.Array, env: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the index of ``rows [T, N]`` for inferencers and environments ``[N]``."""
+    return (
+        jnp.broadcast_to(inferencer[None], rows.shape),
+        rows,
+        jnp.broadcast_to(env[None], rows.shape),
+    )

@@ -1,0 +1,339 @@
+"""The store of a replay: a ring of rows per Inferencer, environments split over update devices.
+
+Row r of a ring holds ``EnvStep`` r and what was done there. A trajectory of T transitions writes
+its rows 0 to T-1; its row T is row 0 of the same Inferencer's next trajectory and comes with that.
+A *start* is where a transition or a sequence may begin. Its weight is above 0 exactly while all
+rows that it needs are in the store, one after the other: none overwritten, none yet to come, no
+trajectory missing between (a gap in ``cycle``), no frame stack that cannot be rebuilt.
+
+All functions are pure and run inside the agent's, where arrays are this device's shard and the
+axis ``"learner"`` is bound. The loop donates the store, so a ring is written in place.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.replay.draw import draw_in_proportion
+from sebulba.agents.replay.frame_stack import (
+    STACK_SPEC,
+    StackState,
+    new_stack_state,
+    rebuild,
+    take_apart,
+)
+from sebulba.errors import UsageError
+from sebulba.types import PyTree, RunSpec, Trajectory
+
+MIN_PRIORITY = 1e-6
+"""Smaller priorities count as this: what has weight 0 would never be drawn again."""
+
+
+class Rows(NamedTuple):
+    """What is kept of each row, ``[J, R, B, ...]``: an ``EnvStep`` and what was done at it."""
+
+    obs: PyTree
+    """Observations; where frames are stacked the newest frame only."""
+    action: PyTree
+    extras: PyTree
+    reward: jax.Array
+    """Of the action of the row before, as are the flags."""
+    terminated: jax.Array
+    truncated: jax.Array
+    is_first: jax.Array
+
+
+class Replay(NamedTuple):
+    """The store: J Inferencers, R rows each in S = R / T trajectories, B environments."""
+
+    rows: Rows
+    """``[J, R, B, ...]``."""
+    core: PyTree
+    """Recurrent state before the first row of each trajectory, ``[J, S, B, ...]``."""
+    prev_action: PyTree
+    """Action before that row, ``[J, S, B, ...]``; ``()`` for transitions."""
+    stack: StackState | tuple[()]
+    """What rebuilds frame stacks; ``()`` where frames are not stacked."""
+    weight: jax.Array
+    """``[J, starts, B]`` float32: ``priority ** priority_exponent``, 0 where none can start."""
+    cycle: jax.Array
+    """``[J, S]`` int32: which trajectory is in which place; negative where none is."""
+    trajectories: jax.Array
+    """``[J]`` int32: how many were inserted; modulo S the place of the next."""
+    stream: jax.Array
+    """``[J]`` int32: trajectories without a gap up to the newest, at most S."""
+    max_priority: jax.Array
+    """Scalar: the largest priority so far, at least 1; that of new starts."""
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self.rows.reward.shape[1]
+
+    @property
+    def steps_per_cycle(self) -> int:
+        """T."""
+        return self.num_rows // self.cycle.shape[1]
+
+
+class Draw(NamedTuple):
+    """N starts, ``[N]``, of this device's shard."""
+
+    inferencer: jax.Array
+    row: jax.Array
+    """Row of the ring where the start is."""
+    env: jax.Array
+    """Environment, counted on this device."""
+    cycle: jax.Array
+    """Of the trajectory that the row is of: tells whether it was overwritten since."""
+    probability: jax.Array
+    """With which a draw of the batch of all devices takes this start: its share of this device's
+    weights, divided by the number of devices. 0 where nothing could be drawn."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayLayout(abc.ABC):
+    """How rows are kept and drawn; a subclass says what a start is."""
+
+    capacity: int
+    """Environment steps that are kept, over all Inferencers; rounded down to whole trajectories."""
+    priority_exponent: float = 0.0
+    """Draws are in proportion to ``priority ** priority_exponent``; 0 is uniform."""
+    frame_stack: int = 0
+    """K where observations are ``[K, H, W]`` stacks (``EnvSpec.frame_stack``): frames are kept
+    once and stacks rebuilt (see ``frame_stack.py``). 0 keeps observations as they are."""
+
+    # What a subclass says.
+
+    @property
+    @abc.abstractmethod
+    def rows_of_start(self) -> int:
+        """Rows that must follow each other until the first of them can be drawn."""
+
+    @abc.abstractmethod
+    def rows_between_starts(self, steps_per_cycle: int) -> int:
+        """Return how far apart starts are."""
+
+    @abc.abstractmethod
+    def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
+        """Return the weights after a trajectory was written at ``place``, of S."""
+
+    def kept_prev_action(self, trajectory: Trajectory) -> PyTree:
+        """Return the action before row 0 of a trajectory, ``[B, ...]``, if it is kept."""
+        del trajectory
+        return ()
+
+    # Before the run.
+
+    def check_run(self, run: RunSpec, batch_size: int) -> None:
+        """Check that the capacity holds a start, and that devices draw equal shares of a batch.
+
+        Raises:
+          UsageError: They do not.
+        """
+        steps, row_size = run.steps_per_cycle, run.num_inferencers * run.num_envs
+        # The newest trajectory, what its starts need before it, what the oldest stack has lost.
+        needed = steps + self.rows_of_start - 1 + max(self.frame_stack - 1, 0)
+        needed = -(-needed // steps) * steps * row_size
+        if self.num_rows(run) * row_size < needed:
+            raise UsageError(
+                f"capacity={self.capacity} must be at least {needed} env steps: what is drawn "
+                f"spans {self.rows_of_start} rows, and {run.num_inferencers} Inferencers x "
+                f"{run.num_envs} environments insert trajectories of {steps}; use {needed} or more"
+            )
+        devices = run.num_update_devices
+        if batch_size % devices:
+            less = batch_size // devices * devices
+            nearest = f"{less} or {less + devices}" if less else f"{devices}"
+            raise UsageError(
+                f"batch_size={batch_size} must be divisible by the {devices} update devices; "
+                f"use {nearest}"
+            )
+
+    def num_rows(self, run: RunSpec) -> int:
+        """Return R: the capacity in whole trajectories of each Inferencer."""
+        steps = run.steps_per_cycle
+        return self.capacity // (run.num_inferencers * run.num_envs * steps) * steps
+
+    def new(self, trajectory: Trajectory, core: PyTree, run: RunSpec) -> Replay:
+        """Return an empty store in global shapes.
+
+        Args:
+          trajectory: An example (``Agent.empty_trajectory``), ``[T+1, B, ...]``.
+          core: An example of the recurrent state of one Inferencer, ``[B, ...]``, or ``()``.
+          run: Sizes; they have passed ``check_run``.
+        """
+        num_rows, count, steps = self.num_rows(run), run.num_inferencers, run.steps_per_cycle
+        rows, stack = _rows_of(trajectory), ()
+        if self.frame_stack:
+            example = jax.ShapeDtypeStruct(rows.obs.shape[2:], rows.obs.dtype)
+            stack = new_stack_state(count, num_rows, run.num_envs, example)  # type: ignore[assignment]
+            rows = rows._replace(obs=rows.obs[:, :, -1])
+
+        def zeros(number: int, tree: PyTree) -> PyTree:
+            return jax.tree.map(lambda x: jnp.zeros((count, number, *x.shape), x.dtype), tree)
+
+        return Replay(
+            rows=zeros(num_rows, jax.tree.map(lambda x: x[0], rows)),
+            core=zeros(num_rows // steps, core),
+            prev_action=zeros(num_rows // steps, self.kept_prev_action(trajectory)),
+            stack=stack,
+            weight=jnp.zeros((count, num_rows // self.rows_between_starts(steps), run.num_envs)),
+            cycle=jnp.full((count, num_rows // steps), -2, jnp.int32),
+            trajectories=jnp.zeros((count,), jnp.int32),
+            stream=jnp.zeros((count,), jnp.int32),
+            max_priority=jnp.float32(1),
+        )
+
+    def spec(self) -> Replay:
+        """Return a prefix tree of PartitionSpecs: environments are split, counters replicated."""
+        split: PyTree = P(None, None, LEARNER_AXIS)
+        same: PyTree = P()
+        stack = STACK_SPEC if self.frame_stack else ()
+        return Replay(split, split, split, stack, split, same, same, same, same)
+
+    # In the update.
+
+    def insert(self, replay: Replay, trajectory: Trajectory, core: PyTree = ()) -> Replay:
+        """Take one trajectory in, over the oldest of the same Inferencer.
+
+        Starts that it completes get the largest priority so far.
+
+        Args:
+          replay: Donated by the loop; written in place.
+          trajectory: This device's shard, ``[T+1, B, ...]``.
+          core: Recurrent state before row 0, ``[B, ...]``; ``()`` if ``new`` was given that.
+        """
+        j = jnp.asarray(trajectory.inferencer, jnp.int32)
+        num_places = replay.cycle.shape[1]
+        place = replay.trajectories[j] % num_places
+        head = place * replay.steps_per_cycle
+        goes_on = trajectory.cycle == replay.cycle[j, (place - 1) % num_places] + 1
+        rows, stack = _rows_of(trajectory), replay.stack
+        if isinstance(stack, StackState):
+            frames, stack = take_apart(stack, rows.obs, j, head, goes_on)
+            rows = rows._replace(obs=frames)
+
+        def write(into: PyTree, what: PyTree, at: jax.Array) -> PyTree:
+            def one(leaf: jax.Array, new: jax.Array) -> jax.Array:
+                where = (j, at) + (jnp.zeros_like(j),) * (leaf.ndim - 2)
+                return jax.lax.dynamic_update_slice(leaf, new[None].astype(leaf.dtype), where)
+
+            return jax.tree.map(one, into, what)
+
+        before = jax.tree.map(lambda x: x[None], (core, self.kept_prev_action(trajectory)))
+        core, prev_action = write((replay.core, replay.prev_action), before, place)
+        stream = jnp.where(goes_on, jnp.minimum(replay.stream[j] + 1, num_places), 1)
+        replay = replay._replace(
+            rows=write(replay.rows, rows, head),
+            core=core,
+            prev_action=prev_action,
+            stack=stack,
+            cycle=replay.cycle.at[j, place].set(trajectory.cycle),
+            trajectories=replay.trajectories.at[j].add(1),
+            stream=replay.stream.at[j].set(stream),
+        )
+        return replay._replace(weight=self.weigh(replay, j, place))
+
+    def weight_of_new(self, replay: Replay) -> jax.Array:
+        """Return the weight of starts that were not drawn yet, scalar."""
+        return replay.max_priority**self.priority_exponent
+
+    def draw(self, replay: Replay, key: jax.Array, batch_size: int) -> Draw:
+        """Draw this device's share of a batch from its own shard, with replacement.
+
+        Args:
+          replay: Read only.
+          key: Typed key that differs by device.
+          batch_size: Of all devices together, a multiple of their number; static.
+        """
+        devices = jax.lax.axis_size(LEARNER_AXIS)
+        weight = replay.weight.reshape(-1)
+        index, total = draw_in_proportion(key, weight, batch_size // devices)
+        j, start, env = jnp.unravel_index(index, replay.weight.shape)
+        row = start * self.rows_between_starts(replay.steps_per_cycle)
+        share = weight[index] / jnp.where(total > 0, total, 1.0)
+        cycle = replay.cycle[j, row // replay.steps_per_cycle]
+        return Draw(j, row, env, cycle, share / devices)
+
+    def set_priority(self, replay: Replay, draw: Draw, priority: jax.Array) -> Replay:
+        """Give starts new priorities; one that can no longer be drawn stays so.
+
+        Args:
+          replay: Donated by the loop.
+          draw: Of this replay; trajectories may have been inserted since.
+          priority: ``[N]``, at least 0; below ``MIN_PRIORITY`` it counts as that. Where it is not
+            finite (an update that is skipped), the start keeps its own.
+        """
+        if not self.priority_exponent:
+            return replay
+        priority = jnp.maximum(jax.lax.stop_gradient(priority), MIN_PRIORITY)
+        start = draw.row // self.rows_between_starts(replay.steps_per_cycle)
+        index = (draw.inferencer, start, draw.env)
+        old = replay.weight[index]
+        cycle = replay.cycle[draw.inferencer, draw.row // replay.steps_per_cycle]
+        is_there = (cycle == draw.cycle) & (old > 0) & jnp.isfinite(priority)
+        new = jnp.where(is_there, priority**self.priority_exponent, old)
+        # What was drawn twice gets the larger one: a scatter's order is not defined.
+        weight = replay.weight.at[index].set(jnp.where(is_there, 0.0, old)).at[index].max(new)
+        largest = jax.lax.pmax(jnp.max(jnp.where(is_there, priority, 0.0)), LEARNER_AXIS)
+        return replay._replace(
+            weight=weight,
+            max_priority=jnp.maximum(replay.max_priority, largest),
+        )
+
+    def importance_weights(self, replay: Replay, draw: Draw, exponent: float) -> jax.Array:
+        """Return ``(1 / (size P)) ** exponent``, divided by the largest of the whole batch.
+
+        Source: Schaul et al. 2016 (arXiv 1511.05952), section 3.4.
+
+        Args:
+          replay: As it was drawn from.
+          draw: N starts.
+          exponent: Beta, static; 0 gives ones.
+
+        Returns:
+          ``[N]`` in [0, 1]; 0 where nothing could be drawn.
+        """
+        is_drawn = draw.probability > 0
+        if not exponent:  # without counting the starts
+            return is_drawn.astype(jnp.float32)
+        expected = self.size(replay) * jnp.where(is_drawn, draw.probability, 1.0)
+        weight = jnp.where(is_drawn, expected**-exponent, 0.0)
+        largest = jax.lax.pmax(jnp.max(weight), LEARNER_AXIS)
+        return (weight / jnp.where(largest > 0, largest, 1.0)).astype(jnp.float32)
+
+    def size(self, replay: Replay) -> jax.Array:
+        """Return the number of starts on all devices, scalar float32."""
+        return jax.lax.psum(jnp.sum(replay.weight > 0, dtype=jnp.float32), LEARNER_AXIS)
+
+    def inserted(self, replay: Replay) -> jax.Array:
+        """Return the number of rows inserted so far on all devices, scalar float32."""
+        num_envs = replay.weight.shape[2] * jax.lax.axis_size(LEARNER_AXIS)
+        trajectories = jnp.sum(replay.trajectories, dtype=jnp.float32)
+        return trajectories * (replay.steps_per_cycle * num_envs)
+
+    def obs_at(self, replay: Replay, index: tuple[jax.Array, jax.Array, jax.Array]) -> PyTree:
+        """Return the observations at (inferencer, row, env), each ``[...]``, as they were."""
+        if isinstance(replay.stack, StackState):
+            return rebuild(replay.rows.obs, replay.stack.code, index, self.frame_stack)
+        return rows_at(replay.rows.obs, index)
+
+
+def rows_at(tree: PyTree, index: tuple[jax.Array, ...]) -> PyTree:
+    """Return rows of leaves ``[J, R, B, ...]``; the index is inside."""
+    return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), tree)
+
+
+def _rows_of(trajectory: Trajectory) -> Rows:
+    """Return what is kept of rows 0 to T-1."""
+    step = jax.tree.map(lambda x: jnp.asarray(x)[:-1], trajectory.env_step)
+    done = trajectory.action, trajectory.extras
+    return Rows(step.obs, *done, step.reward, step.terminated, step.truncated, step.is_first)

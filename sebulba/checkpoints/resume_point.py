@@ -1,0 +1,247 @@
+"""Going on from a checkpoint: agent state, counters, Inferencers and the round in flight."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sebulba.agent import Agent, AgentState
+from sebulba.checkpoints.snapshot_trees import MOST_DIFFERENCES, SnapshotReader
+from sebulba.errors import EnvError, UsageError
+from sebulba.inference.cycle import CyclePrograms
+from sebulba.inference.inferencer import Inferencer
+from sebulba.inference.session import Session
+from sebulba.metrics.counters import Counters
+from sebulba.metrics.window import RecentEpisodes
+from sebulba.transport.item import HandOff, Item
+from sebulba.transport.permits import Schedule
+from sebulba.types import PyTree, RunSpec
+
+
+class Resumed(NamedTuple):
+    """What was read of an agent's state."""
+
+    state: AgentState
+    notes: list[str]
+    """What could not be kept, for people."""
+    layout_fits: bool
+    """Inferencers and environments are as they were, so that positions can be put back."""
+    replay_is_new: bool
+    """The experience was dropped, so that its warm-up begins anew."""
+
+
+def read_state(
+    agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
+) -> Resumed:
+    """Return the agent state in a checkpoint, fitted to this run.
+
+    Args:
+      agent: The algorithm.
+      reader: Of the checkpoint.
+      run: This run; steps_per_cycle is that of the checkpoint.
+      key: Of what has to be made anew.
+      drop_replay: Make the experience anew if it does not fit.
+
+    Raises:
+      UsageError: The checkpoint does not fit.
+    """
+    saved = reader.run_spec()
+    like = jax.eval_shape(lambda key: agent.new_state(key, run), key)
+    networks, opt = reader.tree("networks", like.networks), reader.tree("opt", like.opt)
+    notes: list[str] = []
+    experience, replay_is_new = _experience(agent, reader, run, key, drop_replay)
+    if replay_is_new:
+        notes.append("the replay is dropped, and fills anew before the next update")
+    fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
+    step = _step_states(agent, reader, run, key, fits, notes)
+    state = AgentState(networks, opt, experience, tuple(step))
+    return Resumed(state, notes, fits, replay_is_new)
+
+
+def _experience(
+    agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
+) -> tuple[PyTree, bool]:
+    """Return the experience, and whether it is a new one in the place of a replay."""
+
+    def shapes(run: RunSpec) -> PyTree:
+        return jax.eval_shape(lambda key: agent.new_state(key, run).experience, key)
+
+    like, saved = shapes(run), reader.run_spec()
+    different = reader.differences("experience", like)
+    if not different:
+        return reader.tree("experience", like), False
+    saved_like = shapes(saved)
+    if jax.eval_shape(agent.refit_experience, like, saved_like) is not None:
+        before = reader.tree("experience", saved_like)
+        return agent.refit_experience(_new_experience(agent, run, key), before), False
+    if not drop_replay:
+        raise UsageError(
+            f"the experience of the checkpoint does not fit this run: "
+            f"{'; '.join(different[:MOST_DIFFERENCES])}. Resume with the sizes it was saved with "
+            f"({saved.num_inferencers} Inferencers x {saved.num_envs} environments), or give "
+            "--drop-replay to begin with an empty one"
+        )
+    return _new_experience(agent, run, key), True
+
+
+def _new_experience(agent: Agent, run: RunSpec, key: jax.Array) -> PyTree:
+    return jax.jit(lambda key: agent.new_state(key, run).experience)(key)
+
+
+def _step_states(
+    agent: Agent,
+    reader: SnapshotReader,
+    run: RunSpec,
+    key: jax.Array,
+    layout_fits: bool,
+    notes: list[str],
+) -> list[PyTree]:
+    saved = reader.run_spec()
+
+    def fresh(run: RunSpec, index: int) -> PyTree:
+        return agent.new_step_state(jax.random.fold_in(key, index), run, index)
+
+    def read(run: RunSpec, index: int) -> PyTree | None:
+        if not reader.record["inferencers"][index]["has_step_state"]:
+            return None
+        return reader.tree(f"step/{index}", jax.eval_shape(lambda: fresh(run, index)))
+
+    if layout_fits:
+        parts = [read(run, index) for index in range(run.num_inferencers)]
+        lost = [index for index, part in enumerate(parts) if part is None]
+        if lost:
+            notes.append(f"the step state of Inferencers {lost} was lost; they begin with new ones")
+        return [fresh(run, i) if part is None else part for i, part in enumerate(parts)]
+    news = [fresh(run, index) for index in range(run.num_inferencers)]
+    parts = [read(saved, index) for index in range(saved.num_inferencers)]
+    num_envs = run.num_envs * run.num_inferencers
+    if saved.num_envs * saved.num_inferencers != num_envs or any(part is None for part in parts):
+        notes.append(
+            f"{saved.num_inferencers} x {saved.num_envs} environments were saved and there are "
+            f"{run.num_inferencers} x {run.num_envs} now: step states begin anew"
+        )
+        return news
+    notes.append(f"{num_envs} environments are split over {run.num_inferencers} Inferencers now")
+    return split_again(parts, saved.num_envs, news)
+
+
+def put_session_back(
+    session: Session,
+    schedule: Schedule,
+    reader: SnapshotReader,
+    run: RunSpec,
+    resumed: Resumed,
+    programs: CyclePrograms,
+    hand_off: HandOff,
+    replace: Callable[[Inferencer], Inferencer],
+) -> list[str]:
+    """Put counters, episodes, Inferencers and the round in flight where they were saved.
+
+    Args:
+      session: To be put back; its Inferencers are new.
+      schedule: Of this run.
+      reader: Of the checkpoint.
+      run: Sizes of this run.
+      resumed: What was read of the agent state.
+      programs: Say how a trajectory looks.
+      hand_off: Places the round in flight on the update devices.
+      replace: Returns an Inferencer with new environments in the place of one whose cannot be put
+        back after all.
+
+    Returns:
+      What could not be put back, for people.
+    """
+    notes: list[str] = []
+    record = reader.record
+    session.counters = merged_counters(record["counters"])
+    session.episodes = RecentEpisodes.restored(record["episodes"])
+    session.seconds_before = record["seconds"]
+    keeps_round = resumed.layout_fits and schedule == record["schedule"] == "lockstep"
+    if resumed.layout_fits:
+        session.inferencers = [
+            _put_back(inferencer, reader, replace, notes) for inferencer in session.inferencers
+        ]
+    else:
+        newest = max(inferencer["cycle"] for inferencer in record["inferencers"])
+        for inferencer in session.inferencers:
+            inferencer.cycle = newest + 1
+        notes.append("new episodes from fresh seeds: the environments are divided otherwise now")
+    if keeps_round:
+        rows = programs.shapes
+        items = reader.round(rows, jax.eval_shape(lambda: resumed.state.step[0]))
+        session.kept_round = [_handed_over(item, hand_off) for item in items]
+    elif record["round"]:
+        notes.append("the round that was in flight is dropped")
+    counters = session.counters
+    counters.dropped_stop_cycles += record["lost_cycles"]
+    counters.dropped_stop_cycles += len(record["round"]) - len(session.kept_round)
+    if resumed.replay_is_new:
+        counters.warm_up_from = counters.cycles
+    return notes
+
+
+def _put_back(
+    inferencer: Inferencer,
+    reader: SnapshotReader,
+    replace: Callable[[Inferencer], Inferencer],
+    notes: list[str],
+) -> Inferencer:
+    """Return ``inferencer`` where it stood, or with new episodes, which a note says."""
+    inferencer.cycle = reader.record["inferencers"][inferencer.index]["cycle"]
+    saved = reader.env(inferencer.index)
+    try:
+        if isinstance(saved, bytes):
+            inferencer.run_cycle.put_back(saved)
+            inferencer.needs_reset = False
+            return inferencer
+        reason = saved
+    except EnvError as error:
+        reason = str(error)
+        inferencer = replace(inferencer)
+    inferencer.cycle += 1  # a gap: what comes now continues nothing
+    note = f"new episodes from fresh seeds: {reason}"
+    if note not in notes:
+        notes.append(note)
+    return inferencer
+
+
+def _handed_over(item: Item, hand_off: HandOff) -> Item:
+    placed = hand_off(item.trajectory, item.initial_step_state, item.final_step_state)
+    return item._replace(
+        trajectory=placed[0], initial_step_state=placed[1], final_step_state=placed[2]
+    )
+
+
+def split_again(parts: Sequence[PyTree], num_envs: int, new: Sequence[PyTree]) -> list[PyTree]:
+    """Return step states of other Inferencers, environments in the same order as before.
+
+    Args:
+      parts: Step states of the old Inferencers, leaves ``[num_envs, ...]`` or of any shape.
+      num_envs: Environments of each.
+      new: Fresh step states of the new Inferencers, of as many environments in all; leaves that do
+        not have the environments in front (keys, scalars) stay as they are here.
+    """
+    sizes = [len(parts), len(new)]
+    each = num_envs * sizes[0] // sizes[1]
+
+    def one(*leaves: Any) -> list[Any]:
+        old, fresh = leaves[: sizes[0]], leaves[sizes[0] :]
+        splits = [x.ndim and x.shape[0] == num_envs for x in old]
+        if not all(splits) or any(not x.ndim or x.shape[0] != each for x in fresh):
+            return list(fresh)
+        return [jnp.array(x, copy=True) for x in jnp.split(jnp.concatenate(old), sizes[1])]
+
+    leaves = zip(*map(jax.tree.leaves, (*parts, *new)), strict=True)
+    columns = [one(*each_leaf) for each_leaf in leaves]
+    structure = jax.tree.structure(new[0])
+    return [jax.tree.unflatten(structure, [c[i] for c in columns]) for i in range(sizes[1])]
+
+
+def merged_counters(saved: Mapping[str, int]) -> Counters:
+    """Return counters as they were saved; those that are new since begin at 0."""
+    known = {field.name for field in dataclasses.fields(Counters)}
+    return Counters(**{name: value for name, value in saved.items() if name in known})

@@ -1,0 +1,301 @@
+"""The checkpoints of one run: of what, in which order, and what to do when one fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.snapshot_trees import SnapshotWriter
+from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text_of
+from sebulba.inference.inferencer import Inferencer, InferencerPosition
+from sebulba.inference.session import Session
+from sebulba.learning.update import Updater
+from sebulba.transport.item import Item
+from sebulba.trees import is_key, owned_copy
+from sebulba.types import PyTree
+
+LARGE_BYTES = 200_000_000
+"""What takes longer than a second to save is announced."""
+STOPPED_AMID = "the run was stopped amid a cycle"
+
+About = Callable[[], Mapping[str, Any]]
+"""Returns what a checkpoint says of its loop, as JSON."""
+
+
+@dataclasses.dataclass
+class Begun:
+    """A checkpoint of which the learner's part has been copied."""
+
+    env_steps: int
+    writer: SnapshotWriter
+    experience: Snapshot | None
+    score: float | None
+    consumed_up_to: int
+    """Sum over the Inferencers of the next cycle to be consumed."""
+
+
+class RunCheckpoints:
+    """Copies what the learner and the Inferencers hold, and hands it to the checkpointer.
+
+    A checkpoint is begun between two trajectories, with the learner's part; every Inferencer leaves
+    its own at the end of the cycle that it is in, and training goes on meanwhile. In lockstep both
+    parts together, with the round that was in flight, are one exact position. In async what an
+    Inferencer made between the two is not in the checkpoint, as after a stop.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer | None,
+        session: Session,
+        updater: Updater,
+        about: About,
+        seconds: Callable[[], float],
+    ) -> None:
+        """Save through ``checkpointer``, or never.
+
+        Args:
+          checkpointer: When, and where to.
+          session: Whose Inferencers and counters are saved.
+          updater: Holds the learner's part.
+          about: What else a checkpoint says.
+          seconds: Returns how long the run has lasted.
+        """
+        self._checkpointer = checkpointer
+        self._session = session
+        self._updater = updater
+        self._about = about
+        self._seconds = seconds
+        self._begun: Begun | None = None
+        self._learner_saved_at: int | None = None
+        """Cycles."""
+        self._next_cycles = {i.index: i.cycle for i in session.inferencers}
+
+    def consumed(self, item: Item) -> None:
+        """Hear of every trajectory that the update loop took, in the order of its Inferencer."""
+        self._next_cycles[item.inferencer] = item.cycle + 1
+
+    @property
+    def is_due(self) -> bool:
+        """It is time to begin one."""
+        checkpointer, counters = self._checkpointer, self._session.counters
+        return (
+            checkpointer is not None
+            and self._begun is None
+            and checkpointer.is_due(counters.updates)
+        )
+
+    def begin(self) -> None:
+        """Copy the learner's part and ask the Inferencers for theirs.
+
+        Raises:
+          NotFiniteError: The networks are not finite.
+        """
+        self._warn_of_failure()
+        self._check_finite()
+        self._begun = self._learner(at_the_end=False)
+        for inferencer in self._session.inferencers:
+            inferencer.left_position = None
+            inferencer.position_wanted.set()
+
+    @property
+    def is_ready(self) -> bool:
+        """One was begun, and every Inferencer has left its position."""
+        return self._begun is not None and all(
+            inferencer.left_position is not None for inferencer in self._session.inferencers
+        )
+
+    def finish(self, items: Sequence[Item]) -> None:
+        """Hand over what was begun, to be written while training goes on.
+
+        Args:
+          items: Lockstep: the round that was in flight when it was begun.
+        """
+        begun, self._begun = self._begun, None
+        assert begun is not None and self._checkpointer is not None
+        positions = []
+        for inferencer in self._session.inferencers:
+            assert inferencer.left_position is not None
+            positions.append(inferencer.left_position)
+            inferencer.left_position = None
+        made = sum(position.cycle for position in positions)
+        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
+        self._add_inferencers(begun, positions, items)
+        self._checkpointer.save(
+            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
+        )
+
+    def save_learner(self) -> None:
+        """Save the learner's part alone: an Inferencer takes its time to end, and may never.
+
+        What is saved at the end takes its place.
+
+        Raises:
+          CheckpointError: It could not be written.
+          NotFiniteError: The networks are not finite.
+        """
+        counters = self._session.counters
+        if self._checkpointer is None or self._learner_saved_at == counters.cycles:
+            return
+        self._checkpointer.say(
+            "an Inferencer takes its time to end; what was learned is saved meanwhile"
+        )
+        self._give_up_begun(self._checkpointer)
+        self._check_finite()
+        begun = self._learner(at_the_end=True)
+        inferencers = self._session.inferencers
+        positions = [InferencerPosition(i.cycle, None, STOPPED_AMID) for i in inferencers]
+        made = sum(position.cycle for position in positions)
+        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to
+        self._save_now(begun, positions, [])
+        self._checkpointer.replace(begun.env_steps)
+        self._learner_saved_at = counters.cycles
+
+    def save_at_the_end(self) -> None:
+        """Save, with the Inferencers at rest, and wait until it is written.
+
+        Raises:
+          CheckpointError: It could not be written.
+          NotFiniteError: The networks are not finite.
+        """
+        if self._checkpointer is None:
+            return
+        # First, while worker processes are sure to live: whoever ended the run may end them, too.
+        positions = [_position_at_the_end(i) for i in self._session.inferencers]
+        self._give_up_begun(self._checkpointer)
+        self._check_finite()
+        begun = self._learner(at_the_end=True)
+        self._save_now(begun, positions, self._session.kept_round)
+
+    def save_after(self, error: BaseException) -> None:
+        """Save what a run had learned that ``error`` ended; failing here is a warning."""
+        if self._checkpointer is None or isinstance(error, NotFiniteError | CheckpointError):
+            return
+        try:
+            if not self._updater.is_whole():
+                return
+            self._give_up_begun(self._checkpointer)
+            begun = self._learner(at_the_end=True)
+            begun.writer.record["lost_cycles"] = sum(
+                inferencer.dropped_cycles for inferencer in self._session.inferencers
+            )
+            positions = [_position_after_failure(i) for i in self._session.inferencers]
+            self._save_now(begun, positions, [])
+        except Exception as failure:
+            warnings.warn(
+                f"no checkpoint of what was learned: {type(failure).__name__}: {failure}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _check_finite(self) -> None:
+        """Raise NotFiniteError rather than save what cannot be gone on with."""
+        if not self._updater.is_whole():
+            raise NotFiniteError(
+                f"the networks are not finite after {self._session.counters.updates} updates, and "
+                "are not saved. A lower learning rate, gradient clipping, or scaled rewards and "
+                "observations are the usual remedies"
+            )
+
+    def _learner(self, *, at_the_end: bool) -> Begun:
+        session, checkpointer = self._session, self._checkpointer
+        assert checkpointer is not None
+        counters, episodes = session.counters, session.episodes
+        writer = SnapshotWriter()
+        writer.record.update(
+            counters=dataclasses.asdict(counters),
+            episodes=episodes.state(),
+            seconds=self._seconds(),
+            lost_cycles=0,
+            **checkpointer.about(),
+            **self._about(),
+        )
+        networks, opt, experience = self._updater.parts()
+        writer.add("networks", networks)
+        writer.add("opt", opt)
+        num_bytes = _num_bytes(experience)
+        if at_the_end and (all_bytes := num_bytes + _num_bytes((networks, opt))) > LARGE_BYTES:
+            checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
+        separate: Snapshot | None = None
+        if not checkpointer.is_kept_apart(num_bytes):
+            writer.add("experience", experience)
+            writer.record["experience"] = None
+        elif checkpointer.experience_is_due(at_the_end):
+            apart = SnapshotWriter()
+            apart.add("experience", experience)
+            apart.record["counters"] = dataclasses.asdict(counters)
+            separate = apart.snapshot()
+        return Begun(
+            env_steps=counters.env_steps,
+            writer=writer,
+            experience=separate,
+            score=episodes.means()["episode_return_mean"],
+            consumed_up_to=sum(self._next_cycles.values()),
+        )
+
+    def _add_inferencers(
+        self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
+    ) -> None:
+        begun.writer.add_positions(positions)
+        begun.writer.add_round(items)
+
+    def _save_now(
+        self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
+    ) -> None:
+        self._add_inferencers(begun, positions, items)
+        assert self._checkpointer is not None
+        self._checkpointer.save_now(
+            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
+        )
+
+    def _give_up_begun(self, checkpointer: Checkpointer) -> None:
+        """Wait for what is being written, so that no two copies of everything are in memory."""
+        self._begun = None
+        for inferencer in self._session.inferencers:
+            inferencer.position_wanted.clear()
+            inferencer.left_position = None
+        checkpointer.wait()
+        self._warn_of_failure()
+
+    def _warn_of_failure(self) -> None:
+        assert self._checkpointer is not None
+        if error := self._checkpointer.pop_error():
+            warnings.warn(
+                f"a checkpoint could not be saved, and the run goes on without it: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _position_at_the_end(inferencer: Inferencer) -> InferencerPosition:
+    """Return where an Inferencer stands; without its environments if those fail only now."""
+    try:
+        return inferencer.position()
+    except Exception as error:
+        if not is_env_failure(error):
+            raise
+        warnings.warn(
+            f"the environment of Inferencer {inferencer.index} failed as it was to be saved, and "
+            f"begins new episodes when the run goes on: {text_of(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        step_state = owned_copy(inferencer.step_state, inferencer.device)
+        return InferencerPosition(inferencer.cycle, step_state, f"it failed: {text_of(error)}")
+
+
+def _position_after_failure(inferencer: Inferencer) -> InferencerPosition:
+    """Return what is left of an Inferencer of a run that failed; its episodes are not."""
+    leaves = jax.tree.leaves(inferencer.step_state)
+    lost = any(leaf.is_deleted() for leaf in leaves)
+    step_state = None if lost else inferencer.step_state
+    return InferencerPosition(inferencer.cycle, step_state, "the run failed")
+
+
+def _num_bytes(tree: PyTree) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if not is_key(leaf))

@@ -1,0 +1,172 @@
+"""Trees of arrays in a snapshot, by name, and back: the form that a checkpoint of a loop has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.errors import UsageError
+from sebulba.inference.inferencer import InferencerPosition
+from sebulba.transport.item import Item
+from sebulba.trees import host_copy, is_key, named_leaves
+from sebulba.types import PyTree, RunSpec, StepInfos, Trajectory
+
+MOST_DIFFERENCES = 5
+"""That an error names."""
+
+
+class ItemRecord(NamedTuple):
+    """What an ``Item`` is beside its arrays."""
+
+    inferencer: int
+    cycle: int
+    policy_version: int
+
+
+class SnapshotWriter:
+    """Gathers trees under names into one snapshot."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.record: dict[str, Any] = {"keys": {}}
+        """JSON; ``keys`` names the kind of every typed PRNG key."""
+        self._arrays: dict[str, np.ndarray] = {}
+        self._blobs: dict[str, bytes] = {}
+
+    def add(self, prefix: str, tree: PyTree) -> None:
+        """Add copies of the leaves of ``tree``, under ``prefix/path``."""
+        names, leaves = _named(prefix, tree)
+        for name, leaf, copy in zip(names, leaves, jax.tree.leaves(host_copy(tree)), strict=True):
+            assert name not in self._arrays, f"two leaves are called {name}"
+            self._arrays[name] = copy
+            if isinstance(leaf, jax.Array) and is_key(leaf):
+                self.record["keys"][name] = str(jax.random.key_impl(leaf))
+
+    def add_positions(self, positions: Sequence[InferencerPosition]) -> None:
+        """Add where the Inferencers stand."""
+        self.record["inferencers"] = []
+        for index, position in enumerate(positions):
+            env = position.env
+            if isinstance(env, bytes):
+                self._blobs[f"env/{index}"] = env
+            self.record["inferencers"].append(
+                {
+                    "cycle": position.cycle,
+                    "env": None if isinstance(env, bytes) else env,
+                    "has_step_state": position.step_state is not None,
+                }
+            )
+            if position.step_state is not None:
+                self.add(f"step/{index}", position.step_state)
+
+    def add_round(self, items: Sequence[Item]) -> None:
+        """Add the trajectories that were made and not consumed."""
+        self.record["round"] = [ItemRecord(*item[:3])._asdict() for item in items]
+        for index, item in enumerate(items):
+            self.add(f"round/{index}", item[3:])
+
+    def snapshot(self) -> Snapshot:
+        """Return what was added."""
+        return Snapshot(self.record, self._arrays, self._blobs)
+
+
+class SnapshotReader:
+    """Finds trees in a snapshot again."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Read from ``snapshot``."""
+        self.record = snapshot.record
+        self._snapshot = snapshot
+
+    def tree(self, prefix: str, like: PyTree) -> PyTree:
+        """Return the tree under ``prefix``, in buffers of its own on the default device.
+
+        Args:
+          prefix: As it was added.
+          like: Arrays or shapes.
+
+        Raises:
+          UsageError: The leaves differ from those of ``like`` in name, shape or dtype.
+        """
+        if different := self.differences(prefix, like):
+            raise UsageError(
+                f"the checkpoint does not fit this run: {'; '.join(different[:MOST_DIFFERENCES])}. "
+                "Resume with the agent, the environment and the sizes that it was saved with"
+            )
+        leaves = [self._leaf(name) for name in _named(prefix, like)[0]]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def _leaf(self, name: str) -> jax.Array:
+        array = jnp.array(self._snapshot.arrays[name], copy=True)
+        impl = self.record["keys"].get(name)
+        return array if impl is None else jax.random.wrap_key_data(array, impl=impl)
+
+    def differences(self, prefix: str, like: PyTree) -> list[str]:
+        """Say in which leaves the tree under ``prefix`` is not like ``like``; empty if in none."""
+        wanted = dict(zip(*_named(prefix, like), strict=True))
+        there = {n for n in self._snapshot.arrays if f"{n}/".startswith(f"{prefix}/")}
+        found = [f"{name} is in the checkpoint only" for name in sorted(there - wanted.keys())]
+        for name, leaf in wanted.items():
+            now = f"{leaf.dtype}{list(leaf.shape)}"
+            if name not in there:
+                found.append(f"{name} is not in the checkpoint, and {now} now")
+            elif (saved := self._describe(name)) != now:
+                found.append(f"{name} is {saved} in the checkpoint and {now} now")
+        return found
+
+    def _describe(self, name: str) -> str:
+        if name in self.record["keys"]:
+            leaf = self._leaf(name)
+            return f"{leaf.dtype}{list(leaf.shape)}"
+        array = self._snapshot.arrays[name]
+        return f"{array.dtype}{list(array.shape)}"
+
+    def env(self, index: int) -> bytes | str:
+        """Return the position of an environment, or why there is none."""
+        saved = self._snapshot.blobs.get(f"env/{index}")
+        return self.record["inferencers"][index]["env"] if saved is None else saved
+
+    def round(self, trajectory: Trajectory, step_state: PyTree) -> list[Item]:
+        """Return the trajectories that were made and not consumed, on the default device.
+
+        Args:
+          trajectory: Its shapes.
+          step_state: Its shapes.
+        """
+        scalar = np.zeros((), np.int32)
+        trajectory = trajectory._replace(policy_version=scalar, inferencer=scalar, cycle=scalar)
+        items = []
+        for index, about in enumerate(self.record["round"]):
+            prefix = f"round/{index}"
+            rows, initial, final = self._numbered(prefix, (trajectory, step_state, step_state))
+            infos = [self._snapshot.arrays[f"{prefix}/3/{name}"] for name in StepInfos._fields]
+            items.append(
+                Item(
+                    **about,
+                    trajectory=rows,
+                    initial_step_state=initial,
+                    final_step_state=final,
+                    step_infos=StepInfos(*infos),
+                )
+            )
+        return items
+
+    def _numbered(self, prefix: str, likes: tuple) -> list[PyTree]:
+        return [self.tree(f"{prefix}/{number}", like) for number, like in enumerate(likes)]
+
+    def run_spec(self) -> RunSpec:
+        """Return the sizes of the run that was saved."""
+        return RunSpec(**self.record["run"])
+
+
+def _named(prefix: str, tree: PyTree) -> tuple[list[str], list[Any]]:
+    """Return the names of the leaves of ``tree`` under ``prefix``, and the leaves."""
+    names, leaves = named_leaves(tree)
+    if leaves and leaves[0] is tree:
+        return [prefix], leaves
+    return [f"{prefix}/{name}" for name in names], leaves

@@ -1,0 +1,1 @@
+"""Commands: what the command line does around a run."""

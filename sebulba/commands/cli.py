@@ -1,0 +1,360 @@
+"""The command line: ``sebulba train``, ``resume``, ``eval``, ``bench``, ``doctor``, ``check-env``.
+
+Wrong names of commands, configurations and options, and values that break a rule by themselves, are
+found before JAX is imported; what only the environment knows, before anything runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sebulba
+from sebulba.commands.exit_codes import (
+    EXIT_CHECKPOINT,
+    EXIT_ENV,
+    EXIT_HANG,
+    EXIT_NOT_FINITE,
+    EXIT_OK,
+    EXIT_OTHER,
+    EXIT_USAGE,
+    exit_code_of,
+)
+from sebulba.commands.huge_pages import restart_with_huge_pages
+from sebulba.commands.stop_on_signal import StopOnSignal
+from sebulba.errors import UsageError, text_of
+
+if TYPE_CHECKING:
+    from sebulba.commands.run_folder import RunFolder
+    from sebulba.configs.experiment import ExperimentConfig
+
+USAGE = """\
+usage: sebulba train CONFIG [options]    train an agent
+       sebulba resume RUN [options]      go on with a run that ended, or was ended
+       sebulba eval RUN [options]        play a trained policy
+       sebulba bench BENCHMARK [options] measure this machine
+       sebulba doctor [options]          see whether this machine is fit
+       sebulba check-env ENV [options]   see what is wrong with an environment
+       sebulba --version
+
+"sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.
+"""
+
+SHORT_OPTIONS = {
+    "--learning-rate": "--agent.learning-rate",
+    "--agent.torso": "--agent.torso.kind",
+}
+"""Options of a component that are common enough to be given without its name."""
+
+COMMON_OPTIONS = {
+    "--env.id ID": "environment",
+    "--env.backend NAME": "envpool or gymnasium; chosen by the id when not given",
+    "--total-env-steps N": "environment steps to train for",
+    "--num-envs N": "environments per Inferencer",
+    "--steps-per-cycle N": "environment steps in a trajectory",
+    "--learning-rate X": "step size of the optimizer",
+    "--seed N": "of networks, actions and environments",
+    "--eval-every-env-steps N": "let the evaluation policy play so often; 0 for never",
+    "--schedule NAME": "async, or lockstep for bit-identical networks",
+    "--name NAME": "of the folder under runs/",
+    "--resume": "go on if the folder holds a run already, else begin it",
+    "--run-dir DIR": "folder of the run, instead of runs/NAME",
+}
+"""What ``sebulba train --help`` shows of the options; a test holds that each exists."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+      argv: Arguments after the program's name; None takes those of the process.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(argv)
+    except SystemExit as exit_:  # tyro and argparse have printed why
+        return exit_code_of(exit_)
+    except BaseException as error:
+        code = exit_code_of(error)
+        if code in (EXIT_ENV, EXIT_OTHER):
+            traceback.print_exc()
+        print(f"sebulba: {_describe(code, error)}", file=sys.stderr)
+        return code
+
+
+def _describe(code: int, error: BaseException) -> str:
+    """Say in a line what ended the command."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    what = {
+        EXIT_USAGE: "error",
+        EXIT_NOT_FINITE: "not finite",
+        EXIT_HANG: "hang",
+        EXIT_CHECKPOINT: "checkpoint",
+        EXIT_ENV: "environment",
+    }.get(code, "error")
+    if code in (EXIT_ENV, EXIT_OTHER):
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        return f"{what}: {text_of(error)}{notes}"
+    return f"{what}: {error}"
+
+
+def entry_point() -> None:
+    """Run the command of this process and end it."""
+    restart_with_huge_pages(sys.argv[1:])
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ours = ("inferencer-", "evaluator")
+    if any(thread.name.startswith(ours) for thread in threading.enumerate()):
+        # One that hangs inside XLA would abort the interpreter's own way out.
+        os._exit(code)
+    sys.exit(code)
+
+
+def _command(argv: list[str]) -> int:
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())  # for --env.id my_package.envs:MyEnv
+    commands = {
+        "train": _train,
+        "resume": _resume,
+        "eval": _eval,
+        "bench": _bench,
+        "doctor": _doctor,
+        "check-env": _check_env,
+    }
+    if not argv:
+        print(USAGE, end="", file=sys.stderr)
+        return EXIT_USAGE
+    word, *rest = argv
+    if word in ("-h", "--help"):
+        print(USAGE, end="")
+        return EXIT_OK
+    if word == "--version":
+        print(f"sebulba {sebulba.__version__}")
+        return EXIT_OK
+    if word not in commands:
+        raise UsageError(
+            f"command {word!r} is unknown; use {_nearest(word, commands)}, see sebulba --help"
+        )
+    return commands[word](rest)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """Return the known words near ``word``, or all of them."""
+    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
+    return " or ".join(near or known)
+
+
+def _train(argv: list[str]) -> int:
+    if not argv:
+        print(_train_help(), end="", file=sys.stderr)
+        return EXIT_USAGE
+    if argv[0] in ("-h", "--help"):
+        print(_train_help(), end="")
+        return EXIT_OK
+    preset, config = read_config(argv, "sebulba train")
+    from sebulba.commands.run_folder import choose_run_folder
+
+    folder = choose_run_folder(config, preset)
+    return _run(config, folder, preset, ["sebulba", "train", *argv])
+
+
+def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
+    # Said now, since importing JAX and compiling take seconds.
+    print(f"sebulba: {preset} in {folder.path}", flush=True)
+    with StopOnSignal() as stop_on_signal:
+        from sebulba.commands.experiment import train
+
+        return train(config, folder, stop_on_signal, preset=preset, command=command)
+
+
+def _resume(argv: list[str]) -> int:
+    usage = """\
+usage: sebulba resume RUN [options]
+
+Go on with the run in folder RUN, such as runs/NAME, from its newest checkpoint that is whole.
+The options are those of sebulba train, for what may change: --platform, devices, numbers of
+Inferencers, and, unless the learning rate falls over the run, --total-env-steps and --num-envs.
+--drop-replay begins with an empty replay where the saved one does not fit; --strict refuses to
+pass over a damaged checkpoint.
+"""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage, end="", file=sys.stdout if argv else sys.stderr)
+        return EXIT_OK if argv else EXIT_USAGE
+    import dataclasses
+
+    from sebulba.commands.run_folder import RunFolder
+
+    folder = RunFolder(Path(argv[0]))
+    preset, saved = folder.read_config()
+    config = _parse(preset, argv[1:], "sebulba resume", saved)
+    config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
+    folder.check_resumable(config)
+    return _run(config, folder, preset, ["sebulba", "resume", *argv])
+
+
+def _train_help() -> str:
+    from sebulba.configs.presets import PRESETS
+
+    lines = [f"  {name:<12} {preset.summary}" for name, preset in PRESETS.items()]
+    return "\n".join(
+        [
+            "usage: sebulba train CONFIG [options]",
+            "",
+            "configurations:",
+            *lines,
+            "",
+            "Or a configuration file NAME.json, such as sebulba bench tune writes.",
+            "",
+            "Any other environment: sebulba train CONFIG --env.id ID, where ID is known to envpool",
+            "or Gymnasium, or is my_package.envs:MyEnv (a class or a factory).",
+            "",
+            "common options:",
+            *(f"  {option:<30} {what}" for option, what in COMMON_OPTIONS.items()),
+            "",
+            '"sebulba train CONFIG --help" lists all options with their defaults.',
+            "",
+        ]
+    )
+
+
+def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
+    """Read ``CONFIG [options]``, where CONFIG is a name or a configuration file.
+
+    Args:
+      argv: The words.
+      command: What they were given to, for messages.
+
+    Returns:
+      The name of the preset, and the experiment.
+
+    Raises:
+      UsageError: The configuration is unknown, or an option breaks a rule.
+      SystemExit: tyro has printed what is wrong with an option, or the help.
+    """
+    from sebulba.configs.files import read_config_file
+    from sebulba.configs.presets import PRESETS
+
+    preset, *options = argv
+    if preset.endswith(".json"):
+        preset, of_file = read_config_file(preset)
+        options = [*of_file, *options]
+    if preset not in PRESETS:
+        raise UsageError(
+            f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)}, or a file "
+            f"NAME.json ({command} CONFIG [options]; --env.id trains on any other environment)"
+        )
+    return preset, _parse(preset, options, command)
+
+
+def _parse(
+    preset: str,
+    options: list[str],
+    command: str = "sebulba train",
+    default: ExperimentConfig | None = None,
+) -> ExperimentConfig:
+    import tyro
+
+    from sebulba.configs.experiment import ExperimentConfig
+    from sebulba.configs.presets import PRESETS
+
+    short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())
+    return tyro.cli(
+        ExperimentConfig,
+        prog=f"{command} {preset}",
+        description=f"{PRESETS[preset].summary} ({short}.)",
+        default=default or PRESETS[preset].make(),
+        args=[_long_option(option) for option in options],
+        # The preset chooses the algorithm; without this each class would be a sub-command.
+        config=(tyro.conf.AvoidSubcommands,),
+    )
+
+
+def _long_option(option: str) -> str:
+    name, equals, value = option.partition("=")
+    return SHORT_OPTIONS.get(name.replace("_", "-"), name) + equals + value
+
+
+def _eval(argv: list[str]) -> int:
+    from sebulba.commands.run_folder import RunFolder
+    from sebulba.configs.experiment import INT32
+
+    parser = argparse.ArgumentParser(
+        prog="sebulba eval", description="Play the trained policy of a run and print its return."
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--num-envs", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--explore", action="store_true", help="sample actions as in training, not the best ones"
+    )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the policy that returned most in an evaluation during training, not the last",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the result there")
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
+    arguments = parser.parse_args(argv)
+    if arguments.seed not in INT32:
+        raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
+    _check_folder_of("--json", arguments.json)
+    for name in ("episodes", "num_envs"):
+        if (value := getattr(arguments, name)) < 1:
+            raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
+
+    folder = RunFolder(Path(arguments.run))
+    env = folder.read_env_config()
+    from sebulba.commands.experiment import evaluate_run
+
+    evaluation = evaluate_run(
+        folder,
+        env,
+        num_episodes=arguments.episodes,
+        num_envs=arguments.num_envs,
+        seed=arguments.seed,
+        explore=arguments.explore,
+        best=arguments.best,
+        platform=arguments.platform,
+    )
+    print(evaluation)
+    if arguments.json is not None:
+        Path(arguments.json).write_text(json.dumps(evaluation.record(), indent=2) + "\n")
+    return EXIT_OK
+
+
+def _bench(argv: list[str]) -> int:
+    from sebulba.benchmarks import command_line
+
+    return command_line.main(argv, read_config)
+
+
+def _doctor(argv: list[str]) -> int:
+    from sebulba.diagnosis import command_line
+
+    return command_line.doctor(argv)
+
+
+def _check_env(argv: list[str]) -> int:
+    from sebulba.diagnosis import command_line
+
+    return command_line.check_env(argv)
+
+
+def _check_folder_of(option: str, file: str | None) -> None:
+    if file is not None and not Path(file).absolute().parent.is_dir():
+        raise UsageError(f"{option} {file} is in a folder that does not exist; make it")
+
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,306 @@
+"""The folder of a run: ``runs/<name>/`` and what lies where in it. Free of JAX."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import json
+import os
+import shutil
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import sebulba
+from sebulba.agents import configs as agent_configs
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.errors import UsageError
+from sebulba.files import PARTIAL, dataclass_from_json, put_right, read_json_object, write_whole
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes."""
+
+    path: Path
+    """The folder itself."""
+
+    @property
+    def config(self) -> Path:
+        """What ran, as JSON."""
+        return self.path / "config.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a window of updates."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard events."""
+        return self.path / "tensorboard"
+
+    @property
+    def learning_curve(self) -> Path:
+        """The learning curve."""
+        return self.path / "learning_curve.png"
+
+    @property
+    def policy(self) -> Path:
+        """The trained policy."""
+        return self.path / "policy"
+
+    @property
+    def best_policy(self) -> Path:
+        """The policy that returned most in an evaluation, where the run had any."""
+        return self.path / "best_policy"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the run can be resumed."""
+        return self.path / "checkpoints"
+
+    @property
+    def ended(self) -> Path:
+        """Why the run ended, for people; not there while it runs, or after kill -9."""
+        return self.path / "ended.txt"
+
+    @property
+    def last_transition(self) -> Path:
+        """What the environment that failed was given last, and what it had shown before."""
+        return self.path / "last_transition.npz"
+
+    def best_return(self) -> float | None:
+        """Return what the best policy returned in its evaluation; None where there is none."""
+        file = self.best_policy / BEST_RETURN_FILE
+        return read_json_object(file)["mean_return"] if file.exists() else None
+
+    def write_best_return(self, folder: Path, mean_return: float) -> None:
+        """Write that into ``folder``, which is to become the best policy's."""
+        (folder / BEST_RETURN_FILE).write_text(json.dumps({"mean_return": mean_return}) + "\n")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing here: two would delete each other's checkpoints.
+
+        Raises:
+          UsageError: One does already.
+        """
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(
+                    f"another process is running in {self.path}; wait for it to end, or choose "
+                    "another folder"
+                ) from error
+            except OSError:
+                pass  # a file system without locks
+            yield
+
+    def create(self) -> None:
+        """Make the folder.
+
+        Raises:
+          UsageError: It cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"run folder {self.path} cannot be made ({error.strerror}); "
+                "choose another with --run-dir"
+            ) from error
+
+    def tidy(self) -> None:
+        """Put right, or delete, what a process left that was killed while it wrote."""
+        put_right(self.policy)
+        put_right(self.best_policy)
+        for path in self.path.glob(f"{PARTIAL}*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    @property
+    def is_complete(self) -> bool:
+        """A run has ended here and left everything, whatever it ended with."""
+        return all(path.exists() for path in (self.ended, self.policy, self.learning_curve))
+
+    def write_config(self, config: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
+        """Write ``config.json``."""
+        config = dataclasses.replace(config, resume=False, drop_replay=False, strict=False)
+        record = {
+            "sebulba": sebulba.__version__,
+            "preset": preset,
+            "command": list(command),
+            "agent_config": type(config.agent).__name__,
+            **dataclasses.asdict(config),
+        }
+        write_whole(self.config, json.dumps(record, indent=2) + "\n")
+
+    def read_config(self) -> tuple[str, ExperimentConfig]:
+        """Return the preset and the configuration of the run.
+
+        Raises:
+          UsageError: ``config.json`` is missing or damaged, or of another Sebulba.
+        """
+        record = read_json_object(self.config)
+        try:
+            preset = record["preset"]
+            agent_class = getattr(agent_configs, record["agent_config"])
+            fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}
+            config = ExperimentConfig(
+                agent=dataclass_from_json(agent_class, record["agent"]),
+                **{
+                    name: _field_from_json(ExperimentConfig, name, value)
+                    for name, value in record.items()
+                    if name in fields
+                },
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{self.config} does not describe a run of this Sebulba "
+                f"({type(error).__name__}: {error}); resume it with the one that wrote it, "
+                f"{record.get('sebulba', 'unknown')}"
+            ) from error
+        return preset, config
+
+    def check_resumable(self, config: ExperimentConfig) -> None:
+        """Raise UsageError, with the differences, if ``config`` is not that of the run."""
+        _, saved = self.read_config()
+        before, after = _flat(saved), _flat(config)
+        may_change = set(MAY_CHANGE)
+        if config.anneal_learning_rate:
+            may_change -= WITH_ANNEALING_TOO
+        why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
+        different = [
+            f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
+            f"{why.get(name, '')}"
+            for name in sorted(before.keys() | after.keys())
+            if before.get(name) != after.get(name)
+            and name not in may_change
+            and name.partition(".")[0] not in may_change
+        ]
+        if different:
+            raise UsageError(
+                f"{self.path} cannot be resumed with another configuration: "
+                f"{'; '.join(different)}. Leave that as it was, or begin a new run"
+            )
+
+    def drop_metrics_after(self, env_steps: int) -> int:
+        """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""
+        if not self.metrics.exists():
+            return 0
+        lines = self.metrics.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if _env_steps_of(line) <= env_steps]
+        if len(kept) < len(lines):
+            write_whole(self.metrics, "".join(kept))
+        return len(lines) - len(kept)
+
+    def evaluated_at(self, env_steps: int) -> int:
+        """Return where the newest evaluation was that ``drop_metrics_after`` keeps, 0 if none."""
+        if not self.metrics.exists():
+            return 0
+        lines = self.metrics.read_text().splitlines(keepends=True)
+        kept = (json.loads(line) for line in lines if _env_steps_of(line) <= env_steps)
+        return max((record.get("eval_env_steps", 0) for record in kept), default=0)
+
+    def read_env_config(self) -> EnvConfig:
+        """Return the environment of the run.
+
+        Raises:
+          UsageError: ``config.json`` is missing or damaged.
+        """
+        record = read_json_object(self.config)
+        try:
+            return EnvConfig(**record["env"])
+        except (KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.config} does not describe an environment ({error}); "
+                "expected the config.json that a run wrote"
+            ) from error
+
+
+BEST_RETURN_FILE = "evaluation.json"
+
+MAY_CHANGE = (
+    *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),
+    *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
+    *("metrics_interval_s", "checkpoint", "faults", "resume", "drop_replay", "strict", "platform"),
+    *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
+    *("env.num_threads", "env.vectorization", "pin_inferencers"),
+)
+"""Fields of a configuration with which a run may be resumed that began with others. Whether the
+saved state fits other numbers of environments and Inferencers is for the loop to say."""
+
+
+WITH_ANNEALING_TOO = {"total_env_steps", "num_envs"}
+"""Which say how many updates the run has, over which the learning rate falls: no longer then."""
+
+
+def _field_from_json(cls: type, name: str, value: Any) -> Any:
+    """Return one field of a dataclass from its JSON."""
+    hint = typing.get_type_hints(cls)[name]
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return dataclass_from_json(hint, value)  # type: ignore[arg-type]
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _flat(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the fields of a configuration and of those in it, by dotted name."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if not dataclasses.is_dataclass(value):
+            yield prefix, value
+            return
+        yield prefix, type(value).__name__
+        for field in dataclasses.fields(value):
+            name = f"{prefix}.{field.name}" if prefix else field.name
+            yield from walk(name, getattr(value, field.name))
+
+    return dict(walk("", config))
+
+
+def _env_steps_of(line: str) -> float:
+    """Return ``env_steps`` of a metrics record; infinite for half a line, after kill -9."""
+    if not line.endswith("\n"):
+        return float("inf")  # even if only the end of the line is missing: more would follow on it
+    try:
+        return json.loads(line)["env_steps"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")
+
+
+def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
+    """Return the folder for a run; nothing is made yet.
+
+    Raises:
+      UsageError: It already holds a run that is not to be resumed, or not with ``config``.
+    """
+    if config.run_dir is not None:
+        folder, flag = RunFolder(Path(config.run_dir)), "--run-dir"
+    elif config.name is not None:
+        folder, flag = RunFolder(Path("runs", config.name)), "--name"
+    else:
+        return _unused_folder(preset)
+    if config.resume:
+        if folder.config.exists():
+            folder.check_resumable(config)
+        return folder
+    if folder.config.exists() or folder.metrics.exists():
+        raise UsageError(
+            f"{folder.path} already holds a run, which would be lost; choose another {flag}, or "
+            "go on with it by --resume"
+        )
+    return folder
+
+
+def _unused_folder(preset: str) -> RunFolder:
+    # With the process: several may be started in the same second, and make it seconds later.
+    stem = f"{preset}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    path, number = Path("runs", stem), 1
+    while path.exists():
+        number += 1
+        path = Path("runs", f"{stem}-{number}")
+    return RunFolder(path)

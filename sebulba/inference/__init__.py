@@ -1,0 +1,1 @@
+"""Inference: Inferencer threads act and step environments, cycle by cycle."""

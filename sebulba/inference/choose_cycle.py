@@ -1,0 +1,48 @@
+"""Which way an Inferencer runs its cycles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+
+from sebulba.errors import UsageError
+from sebulba.inference.cycle import Cycle, CyclePrograms
+from sebulba.inference.fused_cycle import FusedCycle
+from sebulba.inference.stepped_cycle import SteppedCycle
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.types import EnvAdapter
+
+CycleKind = Literal["auto", "stepped", "fused"]
+MakeCycle = Callable[[EnvAdapter, CyclePrograms, jax.Device, PhaseTimer], Cycle]
+
+
+def make_cycle(
+    kind: CycleKind | MakeCycle,
+    env: EnvAdapter,
+    programs: CyclePrograms,
+    device: jax.Device,
+    timer: PhaseTimer,
+) -> tuple[Cycle, str]:
+    """Choose the way a cycle runs, by rule: fused where it can be and inference is on a CPU.
+
+    Returns:
+      The cycle, and the reason for its kind.
+
+    Raises:
+      UsageError: ``kind="fused"`` and the environment or the device does not allow it.
+    """
+    if callable(kind):
+        return kind(env, programs, device, timer), "given"
+    if kind == "stepped":
+        return SteppedCycle(env, programs, device, timer), "asked for"
+    fused = env.fused()
+    if not isinstance(fused, str) and device.platform != "cpu":
+        fused = f"inference is on a {device.platform}, and a fused cycle runs on a CPU"
+    if isinstance(fused, str):
+        if kind == "fused":
+            raise UsageError(f"cycle='fused' is not possible: {fused}; use cycle='auto'")
+        return SteppedCycle(env, programs, device, timer), fused
+    why = "asked for" if kind == "fused" else "the environment has an XLA handle, inference a CPU"
+    return FusedCycle(env, fused, programs, device, timer), why

@@ -1,0 +1,278 @@
+"""What an inference cycle is: its protocol, its output, and what both of its ways share.
+
+``SteppedCycle`` serves any environment, ``FusedCycle`` those that have JAX code. Both return the
+same trajectories; they differ in who calls the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.agent import Agent
+from sebulba.errors import EnvError
+from sebulba.inference.cores import num_cores
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.transport.permits import WAKE_S
+from sebulba.trees import copy_tree, is_key
+from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
+
+ROWS_A_STACK = 64
+"""Rows that one program stacks."""
+CORES_A_COMPILE = 2
+"""As many can be used by XLA when it compiles one program of a cycle."""
+LONGEST_WAIT_TO_COMPILE_S = 10.0
+"""For a turn; then a program is compiled without one."""
+
+
+class CycleOutput(NamedTuple):
+    """What a cycle makes; arrays that nobody writes again, on the inference device or the host."""
+
+    env_step: EnvStep
+    """``[T+1, B, ...]``."""
+    action: jax.Array | np.ndarray
+    """``[T, B, ...]``."""
+    extras: PyTree
+    """``[T, B, ...]``."""
+    initial_step_state: PyTree
+    final_step_state: PyTree
+    step_infos: StepInfos
+
+
+class Cycle(Protocol):
+    """One Inferencer's environment and where it stands, between and during cycles."""
+
+    kind: str
+    """``"stepped"`` or ``"fused"``."""
+
+    def reset(self) -> None:
+        """Begin new episodes."""
+        ...
+
+    def run(
+        self, networks: PyTree, step_state: PyTree, stop: threading.Event
+    ) -> tuple[CycleOutput | None, PyTree]:
+        """Run one cycle.
+
+        Args:
+          networks: Acting networks on the inference device.
+          step_state: Donated.
+          stop: Ends the cycle early, between two environment steps or two chunks.
+
+        Returns:
+          The output, None if stopped; and the step state that goes with the environment's
+          present position.
+        """
+        ...
+
+    def use(self, programs: CyclePrograms) -> None:
+        """Use other programs (another ``steps_per_cycle``) from the next cycle on."""
+        ...
+
+    def position(self) -> bytes | str:
+        """Return where the environment stands, between two cycles, or the reason why it cannot.
+
+        With it goes what the cycle itself keeps: the row that the next cycle begins with and the
+        running statistics of episodes. The step state is not in it.
+        """
+        ...
+
+    def put_back(self, position: bytes) -> None:
+        """Go on from ``position``, in a cycle on an environment newly made in the same way.
+
+        Raises:
+          EnvError: It does not fit, or is damaged; then ``reset`` comes first.
+        """
+        ...
+
+
+class KeyData:
+    """Typed PRNG keys as plain arrays and back.
+
+    JAX dispatches a program in C++ only if none of its arguments and results is a typed key.
+    """
+
+    def __init__(self, step_state: PyTree) -> None:
+        """Look for the keys in ``step_state``."""
+        self._impls = _key_impls(step_state)
+
+    def fits(self, step_state: PyTree) -> bool:
+        """Tell whether ``step_state`` has keys of the same kinds in the same places."""
+        return _key_impls(step_state) == self._impls
+
+    def unwrap(self, step_state: PyTree) -> PyTree:
+        """Return ``step_state`` with the uint32 arrays in its keys instead of them, uncopied."""
+        return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, step_state)
+
+    def wrap(self, data: PyTree) -> PyTree:
+        """Return the step state that ``unwrap`` made ``data`` of, uncopied."""
+        leaves, structure = jax.tree.flatten(data)
+        wrapped = [
+            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+            for x, impl in zip(leaves, self._impls, strict=True)
+        ]
+        return jax.tree.unflatten(structure, wrapped)
+
+
+def _key_impls(step_state: PyTree) -> list[Any]:
+    leaves = jax.tree.leaves(step_state)
+    return [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
+
+
+class CyclePrograms:
+    """The compiled pieces of a cycle, shared by all Inferencers of a run.
+
+    A fused cycle has a program of its own beside them, since its environment is part of it.
+    Networks and environment steps are passed as lists of leaves, step states as ``KeyData``: a
+    program is called once a step, and JAX takes its arguments apart at every call.
+    """
+
+    def __init__(
+        self, agent: Agent, acting_networks: PyTree, step_state: PyTree, run: RunSpec
+    ) -> None:
+        """Prepare, but not yet compile, the programs.
+
+        Args:
+          agent: Whose ``step`` runs.
+          acting_networks: Their shapes.
+          step_state: Of an Inferencer.
+          run: The sizes.
+        """
+        self.agent = agent
+        self.run = run
+        self.keys = KeyData(step_state)
+        self.shapes = jax.eval_shape(
+            lambda acting: agent.empty_trajectory(acting, run), acting_networks
+        )
+        """Of a trajectory."""
+        self._networks_structure = jax.tree.structure(acting_networks)
+        self.env_step_structure = jax.tree.structure(empty_env_step(agent.spec, run.num_envs))
+        self.act = jax.jit(self.act_once, donate_argnums=1)
+        self._stack = jax.jit(_stack)
+        self._concatenate = jax.jit(_concatenate)
+        self.copy = jax.jit(copy_tree)
+        self._compiling = threading.BoundedSemaphore(max(1, num_cores() // CORES_A_COMPILE))
+
+    @contextlib.contextmanager
+    def turn_to_compile(self, stop: threading.Event, timer: PhaseTimer) -> Iterator[None]:
+        """Wait until cores are free to compile on, for a while, or until stopped.
+
+        Inferencers that compile at once all end late. In turns, the first trajectory, and with it
+        the first update, is there while the next one still compiles. It is a matter of speed
+        alone: whose turn does not come (one before it may hang) goes on without.
+        """
+        deadline = time.monotonic() + LONGEST_WAIT_TO_COMPILE_S
+        with timer.phase("take"):  # in which waiting is no hang
+            while not (is_mine := self._compiling.acquire(timeout=WAKE_S)):
+                if stop.is_set() or time.monotonic() > deadline:
+                    break
+        try:
+            yield
+        finally:
+            if is_mine:
+                self._compiling.release()
+
+    def act_once(
+        self, networks: list, step_state: PyTree, env_step: list
+    ) -> tuple[jax.Array, PyTree, PyTree]:
+        """Act once.
+
+        Args:
+          networks: Leaves of the acting networks; not donated, other Inferencers read them too.
+          step_state: As ``KeyData``; donated.
+          env_step: Leaves ``[B, ...]``; not donated, since JAX may alias the host arrays in them.
+
+        Returns:
+          Action ``[B, ...]``, extras ``[B, ...]``, and the next step state as ``KeyData``.
+        """
+        output, step_state = self.agent.step(
+            jax.tree.unflatten(self._networks_structure, networks),
+            self.keys.wrap(step_state),
+            jax.tree.unflatten(self.env_step_structure, env_step),
+            explore=True,
+        )
+        return output.action, output.extras, self.keys.unwrap(step_state)
+
+    def stack(self, rows: list[PyTree]) -> PyTree:
+        """Return T trees of ``[B, ...]`` on the device as one of ``[T, B, ...]``.
+
+        In groups, since the time to compile grows faster than the number of arguments.
+        """
+        groups = [
+            self._stack(rows[i : i + ROWS_A_STACK]) for i in range(0, len(rows), ROWS_A_STACK)
+        ]
+        return groups[0] if len(groups) == 1 else self._concatenate(groups)
+
+
+def _stack(rows: list[PyTree]) -> PyTree:
+    """Return T trees of ``[B, ...]`` as one of ``[T, B, ...]``."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *rows)
+
+
+def _concatenate(groups: list[PyTree]) -> PyTree:
+    return jax.tree.map(lambda *x: jnp.concatenate(x), *groups)
+
+
+def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
+    """Return what an agent sees of ``output``."""
+    return EnvStep(
+        output.obs,
+        prev_action,
+        output.reward,
+        output.terminated,
+        output.truncated,
+        output.is_first,
+    )
+
+
+def env_state(env: EnvAdapter) -> bytes | str:
+    """Return the state of an environment, or the reason why there is none."""
+    if not (hasattr(env, "state") and hasattr(env, "put_back")):
+        return f"{type(env).__name__} has no methods state() and put_back(state)"
+    return env.state()
+
+
+def no_action(env: EnvAdapter) -> np.ndarray:
+    """Return the action that stands for none, ``[B, ...]``."""
+    return np.asarray(empty_env_step(env.spec, env.num_envs).prev_action)
+
+
+def info_columns(true_reward: PyTree, episode_end: PyTree, env_step: EnvStep) -> tuple:
+    """Return (true_reward, episode_end, inserted, masked_truncation) of ``[..., B]`` steps."""
+    is_first, terminated, truncated = env_step.is_first, env_step.terminated, env_step.truncated
+    return (
+        true_reward,
+        episode_end,
+        is_first & ~(terminated | truncated),
+        is_first & truncated & ~terminated,
+    )
+
+
+def find_not_finite(env_step: EnvStep) -> str | None:
+    """Say where observations or rewards ``[T+1, B, ...]`` are first NaN or infinite."""
+    named = {"obs": env_step.obs, "reward": env_step.reward}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(named):
+        array = np.asarray(leaf)
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        row, env, *rest = np.argwhere(~np.isfinite(array))[0]
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        index = [int(i) for i in rest]
+        return (
+            f"environment {env} at row {row} of the cycle, {name}{index if index else ''} = "
+            f"{array[(row, env, *rest)]}; expected finite numbers"
+        )
+    return None
+
+
+def check_finite(env_step: EnvStep) -> None:
+    """Raise EnvError that names the first value that is not finite, if there is one."""
+    if where := find_not_finite(env_step):
+        raise EnvError(f"an environment returned a value that is not finite: {where}")

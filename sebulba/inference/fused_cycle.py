@@ -1,0 +1,338 @@
+"""The fused cycle, for environments with JAX code: policy and environment in one program."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.errors import ActionError, EnvError
+from sebulba.inference.cycle import (
+    CycleOutput,
+    CyclePrograms,
+    check_finite,
+    env_state,
+    env_step_of,
+    info_columns,
+    no_action,
+)
+from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.inference.packed_rows import Packed, RowPacking
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.trees import copy_tree
+from sebulba.types import EnvAdapter, EnvStep, FusedEnv, PyTree, Trajectory
+
+FIRST_CHUNK_ENV_STEPS = 16384
+"""Environment steps in one chunk of the first fused cycle, before its speed is known."""
+CHUNK_S = 1.0
+"""A chunk of a fused cycle that ran longer than this is split in the next cycle."""
+
+_NO_POSITION = "a fused cycle cannot save the environment that runs in its program"
+
+
+class Row(NamedTuple):
+    """What a step leaves, ``[B, ...]``."""
+
+    env_step: EnvStep
+    """After the step; its ``prev_action`` is the action of the step."""
+    extras: PyTree
+    """Of the action."""
+    true_reward: jax.Array
+    episode_end: jax.Array
+
+
+class Recording(NamedTuple):
+    """A cycle being written, on the inference device."""
+
+    rows: Packed
+    """``[T+1, B, ...]``, each a ``Row``: the one before the first step, and one a step."""
+    num_steps: jax.Array
+    """Scalar int32: steps that have been written."""
+    initial_step_state: PyTree
+    """As ``KeyData``."""
+
+
+class Position(NamedTuple):
+    """Where an Inferencer stands between two steps."""
+
+    step_state: PyTree
+    """As ``KeyData``."""
+    env_state: PyTree
+    env_step: EnvStep
+    """What the next action answers."""
+
+
+class Chunk(NamedTuple):
+    """What a chunk of a cycle leaves beside the recording."""
+
+    columns: tuple[jax.Array, ...]
+    """Of ``info_columns``, ``[t, B]``."""
+    num_invalid: jax.Array
+    """Scalar int32: actions that had to be clamped."""
+
+
+class Finished(NamedTuple):
+    """What the last chunk makes of the recording."""
+
+    env_step: EnvStep
+    """``[T+1, B, ...]``."""
+    action: jax.Array
+    """``[T, B, ...]``."""
+    extras: PyTree
+    """``[T, B, ...]``."""
+    final_step_state: PyTree
+    """As ``KeyData``; a copy."""
+    finite: jax.Array
+    """Scalar bool: every observation and reward is."""
+
+
+class FusedCycle:
+    """One compiled scan over policy and environment, in equal chunks of about a second.
+
+    A cycle of one chunk is one program: it begins the recording, runs all steps and finishes.
+    """
+
+    kind = "fused"
+
+    def __init__(
+        self,
+        env: EnvAdapter,
+        fused: FusedEnv,
+        programs: CyclePrograms,
+        device: jax.Device,
+        timer: PhaseTimer,
+    ) -> None:
+        """Run ``fused``, the JAX code of ``env``, on ``device``."""
+        self._env = env
+        self._fused = fused
+        self._device = device
+        self._timer = timer
+        self._env_state: PyTree = None
+        self._env_step: EnvStep | None = None
+        self._statistics = EpisodeStatistics(env.num_envs)
+        self.use(programs)
+
+    def use(self, programs: CyclePrograms) -> None:
+        """Use other programs from the next cycle on."""
+        self._programs = programs
+        self._num_chunks = equal_chunks(
+            programs.run.steps_per_cycle, FIRST_CHUNK_ENV_STEPS / programs.run.num_envs
+        )
+        self._compiled: dict[tuple[bool, bool], Callable] = {}
+        self._speed_is_known = False
+        self._packing = RowPacking(_row_shapes(programs.shapes))
+
+    def reset(self) -> None:
+        """Begin new episodes."""
+        env_step = env_step_of(self._env.reset(), no_action(self._env))
+        self._env_step = jax.device_put(jax.tree.map(np.copy, env_step), self._device)
+        self._env_state = jax.device_put(
+            jax.tree.map(lambda x: np.array(x, copy=True), self._fused.state), self._device
+        )
+        self._statistics = EpisodeStatistics(self._env.num_envs)
+
+    def position(self) -> str:
+        """Return the reason why there is none."""
+        of_env = env_state(self._env)
+        return of_env if isinstance(of_env, str) else f"{_NO_POSITION}, cycle='stepped' can"
+
+    def put_back(self, position: bytes) -> None:
+        """Raise EnvError."""
+        raise EnvError(f"{_NO_POSITION}; use cycle='stepped'")
+
+    def run(
+        self, networks: PyTree, step_state: PyTree, stop: threading.Event
+    ) -> tuple[CycleOutput | None, PyTree]:
+        """Run one cycle; see ``Cycle.run``."""
+        keys = self._programs.keys
+        assert self._env_step is not None, "reset comes first"
+        position = Position(keys.unwrap(step_state), self._env_state, self._env_step)
+        recording: Recording | None = None
+        finished: Finished | None = None
+        chunks: list[Chunk] = []
+        slowest_s = 0.0
+        with self._timer.phase("cycle"):
+            leaves = jax.tree.leaves(networks)
+            while len(chunks) < self._num_chunks and not stop.is_set():
+                program = self._program(len(chunks), stop, leaves, position, recording)
+                if program is None:
+                    break
+                began = time.perf_counter()
+                position, recording, finished, chunk = program(leaves, position, recording)
+                # Not device_get, which takes four times as long for arrays of the host.
+                chunks.append(jax.tree.map(np.asarray, chunk))
+                slowest_s = max(slowest_s, time.perf_counter() - began)
+        self._env_state, self._env_step = position.env_state, position.env_step
+        step_state = keys.wrap(position.step_state)
+        if recording is None:
+            return None, step_state
+        with self._timer.phase("finish"):
+            if num_invalid := sum(int(chunk.num_invalid) for chunk in chunks):
+                env_step = self._packing.unpack(recording.rows).env_step
+                action = np.asarray(env_step.prev_action)[1 : 1 + int(recording.num_steps)]
+                raise ActionError(_describe_invalid(self._env, action, num_invalid))
+            columns = zip(*(chunk.columns for chunk in chunks), strict=True)
+            step_infos = self._statistics.add(*map(np.concatenate, columns))
+            if finished is None:
+                return None, step_state
+            if not finished.finite:
+                check_finite(finished.env_step)
+            self._split_if_slow(slowest_s)
+            initial = keys.wrap(recording.initial_step_state)
+            final = keys.wrap(finished.final_step_state)
+        return CycleOutput(*finished[:3], initial, final, step_infos), step_state
+
+    def _program(self, number: int, stop: threading.Event, *example: PyTree) -> Callable | None:
+        """Return the program of a chunk, compiled ahead of its first call, to keep that fast.
+
+        None if it was stopped before that.
+        """
+        is_first, is_last = number == 0, number == self._num_chunks - 1
+        if (is_first, is_last) not in self._compiled:
+            with self._programs.turn_to_compile(stop, self._timer):
+                if stop.is_set():
+                    return None
+                program = self._compile_chunk(is_last, *example)
+            self._compiled[is_first, is_last] = program
+        return self._compiled[is_first, is_last]
+
+    def _compile_chunk(self, is_last: bool, *example: PyTree) -> Callable:
+        length = self._programs.run.steps_per_cycle // self._num_chunks
+        chunk = functools.partial(
+            _run_chunk, self._programs, self._packing, self._fused.step, length, is_last
+        )
+        return jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
+
+    def _split_if_slow(self, chunk_s: float) -> None:
+        """After the first cycle, choose the number of chunks for good."""
+        if self._speed_is_known:
+            return
+        self._speed_is_known = True
+        length = self._programs.run.steps_per_cycle // self._num_chunks
+        num_chunks = equal_chunks(self._programs.run.steps_per_cycle, length * CHUNK_S / chunk_s)
+        if num_chunks > self._num_chunks:
+            self._num_chunks = num_chunks
+            self._compiled = {}
+
+
+def _run_chunk(
+    programs: CyclePrograms,
+    packing: RowPacking,
+    env_step_fn: Callable,
+    length: int,
+    is_last: bool,
+    networks: list,
+    position: Position,
+    recording: Recording | None,
+) -> tuple[Position, Recording, Finished | None, Chunk]:
+    """Run ``length`` steps of policy and environment.
+
+    Args:
+      programs: Whose ``act`` acts.
+      packing: Of rows.
+      env_step_fn: ``FusedEnv.step``.
+      length: Steps.
+      is_last: Finish the recording.
+      networks: Leaves of the acting networks.
+      position: Where the chunk begins; donated.
+      recording: Of the chunks before, None in the first; donated.
+
+    Returns:
+      The position and the recording at the end, what was made of it if ``is_last``, and the rest.
+    """
+    first = packing.pack(_row_before(programs.shapes, position.env_step))
+    if recording is None:
+        num_rows = programs.run.steps_per_cycle + 1
+        recording = _begin(first, num_rows, position.step_state)
+
+    def body(carry: PyTree, _: None) -> tuple[PyTree, jax.Array]:
+        step_state, env_state, row, rows, num_steps = carry
+        action, extras, step_state = programs.act_once(
+            networks, step_state, jax.tree.leaves(packing.unpack(row).env_step)
+        )
+        env_state, output, num_invalid = env_step_fn(env_state, action)
+        env_step = env_step_of(output, action)
+        row = packing.pack(Row(env_step, extras, output.true_reward, output.episode_end))
+        num_steps = num_steps + 1
+        return (step_state, env_state, row, _write(rows, num_steps, row), num_steps), num_invalid
+
+    carry = (position.step_state, position.env_state, first, recording.rows, recording.num_steps)
+    (step_state, env_state, row, rows, num_steps), num_invalid = jax.lax.scan(
+        body, carry, None, length=length
+    )
+    end = Position(step_state, env_state, packing.unpack(row).env_step)
+    recording = Recording(rows, num_steps, recording.initial_step_state)
+    new = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, num_steps - length + 1, length), rows
+    )
+    done = packing.unpack(new)
+    columns = info_columns(done.true_reward, done.episode_end, done.env_step)
+    finished = _finish(packing.unpack(rows), step_state) if is_last else None
+    return end, recording, finished, Chunk(columns, num_invalid.sum())
+
+
+def _row_shapes(shapes: Trajectory) -> Row:
+    """Return the shapes of a row, ``[B, ...]``, of those of a trajectory."""
+    env_step, extras = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (shapes.env_step, shapes.extras)
+    )
+    return Row(env_step, extras, env_step.reward, env_step.is_first)
+
+
+def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:
+    """Return the row of a step of which only what it led to is known."""
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _row_shapes(shapes))
+    return empty._replace(env_step=env_step)
+
+
+def _begin(first: Packed, num_rows: int, step_state: PyTree) -> Recording:
+    """Return a recording of nothing but where it begins."""
+    rows = jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), first)
+    return Recording(_write(rows, jnp.int32(0), first), jnp.int32(0), copy_tree(step_state))
+
+
+def _write(rows: PyTree, row: jax.Array, tree: PyTree) -> PyTree:
+    return jax.tree.map(
+        lambda rows, x: jax.lax.dynamic_update_index_in_dim(rows, x, row, 0), rows, tree
+    )
+
+
+def _finish(rows: Row, step_state: PyTree) -> Finished:
+    """Return the trajectory of ``[T+1, B, ...]`` rows."""
+    action, extras = jax.tree.map(lambda x: x[1:], (rows.env_step.prev_action, rows.extras))
+    final = copy_tree(step_state)
+    return Finished(rows.env_step, action, extras, final, _is_finite(rows.env_step))
+
+
+def _is_finite(env_step: EnvStep) -> jax.Array:
+    """Tell whether every observation and reward is."""
+    leaves = jax.tree.leaves((env_step.obs, env_step.reward))
+    floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
+
+
+def equal_chunks(length: int, most: float) -> int:
+    """Return the smallest number of equal chunks of ``length`` that are no longer than ``most``."""
+    return next(
+        n for n in range(1, length + 1) if length % n == 0 and (length / n <= most or n == length)
+    )
+
+
+def _describe_invalid(env: EnvAdapter, action: np.ndarray, num_invalid: int) -> str:
+    """Say which of the actions ``[t, B, ...]`` are outside the action space."""
+    space = env.spec.action_space
+    for row, actions in enumerate(action):
+        for index, one in enumerate(actions):
+            if not space.contains(one if one.ndim else one[()]):
+                return (
+                    f"{num_invalid} actions of this cycle are outside {space} (they were clamped "
+                    f"before the environment saw them); the first: action {one} for environment "
+                    f"{index} at row {row}. Agent.step must return actions inside the space"
+                )
+    return f"{num_invalid} actions of this cycle are outside {space}"

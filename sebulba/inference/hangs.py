@@ -1,0 +1,57 @@
+"""Threads that do not end or are silent: waited for, named, and shown where they are."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+
+from sebulba.errors import EnvHangError, HangError
+from sebulba.inference.inferencer import ENV_PHASES, Inferencer
+
+JOIN_S = 60.0
+"""How long a stop waits for the program or the compile in flight in a thread."""
+SAVE_FIRST_S = 5.0
+"""A stop that has waited so long saves what was learned before it waits on."""
+
+
+def join(threads: Sequence[threading.Thread], wait_s: float) -> list[threading.Thread]:
+    """Wait for threads that were told to end; return those that have not after ``wait_s``."""
+    deadline = time.monotonic() + wait_s
+    for thread in threads:
+        if thread.ident is not None:  # it was started
+            thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread for thread in threads if thread.is_alive()]
+
+
+def hang_error(threads: Sequence[threading.Thread], waited_s: float) -> HangError:
+    """Say which of these still run, and where they are."""
+    alive = [thread for thread in threads if thread.is_alive()]
+    return HangError(
+        f"{len(alive)} threads did not end within {waited_s:.0f} s of being stopped; an "
+        f"environment that does not return from step is the usual cause. They are in:\n"
+        f"{stacks(alive)}"
+    )
+
+
+def silence_error(inferencer: Inferencer, phase: str, silent_s: float) -> HangError:
+    """Return the error of an Inferencer that has been in one phase for too long."""
+    in_env = phase in ENV_PHASES
+    kind = EnvHangError if in_env else HangError
+    where = "its environment did not return" if in_env else f"it did not leave {phase!r}"
+    return kind(
+        f"thread {inferencer.thread_name!r} is silent: {where} for {silent_s:.0f} s, in cycle "
+        f"{inferencer.cycle}; mend the environment, or raise hang_timeout_s if it is just slow"
+    )
+
+
+def stacks(threads: Sequence[threading.Thread]) -> str:
+    """Return what each thread is doing, as Python sees it."""
+    frames = sys._current_frames()
+    return "\n".join(
+        f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threads
+        if thread.ident in frames
+    )

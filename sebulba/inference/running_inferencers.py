@@ -1,0 +1,271 @@
+"""The Inferencers of one run, in threads or inline: started, listened to, replaced, ended."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+from sebulba.errors import HangError, is_env_failure, text_of
+from sebulba.inference.inferencer import (
+    WAITING_PHASES,
+    Inferencer,
+    explained,
+    inferencer_thread,
+    run_cycles,
+)
+from sebulba.inference.session import Session
+from sebulba.transport.item import HandOff, Item
+from sebulba.transport.permits import CyclePermits, Schedule, Stop
+from sebulba.transport.trajectory_queue import TrajectoryQueue
+
+Replace = Callable[[Inferencer], Inferencer]
+"""Returns an Inferencer with a new environment in the place of one whose environment failed."""
+
+
+class RunningInferencers:
+    """Runs the Inferencers of a session and passes on what they make."""
+
+    def __init__(
+        self,
+        session: Session,
+        hand_off: HandOff,
+        schedule: Schedule,
+        queue_size: int,
+        stop_requested: threading.Event,
+        replace: Replace,
+        max_replaced: int,
+        while_idle: Callable[[], None],
+        *,
+        inline: bool,
+    ) -> None:
+        """Prepare a run; nothing starts yet.
+
+        Args:
+          session: Whose Inferencers run.
+          hand_off: Places what a cycle made on the update devices.
+          schedule: async or lockstep.
+          queue_size: Trajectories that may wait.
+          stop_requested: By the user; ends every wait here.
+          replace: Called when an environment failed.
+          max_replaced: How often at most, over all runs of the session; then failures are raised.
+          while_idle: Called whenever no trajectory has come for a moment.
+          inline: Run in the calling thread, one cycle of each in turn.
+        """
+        self._session = session
+        self._hand_off = hand_off
+        self._schedule: Schedule = schedule
+        self._stop_requested = stop_requested
+        self._replace = replace
+        self._max_replaced = max_replaced
+        self._while_idle = while_idle
+        self._inline = inline
+        self._permits = CyclePermits(0)
+        self.queue: TrajectoryQueue[Item] = TrajectoryQueue(queue_size)
+        """Between the threads and the update loop."""
+        self.silent: list[threading.Thread] = []
+        """Threads that hang: nobody waits for them any more."""
+        self._soon = threading.Event()
+        self._stops: list[Stop] = []
+        self._threads: list[threading.Thread] = []
+        self._turns: Iterator[tuple[Inferencer, Iterator[Item]]] | None = None
+        self._second_version = 0
+        self._num_items: collections.Counter[int] = collections.Counter()
+
+    def start(self, num_cycles: int) -> None:
+        """Start; the first networks have been published.
+
+        Args:
+          num_cycles: Async: how many cycles may begin.
+        """
+        self._permits = CyclePermits(num_cycles)
+        inferencers = self._session.inferencers
+        self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
+        for inferencer in inferencers:
+            inferencer.failure = None
+        # A round of the run before, which the update loop begins with, makes one version more.
+        self._second_version = self._session.counters.policy_version + bool(
+            self._session.kept_round
+        )
+        cycles = [self._cycles(inferencer) for inferencer in inferencers]
+        if self._inline:
+            # One item of each in turn: the order that threads of equal speed would have.
+            self._turns = itertools.cycle(zip(inferencers, cycles, strict=True))
+            return
+        self._threads = [self._thread(i, c) for i, c in zip(inferencers, cycles, strict=True)]
+        for thread in self._threads:
+            thread.start()
+
+    def _cycles(self, inferencer: Inferencer) -> Iterator[Item]:
+        index = inferencer.index
+        staged = inferencer.staging.newest()
+        assert staged is not None, "publishing comes first"
+        # By the Inferencer in whose place this one is, perhaps.
+        num_made = self._num_items[index] + self.queue.count(lambda item: item.inferencer == index)
+        return run_cycles(
+            inferencer,
+            staged,
+            self._hand_off,
+            self._schedule,
+            self._second_version + num_made,
+            self._permits,
+            self._stops[index],
+        )
+
+    def _thread(self, inferencer: Inferencer, cycles: Iterator[Item]) -> threading.Thread:
+        return threading.Thread(
+            target=inferencer_thread,
+            args=(inferencer, cycles, self.queue, self._stops[inferencer.index]),
+            name=inferencer.thread_name,
+            daemon=True,
+        )
+
+    # What they make.
+
+    def next_item(self, wait_s: float) -> Item | None:
+        """Return the next trajectory, whoever made it; raises what its maker raised.
+
+        Args:
+          wait_s: How long to wait on after a stop was requested.
+
+        Returns:
+          None if a stop was requested and nothing came.
+
+        Raises:
+          RuntimeError: Nobody is left to make one.
+        """
+        if self._turns is not None:
+            return _next_inline(*next(self._turns))
+        deadline = None
+        while True:
+            nobody_left = not any(thread.is_alive() for thread in self._threads)
+            try:
+                item = self.queue.get()
+            except Exception as error:
+                if not self._mend(error):
+                    raise
+                continue
+            if item is not None:
+                self._num_items[item.inferencer] += 1
+                return item
+            if nobody_left:
+                raise RuntimeError("all Inferencer threads ended without an error or a stop")
+            if self._stop_requested.is_set() or self._soon.is_set():
+                deadline = deadline or time.monotonic() + wait_s
+                if time.monotonic() >= deadline:
+                    return None
+            else:
+                self._while_idle()
+
+    def give_permit(self) -> None:
+        """Permit one cycle more: what one made was not consumed."""
+        self._permits.give()
+
+    def are_getting_on(self, within_s: float) -> bool:
+        """Tell whether one works and has not been in the same phase for so long."""
+        at_work = [
+            inferencer.timer.present()
+            for inferencer, thread in zip(self._session.inferencers, self._threads, strict=True)
+            if thread.is_alive()
+        ]
+        return any(
+            present is None or (present[0] not in WAITING_PHASES and present[1] < within_s)
+            for present in at_work
+        )
+
+    # An environment that failed.
+
+    def _mend(self, error: BaseException, *, goes_on: bool = True) -> bool:
+        """Replace the Inferencer that ``error`` ended; False where that is not to be done."""
+        session = self._session
+        guilty = next((i for i in session.inferencers if i.failure is error), None)
+        if guilty is None or not self._max_replaced or not is_env_failure(error):
+            return False
+        if session.counters.env_restarts >= self._max_replaced:
+            error.add_note(
+                f"{session.counters.env_restarts} environments were replaced before this one; "
+                f"max_env_restarts={self._max_replaced}"
+            )
+            return False
+        warnings.warn(
+            f"the environment of Inferencer {guilty.index} failed and gets replaced by a new one "
+            f"(restart {session.counters.env_restarts + 1} of {self._max_replaced}): "
+            f"{text_of(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        new = self._put_in_place_of(guilty, error)
+        self.queue.forgive(error)
+        if goes_on:
+            self._stops[new.index] = Stop(self._soon, threading.Event())
+            self._threads[new.index] = self._thread(new, self._cycles(new))
+            self._threads[new.index].start()
+        return True
+
+    def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
+        counters = self._session.counters
+        # A thread that hangs is left behind: whatever it still makes goes nowhere.
+        self._stops[guilty.index].now.set()
+        try:
+            new = self._replace(guilty)
+        except Exception as failure:
+            failure.add_note(
+                f"while Inferencer {guilty.index} was to get new environments, because its own "
+                f"had failed: {text_of(error)}"
+            )
+            raise
+        counters.env_restarts += 1
+        if not guilty.needs_reset:  # it was in a cycle
+            counters.dropped_env_cycles += 1
+            self._permits.give()
+        self._session.inferencers[guilty.index] = new
+        return new
+
+    def fail(self, inferencer: Inferencer, error: HangError) -> None:
+        """End the run for, or replace, an Inferencer whose thread is silent."""
+        if inferencer.fail(error):
+            self.silent.append(self._threads[inferencer.index])
+            self.queue.fail(error)
+
+    def raise_failures(self) -> None:
+        """Raise what ended an Inferencer while it was told to end, unless it can be replaced."""
+        while True:
+            try:
+                self.queue.raise_failure()
+            except Exception as error:
+                if not self._mend(error, goes_on=False):
+                    raise
+            else:
+                return
+
+    # The end.
+
+    def begin_no_more(self) -> None:
+        """Let every Inferencer end with the cycle it is in, without waiting for that."""
+        self._soon.set()
+
+    def stop(self) -> None:
+        """Let every Inferencer end with the program it is in; what is under way is dropped."""
+        self.begin_no_more()
+        for stop in self._stops:
+            stop.now.set()
+        self._permits.wake()
+        # And wakes who waits to put.
+        self._session.counters.dropped_stop_cycles += len(self.queue.drain())
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Of the Inferencers, but for those left behind."""
+        return self._threads
+
+
+def _next_inline(inferencer: Inferencer, cycles: Iterator[Item]) -> Item:
+    try:
+        return next(cycles)
+    except BaseException as raised:
+        error = explained(raised, "the calling thread", inferencer)
+        inferencer.fail(error)
+        raise error from error.__cause__

@@ -1,0 +1,1 @@
+"""Learning: the pmapped update and the loop that feeds it."""

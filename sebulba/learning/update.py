@@ -1,0 +1,344 @@
+"""The update: experience in, gradients averaged over the update devices, networks out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
+from sebulba.learning.donation import DonatingProgram
+from sebulba.trees import copy_tree, is_finite, owned_copy
+from sebulba.types import PyTree, Trajectory
+
+SKIPPED = "skipped"
+"""Among the sums of metrics: how many updates were not taken."""
+
+
+class Updater:
+    """Owns networks, optimizer and experience on the update devices, and their programs.
+
+    Used by one thread only: collectives that two threads launch can deadlock.
+    """
+
+    def __init__(
+        self, agent: Agent, mesh: Mesh, update_key: jax.Array, *, skip_not_finite: bool = False
+    ) -> None:
+        """Prepare the programs; ``place`` comes before anything else.
+
+        Args:
+          agent: Whose ``update_experience``, ``loss`` and ``optimize`` run.
+          mesh: Of the update devices, axis ``"learner"``.
+          update_key: Typed key from which the key of every loss is folded.
+          skip_not_finite: Leave networks and optimizer as they are where an update's gradient or
+            one of its metrics is NaN or infinite.
+        """
+        self._skip_not_finite = skip_not_finite
+        self._agent = agent
+        self._mesh = mesh
+        self._replicated = NamedSharding(mesh, P())
+        self._key_data = jax.device_put(jax.random.key_data(update_key), self._replicated)
+        self._key_impl = jax.random.key_impl(update_key)
+        self._networks: PyTree = None
+        self._opt: PyTree = None
+        self._experience: PyTree = None
+        spec = agent.experience_spec()
+        # Outputs are placed explicitly: on a mesh of one device JAX would otherwise simplify their
+        # specs, and the next call with them would be compiled again.
+        self._shardings = jax.tree.map(
+            lambda leaf: NamedSharding(mesh, leaf), spec, is_leaf=lambda x: isinstance(x, P)
+        )
+        first = mesh.devices.flat[0]
+        self._acting_sharding = SingleDeviceSharding(first) if mesh.size == 1 else self._replicated
+        self._acting = jax.jit(
+            self._map(self._acting_shard, (P(), spec), P()), out_shardings=self._acting_sharding
+        )
+        self._state_shardings = (
+            self._replicated,
+            self._replicated,
+            self._shardings,
+            self._replicated,
+        )
+        self._update = jax.jit(
+            self._map(self._update_shard, (P(), P(), spec, P(), P(), P()), (P(), P(), spec, P())),
+            donate_argnums=(0, 1, 2, 3),
+            out_shardings=self._state_shardings,
+        )
+        self._take: DonatingProgram | None = None
+        self._take_and_update: DonatingProgram | None = None
+        self._metric_sums: dict[str, jax.Array] | None = None
+        self._updates_summed = 0
+        self._one_in_flight = first.platform == "cpu"
+
+    def _map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        # check_vma=False: otherwise JAX sums the gradient of replicated networks over the axis by
+        # itself, and the pmean below changes nothing (the gradient is then too large).
+        return jax.shard_map(
+            function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+    def place(self, state: AgentState) -> None:
+        """Take copies of networks, optimizer and experience; the caller's stay valid."""
+        self._metric_sums, self._updates_summed = None, 0  # of a run that failed, perhaps
+        self._num_skipped = 0
+        # One program for both. Experience can be large: one field at a time.
+        self._networks, self._opt = owned_copy((state.networks, state.opt), self._replicated)
+        self._experience = jax.tree.map(
+            lambda sharding, subtree: owned_copy(subtree, sharding),
+            self._shardings,
+            state.experience,
+        )
+
+    def parts(self) -> tuple[PyTree, PyTree, PyTree]:
+        """Return networks, optimizer state and experience, to be copied before the next update."""
+        self.wait()
+        return self._networks, self._opt, self._experience
+
+    def is_whole(self) -> bool:
+        """Tell whether an update that failed has left everything in place, and finite."""
+        leaves = jax.tree.leaves((self._networks, self._opt, self._experience))
+        if any(leaf.is_deleted() for leaf in leaves):
+            return False
+        return is_finite(self._networks)
+
+    def state(self, step: Sequence[PyTree]) -> AgentState:
+        """Return the agent state, which the caller then owns, with these step states."""
+        return AgentState(self._networks, self._opt, self._experience, tuple(step))
+
+    def consume(
+        self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, updates: int, due: int
+    ) -> PyTree | None:
+        """Give one trajectory to the agent and take the optimizer steps that are then due.
+
+        One update is one program with what comes before and after it, so that the device does not
+        wait for Python in between. Several are one program each: XLA's convolutions are 20 times
+        slower in a loop on a CPU.
+
+        Args:
+          trajectory: Donated, as are the step states.
+          initial: Step state before its row 0.
+          final: Step state before its row T.
+          updates: Optimizer steps taken before these, over all runs; folded into their keys.
+          due: How many to take.
+
+        Returns:
+          What ``acting_networks`` returns after that; None where nothing was due.
+        """
+        self.wait()
+        given = (trajectory, initial, final, self._experience)
+        if due:
+            self._find_metrics(given)
+        if due == 1:
+            return self._learn(given, updates)
+        if self._take is None:
+            self._take = self._make_take(*given)
+        self._experience = self._take(given, self._networks)
+        for number in range(due):
+            if self._one_in_flight:
+                self.wait()
+            state = (self._networks, self._opt, self._experience, self._metric_sums)
+            self._networks, self._opt, self._experience, self._metric_sums = self._update(
+                *state, self._key_data, np.uint32(updates + number)
+            )
+        self._updates_summed += due
+        return self.acting_networks() if due else None
+
+    def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, due: int) -> None:
+        """Do ahead of ``consume`` what can be done before there is a trajectory.
+
+        Where one update will be due, its program is compiled; else its metrics are found.
+
+        Args:
+          trajectory: Its shapes, as those of the step states.
+          initial: Of ``consume``.
+          final: Of ``consume``.
+          due: How many updates will be after the next trajectory.
+        """
+        given = (trajectory, initial, final, self._experience)
+        self._find_metrics(given)
+        if due == 1 and self._take_and_update is None:
+            owned = self._owned(given)
+            self._take_and_update = self._make_take_and_update(owned)
+            self._take_and_update.compile(owned, self._key_data, np.uint32(0))
+
+    def _find_metrics(self, given: tuple) -> None:
+        """Begin the sums of the metrics, whose names and shapes only a traced update tells."""
+        if self._metric_sums is None:
+            self._metric_sums = self._zeros(self._metric_shapes(given))
+
+    def _owned(self, given: tuple) -> tuple:
+        return (*given, self._networks, self._opt, self._metric_sums)
+
+    def _learn(self, given: tuple, updates: int) -> PyTree:
+        owned = self._owned(given)
+        if self._take_and_update is None:
+            self._take_and_update = self._make_take_and_update(owned)
+        self._networks, self._opt, self._experience, self._metric_sums, acting = (
+            self._take_and_update(owned, self._key_data, np.uint32(updates))
+        )
+        self._updates_summed += 1
+        return acting
+
+    def _specs_of(self, initial: PyTree, final: PyTree) -> tuple:
+        """Return the specs of (trajectory, initial, final, experience); step states as they are."""
+
+        def step_spec(step_state: PyTree) -> PyTree:
+            return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), step_state)
+
+        return (
+            TRAJECTORY_SPEC,
+            step_spec(initial),
+            step_spec(final),
+            self._agent.experience_spec(),
+        )
+
+    def _make_take(
+        self, trajectory: Trajectory, initial: PyTree, final: PyTree, experience: PyTree
+    ) -> DonatingProgram:
+        """Jit ``Agent.update_experience`` alone."""
+        specs = self._specs_of(initial, final)
+        mapped = self._map(self._take_shard, (*specs, P()), specs[-1])
+        given = (trajectory, initial, final, experience)
+        return DonatingProgram(mapped, given, experience, out=self._shardings)
+
+    def _make_take_and_update(self, owned: tuple) -> DonatingProgram:
+        """Jit ``Agent.update_experience``, one update and the copy that is published."""
+        specs = self._specs_of(*owned[1:3])
+        mapped = self._map(
+            self._take_and_update_shard,
+            (*specs, P(), P(), P(), P(), P()),
+            (P(), P(), specs[-1], P(), P()),
+        )
+        experience, networks, opt, sums = owned[3:]
+        acting = jax.eval_shape(self._agent.acting_networks, networks, experience)
+        out = (*self._state_shardings, self._acting_sharding)
+        return DonatingProgram(mapped, owned, (networks, opt, experience, sums, acting), out)
+
+    def _metric_shapes(self, given: tuple) -> PyTree:
+        """Return the shapes of the metrics, without running anything."""
+
+        def metrics(given: tuple, networks: PyTree, opt: PyTree, *key: jax.Array) -> PyTree:
+            experience = self._take_shard(*given, networks)  # type: ignore[call-arg]
+            return self._metrics_shard(networks, opt, experience, *key)[3]
+
+        mapped = self._map(metrics, (self._specs_of(*given[1:3]), P(), P(), P(), P()), P())
+        return jax.eval_shape(
+            mapped, given, self._networks, self._opt, self._key_data, np.uint32(0)
+        )
+
+    def _zeros(self, metrics: PyTree) -> dict[str, jax.Array]:
+        return jax.device_put(
+            jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics), self._replicated
+        )
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return the mean metrics of the updates since the last call; empty without updates.
+
+        Those that were skipped are left out.
+        """
+        if self._metric_sums is None or not self._updates_summed:
+            return {}
+        sums = jax.device_get(self._metric_sums)
+        self._metric_sums = self._zeros(sums)
+        skipped = int(sums.pop(SKIPPED, 0))
+        taken, self._updates_summed = self._updates_summed - skipped, 0
+        self._num_skipped += skipped
+        return {name: float(total) / taken for name, total in sums.items()} if taken else {}
+
+    def pop_skipped(self) -> int:
+        """Return how many updates were skipped since the last call, as far as metrics tell."""
+        skipped, self._num_skipped = self._num_skipped, 0
+        return skipped
+
+    def wait(self) -> None:
+        """Wait for the programs in flight.
+
+        On a CPU before every update: collectives of two programs in flight can starve each other
+        of threads and abort the process. Elsewhere before the next trajectory.
+        """
+        jax.block_until_ready((self._networks, self._experience, self._metric_sums))
+
+    def _take_shard(
+        self,
+        trajectory: Trajectory,
+        initial: PyTree,
+        final: PyTree,
+        experience: PyTree,
+        networks: PyTree,
+    ) -> PyTree:
+        return self._agent.update_experience(experience, initial, final, trajectory, networks)
+
+    def _update_shard(
+        self,
+        networks: PyTree,
+        opt: PyTree,
+        experience: PyTree,
+        sums: PyTree,
+        key_data: jax.Array,
+        updates: jax.Array,
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """Take one optimizer step, and add its metrics to ``sums``: a window costs one fetch."""
+        *state, metrics = self._metrics_shard(networks, opt, experience, key_data, updates)
+        return *state, jax.tree.map(jnp.add, sums, metrics)  # type: ignore[return-value]
+
+    def _metrics_shard(
+        self,
+        networks: PyTree,
+        opt: PyTree,
+        experience: PyTree,
+        key_data: jax.Array,
+        updates: jax.Array,
+    ) -> tuple[PyTree, PyTree, PyTree, dict[str, jax.Array]]:
+        # The key comes as data: JAX dispatches a program with a typed key in Python.
+        key = jax.random.wrap_key_data(key_data, impl=self._key_impl)
+        key = jax.random.fold_in(key, updates)
+        key = jax.random.fold_in(key, jax.lax.axis_index(LEARNER_AXIS))
+        (loss, (experience, metrics)), grads = jax.value_and_grad(self._agent.loss, has_aux=True)(
+            networks, opt, experience, key
+        )
+        grads, metrics = jax.lax.pmean((grads, {**metrics, "loss": loss}), LEARNER_AXIS)
+        before = networks, opt
+        networks, opt = self._agent.optimize(networks, opt, grads)
+        if self._skip_not_finite:
+            # The means are the same on all devices, and so is what they decide.
+            taken = _all_finite((grads, metrics))
+            networks, opt = jax.tree.map(
+                lambda new, old: jnp.where(taken, new, old), (networks, opt), before
+            )
+            metrics = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros_like(x)), metrics)
+            metrics[SKIPPED] = 1.0 - taken
+        return networks, opt, experience, metrics
+
+    def _take_and_update_shard(
+        self,
+        trajectory: Trajectory,
+        initial: PyTree,
+        final: PyTree,
+        experience: PyTree,
+        networks: PyTree,
+        opt: PyTree,
+        sums: PyTree,
+        *key: jax.Array,
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
+        experience = self._take_shard(trajectory, initial, final, experience, networks)
+        networks, opt, experience, sums = self._update_shard(networks, opt, experience, sums, *key)
+        return networks, opt, experience, sums, self._acting_shard(networks, experience)
+
+    def acting_networks(self) -> PyTree:
+        """Return a copy of the acting networks, replicated over the update devices.
+
+        A copy, because the next update donates the originals.
+        """
+        return self._acting(self._networks, self._experience)
+
+    def _acting_shard(self, networks: PyTree, experience: PyTree) -> PyTree:
+        return copy_tree(self._agent.acting_networks(networks, experience))
+
+
+def _all_finite(tree: PyTree) -> jax.Array:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()

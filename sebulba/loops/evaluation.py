@@ -1,0 +1,316 @@
+"""Play a policy for a number of episodes and say what it returns: once, or as it is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sebulba.agent import Agent
+from sebulba.envs import make_env_factory, seed_block
+from sebulba.errors import UsageError, is_env_failure, text_of
+from sebulba.policies.policy import Policy
+from sebulba.types import EnvAdapter, EnvFactory, EnvOutput, PyTree
+
+CONFIDENCE = 0.95
+
+NUM_SEEDS = 2**31
+"""Seeds that there are; training takes them from one end and evaluation from the other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """True returns and lengths of whole episodes."""
+
+    returns: np.ndarray
+    """``[N]`` float64, unclipped."""
+    lengths: np.ndarray
+    """``[N]`` int64, in environment steps."""
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the returns."""
+        return float(np.mean(self.returns))
+
+    @property
+    def mean_length(self) -> float:
+        """Mean of the lengths."""
+        return float(np.mean(self.lengths))
+
+    @property
+    def interval(self) -> float | None:
+        """Half the width of the 95 % confidence interval of the mean return (Student's t).
+
+        None for a single episode.
+        """
+        from scipy.stats import t  # slow to import
+
+        n = len(self.returns)
+        if n < 2:
+            return None
+        error = float(np.std(self.returns, ddof=1)) / math.sqrt(n)
+        return float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as a JSON object."""
+        return {
+            "episodes": len(self.returns),
+            "mean_return": self.mean_return,
+            "interval_95": self.interval,
+            "mean_length": self.mean_length,
+            "returns": self.returns.tolist(),
+            "lengths": self.lengths.tolist(),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Return what training writes of it."""
+        return {
+            "eval_return_mean": self.mean_return,
+            "eval_return_std": float(np.std(self.returns)),
+            "eval_length_mean": self.mean_length,
+            "eval_episodes": len(self.returns),
+        }
+
+    def __str__(self) -> str:
+        interval = self.interval
+        margin = f" ± {interval:.2f} (95 % confidence interval)" if interval is not None else ""
+        return (
+            f"mean return {self.mean_return:.2f}{margin} over {len(self.returns)} episodes, "
+            f"mean length {self.mean_length:.1f}"
+        )
+
+
+def evaluate(
+    policy: Policy,
+    env: str | Callable | EnvFactory,
+    *,
+    num_episodes: int = 100,
+    num_envs: int = 16,
+    seed: int = 1,
+) -> Evaluation:
+    """Play ``policy`` for exactly ``num_episodes`` episodes.
+
+    How many each environment plays is fixed beforehand (equal but for one): taking the first
+    episodes to end would favour short ones.
+
+    Args:
+      policy: From ``load_policy``.
+      env: Whatever ``sebulba.make_env_factory`` takes.
+      num_episodes: At least 1.
+      num_envs: Environments side by side; no more than episodes are made.
+      seed: Of the environments, an int32.
+
+    Raises:
+      UsageError: A number is out of range, or the environment is not the policy's.
+    """
+    quota = _quota(num_episodes, num_envs)
+    seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
+    adapter = make_env_factory(env)(len(quota), seeds)
+    try:
+        _check_spaces(policy, adapter)
+        evaluation = _play(policy, adapter, quota, threading.Event())
+    finally:
+        adapter.close()
+    assert evaluation is not None, "nobody stops it"
+    return evaluation
+
+
+class EvaluationPlayer:
+    """Plays evaluation after evaluation of an agent that is being trained, for a loop's Evaluator.
+
+    ``Evaluator(EvaluationPlayer(agent, env, seed=seed), every_env_steps=10_000)`` in a
+    ``GymnasiumLoop`` with the same seed. The environments are its own, and so are their seeds:
+    counted from the other end than those of training, under the same seed. Every evaluation plays
+    fresh episodes. A context manager; ``close()`` frees the environments.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: str | Callable | EnvFactory,
+        *,
+        num_episodes: int = 50,
+        num_envs: int = 25,
+        seed: int = 0,
+        on_best: Callable[[PyTree], None] | None = None,
+        max_env_restarts: int = 0,
+    ) -> None:
+        """Make the environments.
+
+        Args:
+          agent: The algorithm; it acts with ``explore=False``.
+          env: Whatever ``sebulba.make_env_factory`` takes.
+          num_episodes: In an evaluation, at least 1.
+          num_envs: Environments side by side; no more than episodes are made.
+          seed: That of the run, an int32.
+          on_best: Called with the acting networks of every evaluation that returned more than all
+            before.
+          max_env_restarts: How often environments that raise or die are replaced by new ones with
+            new seeds, and their evaluation is played from its beginning; the next failure is
+            raised.
+
+        Raises:
+          UsageError: A number is out of range, or the environment is not the agent's.
+        """
+        self._quota = _quota(num_episodes, num_envs)
+        if max_env_restarts < 0:
+            raise UsageError(f"max_env_restarts={max_env_restarts} must not be negative; use 10")
+        self._policy = Policy(agent, None, seed=seed)
+        self._on_best = on_best
+        self.best: float | None = None
+        """Mean return of the best evaluation so far."""
+        self._seed = seed
+        self._factory = make_env_factory(env)
+        self._max_env_restarts = max_env_restarts
+        self.env_restarts = 0
+        """How often the environments were replaced."""
+        self._playing_thread: int | None = None
+        self._make_envs()
+
+    def _make_envs(self) -> None:
+        seeds = evaluation_seeds(self._seed, len(self._quota), self.env_restarts)
+        self._adapter = self._factory(len(self._quota), seeds)
+        try:
+            _check_spaces(self._policy, self._adapter)
+        except UsageError:
+            self.close()
+            raise
+
+    def __call__(self, acting_networks: PyTree, stop: threading.Event) -> dict[str, float] | None:
+        """Play ``num_episodes`` episodes; None as soon as ``stop`` is set.
+
+        Raises:
+          EnvError: An environment failed, or whatever it raised, after ``max_env_restarts``.
+        """
+        self._policy.acting_networks = acting_networks
+        self._playing_thread = threading.get_ident()
+        try:
+            evaluation = self._play_through(stop)
+        finally:
+            self._playing_thread = None
+        if evaluation is None:
+            return None
+        if self.best is None or evaluation.mean_return > self.best:
+            self.best = evaluation.mean_return
+            if self._on_best is not None:
+                self._on_best(acting_networks)
+        return evaluation.metrics() | {"eval_env_restarts": self.env_restarts}
+
+    def _play_through(self, stop: threading.Event) -> Evaluation | None:
+        while True:
+            try:
+                return _play(self._policy, self._adapter, self._quota, stop)
+            except Exception as error:
+                if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
+                    raise
+                if stop.is_set():
+                    return None  # nobody would close new ones, perhaps
+                self._replace_envs(error)
+
+    def _replace_envs(self, error: Exception) -> None:
+        self.env_restarts += 1
+        warnings.warn(
+            "an environment of the evaluation failed; all of them are replaced by new ones "
+            f"(restart {self.env_restarts} of {self._max_env_restarts}): {text_of(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        with contextlib.suppress(Exception):  # it is broken already
+            self.close()
+        try:
+            self._make_envs()
+        except Exception as failure:
+            failure.add_note(f"in place of environments that had failed: {text_of(error)}")
+            raise
+
+    def close(self) -> None:
+        """Free the environments; may be called twice.
+
+        Not while another thread hangs in them: in the hands of two, native code aborts.
+        """
+        if self._playing_thread in (None, threading.get_ident()):
+            self._adapter.close()
+
+    def __enter__(self) -> EvaluationPlayer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def evaluation_seeds(seed: int, num_envs: int, generation: int = 0) -> list[int]:
+    """Return seeds that no environment of a training run with this ``seed`` has.
+
+    Args:
+      seed: Of the run, an int32.
+      num_envs: How many.
+      generation: Each has its own; ``num_envs`` times generations at most 2^17.
+    """
+    last = NUM_SEEDS // num_envs - 1 - generation
+    return seed_block(seed, inferencer=last, num_inferencers=last + 1, num_envs=num_envs)
+
+
+def _quota(num_episodes: int, num_envs: int) -> np.ndarray:
+    """Return how many episodes each environment plays: equal, but for one."""
+    for name, value in (("num_episodes", num_episodes), ("num_envs", num_envs)):
+        if value < 1:
+            raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
+    num_envs = min(num_envs, num_episodes)
+    quota = np.full(num_envs, num_episodes // num_envs)
+    quota[: num_episodes % num_envs] += 1
+    return quota
+
+
+def _check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
+    for name in ("observation_space", "action_space"):
+        of_env, of_policy = getattr(adapter.spec, name), getattr(policy.spec, name)
+        if of_env != of_policy:
+            raise UsageError(
+                f"{name}={of_env} of the environment is not the policy's {of_policy}; "
+                "evaluate in the environment that it was trained in"
+            )
+
+
+def _play(
+    policy: Policy, adapter: EnvAdapter, quota: np.ndarray, stop: threading.Event
+) -> Evaluation | None:
+    """Begin new episodes and play ``quota [B]`` of them; None as soon as ``stop`` is set."""
+    num_envs = len(quota)
+    returns: list[list[float]] = [[] for _ in range(num_envs)]
+    lengths: list[list[int]] = [[] for _ in range(num_envs)]
+    running_return, running_length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+    state = policy.new_state(num_envs)
+    output = adapter.reset()
+    while any(len(done) < n for done, n in zip(returns, quota, strict=True)):
+        if stop.is_set():
+            return None
+        action, state = policy(
+            output.obs,
+            state,
+            reward=output.reward,
+            terminated=output.terminated,
+            truncated=output.truncated,
+            is_first=output.is_first,
+        )
+        output = adapter.step(action)
+        running_return += output.true_reward
+        running_length += ~_inserted(output)
+        for i in np.flatnonzero(output.episode_end):
+            returns[i].append(float(running_return[i]))
+            lengths[i].append(int(running_length[i]))
+            running_return[i], running_length[i] = 0.0, 0
+    return Evaluation(
+        np.array([r for done, n in zip(returns, quota, strict=True) for r in done[:n]]),
+        np.array([r for done, n in zip(lengths, quota, strict=True) for r in done[:n]]),
+    )
+
+
+def _inserted(output: EnvOutput) -> np.ndarray:
+    """Tell which rows are not a step but the reset that follows an end, ``[B]`` bool."""
+    return output.is_first & ~(output.terminated | output.truncated)

@@ -1,0 +1,1 @@
+"""Metrics: what is counted, timed, written and drawn."""

@@ -1,0 +1,276 @@
+"""A live panel on a terminal: is it learning, how fast, where does the time go, how long still."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from sebulba.metrics.writers import count, duration, number, seconds_left
+
+SPARKS = "▁▂▃▄▅▆▇█"
+REFRESH_PER_S = 4
+ACCENT = "bold cyan"
+DIM = "grey62"
+PHASE_COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_green", "bright_blue")
+LABEL_WIDTH = 10
+MAX_WIDTH = 110
+KNOWN = frozenset(
+    (
+        *("updates", "env_steps", "frames", "cycles", "total_cycles", "seconds"),
+        *("env_steps_per_s", "updates_per_s", "episodes", "episode_return_mean"),
+        *("episode_length_mean", "policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
+        *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
+        *("env_restarts", "skipped_updates"),
+        *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
+        *("eval_env_steps", "eval_seconds", "eval_skipped"),
+    )
+)
+"""Metrics that have their own place; the agent's own follow the loss."""
+
+
+class PanelWriter:
+    """Shows the newest record in a panel that redraws itself."""
+
+    def __init__(
+        self, title: str, folder: str, describe: Callable[[], str], console: Console | None = None
+    ) -> None:
+        """Show nothing yet.
+
+        Args:
+          title: What runs.
+          folder: Where it writes.
+          describe: Says which devices do what; asked again at every redraw.
+          console: None takes the terminal.
+        """
+        self._view = PanelView(title, folder, describe)
+        self._live = Live(
+            self._view,
+            console=console,
+            refresh_per_second=REFRESH_PER_S,
+            transient=False,
+        )
+        self._started = False
+
+    def start(self) -> None:
+        """Show the panel; before the first record it says that programs are being compiled."""
+        self._view.began = time.perf_counter()
+        self._live.start()
+        self._started = True
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Show this record."""
+        self._view.add(metrics)
+
+    def close(self) -> None:
+        """Draw the last record once more and leave it on the screen."""
+        if self._started:
+            self._started = False
+            self._view.finished = True
+            self._live.stop()
+
+
+class PanelView:
+    """What the panel shows; rich asks for it at every redraw, in another thread."""
+
+    def __init__(self, title: str, folder: str, describe: Callable[[], str]) -> None:
+        """Begin without a record."""
+        self._title = title
+        self._folder = folder
+        self._describe = describe
+        self._metrics: Mapping[str, Any] | None = None
+        self._num_records = 0
+        self._returns: list[float] = []
+        self._evaluation: Mapping[str, Any] | None = None
+        self._eval_returns: list[float] = []
+        self.began = time.perf_counter()
+        self.finished = False
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Take a record in."""
+        mean = metrics.get("episode_return_mean")
+        if mean is not None:
+            self._returns = [*self._returns, mean]
+        evaluated = metrics.get("eval_return_mean")
+        if evaluated is not None:
+            self._evaluation = metrics
+            self._eval_returns = [*self._eval_returns, evaluated]
+        self._metrics = metrics
+        self._num_records += 1
+
+    def __rich_console__(self, console: Console, options: Any) -> Any:
+        """Draw for the width of the console."""
+        width = min(options.max_width, MAX_WIDTH)
+        inner = width - 6
+        metrics = self._metrics
+        body = self._waiting() if metrics is None else self._body(metrics, inner)
+        yield Panel(
+            body,
+            title=Text.assemble((" sebulba ", ACCENT), (f"{self._title} ", "bold")),
+            title_align="left",
+            subtitle=Text(f" {self._folder} ", style=DIM),
+            subtitle_align="right",
+            box=box.ROUNDED,
+            border_style="cyan",
+            padding=(0, 2),
+            width=width,
+        )
+
+    def _waiting(self) -> RenderableType:
+        seconds = time.perf_counter() - self.began
+        return Group(
+            Text(self._describe(), style=DIM),
+            Text(f"compiling and collecting the first trajectories, {seconds:.0f} s"),
+        )
+
+    def _body(self, metrics: Mapping[str, Any], width: int) -> RenderableType:
+        rows = Table.grid(padding=(0, 1))
+        rows.add_column(width=LABEL_WIDTH, style=DIM, no_wrap=True)
+        rows.add_column(width=width - LABEL_WIDTH - 1, no_wrap=True, overflow="ellipsis")
+        value_width = width - LABEL_WIDTH - 1
+        rows.add_row("progress", self._progress(metrics, value_width))
+        rows.add_row("return", self._return(metrics, value_width))
+        if self._evaluation is not None:
+            rows.add_row("evaluation", self._evaluated(self._evaluation, value_width))
+        rows.add_row("speed", _speed(metrics))
+        rows.add_row("queue", _queue(metrics))
+        rows.add_row("loss", _loss(metrics, value_width))
+        for side in ("learner", "inferencer"):
+            phases = _phases(metrics, side)
+            if phases:
+                rows.add_row(side, stacked_bar(phases, value_width))
+                rows.add_row("", legend(phases, value_width))
+        return Group(rows, Text(self._describe(), style=DIM, overflow="fold"))
+
+    def _progress(self, metrics: Mapping[str, Any], width: int) -> Text:
+        cycles, total = metrics.get("cycles") or 0, metrics.get("total_cycles") or 0
+        share = cycles / total if total else 0.0
+        elapsed = metrics.get("seconds") or 0.0
+        left = seconds_left(metrics)
+        text = f" {share:4.0%}  {count(metrics.get('env_steps'))} env steps  {duration(elapsed)}"
+        # Most of the first window is compiling: its pace says nothing about the time left.
+        if left is not None and self._num_records > 1 and not self.finished:
+            text += f", {duration(left)} left"
+        return bar(share, max(8, width - len(text) - 1), "green") + Text(text)
+
+    def _return(self, metrics: Mapping[str, Any], width: int) -> Text:
+        mean = metrics.get("episode_return_mean")
+        if mean is None:
+            episodes = count(metrics.get("episodes"))
+            return Text(f"- after {episodes} of the first 100 episodes", style=DIM)
+        text = f"  length {number(metrics.get('episode_length_mean'))}"
+        text += f"  {count(metrics.get('episodes'))} episodes"
+        value = Text(f"{number(mean):<8}", style=ACCENT)
+        return value + Text(sparkline(self._returns, max(8, width - 9 - len(text))), "cyan") + text
+
+    def _evaluated(self, metrics: Mapping[str, Any], width: int) -> Text:
+        text = f"  ± {number(metrics.get('eval_return_std'))}"
+        text += f" at {count(metrics.get('eval_env_steps'))} env steps"
+        value = Text(f"{number(metrics.get('eval_return_mean')):<8}", style=ACCENT)
+        spark = sparkline(self._eval_returns, max(8, width - 9 - len(text)))
+        return value + Text(spark, "cyan") + text
+
+
+def _speed(metrics: Mapping[str, Any]) -> Text:
+    return Text.assemble(
+        (count(metrics.get("env_steps_per_s")), ACCENT),
+        " env steps/s  ",
+        (count(metrics.get("updates_per_s")), "bold"),
+        " updates/s",
+    )
+
+
+def _queue(metrics: Mapping[str, Any]) -> Text:
+    fill = metrics.get("queue_fill")
+    text = bar(fill or 0.0, 10, "yellow")
+    text.append(" -  " if fill is None else f" {fill:4.0%}")
+    text.append("  policy lag ", DIM)
+    text.append(number(metrics.get("policy_lag_mean")), "bold")
+    text.append(f" mean  {number(metrics.get('policy_lag_max'))} max")
+    if dropped := metrics.get("dropped_cycles"):
+        text.append(f"  {count(dropped)} dropped", "red")
+    if restarts := metrics.get("env_restarts"):
+        text.append(f"  {count(restarts)} environments restarted", "red")
+    if skipped := metrics.get("skipped_updates"):
+        text.append(f"  {count(skipped)} updates skipped", "red")
+    return text
+
+
+def _loss(metrics: Mapping[str, Any], width: int) -> Text:
+    text = Text(number(metrics.get("loss")), style="bold")
+    for name, value in metrics.items():
+        if name in KNOWN or "/" in name or not isinstance(value, int | float):
+            continue
+        part = f"  {name.removesuffix('_loss')} {number(value)}"
+        if len(text) + len(part) > width:
+            break
+        text.append(part, DIM)
+    return text
+
+
+def _phases(metrics: Mapping[str, Any], side: str) -> dict[str, float]:
+    prefix = f"time/{side}/"
+    shares = {
+        name.removeprefix(prefix): float(value)
+        for name, value in metrics.items()
+        if name.startswith(prefix) and value is not None
+    }
+    return {name: share for name, share in shares.items() if share >= 0.005}
+
+
+def bar(share: float, width: int, color: str) -> Text:
+    """Return a bar of ``width`` cells, ``share`` (0 to 1) of them full."""
+    full = round(min(1.0, max(0.0, share)) * width)
+    return Text.assemble(("━" * full, color), ("─" * (width - full), "grey35"))
+
+
+def stacked_bar(phases: Mapping[str, float], width: int) -> Text:
+    """Return one bar with a segment a phase; what is missing to 1 stays dim."""
+    text, used, total = Text(), 0, 0.0
+    scale = max(1.0, sum(phases.values()))
+    for color, share in zip(_colors(phases), phases.values(), strict=True):
+        # Rounding the running total keeps the whole at its width.
+        total += share / scale
+        cells = round(total * width) - used
+        text.append("█" * cells, color)
+        used += cells
+    return text.append("░" * (width - used), "grey35")
+
+
+def legend(phases: Mapping[str, float], width: int) -> Text:
+    """Name the segments of ``stacked_bar``, largest first, as many as fit."""
+    text = Text()
+    colors = dict(zip(phases, _colors(phases), strict=True))
+    for name in sorted(phases, key=phases.__getitem__, reverse=True):
+        part = f" {name} {phases[name]:.0%}  "
+        if len(text) + 1 + len(part) > width + 2:
+            break
+        text.append("■", colors[name]).append(part)
+    return text
+
+
+def _colors(phases: Mapping[str, float]) -> list[str]:
+    return [PHASE_COLORS[i % len(PHASE_COLORS)] for i in range(len(phases))]
+
+
+def sparkline(values: list[float], width: int) -> str:
+    """Return the course of ``values`` in ``width`` characters, from their lowest to their highest.
+
+    More values than characters are averaged in groups.
+    """
+    if not values or width < 1:
+        return ""
+    groups = min(width, len(values))
+    edges = [round(i * len(values) / groups) for i in range(groups + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(SPARKS[int((mean - low) / span * (len(SPARKS) - 1))] for mean in means)

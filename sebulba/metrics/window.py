@@ -1,0 +1,164 @@
+"""Gathers the metrics of a window of updates into one record."""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sebulba.errors import NotFiniteError
+from sebulba.metrics.counters import Counters
+from sebulba.types import StepInfos
+
+EPISODES_AVERAGED = 100
+"""Finished training episodes behind ``episode_return_mean``."""
+
+
+class RecentEpisodes:
+    """True returns and lengths of the last episodes that ended."""
+
+    def __init__(self) -> None:
+        self._returns: collections.deque[float] = collections.deque(maxlen=EPISODES_AVERAGED)
+        self._lengths: collections.deque[int] = collections.deque(maxlen=EPISODES_AVERAGED)
+
+    def add(self, step_infos: StepInfos) -> None:
+        """Add the episodes that ended in one cycle."""
+        self._returns.extend(step_infos.episode_returns.tolist())
+        self._lengths.extend(step_infos.episode_lengths.tolist())
+
+    def state(self) -> list[list[float]]:
+        """Return the returns and the lengths, as JSON."""
+        return [list(self._returns), list(self._lengths)]
+
+    @classmethod
+    def restored(cls, state: list[list[float]]) -> RecentEpisodes:
+        """Return what ``state`` was of."""
+        episodes = cls()
+        episodes._returns.extend(state[0])
+        episodes._lengths.extend(int(length) for length in state[1])
+        return episodes
+
+    def means(self) -> dict[str, float | None]:
+        """Return mean return and length, None until there are enough episodes."""
+        if len(self._returns) < EPISODES_AVERAGED:
+            return {"episode_return_mean": None, "episode_length_mean": None}
+        return {
+            "episode_return_mean": float(np.mean(self._returns)),
+            "episode_length_mean": float(np.mean(self._lengths)),
+        }
+
+
+class MetricWindow:
+    """What happened since the last record."""
+
+    def __init__(self, counters: Counters, began: float) -> None:
+        """Open the first window of a run that began at ``began`` (``time.perf_counter()``)."""
+        self._counters = counters
+        self._began = began
+        self._open()
+
+    def _open(self) -> None:
+        self._opened = time.perf_counter()
+        self._env_steps = self._counters.env_steps
+        self._updates = self._counters.updates
+        self._lags: list[int] = []
+        self._observed: dict[str, list[Any]] = collections.defaultdict(list)
+        self._queue_fill: list[float] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """No trajectory was consumed since the window opened."""
+        return not self._lags
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._began
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the window opened."""
+        return time.perf_counter() - self._opened
+
+    def add_cycle(self, lag: int, queue_fill: float) -> None:
+        """Add a consumed trajectory: its policy lag, and how full (0 to 1) it found the queue."""
+        self._lags.append(lag)
+        self._queue_fill.append(queue_fill)
+
+    def add_observed(self, metrics: Mapping[str, Any] | None) -> None:
+        """Add what ``observe_cycle`` returned: numbers are averaged, images replaced."""
+        for name, value in (metrics or {}).items():
+            if np.ndim(value) == 0:
+                self._observed[name].append(float(value))
+            else:
+                self._observed[name] = [np.asarray(value)]
+
+    def close(
+        self,
+        update_metrics: Mapping[str, float],
+        episodes: RecentEpisodes,
+        more: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Return the record of this window and open the next.
+
+        Args:
+          update_metrics: Means over the window's updates.
+          episodes: The last that ended.
+          more: Goes into the record as it is.
+
+        Raises:
+          NotFiniteError: The loss or another metric of an update is NaN or infinite.
+        """
+        self.check_finite(update_metrics)
+        counters, now = self._counters, time.perf_counter()
+        elapsed = max(now - self._opened, 1e-9)
+        record: dict[str, Any] = {
+            "updates": counters.updates,
+            "env_steps": counters.env_steps,
+            "frames": counters.frames,
+            "cycles": counters.cycles,
+            "seconds": now - self._began,
+            "env_steps_per_s": (counters.env_steps - self._env_steps) / elapsed,
+            "updates_per_s": (counters.updates - self._updates) / elapsed,
+            "episodes": counters.episodes,
+            **episodes.means(),
+            "policy_lag_mean": float(np.mean(self._lags)) if self._lags else None,
+            "policy_lag_max": max(self._lags, default=None),
+            "policy_lag_counts": dict(sorted(collections.Counter(self._lags).items())),
+            "queue_fill": float(np.mean(self._queue_fill)) if self._queue_fill else None,
+            "dropped_cycles": counters.dropped_cycles,
+            "env_restarts": counters.env_restarts,
+            "skipped_updates": counters.skipped_updates,
+            "masked_truncations": counters.masked_truncations,
+            "loss": None,
+            **update_metrics,
+            **{k: v[0] if np.ndim(v[0]) else float(np.mean(v)) for k, v in self._observed.items()},
+            **more,
+        }
+        self._open()
+        return record
+
+    def check_finite(self, update_metrics: Mapping[str, float]) -> None:
+        """Raise NotFiniteError if one of these is NaN or infinite."""
+        for name, value in update_metrics.items():
+            if not math.isfinite(value):
+                raise NotFiniteError(
+                    f"{name} = {value} in updates {self._updates} to {self._counters.updates}; "
+                    "expected a finite number. A lower learning rate, gradient clipping, or "
+                    "scaled rewards and observations are the usual remedies"
+                )
+
+
+def time_shares(
+    before: Mapping[str, float], after: Mapping[str, float], elapsed_s: float
+) -> dict[str, float]:
+    """Return the share of ``elapsed_s`` that each phase took between two readings of a timer.
+
+    0 where the timer is that of an Inferencer which is newer than the first reading.
+    """
+    seconds = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after}
+    return {name: one / max(elapsed_s, 1e-9) for name, one in seconds.items()}

@@ -1,0 +1,305 @@
+"""Where the metrics of a run go: JSON lines, TensorBoard, plain lines.
+
+Every writer opens its file at the first record, so that a run that never starts leaves nothing.
+The live panel has a module of its own, :mod:`sebulba.metrics.live_panel`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from sebulba.errors import text_of
+from sebulba.types import MetricWriter
+
+if TYPE_CHECKING:
+    from tensorboardX.event_file_writer import EventsWriter
+
+
+class CompositeWriter:
+    """Gives every record to several writers; one that raises is warned about, and tried again."""
+
+    def __init__(self, *writers: MetricWriter) -> None:
+        """Write to these, in order."""
+        self._writers = list(writers)
+        self._failing: list[MetricWriter] = []
+
+    def add(self, writer: MetricWriter) -> None:
+        """Write to this one too."""
+        self._writers.append(writer)
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write one record everywhere."""
+        self._each(lambda writer: writer.write(metrics))
+
+    def close(self) -> None:
+        """Close all writers."""
+        self._each(lambda writer: writer.close())
+
+    def _each(self, act: Callable[[MetricWriter], None]) -> None:
+        for writer in self._writers:
+            try:
+                act(writer)
+            except Exception as error:
+                if writer not in self._failing:
+                    self._failing.append(writer)
+                    warnings.warn(
+                        f"{type(writer).__name__} failed, and is tried again with the next record: "
+                        f"{text_of(error)}",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+            else:
+                if writer in self._failing:
+                    self._failing.remove(writer)
+
+
+class JsonLinesWriter:
+    """One JSON object a record; unknown and not finite numbers are null, images are left out."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Write to ``path``, which is made at the first record."""
+        self._path = Path(path)
+        self._file: IO[str] | None = None
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write one line and flush it, so that a reader sees whole lines as they happen.
+
+        Of a line that could not be written whole, as on a full disk, nothing is left.
+        """
+        if self._file is None:
+            self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
+        record = {name: to_json(value) for name, value in metrics.items() if np.ndim(value) == 0}
+        line = json.dumps(record, allow_nan=False) + "\n"
+        whole = os.path.getsize(self._path)
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError:
+            with contextlib.suppress(OSError):  # its buffer still has the line
+                self.close()
+            self._file = None
+            os.truncate(self._path, whole)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def to_json(value: Any) -> Any:
+    """Return a scalar (or a dict of scalars) as JSON can hold it: NaN and infinities are None."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, str | bool | None):
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+class TensorBoardWriter:
+    """TensorBoard events, over environment steps."""
+
+    FLUSH_S = 10.0
+    """Seconds between records that TensorBoard sees at once."""
+    RETRY_S = 60.0
+    """Seconds without records after one that could not be written."""
+
+    def __init__(self, folder: str | Path, resumed_at: int | None = None) -> None:
+        """Write into ``folder``, which is made at the first record.
+
+        Args:
+          folder: Of the events.
+          resumed_at: Environment steps at which the run goes on; what is there of later ones is
+            hidden from TensorBoard.
+        """
+        self._folder = Path(folder)
+        self._resumed_at = resumed_at
+        self._events: EventsWriter | None = None
+        self._flush_at = self._retry_at = 0.0
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write numbers as scalars and ``[H, W, C]`` uint8 arrays as images.
+
+        After an error a new file is begun: TensorBoard reads none on beyond half a record.
+        """
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            self._write(metrics)
+        except OSError:
+            self._retry_at = time.monotonic() + self.RETRY_S
+            with contextlib.suppress(OSError):
+                self.close()
+            raise
+
+    def _write(self, metrics: Mapping[str, Any]) -> None:
+        from tensorboardX import summary
+        from tensorboardX.proto.event_pb2 import Event
+
+        if self._events is None:
+            self._events = self._open()
+        # What an evaluation found belongs to when its networks were taken.
+        events = {"eval_env_steps": Event(), "env_steps": Event()}
+        for name, value in metrics.items():
+            if np.ndim(value) == 3:
+                what = summary.image(name, np.asarray(value), dataformats="HWC")
+            elif _is_number(value):
+                what = summary.scalar(name, float(value))
+            else:
+                continue
+            when = "eval_env_steps" if name.startswith("eval_") else "env_steps"
+            events[when].summary.value.extend(what.value)
+        for when, event in events.items():
+            if event.summary.value:
+                event.wall_time, event.step = time.time(), int(metrics.get(when) or 0)
+                self._events.write_event(event)
+        if time.monotonic() >= self._flush_at:
+            self._flush_at = time.monotonic() + self.FLUSH_S
+            self._events.flush()
+
+    def _open(self) -> EventsWriter:
+        # Not tensorboardX's SummaryWriter: where the disk is full the thread in it ends, and
+        # whoever writes next waits for that thread for ever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        events = EventsWriter(str(self._folder / "events"))
+        if self._resumed_at is not None:
+            start = SessionLog(status=SessionLog.START)
+            events.write_event(Event(step=self._resumed_at + 1, session_log=start))
+            self._resumed_at = None  # said once; a file that is begun later hides nothing
+        return events
+
+    def close(self) -> None:
+        """Flush and close the events file."""
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and isinstance(value, int | float | np.number)
+
+
+class LinesWriter:
+    """A plain line now and then, for logs."""
+
+    MIN_S, MAX_S = 1.0, 30.0
+    """Seconds between lines: a twentieth of the run so far, within these."""
+
+    def __init__(self, stream: IO[str], describe: Callable[[], str] = str) -> None:
+        """Write to ``stream``; ``describe()`` is said before the first line."""
+        self._stream = stream
+        self._describe = describe
+        self._next_s = 0.0
+        self._last: Mapping[str, Any] | None = None
+        self._shown = False
+        self._is_first = True
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write a line if one is due."""
+        self._is_first = self._last is None
+        if self._is_first and (about := self._describe()):
+            print(about, file=self._stream, flush=True)
+        self._last, self._shown = metrics, False
+        if metrics.get("eval_return_mean") is not None:
+            print(evaluation_line(metrics), file=self._stream, flush=True)
+        seconds = metrics.get("seconds") or 0.0
+        if seconds >= self._next_s:
+            self._next_s = seconds + min(self.MAX_S, max(self.MIN_S, seconds / 20))
+            self._show()
+
+    def _show(self) -> None:
+        assert self._last is not None
+        # Most of the first window is compiling: its pace says nothing about the time left.
+        line = plain_line(self._last, with_time_left=not self._is_first)
+        print(line, file=self._stream, flush=True)
+        self._shown = True
+
+    def close(self) -> None:
+        """Write the last record if it has not been."""
+        if self._last is not None and not self._shown:
+            self._show()
+
+
+def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> str:
+    """Return the heart of a record in one line."""
+    parts = [
+        f"{duration(metrics.get('seconds') or 0.0):>8}",
+        f"{count(metrics.get('env_steps')):>7} env steps",
+        f"return {number(metrics.get('episode_return_mean')):>8}",
+        f"{count(metrics.get('env_steps_per_s')):>6} env steps/s",
+        f"loss {number(metrics.get('loss')):>9}",
+        f"lag {number(metrics.get('policy_lag_mean'))}",
+    ]
+    if (fill := metrics.get("queue_fill")) is not None:
+        parts.append(f"queue {fill:.0%}")
+    if with_time_left and (left := seconds_left(metrics)) is not None:
+        parts.append(f"{duration(left)} left")
+    return "  ".join(parts)
+
+
+def evaluation_line(metrics: Mapping[str, Any]) -> str:
+    """Return the evaluation in a record in one line."""
+    return (
+        f"{duration(metrics.get('seconds') or 0.0):>8}  evaluation: "
+        f"return {number(metrics.get('eval_return_mean'))} "
+        f"± {number(metrics.get('eval_return_std'))} (standard deviation) over "
+        f"{count(metrics.get('eval_episodes'))} episodes "
+        f"at {count(metrics.get('eval_env_steps'))} env steps"
+    )
+
+
+# Numbers for people.
+
+
+def number(value: float | None) -> str:
+    """Return a number in about four digits; a dash for what is not known."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    magnitude = abs(value)
+    if magnitude >= 10_000:
+        return count(value)
+    if magnitude >= 100:
+        return f"{value:.1f}"
+    return f"{value:.3g}" if magnitude < 0.01 and value else f"{value:.3f}".rstrip("0").rstrip(".")
+
+
+def count(value: float | None) -> str:
+    """Return a count in three digits with k, M or G; a dash for what is not known."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scaled = value / (1e3 if unit == "k" else limit)
+            return f"{scaled:.3g}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as m:ss or h:mm:ss."""
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def seconds_left(metrics: Mapping[str, Any]) -> float | None:
+    """Return the time left at the pace of the last window, None if it is not known."""
+    names = ("cycles", "total_cycles", "env_steps", "env_steps_per_s")
+    cycles, total, env_steps, pace = (metrics.get(name) for name in names)
+    if not (cycles and total and env_steps and pace):
+        return None
+    return max(0.0, (total - cycles) * (env_steps / cycles) / pace)

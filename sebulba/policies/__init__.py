@@ -1,0 +1,1 @@
+"""Trained policies: on disk and in use."""

@@ -1,0 +1,406 @@
+"""The trained policy on disk and in use: data only, no pickle, no loop, no environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import zipfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.agent import Agent
+from sebulba.errors import UsageError
+from sebulba.files import dataclass_from_json, read_json_object
+from sebulba.trees import named_leaves
+from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
+
+CONFIG_FILE = "config.json"
+ARRAYS_FILE = "arrays.npz"
+FORMAT = 1
+SMALLEST_RUN = RunSpec(num_envs=1, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
+
+
+class PolicyState(NamedTuple):
+    """What a policy carries from call to call."""
+
+    step: PyTree
+    """The agent's step state."""
+    prev_action: np.ndarray
+    """``[B, *action_shape]``."""
+
+
+class Policy:
+    """A trained agent that acts: ``action, state = policy(obs, state)``."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        acting_networks: PyTree,
+        run: RunSpec = SMALLEST_RUN,
+        *,
+        explore: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Make a policy of an agent and its acting networks.
+
+        Args:
+          agent: The algorithm.
+          acting_networks: ``Result.acting_networks``, or what ``load_policy`` read.
+          run: Sizes of the run that trained it, for agents whose acting networks or exploration
+            depend on them.
+          explore: Act as in training, not as the evaluation policy.
+          seed: Of the step state, for policies that draw random numbers.
+        """
+        self.agent = agent
+        self.acting_networks = acting_networks
+        self.run = run
+        if seed not in range(-(2**31), 2**31):
+            raise UsageError(f"seed={seed!r} must be a 32-bit integer; use for example 0")
+        self._key = jax.random.key(seed)
+        self._step = jax.jit(partial(agent.step, explore=explore))
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment that it acts in."""
+        return self.agent.spec
+
+    def __call__(
+        self,
+        obs: PyTree,
+        state: PolicyState | None = None,
+        *,
+        reward: Any = 0.0,
+        terminated: Any = False,
+        truncated: Any = False,
+        is_first: Any = False,
+    ) -> tuple[PyTree, PolicyState]:
+        """Choose actions.
+
+        Args:
+          obs: One observation, or a batch of B; told by its shape.
+          state: What the last call returned; None begins episodes.
+          reward: Of the last action, ``[B]`` or one for all. Only agents that look at rewards
+            need it; so it is with the next two.
+          terminated: The last action ended an episode in a terminal state.
+          truncated: The last action ended an episode by a limit.
+          is_first: ``obs`` begins an episode, ``[B]`` or one for all; recurrent agents forget.
+
+        Returns:
+          An action (a batch of them for a batch), and the next state.
+
+        Raises:
+          UsageError: ``obs`` does not fit the observation space, or ``state`` is of another batch.
+        """
+        batch, single = _as_batch(obs, self.spec.observation_space)
+        num_envs = len(jax.tree.leaves(batch)[0])
+        if state is None:
+            state, is_first = self.new_state(num_envs), True
+        if len(state.prev_action) != num_envs:
+            raise UsageError(
+                f"obs is a batch of {num_envs}, but state is of {len(state.prev_action)}; "
+                "begin with state=None for another batch"
+            )
+
+        def row(value: Any, dtype: Any) -> np.ndarray:
+            return np.broadcast_to(np.asarray(value, dtype), (num_envs,))
+
+        env_step = EnvStep(
+            obs=batch,
+            prev_action=state.prev_action,
+            reward=row(reward, np.float32),
+            terminated=row(terminated, np.bool_),
+            truncated=row(truncated, np.bool_),
+            is_first=row(is_first, np.bool_),
+        )
+        output, step_state = self._step(self.acting_networks, state.step, env_step)
+        action = np.asarray(output.action)
+        return (action[0] if single else action), PolicyState(step_state, action)
+
+    def new_state(self, num_envs: int) -> PolicyState:
+        """Return the state before the first observation of ``num_envs`` environments."""
+        run = dataclasses.replace(self.run, num_envs=num_envs, num_inferencers=1)
+        self._key, step_key = jax.random.split(self._key)  # no two states draw the same noise
+        return PolicyState(
+            self.agent.new_step_state(step_key, run, 0),
+            np.asarray(empty_env_step(self.spec, num_envs).prev_action),
+        )
+
+
+def _as_batch(obs: PyTree, space: gymnasium.Space) -> tuple[PyTree, bool]:
+    """Return ``obs`` as a batch in the dtypes of ``space``, and whether it was a single one."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping) or sorted(obs) != sorted(space.spaces):
+            got = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            raise UsageError(f"obs={got} must be a dict with the keys {sorted(space.spaces)}")
+        parts = {name: _as_batch(obs[name], space[name]) for name in sorted(space.spaces)}
+        if len({single for _, single in parts.values()}) != 1:
+            raise UsageError("obs mixes single observations and batches; give either")
+        batch = {name: part for name, (part, _) in parts.items()}
+        return batch, next(single for _, single in parts.values())
+    shape = space.shape or ()
+    array = np.asarray(obs)
+    if array.shape != shape and (array.ndim == 0 or array.shape[1:] != shape):
+        raise UsageError(
+            f"obs has shape {array.shape}; expected {shape} for one observation or "
+            f"{('B', *shape)} for a batch"
+        )
+    assert space.dtype is not None
+    if array.dtype.kind == "f" and space.dtype.kind != "f":
+        raise UsageError(f"obs has dtype {array.dtype}; expected {space.dtype}, unscaled")
+    array = array.astype(space.dtype, copy=False)
+    return (array[None], True) if array.shape == shape else (array, False)
+
+
+# On disk.
+
+
+def save_policy(
+    folder: str | Path, agent: Agent, acting_networks: PyTree, run: RunSpec = SMALLEST_RUN
+) -> None:
+    """Write a policy into ``folder``: ``config.json`` and ``arrays.npz``.
+
+    Args:
+      folder: Made if it is not there.
+      agent: The algorithm; its class must be importable where the policy is loaded.
+      acting_networks: ``Result.acting_networks``.
+      run: Sizes of the run that trained it, for agents whose acting networks or exploration
+        depend on them.
+
+    Raises:
+      UsageError: The agent's class is inside a function, where it cannot be imported.
+    """
+    folder = Path(folder)
+    names, leaves = named_leaves(acting_networks)
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    record = {
+        "format": FORMAT,
+        "agent": _class_name(type(agent)),
+        "agent_config": {
+            "class": _class_name(type(agent.config)),
+            "fields": dataclasses.asdict(agent.config),
+        },
+        "spec": {
+            "name": agent.spec.name,
+            "frame_stack": agent.spec.frame_stack,
+            "frame_skip": agent.spec.frame_skip,
+            "observation_space": space_to_json(agent.spec.observation_space),
+            "action_space": space_to_json(agent.spec.action_space),
+        },
+        "run": dataclasses.asdict(run),
+        "arrays": [
+            {"name": name, "shape": array.shape, "dtype": array.dtype.name}
+            for name, array in zip(names, arrays, strict=True)
+        ],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    storable = {name: _storable(array) for name, array in zip(names, arrays, strict=True)}
+    with open(folder / ARRAYS_FILE, "wb") as file:
+        np.savez(file, **storable)  # type: ignore[arg-type]
+    (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Policy:
+    """Read the policy that a run left; neither loop nor environment is needed.
+
+    Args:
+      run: Folder of the run, or its ``policy`` folder.
+      explore: Act as in training, not as the evaluation policy.
+      seed: For policies that draw random numbers.
+
+    Raises:
+      UsageError: A file is missing or damaged, or the agent's class cannot be imported.
+    """
+    folder = Path(run)
+    if (folder / "policy").is_dir():
+        folder = folder / "policy"
+    record = read_json_object(folder / CONFIG_FILE)
+    if "format" not in record and "total_env_steps" in record:
+        raise UsageError(
+            f"{folder} has no policy yet; it is saved when the run ends, or is stopped by Ctrl-C"
+        )
+    file = folder / CONFIG_FILE
+    try:
+        if record["format"] != FORMAT:
+            raise UsageError(
+                f"{file} has format {record['format']}, and this Sebulba reads {FORMAT}; "
+                "load it with the Sebulba that wrote it"
+            )
+        config_class = _import_class(record["agent_config"]["class"], file)
+        config = dataclass_from_json(config_class, record["agent_config"]["fields"])
+        spec = EnvSpec(
+            space_from_json(record["spec"]["observation_space"]),
+            space_from_json(record["spec"]["action_space"]),
+            frame_stack=record["spec"]["frame_stack"],
+            frame_skip=record["spec"]["frame_skip"],
+            name=record["spec"]["name"],
+        )
+        agent_class = _import_class(record["agent"], file)
+        if not issubclass(agent_class, Agent):
+            raise UsageError(f"{file} names {record['agent']}, which is not a sebulba.Agent")
+        agent = agent_class(spec, config)
+        run_spec = RunSpec(**record["run"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{file} is damaged ({type(error).__name__}: {error}); restore it or train again"
+        ) from error
+    networks = _read_arrays(folder / ARRAYS_FILE, _acting_networks_shapes(agent, run_spec))
+    return Policy(agent, networks, run_spec, explore=explore, seed=seed)
+
+
+def _acting_networks_shapes(agent: Agent, run: RunSpec) -> PyTree:
+    """Return what ``acting_networks`` returns for this agent, as shapes and dtypes."""
+
+    def acting_networks(key: jax.Array) -> PyTree:
+        networks = agent.new_networks(key)
+        return agent.acting_networks(networks, agent.new_experience(key, networks, run))
+
+    return jax.eval_shape(acting_networks, jax.random.key(0))
+
+
+def _read_arrays(file: Path, shapes: PyTree) -> PyTree:
+    """Return the arrays in ``file`` in the structure of ``shapes``."""
+    names, leaves = named_leaves(shapes)
+    try:
+        # Opened here: np.load leaves a damaged file open.
+        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read ({error.strerror or error}); restore it or train again"
+        ) from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{file} is damaged ({error}); restore it or train again") from error
+    if sorted(arrays) != sorted(names):
+        odd = sorted(set(arrays) ^ set(names))
+        raise UsageError(
+            f"{file} does not fit the agent, which differs in {odd[:3]}; load it with the agent "
+            "code and hyper-parameters that trained it"
+        )
+    restored = []
+    for name, leaf in zip(names, leaves, strict=True):
+        array = arrays[name]
+        if array.dtype == _storable_dtype(leaf.dtype):
+            array = array.view(leaf.dtype)
+        if array.shape != leaf.shape or array.dtype != leaf.dtype:
+            raise UsageError(
+                f"{file} has {array.dtype}{list(array.shape)} for {name}, and the agent expects "
+                f"{leaf.dtype}{list(leaf.shape)}; load it with the agent code that trained it"
+            )
+        restored.append(jax.numpy.array(array, copy=True))
+    return jax.tree.unflatten(jax.tree.structure(shapes), restored)
+
+
+def _storable_dtype(dtype: np.dtype) -> np.dtype:
+    """Return ``dtype``, or unsigned integers of its width for bfloat16 and its like.
+
+    NumPy's file format does not know those.
+    """
+    dtype = np.dtype(dtype)
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    return array.view(_storable_dtype(array.dtype))
+
+
+def _class_name(cls: type) -> str:
+    if "<locals>" in cls.__qualname__:
+        raise UsageError(
+            f"class {cls.__qualname__} is inside a function, from where no saved policy can "
+            "import it; move it to the top of its module"
+        )
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def _import_class(name: str, file: Path) -> type:
+    module_name, _, qualname = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in qualname.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{file} names the class {name}, which cannot be imported ({error}); "
+            "put its module on the Python path"
+        ) from error
+    if not isinstance(found, type):
+        raise UsageError(f"{file} names {name}, which is not a class")
+    return found
+
+
+# Spaces as JSON.
+
+
+def space_to_json(space: gymnasium.Space) -> dict[str, Any]:
+    """Return a space as a JSON object.
+
+    Raises:
+      UsageError: Sebulba does not know such a space.
+    """
+    if isinstance(space, spaces.Dict):
+        parts = {name: space_to_json(part) for name, part in space.spaces.items()}
+        return {"type": "Dict", "spaces": parts}
+    record: dict[str, Any] = {"type": type(space).__name__, "dtype": np.dtype(space.dtype).name}
+    match space:
+        case spaces.Box():
+            bounds = {"low": _bound_to_json(space.low), "high": _bound_to_json(space.high)}
+            return record | {"shape": list(space.shape)} | bounds
+        case spaces.Discrete():
+            return record | {"n": int(space.n), "start": int(space.start)}
+        case spaces.MultiDiscrete():
+            return record | {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+        case spaces.MultiBinary():
+            return record | {"n": space.n if isinstance(space.n, int) else list(space.shape)}
+    raise UsageError(
+        f"space {space} cannot be saved; use Box, Discrete, MultiDiscrete, MultiBinary or a Dict"
+    )
+
+
+def space_from_json(record: Mapping[str, Any]) -> gymnasium.Space:
+    """Return the space that ``space_to_json`` described.
+
+    Raises:
+      UsageError: The type is unknown.
+    """
+    match record["type"]:
+        case "Dict":
+            return spaces.Dict({k: space_from_json(part) for k, part in record["spaces"].items()})
+        case "Box":
+            dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
+            low, high = (_bound_from_json(record[k], dtype, shape) for k in ("low", "high"))
+            return spaces.Box(low, high, shape, dtype.type)
+        case "Discrete":
+            return spaces.Discrete(record["n"], start=record["start"], dtype=record["dtype"])
+        case "MultiDiscrete":
+            dtype = np.dtype(record["dtype"])
+            return spaces.MultiDiscrete(
+                np.array(record["nvec"]), dtype=dtype.type, start=np.array(record["start"])
+            )
+        case "MultiBinary":
+            return spaces.MultiBinary(record["n"])
+    raise UsageError(f"space type {record['type']!r} is unknown; train again")
+
+
+def _bound_to_json(bound: np.ndarray) -> Any:
+    """Return a bound as one value where all are equal; infinities as words, as JSON has none."""
+    same = bound.size > 0 and bool((bound == bound.flat[0]).all())
+    values = bound.flat[0].item() if same else bound.ravel().tolist()
+    if isinstance(values, list):
+        return [v if np.isfinite(v) else str(v) for v in values]
+    return values if np.isfinite(values) else str(values)
+
+
+def _bound_from_json(values: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    if isinstance(values, list):
+        return np.array([float(v) if isinstance(v, str) else v for v in values], dtype).reshape(
+            shape
+        )
+    return np.full(shape, float(values) if isinstance(values, str) else values, dtype)

@@ -1,0 +1,77 @@
+"""Pytrees of arrays: copies, exactly one owned buffer at each boundary, and names of leaves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from sebulba.types import PyTree
+
+
+def copy_tree(tree: PyTree) -> PyTree:
+    """Return ``tree`` in buffers of its own; to be compiled."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+def owned_copy(tree: PyTree, sharding: jax.Device | jax.sharding.Sharding | PyTree) -> PyTree:
+    """Return a copy of ``tree`` in ``sharding`` that shares no buffer with it.
+
+    ``jax.device_put`` alone returns the same buffer where it already is in place, which a later
+    donation would delete under its other holder.
+    """
+    if isinstance(sharding, jax.Device):
+        sharding = SingleDeviceSharding(sharding)
+    return jax.jit(copy_tree, out_shardings=sharding)(jax.device_put(tree, sharding))
+
+
+def is_on(tree: PyTree, device: jax.Device) -> bool:
+    """Tell whether all of ``tree`` is JAX arrays on ``device`` and on no other."""
+    return all(
+        isinstance(leaf, jax.Array) and leaf.devices() == {device} for leaf in jax.tree.leaves(tree)
+    )
+
+
+def on_device(tree: PyTree, device: jax.Device) -> PyTree:
+    """Return a tree of replicated arrays on one device, without a transfer where it is there."""
+    if is_on(tree, device):
+        return tree
+
+    def one(leaf: jax.Array) -> jax.Array:
+        shards = {shard.device: shard.data for shard in leaf.addressable_shards}
+        return shards.get(device, next(iter(shards.values())))
+
+    return jax.device_put(jax.tree.map(one, tree), device)
+
+
+def is_key(leaf: PyTree) -> bool:
+    """Tell whether ``leaf`` is an array, or the shape of one, of typed PRNG keys."""
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def is_finite(tree: PyTree) -> bool:
+    """Tell whether all numbers in ``tree`` are; on the host, where nothing has to be compiled.
+
+    It looks at them in place and keeps no view, which would switch off their next donation.
+    """
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
+
+
+def host_copy(tree: PyTree) -> PyTree:
+    """Return ``tree`` as NumPy arrays that nobody else has, typed keys as the data in them.
+
+    A view would not do: on a CPU ``np.asarray`` shares the array's buffer, and the array's next
+    donation would be switched off by it.
+    """
+    data = jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+    return jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(data))
+
+
+def named_leaves(tree: PyTree) -> tuple[list[str], list[Any]]:
+    """Return the leaves with their paths, such as ``params/Dense_0/kernel``; a bare leaf is 0."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "0" for path, _ in paths]
+    return names, [leaf for _, leaf in paths]
