@@ -115,7 +115,9 @@ def test_a_learning_rate_is_annealed_only_where_the_agent_has_an_optimizer():
 
     env = EnvConfig("CartPole-v1")
     with pytest.raises(UsageError, match=r"anneal_learning_rate=True needs.*NoOptimizer has not"):
-        ExperimentConfig(env, NoOptimizer(), 1000, anneal_learning_rate=True)
+        ExperimentConfig(
+            env=env, agent=NoOptimizer(), total_env_steps=1000, anneal_learning_rate=True
+        )
     assert ExperimentConfig(env, NoOptimizer(), 1000).agent_for(7) == NoOptimizer()
     optimizer = config(anneal_learning_rate=True).agent_for(7).optimizer
     assert (optimizer.schedule, optimizer.schedule_updates) == ("linear", 7)

@@ -286,7 +286,7 @@ def _long_option(option: str) -> str:
 
 def _eval(argv: list[str]) -> int:
     from sebulba.commands.run_folder import RunFolder
-    from sebulba.configs.experiment import INT32
+    from sebulba.options import INT32
 
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."

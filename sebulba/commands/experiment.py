@@ -27,12 +27,12 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import HangError, UsageError
 from sebulba.files import PARTIAL, replace_folder
+from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, evaluate
 from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.loops.supervisor import OnHang
-from sebulba.loops.update_loop import ObserveCycle
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import (
     CompositeWriter,
@@ -334,25 +334,11 @@ def build_loop(
         factory,
         agent,
         config.num_envs,
-        seed=config.seed,
-        inference_devices=config.inference_devices,
-        update_devices=config.update_devices,
-        num_inferencers_per_device=config.num_inferencers_per_device,
-        pin_inferencers=config.pin_inferencers,
-        schedule=config.schedule,
-        max_policy_lag=config.max_policy_lag,
-        cycle=config.cycle,
-        queue_size=config.queue_size,
+        options=config,
         metric_writer=writer,
-        metrics_interval_s=config.metrics_interval_s,
         observe_cycle=observe_cycle,
         evaluator=Evaluator(player, config.eval_every_env_steps, played_at) if player else None,
         checkpointer=checkpointer,
-        on_env_failure=config.faults.on_env_failure,
-        max_env_restarts=config.faults.max_env_restarts,
-        on_not_finite=config.faults.on_not_finite,
-        max_skipped_updates=config.faults.max_skipped_updates,
-        hang_timeout_s=config.faults.hang_timeout_s,
         on_hang=on_hang,
     )
 

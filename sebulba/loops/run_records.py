@@ -13,6 +13,7 @@ from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import MetricWindow, time_shares
+from sebulba.options import LoopOptions
 from sebulba.types import MetricWriter
 
 
@@ -21,9 +22,8 @@ class RunRecords:
 
     def __init__(
         self,
+        options: LoopOptions,
         writer: MetricWriter | None,
-        interval_s: float,
-        max_skipped_updates: int,
         session: Session,
         updater: Updater,
         timer: PhaseTimer,
@@ -34,9 +34,8 @@ class RunRecords:
         """Begin with ``window``, which has just been opened.
 
         Args:
+          options: Of the loop: how long a window lasts, how many updates may be skipped.
           writer: Gets the records.
-          interval_s: Seconds that a window lasts.
-          max_skipped_updates: How many may be skipped, over all runs of the session.
           session: Whose counters, episodes and Inferencers are told of.
           updater: Has the metrics of the updates.
           timer: The learner's.
@@ -45,8 +44,8 @@ class RunRecords:
           total_cycles: At which the run ends.
         """
         self._writer = writer
-        self._interval_s = interval_s
-        self._max_skipped_updates = max_skipped_updates
+        self._interval_s = options.metrics_interval_s
+        self._max_skipped_updates = options.faults.max_skipped_updates
         self._session = session
         self._updater = updater
         self._timer = timer
