@@ -131,10 +131,11 @@ class ExperimentConfig(LoopOptions):
                 "example ImpalaConfig()"
             )
         super().__post_init__()
-        for name in ("total_env_steps", "num_envs", "steps_per_cycle"):
-            at_least(1, name, getattr(self, name))
-        for name in ("eval_episodes", "eval_num_envs", "num_cpu_devices"):
-            at_least(1, name, getattr(self, name))
+        for count in (
+            *("total_env_steps", "num_envs", "steps_per_cycle"),
+            *("eval_episodes", "eval_num_envs", "num_cpu_devices"),
+        ):
+            at_least(1, count, getattr(self, count))
         at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
         require(
             self.num_cpu_devices is None or self.platform in (None, "cpu"),
