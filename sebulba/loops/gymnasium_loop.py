@@ -43,8 +43,8 @@ from sebulba.trees import owned_copy
 from sebulba.types import EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF
-"""Folded into the seed's key for the updates, which else would share keys with a state that was
-made from the same seed."""
+"""Folded into the key of the seed to make the key of the updates. Without it they would share keys
+with an agent state that was made from the same seed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +126,8 @@ class GymnasiumLoop:
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
         if cycle is not None and not callable(cycle):
             changes["cycle"] = cycle
+        if not isinstance(options, LoopOptions | None):
+            raise UsageError(f"options={shown(options)} must be a LoopOptions; or use keywords")
         self._options = options = (options or LoopOptions()).changed(changes)
         self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
         self.inference_devices, self.update_devices = choose_devices(
@@ -142,7 +144,7 @@ class GymnasiumLoop:
         self._stop_requested = threading.Event()
         self._hangs = False
         self._threads: list[threading.Thread] = []
-        """Of the last run; the Inferencers' come first, in their order."""
+        """Threads of the last run: those of the Inferencers in their order, then others."""
         self._run_spec: RunSpec | None = None
         self._updater: Updater | None = None
         self._programs: CyclePrograms | None = None
@@ -177,7 +179,7 @@ class GymnasiumLoop:
         """
         key = jax.random.key(key) if isinstance(key, int) else key
         run_spec = self._new_run_spec(steps_per_cycle)
-        # One program: initialisers run op by op take twice as long to compile.
+        # As one program: initializers that run operation by operation take twice as long to compile.
         return jax.jit(lambda key: self.agent.new_state(key, run_spec))(key)
 
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
@@ -229,7 +231,7 @@ class GymnasiumLoop:
         updater.place(state)
         expected = self._expected_shapes(state.step[0])
         self._last_state = None  # until this run has ended well
-        del state  # unless the caller keeps it, a large replay is in memory only once
+        del state  # so that a large replay is in memory once, unless the caller keeps the state
         run = Run(
             self._options,
             self._attached,
@@ -322,8 +324,8 @@ class GymnasiumLoop:
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
 
     def _expected_shapes(self, step_state: PyTree) -> HandedOver | None:
-        """Return the shapes of what the update loop will be given; None if it is in several parts,
-        since only the agent's own code knows how it splits a step state."""
+        """Return the shapes of what the update loop will be given; None on several update devices,
+        where only the agent's own code knows how it splits a step state."""
         if self._mesh.size > 1:
             return None
         assert self._programs is not None
@@ -399,7 +401,8 @@ class GymnasiumLoop:
         return resumed.state
 
     def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader) -> None:
-        """Replace the environments that cannot be put back: theirs are seeds of the run's begin."""
+        """Replace the environments that cannot be put back: they have the seeds with which the run
+        began, and would play the same episodes again."""
         lost = [
             index
             for index in range(self.num_inferencers)

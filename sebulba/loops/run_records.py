@@ -36,12 +36,12 @@ class RunRecords:
         Args:
           options: Of the loop: how long a window lasts, how many updates may be skipped.
           writer: Gets the records.
-          session: Whose counters, episodes and Inferencers are told of.
+          session: Its counters, episodes and Inferencers go into the records.
           updater: Has the metrics of the updates.
-          timer: The learner's.
-          evaluations: What is done of them goes into the next record.
-          window: Of the run.
-          total_cycles: At which the run ends.
+          timer: Of the update loop.
+          evaluations: An evaluation that is done goes into the next record.
+          window: The open window of metrics.
+          total_cycles: Count of cycles at which the run ends.
         """
         self._writer = writer
         self._interval_s = options.metrics_interval_s
@@ -75,7 +75,7 @@ class RunRecords:
     def _close_window(self) -> dict[str, Any]:
         """Close the window and write its record, with an evaluation that is done."""
         with self._timer.phase("metrics"):
-            # First, since it waits for the updates in flight, whose time belongs to this window.
+            # First, because it waits for the updates in flight: their time belongs to this window.
             metrics = self._updater.take_metrics()
             self._count_skipped()
             elapsed_s = self.window.age_s
@@ -98,7 +98,7 @@ class RunRecords:
         return record
 
     def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return seconds so far: of the learner's phases, and of the mean Inferencer's."""
+        """Return the seconds so far in each phase: of the update loop, and of the mean Inferencer."""
         readings = [i.timer.seconds() for i in self._session.inferencers]
         mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
         return self._timer.seconds(), mean
