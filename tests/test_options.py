@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -71,7 +72,7 @@ def test_what_is_no_option_is_refused_with_the_remedy(keywords, message):
 def test_an_experiment_has_every_option_of_a_loop_and_repeats_none():
     of_loop = {field.name for field in dataclasses.fields(LoopOptions)}
     assert of_loop < {field.name for field in dataclasses.fields(ExperimentConfig)}
-    assert not of_loop & set(ExperimentConfig.__dict__["__annotations__"])
+    assert not of_loop & set(inspect.get_annotations(ExperimentConfig))
 
 
 def test_options_need_no_jax():

@@ -179,7 +179,7 @@ class GymnasiumLoop:
         """
         key = jax.random.key(key) if isinstance(key, int) else key
         run_spec = self._new_run_spec(steps_per_cycle)
-        # As one program: initializers that run operation by operation take twice as long to compile.
+        # As one program: initializers run operation by operation take twice as long to compile.
         return jax.jit(lambda key: self.agent.new_state(key, run_spec))(key)
 
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:

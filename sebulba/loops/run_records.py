@@ -98,7 +98,7 @@ class RunRecords:
         return record
 
     def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the seconds so far in each phase: of the update loop, and of the mean Inferencer."""
+        """Return the seconds in each phase so far: of the update loop, of the mean Inferencer."""
         readings = [i.timer.seconds() for i in self._session.inferencers]
         mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
         return self._timer.seconds(), mean

@@ -22,7 +22,7 @@ SUPERVISOR_THREAD = "supervisor"
 """Name of the thread."""
 
 LEARNER_WAITING = ("get", "checkpoint")
-"""Phases in which the update loop waits for Inferencers, or for a disk (which has its own limit)."""
+"""Phases in which the update loop waits for Inferencers, or for a disk with its own limit."""
 
 PAUSE_S = 10 * WAKE_S
 """If the supervisor itself could not look for this many seconds, the whole process stood still."""
