@@ -58,6 +58,8 @@ def is_env_failure(error: BaseException) -> bool:
     """
     if isinstance(error, EnvError):
         return not isinstance(error, ActionError)
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # Python turns one that leaves a generator into a RuntimeError
     return any(
         frame.f_globals.get("__name__", "").startswith("sebulba.envs.")
         for frame, _ in traceback.walk_tb(error.__traceback__)

@@ -52,6 +52,15 @@ def is_key(leaf: PyTree) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def fold_in_count(key: jax.Array, count: int) -> jax.Array:
+    """Return ``key`` with a count of any size folded in, of which ``fold_in`` takes 32 bits.
+
+    Below 2^32 it is ``jax.random.fold_in(key, count)``.
+    """
+    key = jax.random.fold_in(key, count & 0xFFFFFFFF)
+    return fold_in_count(key, count >> 32) if count >> 32 else key
+
+
 def is_finite(tree: PyTree) -> bool:
     """Tell whether all numbers in ``tree`` are; on the host, where nothing has to be compiled.
 

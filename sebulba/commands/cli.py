@@ -7,9 +7,12 @@ found before JAX is imported; what only the environment knows, before anything r
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import faulthandler
 import json
 import os
+import resource
 import sys
 import threading
 import traceback
@@ -27,6 +30,7 @@ from sebulba.commands.exit_codes import (
     EXIT_OTHER,
     EXIT_USAGE,
     exit_code_of,
+    leave,
 )
 from sebulba.commands.huge_pages import restart_with_huge_pages
 from sebulba.commands.stop_on_signal import StopOnSignal
@@ -47,6 +51,10 @@ usage: sebulba train CONFIG [options]    train an agent
 
 "sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.
 """
+
+LEAST_OPEN_FILES = 128
+WANTED_OPEN_FILES = 4096
+"""Files, pipes and sockets that a process may have open: worker processes take some each."""
 
 SHORT_OPTIONS = {
     "--learning-rate": "--agent.learning-rate",
@@ -108,7 +116,12 @@ def _describe(code: int, error: BaseException) -> str:
 
 
 def entry_point() -> None:
-    """Run the command of this process and end it."""
+    """Run the command of this process and end it.
+
+    A crash in native code prints the Python stacks of all threads.
+    """
+    with contextlib.suppress(ValueError, OSError):  # no standard error to print to
+        faulthandler.enable()
     restart_with_huge_pages(sys.argv[1:])
     code = main()
     sys.stdout.flush()
@@ -116,7 +129,7 @@ def entry_point() -> None:
     ours = ("inferencer-", "evaluator")
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
-        os._exit(code)
+        leave(code)
     sys.exit(code)
 
 
@@ -154,6 +167,23 @@ def _nearest(word: str, known: Iterable[str]) -> str:
     return " or ".join(near or known)
 
 
+def _allow_open_files() -> None:
+    """Raise the limit of open files as far as it goes.
+
+    Raises:
+      UsageError: It is too low for JAX, an environment and a run folder together.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < WANTED_OPEN_FILES:
+        soft = WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(WANTED_OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
+        raise UsageError(
+            f"this process may open {soft} files, and a run needs {LEAST_OPEN_FILES}; raise the "
+            f"limit (ulimit -n {WANTED_OPEN_FILES}) in the shell that starts it"
+        )
+
+
 def _train(argv: list[str]) -> int:
     if not argv:
         print(_train_help(), end="", file=sys.stderr)
@@ -169,6 +199,7 @@ def _train(argv: list[str]) -> int:
 
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
+    _allow_open_files()
     # Said now, since importing JAX and compiling take seconds.
     print(f"sebulba: {preset} in {folder.path}", flush=True)
     with StopOnSignal() as stop_on_signal:
@@ -199,6 +230,7 @@ pass over a damaged checkpoint.
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
     folder.check_resumable(config)
+    folder.check_has_checkpoints()
     return _run(config, folder, preset, ["sebulba", "resume", *argv])
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import NoReturn
+
 from sebulba.errors import (
     CheckpointError,
     EnvError,
@@ -10,6 +16,9 @@ from sebulba.errors import (
     UsageError,
     is_env_failure,
 )
+
+leave = os._exit
+"""Ends the process at once; ``os._exit`` itself is another while a run is watched."""
 
 EXIT_OK = 0
 EXIT_OTHER = 1
@@ -51,3 +60,27 @@ def exit_code_of(error: BaseException) -> int:
         if isinstance(error, kind):
             return code
     return EXIT_ENV if is_env_failure(error) else EXIT_OTHER
+
+
+@contextlib.contextmanager
+def os_exit_is_seen() -> Iterator[None]:
+    """Turn ``os._exit`` of an environment into an EnvError while the block runs.
+
+    It would end the process with whatever code it likes, 0 for example, and with nothing saved.
+    Where nobody would see an exception, in another thread, the process ends, but never with 0;
+    a process that was forked from this one may end as it likes.
+    """
+    process = os.getpid()
+
+    def seen(code: int) -> NoReturn:
+        if os.getpid() == process:
+            if threading.current_thread().name.startswith(("inferencer-", "evaluator", "Main")):
+                raise EnvError(f"an environment called os._exit({code!r})")
+            code = code or EXIT_OTHER
+        leave(code)
+
+    os._exit = seen
+    try:
+        yield
+    finally:
+        os._exit = leave

@@ -188,6 +188,16 @@ class RunFolder:
                 f"{'; '.join(different)}. Leave that as it was, or begin a new run"
             )
 
+    def check_has_checkpoints(self) -> None:
+        """Raise UsageError if no checkpoint was saved here, damaged or not."""
+        folder = self.checkpoints
+        if folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir()):
+            return
+        raise UsageError(
+            f"{self.path} has no checkpoint to go on from: the run ended before the first was "
+            "saved. Begin it again with sebulba train --resume --run-dir and the same options"
+        )
+
     def drop_metrics_after(self, env_steps: int) -> int:
         """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""
         if not self.metrics.exists():

@@ -8,7 +8,7 @@ import signal
 import types
 from typing import Protocol
 
-from sebulba.commands.exit_codes import EXIT_OK, EXIT_SIGNAL
+from sebulba.commands.exit_codes import EXIT_OK, EXIT_SIGNAL, leave
 
 STDERR = 2
 STOPPING = b"sebulba: stopping; the update is finished and saved. Ctrl-C ends at once\n"
@@ -49,7 +49,7 @@ class StopOnSignal:
         if self._loop is None:
             with contextlib.suppress(OSError):
                 os.write(STDERR, ENDED)
-            os._exit(EXIT_SIGNAL + which)
+            leave(EXIT_SIGNAL + which)
         if self._signal is not None:
             return  # this may have interrupted the stop below, whose lock is then taken
         self._signal = which

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 import time
@@ -17,7 +16,7 @@ import jax
 import sebulba
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.commands.crash_report import LastRecord, write_end
-from sebulba.commands.exit_codes import EXIT_OK, exit_code_of
+from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, leave, os_exit_is_seen
 from sebulba.commands.experiment import build_agent, build_loop, build_player
 from sebulba.commands.jax_setup import configure_jax
 from sebulba.commands.run_folder import RunFolder
@@ -188,7 +187,7 @@ class _Run:
         """Run the loop and leave everything in the folder."""
         config, folder = self._config, self._folder
         try:
-            with contextlib.closing(self._writers):
+            with contextlib.closing(self._writers), os_exit_is_seen():
                 self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
                 # Nobody keeps the state, whose replay would be in memory twice.
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
@@ -298,7 +297,7 @@ class _Run:
         """End the process: its main thread is in a program that does not return."""
         write_end(self._folder, error=error, metrics=self._last.record)
         print(f"sebulba: hang: {error}", file=sys.stderr, flush=True)
-        os._exit(exit_code_of(error))
+        leave(exit_code_of(error))
 
 
 def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:

@@ -229,7 +229,9 @@ def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
 
     def check(obs: Any, name: str) -> tuple[Any, Problem | None]:
         try:
-            array = np.asarray(obs)
+            # A copy: environments that share a buffer would overwrite each other's observation
+            # before the vector environment has gathered them.
+            array = np.array(obs)
         except Exception as error:  # whatever a user's object does when it is converted
             expected = f"an array of shape {shape} and dtype {dtype}"
             return None, (name, expected, f"{shown(obs)} ({text_of(error)})")

@@ -112,6 +112,12 @@ def make_env_factory(
             default=1,
         )
     if isinstance(env, _Factory):
+        if vectorization != "sync":
+            options["vectorization"] = vectorization
+        if step_timeout_s != STEP_TIMEOUT_S:
+            options["step_timeout_s"] = step_timeout_s
+        given = {"backend": backend, "num_threads": num_threads}
+        options |= {name: value for name, value in given.items() if value is not None}
         _check_nothing_left(env.name, options)
         return env
     if isinstance(env, str) and not _is_attribute(env):

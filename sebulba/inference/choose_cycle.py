@@ -11,7 +11,7 @@ from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.fused_cycle import FusedCycle
 from sebulba.inference.stepped_cycle import SteppedCycle
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.options import CycleKind
+from sebulba.options import CycleKind, Schedule
 from sebulba.types import EnvAdapter
 
 MakeCycle = Callable[[EnvAdapter, CyclePrograms, jax.Device, PhaseTimer], Cycle]
@@ -23,8 +23,18 @@ def make_cycle(
     programs: CyclePrograms,
     device: jax.Device,
     timer: PhaseTimer,
+    *,
+    schedule: Schedule = "async",
 ) -> tuple[Cycle, str]:
     """Choose the way a cycle runs, by rule: fused where it can be and inference is on a CPU.
+
+    Args:
+      kind: As the user said, or a function that makes one.
+      env: The environment.
+      programs: Whose policy acts.
+      device: Where inference is.
+      timer: Of the Inferencer.
+      schedule: In lockstep nothing that is compiled may depend on how fast the machine is.
 
     Returns:
       The cycle, and the reason for its kind.
@@ -44,4 +54,4 @@ def make_cycle(
             raise UsageError(f"cycle='fused' is not possible: {fused}; use cycle='auto'")
         return SteppedCycle(env, programs, device, timer), fused
     why = "asked for" if kind == "fused" else "the environment has an XLA handle, inference a CPU"
-    return FusedCycle(env, fused, programs, device, timer), why
+    return FusedCycle(env, fused, programs, device, timer, adapts=schedule == "async"), why

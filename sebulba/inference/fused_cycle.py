@@ -107,12 +107,18 @@ class FusedCycle:
         programs: CyclePrograms,
         device: jax.Device,
         timer: PhaseTimer,
+        *,
+        adapts: bool = True,
     ) -> None:
-        """Run ``fused``, the JAX code of ``env``, on ``device``."""
+        """Run ``fused``, the JAX code of ``env``, on ``device``.
+
+        Without ``adapts`` the number of chunks does not depend on how long the first cycle took.
+        """
         self._env = env
         self._fused = fused
         self._device = device
         self._timer = timer
+        self._adapts = adapts
         self._env_state: PyTree = None
         self._env_step: EnvStep | None = None
         self._statistics = EpisodeStatistics(env.num_envs)
@@ -125,7 +131,7 @@ class FusedCycle:
             programs.run.steps_per_cycle, FIRST_CHUNK_ENV_STEPS / programs.run.num_envs
         )
         self._compiled: dict[tuple[bool, bool], Callable] = {}
-        self._speed_is_known = False
+        self._speed_is_known = not self._adapts
         self._packing = RowPacking(_row_shapes(programs.shapes))
 
     def reset(self) -> None:
@@ -198,7 +204,8 @@ class FusedCycle:
             with self._programs.turn_to_compile(stop, self._timer):
                 if stop.is_set():
                     return None
-                program = self._compile_chunk(is_last, *example)
+                with self._timer.phase("compile"):
+                    program = self._compile_chunk(is_last, *example)
             self._compiled[is_first, is_last] = program
         return self._compiled[is_first, is_last]
 

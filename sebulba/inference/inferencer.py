@@ -23,7 +23,7 @@ from sebulba.transport.trajectory_queue import TrajectoryQueue
 from sebulba.trees import owned_copy
 from sebulba.types import EnvAdapter, PyTree, Trajectory
 
-INFERENCER_PHASES = ("take", "act", "env_step", "cycle", "finish", "shard", "put")
+INFERENCER_PHASES = ("take", "compile", "act", "env_step", "cycle", "finish", "shard", "put")
 WAITING_PHASES = ("take", "put")
 """In which an Inferencer waits for others; any other that lasts is a hang."""
 ENV_PHASES = ("env_step", "cycle")

@@ -12,6 +12,11 @@ from sebulba.errors import UsageError
 from sebulba.inference.cores import Cores, shares_of_cores, threads_run_on
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
 
+FRESH_STREAM = 0xFFFFFFFE
+"""Folded into the key of the seed to make the keys of what is made anew during a run. Without it
+that of the second generation would be the step key of ``Agent.new_state``: splitting a key folds in
+0, 1, 2 and so on."""
+
 
 def cores_of_inferencers(
     factory: EnvFactory, num_inferencers: int, *, pin: bool
@@ -66,7 +71,8 @@ class LoopEnvs:
 
     def fresh_key(self) -> jax.Array:
         """Return the key of what is made anew beside the environments of the next generation."""
-        return jax.random.fold_in(jax.random.key(self._seed), self.num_generations)
+        stream = jax.random.fold_in(jax.random.key(self._seed), FRESH_STREAM)
+        return jax.random.fold_in(stream, self.num_generations)
 
     def make_anew(self, inferencers: Collection[int]) -> None:
         """Make those of some Inferencers anew; who calls has closed the old ones."""

@@ -141,6 +141,7 @@ class UpdateLoop:
             if item is not None and self._consume(item):
                 counters.policy_version += 1
                 self._publish()
+            del item  # which would be kept while the next one is made
             beside.published()
             beside.checkpoint_when_due()
             beside.finish_checkpoint([])
@@ -156,8 +157,8 @@ class UpdateLoop:
             items = session.kept_round or self._collect_round()
             session.kept_round = []
             beside.finish_checkpoint(items)
-            for item in items:
-                self._consume(item)
+            while items:  # none is kept longer than it is needed
+                self._consume(items.pop(0))
             counters.policy_version += 1
             if counters.cycles >= self._target or self._stop_requested.is_set():
                 break

@@ -39,7 +39,7 @@ from sebulba.options import CycleKind, LoopOptions
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import HandedOver
 from sebulba.transport.staging import Staging
-from sebulba.trees import owned_copy
+from sebulba.trees import fold_in_count, owned_copy
 from sebulba.types import EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF
@@ -142,6 +142,7 @@ class GymnasiumLoop:
         self._mesh = learner_mesh(self.update_devices)
         self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
         self._stop_requested = threading.Event()
+        self._running = threading.Lock()
         self._hangs = False
         self._threads: list[threading.Thread] = []
         """Threads of the last run: those of the Inferencers in their order, then others."""
@@ -216,14 +217,26 @@ class GymnasiumLoop:
           Final state, counters and metrics.
 
         Raises:
-          UsageError: An argument breaks a rule, the loop is closed, a thread of an earlier run
-            hangs, or a new run has a checkpointer whose folder holds another's checkpoints.
+          UsageError: An argument breaks a rule, the loop is closed or running, a thread of an
+            earlier run hangs, or a new run has a checkpointer whose folder holds checkpoints of
+            another run.
           NotFiniteError: The loss, the gradient or another metric is NaN or infinite.
           HangError: A thread was silent or did not end; this loop cannot run again.
           CheckpointError: The checkpoint at the end could not be written.
           BaseException: Whatever an environment, the agent or ``observe_cycle`` raised, with its
             own traceback; all threads that end are joined first, others named in a note.
         """
+        if not self._running.acquire(blocking=False):
+            raise UsageError(
+                "this loop is running: run() can be called neither in another thread nor in "
+                "observe_cycle; let it return first, or make a second GymnasiumLoop"
+            )
+        try:
+            return self._run(state, num_cycles, steps_per_cycle)
+        finally:
+            self._running.release()
+
+    def _run(self, state: AgentState, num_cycles: int, steps_per_cycle: int) -> Result:
         began = time.perf_counter() - self._session.seconds_before
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
@@ -318,7 +331,8 @@ class GymnasiumLoop:
         device = self.inference_devices[index // self._num_per_device]
         timer = PhaseTimer(*INFERENCER_PHASES)
         env = self._envs[index]
-        cycle, why = make_cycle(self._cycle_kind, env, programs, device, timer)
+        schedule = self._options.schedule
+        cycle, why = make_cycle(self._cycle_kind, env, programs, device, timer, schedule=schedule)
         self._cycle_reasons.add(why)
         staging = self._session.staging[device]
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
@@ -371,7 +385,7 @@ class GymnasiumLoop:
         saved = reader.run_spec()
         run_spec = self._new_run_spec(saved.steps_per_cycle)
         self._envs.num_generations = reader.record["generations"]
-        key = jax.random.fold_in(self._envs.fresh_key(), checkpoint.env_steps)
+        key = fold_in_count(self._envs.fresh_key(), checkpoint.env_steps)
         resumed = read_state(self.agent, reader, run_spec, key, drop_replay)
         self._make_envs_anew(resumed, reader)
         self._prepare(resumed.state, run_spec)

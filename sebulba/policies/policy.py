@@ -25,6 +25,9 @@ from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 CONFIG_FILE = "config.json"
 ARRAYS_FILE = "arrays.npz"
 FORMAT = 1
+POLICY_STREAM = 0xFFFFFFFD
+"""Folded into the key of the seed to make the keys of a policy. Without it evaluations beside
+training would share keys with an agent state that was made from the same seed."""
 SMALLEST_RUN = RunSpec(num_envs=1, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
 
 
@@ -64,7 +67,7 @@ class Policy:
         self.run = run
         if seed not in range(-(2**31), 2**31):
             raise UsageError(f"seed={seed!r} must be a 32-bit integer; use for example 0")
-        self._key = jax.random.key(seed)
+        self._key = jax.random.fold_in(jax.random.key(seed), POLICY_STREAM)
         self._step = jax.jit(partial(agent.step, explore=explore))
 
     @property
