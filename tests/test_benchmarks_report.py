@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sebulba.benchmarks import report
+from sebulba.benchmarks.project import report
 from sebulba.errors import UsageError
 
 ABOUT = {

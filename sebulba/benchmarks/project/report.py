@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks.learning_goals import GOALS
+from sebulba.benchmarks.project.learning_goals import GOALS
 from sebulba.errors import UsageError
 from sebulba.files import read_json_object
 

@@ -19,8 +19,8 @@ from sebulba.agent import Agent
 from sebulba.agents.configs import SimplePolicyGradientConfig
 from sebulba.agents.registry import make_agent
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.bare import bare_loop
-from sebulba.benchmarks.plain_cycle import PlainCycle
+from sebulba.benchmarks.project.bare import bare_loop
+from sebulba.benchmarks.project.plain_cycle import PlainCycle
 from sebulba.commands.experiment import configure_jax
 from sebulba.envs import env_spec, seed_block
 from sebulba.inference.choose_cycle import CycleKind, MakeCycle

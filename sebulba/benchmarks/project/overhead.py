@@ -18,8 +18,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.bare import bare_loop
-from sebulba.benchmarks.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from sebulba.benchmarks.project.bare import bare_loop
+from sebulba.benchmarks.project.null import NullAgent, NullConfig, NullPool, NullVectorEnv
 from sebulba.commands.experiment import configure_jax
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.inference.episodes import EpisodeStatistics
