@@ -302,7 +302,7 @@ def test_processes_with_cycles_of_their_own_answer():
 
 def test_the_prototype_imports_nothing_of_the_package_but_the_contracts():
     imported = imports(prototype.__name__, at_import=False)
-    assert imported == {"sebulba.agent", "sebulba.types"}
+    assert imported == {"sebulba.agent", "sebulba.trees", "sebulba.types"}
 
 
 def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(stages):

@@ -29,6 +29,116 @@ KINDS = ("stepped", "fused", "prototype")
 TUNED = ("num-envs", "steps-per-cycle", "num-inferencers-per-device", "devices")
 AXES = (*TUNED, "hidden-sizes", "image-features")
 
+Options = dict[str, dict[str, Any]]
+"""By name, the keywords of ``add_argument``."""
+
+
+def _number(name: str, default: float, what: str) -> Options:
+    help_ = f"{what}; default: %(default)s"
+    return {name: {"type": type(default), "default": default, "help": help_}}
+
+
+def _words(name: str, choices: tuple[str, ...], what: str) -> Options:
+    return {name: {"nargs": "+", "choices": choices, "default": (), "help": what}}
+
+
+def _png(what: str) -> Options:
+    return {"--png": {"metavar": "FILE", "dest": "png_file", "help": what}}
+
+
+_CONFIG: Options = {"config": {"metavar": "CONFIG", "help": "as for sebulba train"}}
+_REPEATS = _number("--repeats", LEAST_REPEATS, "interleaved rounds")
+_JSON: Options = {
+    "--json": {
+        "metavar": "FILE",
+        "dest": "json_file",
+        "help": "also write figures and machine there",
+    }
+}
+BENCHMARKS: dict[str, tuple[str, Options]] = {
+    "train": (
+        "a run against what the machine could do: ceiling and bottleneck",
+        _CONFIG
+        | _REPEATS
+        | _JSON
+        | _png("also draw the stages there")
+        | _number("--seconds", 8.0, "seconds of training in a round")
+        | _number("--stage-seconds", 1.0, "seconds of each stage alone, a round")
+        | _words("--compare", KINDS, "also measure the same run so, interleaved"),
+    ),
+    "scale": (
+        "speed and memory as the work grows, one axis at a time",
+        _CONFIG
+        | _REPEATS
+        | _JSON
+        | _png("also draw speed and memory there")
+        | _number("--seconds", 1.0, "seconds of training in a measurement")
+        | _words("--axes", AXES, "axes to measure; default: all"),
+    ),
+    "memory": (
+        "memory of a long run against what it implies",
+        _CONFIG
+        | _JSON
+        | _png("also draw memory over time there")
+        | _number("--minutes", 10.0, "minutes of training"),
+    ),
+    "tune": (
+        "the fastest setting for this machine, as a configuration file",
+        _CONFIG
+        | _JSON
+        | {"--output": {"metavar": "FILE", "required": True, "help": "ends in .json"}}
+        | {
+            "--memory-limit-gb": {
+                "type": float,
+                "help": "most a process may take, on host and device; default: 0.8 of what is free",
+            }
+        }
+        | _number("--seconds-per-trial", 3.0, "seconds measured of each candidate")
+        | _number("--budget-s", 300.0, "seconds that it may take, about")
+        | _words("--keep", TUNED, "what must stay as it is")
+        | _number("--max-batch-growth", 4.0, "a trajectory may become this many times as large"),
+    ),
+    "learn": (
+        "what presets learn, with several seeds: JSON and curves",
+        {
+            "names": {
+                "metavar": "NAME",
+                "nargs": "+",
+                "help": f"a configuration, or a goal: {', '.join(GOALS)}",
+            },
+            "--seeds": {"type": int, "help": "how many, from 0; default: of the goal, or 3"},
+            "--results": {
+                "default": learn.RESULTS,
+                "help": "folder to write; default: %(default)s",
+            },
+            "--runs": {
+                "metavar": "DIR",
+                "help": "keep the run folders there; what is finished is not repeated",
+            },
+        },
+    ),
+    "inference": (
+        "the loop's acting, fused and stepped, against a bare loop",
+        _REPEATS | _JSON,
+    ),
+    "overhead": (
+        "microseconds of our own code in a vector step of one Inferencer",
+        _REPEATS | _JSON,
+    ),
+    "start": (
+        "seconds to the first update of a second start, beyond the imports",
+        _REPEATS | _JSON,
+    ),
+    "report": (
+        "a page of tables and pictures from the JSON of the last results",
+        {
+            "--results": {"dest": "folder", "default": learn.RESULTS, "help": "its folder"},
+            "--page": {"default": report.PAGE, "help": "default: %(default)s"},
+        },
+    ),
+}
+"""By name, what a benchmark measures and its options."""
+
 
 def main(argv: list[str], read_config: ReadConfig) -> int:
     """Run a benchmark; returns the exit code.
@@ -102,113 +212,14 @@ def _check(given: dict[str, Any]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sebulba bench", description="Measure this machine.")
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-
-    def add(name: str, what: str, *, config: bool = False) -> argparse.ArgumentParser:
-        more = " Takes the options of sebulba train CONFIG too." if config else ""
+    for name, (what, options) in BENCHMARKS.items():
+        more = " Takes the options of sebulba train CONFIG too." if "config" in options else ""
         one = benchmarks.add_parser(
             name, help=what, description=f"{what}.{more}", allow_abbrev=False
         )
-        if config:
-            default = DEFAULT_CONFIGS.get(name)
-            may = f", and may be left out: {default}" if default else ""
-            one.add_argument("config", metavar="CONFIG", help=f"as for sebulba train{may}")
-        return one
-
-    _add_train(
-        add("train", "a run against what the machine could do: ceiling and bottleneck", config=True)
-    )
-    _add_scale(add("scale", "speed and memory as the work grows, one axis at a time", config=True))
-    _add_memory(add("memory", "memory of a long run against what it implies", config=True))
-    _add_tune(
-        add("tune", "the fastest setting for this machine, as a configuration file", config=True)
-    )
-    _add_learn(add("learn", "what presets learn, with several seeds: JSON and curves"))
-    for name, what in (
-        ("inference", "the loop's acting, fused and stepped, against a bare loop"),
-        ("overhead", "microseconds of our own code in a vector step of one Inferencer"),
-        ("start", "seconds to the first update of a second start, beyond the imports"),
-    ):
-        _add_repeats(_add_json(add(name, what)))
-    _add_report(add("report", "a page of tables and pictures from the JSON of the last results"))
+        for option, keywords in options.items():
+            if option == "config" and name in DEFAULT_CONFIGS:
+                may = f", and may be left out: {DEFAULT_CONFIGS[name]}"
+                keywords = keywords | {"help": keywords["help"] + may}
+            one.add_argument(option, **keywords)
     return parser
-
-
-def _add_train(parser: argparse.ArgumentParser) -> None:
-    _add_repeats(_add_json(parser, png="also draw the stages there"))
-    _add_number(parser, "--seconds", 8.0, "seconds of training in a round")
-    _add_number(parser, "--stage-seconds", 1.0, "seconds of each stage alone, a round")
-    _add_words(parser, "--compare", KINDS, "also measure the same run so, interleaved")
-
-
-def _add_scale(parser: argparse.ArgumentParser) -> None:
-    _add_repeats(_add_json(parser, png="also draw speed and memory there"))
-    _add_number(parser, "--seconds", 1.0, "seconds of training in a measurement")
-    _add_words(parser, "--axes", AXES, "axes to measure; default: all")
-
-
-def _add_memory(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser, png="also draw memory over time there")
-    _add_number(parser, "--minutes", 10.0, "minutes of training")
-
-
-def _add_tune(parser: argparse.ArgumentParser) -> None:
-    _add_json(parser)
-    parser.add_argument("--output", metavar="FILE", required=True, help="ends in .json")
-    parser.add_argument(
-        "--memory-limit-gb",
-        type=float,
-        help="most a process may take, on host and device; default: 0.8 of what is free",
-    )
-    _add_number(parser, "--seconds-per-trial", 3.0, "seconds measured of each candidate")
-    _add_number(parser, "--budget-s", 300.0, "seconds that it may take, about")
-    _add_words(parser, "--keep", TUNED, "what must stay as it is")
-    _add_number(
-        parser, "--max-batch-growth", 4.0, "a trajectory may become this many times as large"
-    )
-
-
-def _add_learn(parser: argparse.ArgumentParser) -> None:
-    goals = ", ".join(GOALS)
-    parser.add_argument(
-        "names", metavar="NAME", nargs="+", help=f"a configuration, or a goal: {goals}"
-    )
-    parser.add_argument("--seeds", type=int, help="how many, from 0; default: of the goal, or 3")
-    parser.add_argument(
-        "--results", default=learn.RESULTS, help="folder to write; default: %(default)s"
-    )
-    parser.add_argument(
-        "--runs", metavar="DIR", help="keep the run folders there; what is finished is not repeated"
-    )
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", dest="folder", default=learn.RESULTS, help="its folder")
-    parser.add_argument("--page", default=report.PAGE, help="default: %(default)s")
-
-
-def _add_repeats(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=LEAST_REPEATS,
-        help="interleaved rounds; default: %(default)s",
-    )
-
-
-def _add_json(parser: argparse.ArgumentParser, png: str = "") -> argparse.ArgumentParser:
-    parser.add_argument(
-        "--json", metavar="FILE", dest="json_file", help="also write figures and machine there"
-    )
-    if png:
-        parser.add_argument("--png", metavar="FILE", dest="png_file", help=png)
-    return parser
-
-
-def _add_number(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:
-    parser.add_argument(name, type=float, default=default, help=f"{what}; default: %(default)s")
-
-
-def _add_words(
-    parser: argparse.ArgumentParser, name: str, choices: tuple[str, ...], what: str
-) -> None:
-    parser.add_argument(name, nargs="+", choices=choices, default=(), help=what)

@@ -13,35 +13,48 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
 from sebulba.agent import Agent
+from sebulba.benchmarks.worker import WorkerError
 from sebulba.commands import experiment, huge_pages
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.types import EnvFactory
 
+K, T = TypeVar("K"), TypeVar("T")
 PACKAGES = ("sebulba", "jax", "jaxlib", "flax", "envpool", "gymnasium", "numpy")
 
 
-def interleave(cases: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+def interleave(
+    cases: Mapping[K, Callable[[], T]], repeats: int, failed: dict[K, str] | None = None
+) -> dict[K, list[T]]:
     """Measure the cases in turn, A B C A B C ..., because a machine's speed drifts.
 
     Args:
       cases: By name, a function that measures once and returns the figure.
       repeats: Rounds that count. One more round goes before them, to compile and to warm up.
+      failed: Receives the message of a case's ``WorkerError``; that case is then not in the result.
+        None lets the error through.
 
     Returns:
       The figures of each case, in the order of the rounds.
     """
-    figures: dict[str, list[float]] = {name: [] for name in cases}
+    figures: dict[K, list[T]] = {name: [] for name in cases}
     for number in range(repeats + 1):
-        for name, run in cases.items():
-            figure = run()
+        for name in list(figures):
+            try:
+                figure = cases[name]()
+            except WorkerError as error:
+                if failed is None:
+                    raise
+                failed[name] = str(error)
+                del figures[name]
+                continue
             if number:
                 figures[name].append(figure)
     return figures

@@ -107,14 +107,16 @@ def run(
 ) -> dict[str, dict]:
     """Train every seed of every name, print tables, write JSON and curves.
 
+    A seed that was finished in the folder ``runs`` by the same commit with the same options is not
+    trained again; any other run of that seed there is replaced.
+
     Args:
       goals: By name of the result, its goal, or None for a preset of that name without one.
       configs: By name, the configuration that is trained.
       options: More options of ``sebulba train``, for all names.
       seeds: Number of seeds, from 0; None takes that of the goal, or 3.
       results: Folder for ``learn-NAME.json`` and ``learn-NAME.png``.
-      runs: Folder that keeps the run folders. A seed that was finished there by the same commit
-        with the same options is not trained again; any other run of that seed there is replaced.
+      runs: Folder that keeps the run folders, or None.
 
     Returns:
       What was written, by name.

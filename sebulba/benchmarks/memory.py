@@ -63,43 +63,17 @@ class Sample:
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
-    """The samples of some seconds as one point, in 10^6 bytes."""
+class Window(Sample):
+    """The samples of some seconds as one point.
 
-    minute: float
-    """Minute of the middle sample."""
-    rss_mb: float
-    """Median resident memory."""
+    Minute, resident and kept memory are medians. Device memory, which the bound is for, is the
+    highest. Allocated memory is the mean: what comes and goes takes a steady share of the time.
+    """
+
     rss_lowest_mb: float
     """Lowest resident memory."""
     rss_highest_mb: float
     """Highest resident memory."""
-    device_mb: float
-    """Highest memory of devices, which has to be within the bound."""
-    allocated_mb: float | None
-    """Mean of what the allocator gave out: what comes and goes takes a steady share of the time."""
-    kept_mb: float | None
-    """Median of what the allocator kept."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Bytes of the things that a run holds, one of each."""
-
-    trajectory: int
-    """A trajectory, with its bootstrap row."""
-    row: int
-    """The environment step of one time."""
-    step_state: int
-    """The step state of an Inferencer."""
-    networks: int
-    """The networks."""
-    acting_networks: int
-    """The acting networks."""
-    opt: int
-    """The optimizer's state."""
-    experience: int
-    """The experience."""
 
 
 def run(
@@ -115,18 +89,12 @@ def run(
 ) -> dict:
     """Train for a while, watch memory, print a table, write JSON and a picture.
 
+    The arguments that are not options of the command (see ``command_line``) are:
+
     Args:
-      config: What to train; its number of environment steps does not count.
-      preset: Its name.
-      minutes: Minutes of training.
       interval_s: Seconds between samples.
       window_s: Seconds of samples that make one point.
       settle_s: Seconds at the beginning that do not count.
-      json_file: JSON to write, or None.
-      png_file: Picture of memory over time to write, or None.
-
-    Returns:
-      The record that was written.
 
     Raises:
       UsageError: ``minutes`` is too short for a slope.
@@ -208,7 +176,7 @@ def theil_sen(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the median of the slopes between all pairs of points (Theil 1950, Sen 1968).
 
     Resident memory moves in jumps, because the allocator takes and returns whole arenas. One jump
-    near an end tilts a least-squares line; this median stands until 29 % of the points are displaced.
+    near an end tilts a least-squares line; this median holds until 29 % of the points are off.
     """
     first, second = np.triu_indices(len(x), 1)
     x_array, y_array = np.asarray(x), np.asarray(y)
@@ -225,7 +193,7 @@ def slope_error(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def bound_bytes(
-    sizes: Sizes,
+    sizes: Mapping[str, int],
     *,
     num_inferencers: int,
     num_inference_devices: int,
@@ -237,43 +205,47 @@ def bound_bytes(
     What a program needs while it runs (activations, gradients) is not in arrays and not counted.
 
     Args:
-      sizes: Bytes of one of each.
+      sizes: Return value of ``sizes_of``.
       num_inferencers: Inferencers, each of which fills one trajectory and hands one over.
       num_inference_devices: Inference devices, each of which has networks staged.
       num_update_devices: Update devices, each of which has networks and optimizer state.
       queue_size: Trajectories that may wait.
     """
-    handed_over = sizes.trajectory + 2 * sizes.step_state  # with initial and final step state
+    # Handed over together with the initial and the final step state.
+    handed_over = sizes["trajectory"] + 2 * sizes["step_state"]
+    # Staged, held by each Inferencer, and being published.
+    num_acting_networks = num_inference_devices + num_inferencers + num_update_devices
     return {
-        "trajectories being filled": num_inferencers * (sizes.trajectory + 2 * sizes.row),
+        "trajectories being filled": num_inferencers * (sizes["trajectory"] + 2 * sizes["row"]),
         "trajectories being handed over": num_inferencers * handed_over,
         "trajectories waiting": queue_size * handed_over,
         "trajectory being consumed": handed_over,
-        "step states of Inferencers": 3 * num_inferencers * sizes.step_state,
+        "step states of Inferencers": 3 * num_inferencers * sizes["step_state"],
         # The caller of run() keeps the state that it gave, so all of it exists twice.
-        "experience": 2 * sizes.experience,
-        "networks and optimizer": 2 * num_update_devices * (sizes.networks + sizes.opt),
-        # Staged, held by each Inferencer, and being published.
-        "acting networks": (num_inference_devices + num_inferencers + num_update_devices)
-        * sizes.acting_networks,
+        "experience": 2 * sizes["experience"],
+        "networks and optimizer": 2 * num_update_devices * (sizes["networks"] + sizes["opt"]),
+        "acting networks": num_acting_networks * sizes["acting_networks"],
     }
 
 
-def sizes_of(agent: Agent, run_spec: RunSpec) -> Sizes:
-    """Return the bytes of what a run of this agent holds, without computing any of it."""
+def sizes_of(agent: Agent, run_spec: RunSpec) -> dict[str, int]:
+    """Return the bytes of one of each thing that a run holds, without computing any of them.
+
+    ``"trajectory"`` includes the bootstrap row; ``"row"`` is the environment step of one time.
+    """
     key = jax.random.key(0)
     state = jax.eval_shape(lambda key: agent.new_state(key, run_spec), key)
     acting = jax.eval_shape(agent.acting_networks, state.networks, state.experience)
     trajectory = jax.eval_shape(lambda acting: agent.empty_trajectory(acting, run_spec), acting)
-    return Sizes(
-        trajectory=_bytes(trajectory),
-        row=_bytes(trajectory.env_step) // (run_spec.steps_per_cycle + 1),
-        step_state=_bytes(state.step[0]),
-        networks=_bytes(state.networks),
-        acting_networks=_bytes(acting),
-        opt=_bytes(state.opt),
-        experience=_bytes(state.experience),
-    )
+    return {
+        "trajectory": _bytes(trajectory),
+        "row": _bytes(trajectory.env_step) // (run_spec.steps_per_cycle + 1),
+        "step_state": _bytes(state.step[0]),
+        "networks": _bytes(state.networks),
+        "acting_networks": _bytes(acting),
+        "opt": _bytes(state.opt),
+        "experience": _bytes(state.experience),
+    }
 
 
 def _bytes(tree: PyTree) -> int:
@@ -321,7 +293,7 @@ def watch_training(
 def watch(
     loop: GymnasiumLoop, seconds: float, interval_s: float, ended: threading.Event
 ) -> list[Sample]:
-    """Sample memory until ``seconds`` are over or the run ends, at least once; then stop the run."""
+    """Sample memory, at least once, until ``seconds`` are over or the run ends; then stop it."""
     samples: list[Sample] = []
     began, said, elapsed = time.perf_counter(), 0.0, 0.0
     try:

@@ -38,7 +38,7 @@ def peak_rss_mb(pid: int | None) -> float:
 
 
 def device_bytes() -> int:
-    """Return the bytes in use on all devices, or of all living arrays if the backend keeps no count."""
+    """Return the bytes in use on all devices, or of all living arrays if backends do not count."""
     counted = [device.memory_stats() for device in jax.local_devices()]
     if all(counted):
         return sum(stats["bytes_in_use"] for stats in counted if stats)

@@ -154,18 +154,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure, print tables, write JSON and PNG.
 
-    Args:
-      config: The experiment.
-      preset: Its name.
-      repeats: Interleaved rounds.
-      seconds: Seconds of training in a round.
-      stage_seconds: Seconds of each stage alone in a round.
-      compare: Which of ``COMPARISONS`` to measure, too.
-      json_file: JSON to write, or None.
-      png_file: Picture to write, or None.
-
-    Returns:
-      The record that was written.
+    The arguments are the options of the command, see ``command_line``.
 
     Raises:
       UsageError: Something in ``config`` breaks a rule.

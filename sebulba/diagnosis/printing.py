@@ -1,4 +1,4 @@
-"""Reports on a terminal, as a table, and anywhere else, as lines."""
+"""Printed reports: a table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 
 
 def print_findings(title: str, events: Iterable[Begun | Done | Finding]) -> Report:
-    """Print what checks find: lines as they come, on a terminal a table at the end.
+    """Print findings: on a terminal as a table at the end, elsewhere line by line as they come.
 
     Args:
       title: What is checked.
-      events: From the checks.
+      events: Events of the checks.
 
     Returns:
       The report.
@@ -44,11 +44,11 @@ def collect(
     found: Callable[[Finding], None] = lambda finding: None,
     begun: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Return the findings among ``events``, and call on the way.
+    """Return the findings among ``events`` as a report.
 
     Args:
       title: What is checked.
-      events: From the checks.
+      events: Events of the checks.
       found: Called with every finding.
       begun: Called with the name of every check that begins.
     """
@@ -63,7 +63,7 @@ def collect(
 
 
 def table(report: Report) -> Table:
-    """Return a report as a table, remedies below what they mend."""
+    """Return a report as a table, with each remedy below its finding."""
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     result.add_column(no_wrap=True)
     result.add_column(no_wrap=True, style="bold")
