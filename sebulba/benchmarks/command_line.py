@@ -29,115 +29,98 @@ KINDS = ("stepped", "fused", "prototype")
 TUNED = ("num-envs", "steps-per-cycle", "num-inferencers-per-device", "devices")
 AXES = (*TUNED, "hidden-sizes", "image-features")
 
-Options = dict[str, dict[str, Any]]
-"""By name, the keywords of ``add_argument``."""
+Option = tuple[str, dict[str, Any]]
+"""Name of an argument, and the keywords of ``add_argument``."""
 
 
-def _number(name: str, default: float, what: str) -> Options:
-    help_ = f"{what}; default: %(default)s"
-    return {name: {"type": type(default), "default": default, "help": help_}}
+def _option(name: str, **keywords: Any) -> Option:
+    return name, keywords
 
 
-def _words(name: str, choices: tuple[str, ...], what: str) -> Options:
-    return {name: {"nargs": "+", "choices": choices, "default": (), "help": what}}
+def _number(name: str, default: float, what: str) -> Option:
+    return _option(name, type=type(default), default=default, help=f"{what}; default: %(default)s")
 
 
-def _png(what: str) -> Options:
-    return {"--png": {"metavar": "FILE", "dest": "png_file", "help": what}}
+def _words(name: str, choices: tuple[str, ...], what: str) -> Option:
+    return _option(name, nargs="+", choices=choices, default=(), help=what)
 
 
-_CONFIG: Options = {"config": {"metavar": "CONFIG", "help": "as for sebulba train"}}
+def _file(name: str, what: str) -> Option:
+    return _option(f"--{name}", metavar="FILE", dest=f"{name}_file", help=what)
+
+
+_CONFIG = _option("config", metavar="CONFIG", help="as for sebulba train")
 _REPEATS = _number("--repeats", LEAST_REPEATS, "interleaved rounds")
-_JSON: Options = {
-    "--json": {
-        "metavar": "FILE",
-        "dest": "json_file",
-        "help": "also write figures and machine there",
-    }
-}
-BENCHMARKS: dict[str, tuple[str, Options]] = {
+_JSON = _file("json", "also write figures and machine there")
+_MEMORY = "most a process may take, on host and device; default: 0.8 of what is free"
+_RUNS = "keep the run folders there; what is finished is not repeated"
+_GOALS = f"a configuration, or a goal: {', '.join(GOALS)}"
+BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
     "train": (
         "a run against what the machine could do: ceiling and bottleneck",
-        _CONFIG
-        | _REPEATS
-        | _JSON
-        | _png("also draw the stages there")
-        | _number("--seconds", 8.0, "seconds of training in a round")
-        | _number("--stage-seconds", 1.0, "seconds of each stage alone, a round")
-        | _words("--compare", KINDS, "also measure the same run so, interleaved"),
+        [
+            *(_CONFIG, _REPEATS, _JSON, _file("png", "also draw the stages there")),
+            _number("--seconds", 8.0, "seconds of training in a round"),
+            _number("--stage-seconds", 1.0, "seconds of each stage alone, a round"),
+            _words("--compare", KINDS, "also measure the same run so, interleaved"),
+        ],
     ),
     "scale": (
         "speed and memory as the work grows, one axis at a time",
-        _CONFIG
-        | _REPEATS
-        | _JSON
-        | _png("also draw speed and memory there")
-        | _number("--seconds", 1.0, "seconds of training in a measurement")
-        | _words("--axes", AXES, "axes to measure; default: all"),
+        [
+            *(_CONFIG, _REPEATS, _JSON, _file("png", "also draw speed and memory there")),
+            _number("--seconds", 1.0, "seconds of training in a measurement"),
+            _words("--axes", AXES, "axes to measure; default: all"),
+        ],
     ),
     "memory": (
         "memory of a long run against what it implies",
-        _CONFIG
-        | _JSON
-        | _png("also draw memory over time there")
-        | _number("--minutes", 10.0, "minutes of training"),
+        [
+            *(_CONFIG, _JSON, _file("png", "also draw memory over time there")),
+            _number("--minutes", 10.0, "minutes of training"),
+        ],
     ),
     "tune": (
         "the fastest setting for this machine, as a configuration file",
-        _CONFIG
-        | _JSON
-        | {"--output": {"metavar": "FILE", "required": True, "help": "ends in .json"}}
-        | {
-            "--memory-limit-gb": {
-                "type": float,
-                "help": "most a process may take, on host and device; default: 0.8 of what is free",
-            }
-        }
-        | _number("--seconds-per-trial", 3.0, "seconds measured of each candidate")
-        | _number("--budget-s", 300.0, "seconds that it may take, about")
-        | _words("--keep", TUNED, "what must stay as it is")
-        | _number("--max-batch-growth", 4.0, "a trajectory may become this many times as large"),
+        [
+            *(_CONFIG, _JSON),
+            _option("--output", metavar="FILE", required=True, help="ends in .json"),
+            _option("--memory-limit-gb", type=float, help=_MEMORY),
+            _number("--seconds-per-trial", 3.0, "seconds measured of each candidate"),
+            _number("--budget-s", 300.0, "seconds that it may take, about"),
+            _words("--keep", TUNED, "what must stay as it is"),
+            _number("--max-batch-growth", 4.0, "a trajectory may become this many times as large"),
+        ],
     ),
     "learn": (
         "what presets learn, with several seeds: JSON and curves",
-        {
-            "names": {
-                "metavar": "NAME",
-                "nargs": "+",
-                "help": f"a configuration, or a goal: {', '.join(GOALS)}",
-            },
-            "--seeds": {"type": int, "help": "how many, from 0; default: of the goal, or 3"},
-            "--results": {
-                "default": learn.RESULTS,
-                "help": "folder to write; default: %(default)s",
-            },
-            "--runs": {
-                "metavar": "DIR",
-                "help": "keep the run folders there; what is finished is not repeated",
-            },
-        },
+        [
+            _option("names", metavar="NAME", nargs="+", help=_GOALS),
+            _option("--seeds", type=int, help="how many, from 0; default: of the goal, or 3"),
+            _option(
+                "--results", default=learn.RESULTS, help="folder to write; default: %(default)s"
+            ),
+            _option("--runs", metavar="DIR", help=_RUNS),
+        ],
     ),
-    "inference": (
-        "the loop's acting, fused and stepped, against a bare loop",
-        _REPEATS | _JSON,
-    ),
+    "inference": ("the loop's acting, fused and stepped, against a bare loop", [_REPEATS, _JSON]),
     "overhead": (
         "microseconds of our own code in a vector step of one Inferencer",
-        _REPEATS | _JSON,
+        [_REPEATS, _JSON],
     ),
     "start": (
         "seconds to the first update of a second start, beyond the imports",
-        _REPEATS | _JSON,
+        [_REPEATS, _JSON],
     ),
     "report": (
         "a page of tables and pictures from the JSON of the last results",
-        {
-            "--results": {"dest": "folder", "default": learn.RESULTS, "help": "its folder"},
-            "--page": {"default": report.PAGE, "help": "default: %(default)s"},
-        },
+        [
+            _option("--results", dest="folder", default=learn.RESULTS, help="its folder"),
+            _option("--page", default=report.PAGE, help="default: %(default)s"),
+        ],
     ),
 }
-"""By name, what a benchmark measures and its options."""
+"""By name, what a benchmark measures, and its arguments."""
 
 
 def main(argv: list[str], read_config: ReadConfig) -> int:
@@ -213,13 +196,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sebulba bench", description="Measure this machine.")
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
     for name, (what, options) in BENCHMARKS.items():
-        more = " Takes the options of sebulba train CONFIG too." if "config" in options else ""
+        more = ""
+        if _CONFIG in options:
+            more = " Takes the options of sebulba train CONFIG too."
+        if name in DEFAULT_CONFIGS:
+            more += f" Without CONFIG it takes {DEFAULT_CONFIGS[name]}."
         one = benchmarks.add_parser(
             name, help=what, description=f"{what}.{more}", allow_abbrev=False
         )
-        for option, keywords in options.items():
-            if option == "config" and name in DEFAULT_CONFIGS:
-                may = f", and may be left out: {DEFAULT_CONFIGS[name]}"
-                keywords = keywords | {"help": keywords["help"] + may}
+        for option, keywords in options:
             one.add_argument(option, **keywords)
     return parser

@@ -26,7 +26,8 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.types import EnvFactory
 
-K, T = TypeVar("K"), TypeVar("T")
+K = TypeVar("K")
+T = TypeVar("T")
 PACKAGES = ("sebulba", "jax", "jaxlib", "flax", "envpool", "gymnasium", "numpy")
 
 

@@ -342,12 +342,10 @@ class ReplayEnv:
         """Keep a host copy of ``output``."""
         self.spec = spec
         steps, infos = output.env_step, output.step_infos
-        fields = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
-        self._rows = EnvOutput(
-            *jax.tree.map(lambda x: np.array(x[1:]), fields),
-            np.asarray(infos.true_reward),
-            np.asarray(infos.episode_end),
-        )
+        shown = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
+        later = jax.tree.map(lambda x: x[1:], shown)
+        rows = jax.tree.map(np.array, (*later, infos.true_reward, infos.episode_end))
+        self._rows = EnvOutput._make(rows)
         self._num_rows, self.num_envs = self._rows.reward.shape
         self._outputs = [
             jax.tree.map(lambda x, t=t: x[t], self._rows) for t in range(self._num_rows)
