@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sebulba.loops.evaluation import EvaluationPlayer, evaluate
     from sebulba.loops.evaluator import Evaluator
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+    from sebulba.options import FaultOptions, LoopOptions
     from sebulba.policies.policy import Policy, load_policy, save_policy
     from sebulba.types import ActionOutput, EnvSpec, EnvStep, RunSpec, StepInfos, Trajectory
 
@@ -46,6 +47,7 @@ _ROOMS = {
     "sebulba.loops.evaluation": ("EvaluationPlayer", "evaluate"),
     "sebulba.loops.evaluator": ("Evaluator",),
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
+    "sebulba.options": ("FaultOptions", "LoopOptions"),
     "sebulba.policies.policy": ("Policy", "load_policy", "save_policy"),
     "sebulba.types": ("ActionOutput", "EnvSpec", "EnvStep", "RunSpec", "StepInfos", "Trajectory"),
 }
@@ -64,8 +66,10 @@ __all__ = [
     "EnvStep",
     "EvaluationPlayer",
     "Evaluator",
+    "FaultOptions",
     "GymnasiumLoop",
     "HangError",
+    "LoopOptions",
     "NotFiniteError",
     "Policy",
     "Result",

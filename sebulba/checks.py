@@ -1,21 +1,57 @@
-"""Configurations whose fields have the types that they are declared with; free of JAX.
+"""Rules that arguments and the fields of configurations are held to. Free of JAX.
 
-Python does not hold anyone to type hints, and what has the wrong type fails far from where it was
-written.
+Each raises a UsageError with the name, the value, the rule and a remedy. Python does not hold
+anyone to type hints, and a value of the wrong type fails far from where it was written.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sebulba.errors import UsageError, shown
 
 LARGEST_INT = 2**53
 """Beyond this no count of anything is meant, and floats cannot tell integers apart."""
+
+
+def require(ok: bool, name: str, value: Any, rule: str, remedy: str) -> None:
+    """Raise UsageError, ``name=value rule; remedy``, unless ``ok``."""
+    if not ok:
+        raise UsageError(f"{name}={shown(value)} {rule}; {remedy}")
+
+
+def at_least(least: int, name: str, value: int | None) -> None:
+    """Raise UsageError if ``value`` is below ``least``; None is not."""
+    if value is not None and value < least:
+        raise UsageError(f"{name}={shown(value)} must be at least {least}; use {least} or more")
+
+
+def at_most(most: int, name: str, value: int) -> None:
+    """Raise UsageError if ``value`` is above ``most``."""
+    if value > most:
+        raise UsageError(f"{name}={shown(value)} must be at most {most}; use {most} or less")
+
+
+def check_count(name: str, value: Any, most: int = LARGEST_INT) -> None:
+    """Raise UsageError unless ``value`` is an int from 1 to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name}={shown(value)} must be an int; got a {type(value).__name__}")
+    at_least(1, name, value)
+    at_most(most, name, value)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``"; the nearest are A, B"``, or nothing if none is near."""
+    by_lower: dict[str, str] = {}
+    for one in known:
+        by_lower.setdefault(one.lower(), one)
+    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f"; the nearest are {', '.join(by_lower[one] for one in near)}" if near else ""
 
 
 def check_types(config: Any, prefix: str = "", *, open_fields: Collection[str] = ()) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -90,22 +92,22 @@ def test_presets_are_those_that_the_manual_names():
 
 
 def test_every_field_of_a_configuration_is_documented():
-    import ast
-    import inspect
+    import sebulba
 
-    import sebulba.agents.configs as agents
-    import sebulba.configs.experiment as experiment
-
-    for module in (experiment, agents):
-        for node in ast.parse(inspect.getsource(module)).body:
-            if not (isinstance(node, ast.ClassDef) and node.name.endswith("Config")):
-                continue
-            for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-                if isinstance(field, ast.AnnAssign):
-                    documented = isinstance(after, ast.Expr) and isinstance(
-                        after.value, ast.Constant
-                    )
-                    assert documented, f"{node.name}.{ast.unparse(field.target)}"
+    root = Path(sebulba.__file__).parent
+    files = [root / "options.py", root / "configs/experiment.py", *root.glob("agents/configs/*.py")]
+    classes = [
+        node
+        for file in files
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("Config", "Options"))
+    ]
+    assert len(classes) > 14
+    for node in classes:
+        for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign):
+                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert documented, f"{node.name}.{ast.unparse(field.target)}"
 
 
 def test_a_learning_rate_is_annealed_only_where_the_agent_has_an_optimizer():
@@ -115,7 +117,10 @@ def test_a_learning_rate_is_annealed_only_where_the_agent_has_an_optimizer():
 
     env = EnvConfig("CartPole-v1")
     with pytest.raises(UsageError, match=r"anneal_learning_rate=True needs.*NoOptimizer has not"):
-        ExperimentConfig(env, NoOptimizer(), 1000, anneal_learning_rate=True)
-    assert ExperimentConfig(env, NoOptimizer(), 1000).agent_for(7) == NoOptimizer()
+        ExperimentConfig(
+            env=env, agent=NoOptimizer(), total_env_steps=1000, anneal_learning_rate=True
+        )
+    plain = ExperimentConfig(env=env, agent=NoOptimizer(), total_env_steps=1000)
+    assert plain.agent_for(7) == NoOptimizer()
     optimizer = config(anneal_learning_rate=True).agent_for(7).optimizer
     assert (optimizer.schedule, optimizer.schedule_updates) == ("linear", 7)

@@ -19,7 +19,7 @@ import sebulba
 from sebulba.commands import cli
 from sebulba.envs import seed_block
 from sebulba.errors import EnvError, HangError, UsageError
-from sebulba.loops import update_loop
+from sebulba.inference import hangs
 from sebulba.loops.evaluation import EvaluationPlayer, evaluation_seeds
 from sebulba.loops.evaluator import Evaluator, Heartbeat
 from sebulba.metrics.live_panel import PanelView
@@ -270,7 +270,7 @@ def test_a_failure_of_training_ends_the_evaluation():
 
 
 def test_an_evaluation_that_does_not_end_is_named(monkeypatch):
-    monkeypatch.setattr(update_loop, "JOIN_S", 0.3)
+    monkeypatch.setattr(hangs, "JOIN_S", 0.3)
     release = threading.Event()
 
     def play(networks, stop):

@@ -274,7 +274,7 @@ def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
                 release.wait(60)
             return super().step(action)
 
-    monkeypatch.setattr("sebulba.loops.update_loop.JOIN_S", 1.0)
+    monkeypatch.setattr("sebulba.inference.hangs.JOIN_S", 1.0)
     loop, _ = make_tiny_loop(env=Hanging, num_inferencers_per_device=1, schedule=schedule)
     loops.append(loop)
     with pytest.raises(sebulba.HangError, match=r"(?s)inferencer-0.*release\.wait"):
@@ -296,8 +296,8 @@ def test_a_slow_round_at_the_end_is_no_hang(monkeypatch):
             time.sleep(0.3 if is_slow.is_set() else 0.0)
             return super().step(action)
 
-    monkeypatch.setattr("sebulba.loops.update_loop.SAVE_FIRST_S", 0.1)
-    monkeypatch.setattr("sebulba.loops.update_loop.JOIN_S", 0.3)
+    monkeypatch.setattr("sebulba.inference.hangs.SAVE_FIRST_S", 0.1)
+    monkeypatch.setattr("sebulba.inference.hangs.JOIN_S", 0.3)
     loop, _ = make_tiny_loop(env=Slow, num_envs=1, schedule="lockstep")
     with loop:
         compiled = loop.run(loop.new_state(0, 10), 2, 10)

@@ -20,7 +20,18 @@ MODULES = {
 }
 
 ORDER = (
-    *("errors", "checks", "files", "types", "trees", "one_kernel", "agent", "envs", "metrics"),
+    *(
+        "errors",
+        "checks",
+        "options",
+        "files",
+        "types",
+        "trees",
+        "one_kernel",
+        "agent",
+        "envs",
+        "metrics",
+    ),
     *("transport", "inference", "learning", "agents", "policies", "checkpoints", "loops"),
     *("configs", "commands", "diagnosis", "benchmarks", "cli", "__main__"),
 )
@@ -29,10 +40,11 @@ ORDER = (
 The command line, which calls everything, is a room of its own within ``commands``."""
 
 # What a room may import, where that is less than all before it.
-CONTRACTS = {"errors", "checks", "types", "trees", "one_kernel", "agent"}
+CONTRACTS = {"errors", "checks", "options", "types", "trees", "one_kernel", "agent"}
 ALLOWED = {
     "errors": set(),
     "checks": {"errors"},
+    "options": {"errors", "checks"},
     "files": {"errors"},
     "types": set(),
     "trees": {"types"},
@@ -46,7 +58,7 @@ ALLOWED = {
     "agents": CONTRACTS,
     "policies": CONTRACTS | {"files"},
     "checkpoints": CONTRACTS | {"metrics", "transport", "inference", "learning"},
-    "configs": {"errors", "checks", "files", "agents"},
+    "configs": {"errors", "checks", "options", "files", "agents"},
 }
 
 

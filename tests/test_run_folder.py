@@ -8,8 +8,8 @@ import pytest
 
 from sebulba.commands.run_folder import RunFolder, choose_run_folder
 from sebulba.configs.presets import PRESETS
-from sebulba.configs.reliability import CheckpointConfig
 from sebulba.errors import UsageError
+from sebulba.options import CheckpointOptions
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_run_may_be_gone_on_with_as_it_was_and_on_other_devices(begun):
             update_devices=(0, 1, 2, 3),
             schedule="lockstep",
             queue_size=5,
-            checkpoint=CheckpointConfig(every_s=1.0),
+            checkpoint=CheckpointOptions(every_s=1.0),
         )
     )
 

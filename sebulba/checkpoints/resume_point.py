@@ -17,8 +17,8 @@ from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.session import Session
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.window import RecentEpisodes
+from sebulba.options import Schedule
 from sebulba.transport.item import HandOff, Item
-from sebulba.transport.permits import Schedule
 from sebulba.types import PyTree, RunSpec
 
 

@@ -172,7 +172,7 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
     # Said now, since importing JAX and compiling take seconds.
     print(f"sebulba: {preset} in {folder.path}", flush=True)
     with StopOnSignal() as stop_on_signal:
-        from sebulba.commands.experiment import train
+        from sebulba.commands.train import train
 
         return train(config, folder, stop_on_signal, preset=preset, command=command)
 
@@ -286,7 +286,7 @@ def _long_option(option: str) -> str:
 
 def _eval(argv: list[str]) -> int:
     from sebulba.commands.run_folder import RunFolder
-    from sebulba.configs.experiment import INT32
+    from sebulba.options import INT32
 
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."

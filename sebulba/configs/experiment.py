@@ -6,17 +6,14 @@ The command line parses these before JAX is imported, so that a wrong option end
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
-from sebulba.checks import check_types
-from sebulba.configs.checks import at_least, at_most
-from sebulba.configs.reliability import CheckpointConfig, FaultConfig
+from sebulba.checks import at_least, at_most, check_types, require
 from sebulba.errors import UsageError, shown
+from sebulba.options import CheckpointOptions, LoopOptions
 
 OptionValue: TypeAlias = bool | int | float | str
-
-INT32 = range(-(2**31), 2**31)
 
 MOST_ANNEALED_CYCLES = 10**8
 """Whose updates are counted one cycle after the other, before a run begins."""
@@ -75,9 +72,13 @@ class EnvConfig:
         return {k: v for k, v in values.items() if v is not None} | self.options
 
 
-@dataclasses.dataclass(frozen=True)
-class ExperimentConfig:
-    """A training run."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExperimentConfig(LoopOptions):
+    """A training run: what is trained, for how long, and how the loop runs.
+
+    Raises:
+      UsageError: A value breaks a rule that can be checked without JAX.
+    """
 
     env: EnvConfig
     """Environment."""
@@ -87,25 +88,10 @@ class ExperimentConfig:
     """Environment steps to train for, rounded up to whole cycles."""
     num_envs: int = 64
     """Environments per Inferencer; a multiple of the number of update devices."""
-    num_inferencers_per_device: int = 2
-    """Inferencers per inference device; 0 runs everything in one thread, for debuggers."""
-    pin_inferencers: bool = True
-    """Bind each Inferencer and the threads of its envpool to a share of the cores, where the cores
-    can be shared out and num_threads are no more than the cores of a share."""
     steps_per_cycle: int = 32
     """Environment steps in a trajectory (the unroll length)."""
     anneal_learning_rate: bool = False
     """Let the learning rate fall linearly to 0 over the run, however long it is."""
-    seed: int = 0
-    """Seed of networks, actions and environments, a 32-bit integer."""
-    schedule: Literal["async", "lockstep"] = "async"
-    """async is fastest; lockstep gives bit-identical networks for the same seed."""
-    cycle: Literal["auto", "stepped", "fused"] = "auto"
-    """How an Inferencer runs a cycle: one program a step, or one program a cycle."""
-    max_policy_lag: int | None = None
-    """Drop trajectories that are more policy versions behind than this; None keeps all."""
-    queue_size: int = 2
-    """Trajectories that may wait for the update before Inferencers wait too."""
     eval_every_env_steps: int = 0
     """Let the evaluation policy play, in a thread beside training, whenever this many environment
     steps have passed, and at the end, unless it was stopped; the best policy is kept. 0 evaluates
@@ -114,12 +100,8 @@ class ExperimentConfig:
     """Whole episodes in an evaluation."""
     eval_num_envs: int = 25
     """Environments in which they are played."""
-    metrics_interval_s: float = 0.5
-    """Seconds between records in metrics.jsonl, rounded up to whole cycles."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
+    checkpoint: CheckpointOptions = CheckpointOptions()
     """When the run is saved."""
-    faults: FaultConfig = FaultConfig()
-    """What becomes of the run when something fails."""
     resume: bool = False
     """Go on from the newest checkpoint if the folder holds a run already; else begin it."""
     drop_replay: bool = False
@@ -130,56 +112,38 @@ class ExperimentConfig:
     """What JAX runs on; None takes the best there is."""
     num_cpu_devices: int | None = None
     """Split the CPU into this many devices."""
-    inference_devices: tuple[int, ...] | None = None
-    """Indices of the devices that infer; None: the first quarter of several."""
-    update_devices: tuple[int, ...] | None = None
-    """Indices of the devices that update; None: those that do not infer."""
     compile_cache: str = "auto"
-    """Folder that keeps compiled programs for the next start; off: none. auto:
+    """Folder that keeps compiled programs for the next start; off keeps none. auto is
     $JAX_COMPILATION_CACHE_DIR, or sebulba/jax in $XDG_CACHE_HOME or ~/.cache."""
     name: str | None = None
     """Name of the folder under runs/; None makes one of preset, time and process."""
     run_dir: str | None = None
     """Folder of the run, instead of runs/NAME."""
 
-    def __post_init__(self) -> None:
-        """Check what can be checked without JAX.
+    open_fields: ClassVar[tuple[str, ...]] = ("agent",)
+    """An agent of one's own may have any configuration."""
 
-        Raises:
-          UsageError: A value breaks a rule.
-        """
-        check_types(self, open_fields=("agent",))
+    def __post_init__(self) -> None:
+        """Check every field."""
         if not dataclasses.is_dataclass(self.agent) or isinstance(self.agent, type):
             raise UsageError(
                 f"agent={shown(self.agent)} must be the hyper-parameters of an agent; use for "
                 "example ImpalaConfig()"
             )
-        for name in ("total_env_steps", "num_envs", "steps_per_cycle", "queue_size"):
-            at_least(1, name, getattr(self, name))
-        for name in ("eval_episodes", "eval_num_envs"):
-            at_least(1, name, getattr(self, name))
+        super().__post_init__()
+        for count in (
+            *("total_env_steps", "num_envs", "steps_per_cycle"),
+            *("eval_episodes", "eval_num_envs", "num_cpu_devices"),
+        ):
+            at_least(1, count, getattr(self, count))
         at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
-        at_least(0, "num_inferencers_per_device", self.num_inferencers_per_device)
-        at_least(0, "max_policy_lag", self.max_policy_lag)
-        at_least(1, "num_cpu_devices", self.num_cpu_devices)
-        if not self.metrics_interval_s >= 0:
-            raise UsageError(
-                f"metrics_interval_s={self.metrics_interval_s} must not be negative; use 0.5"
-            )
-        if self.seed not in INT32:
-            raise UsageError(
-                f"seed={self.seed} must be a 32-bit integer; use one from {INT32[0]} to {INT32[-1]}"
-            )
-        if self.schedule == "lockstep" and self.max_policy_lag == 0:
-            raise UsageError(
-                "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
-                "use 1 or None"
-            )
-        if self.num_cpu_devices is not None and self.platform not in (None, "cpu"):
-            raise UsageError(
-                f"num_cpu_devices={self.num_cpu_devices} splits the CPU, but platform="
-                f"{self.platform}; use platform=cpu, or leave one of them out"
-            )
+        require(
+            self.num_cpu_devices is None or self.platform in (None, "cpu"),
+            "num_cpu_devices",
+            self.num_cpu_devices,
+            f"splits the CPU, but platform={self.platform}",
+            "use platform=cpu, or leave one of them out",
+        )
         if self.anneal_learning_rate:
             _optimizer_of(self.agent)
             at_most(
@@ -187,14 +151,16 @@ class ExperimentConfig:
                 "total_env_steps / num_envs / steps_per_cycle",
                 self.num_cycles(1),
             )
-        if self.resume and self.name is None and self.run_dir is None:
-            raise UsageError(
-                "resume=True needs the folder of the run; give --name NAME or --run-dir DIR"
-            )
-        if self.name is not None and (self.name.strip() in ("", ".", "..") or "/" in self.name):
-            raise UsageError(
-                f"name={self.name!r} must be one folder name; use --run-dir for another place"
-            )
+        require(
+            not self.resume or self.name is not None or self.run_dir is not None,
+            "resume",
+            self.resume,
+            "needs the folder of the run",
+            "give --name NAME or --run-dir DIR",
+        )
+        name = self.name
+        is_folder = name is None or (name.strip() not in ("", ".", "..") and "/" not in name)
+        require(is_folder, "name", name, "must be one folder name", "use --run-dir elsewhere")
 
     def num_cycles(self, num_inferencers: int, done_env_steps: int = 0) -> int:
         """Return the trajectories that what is left of ``total_env_steps`` takes.

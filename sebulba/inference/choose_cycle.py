@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import jax
 
@@ -12,9 +11,9 @@ from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.fused_cycle import FusedCycle
 from sebulba.inference.stepped_cycle import SteppedCycle
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.options import CycleKind
 from sebulba.types import EnvAdapter
 
-CycleKind = Literal["auto", "stepped", "fused"]
 MakeCycle = Callable[[EnvAdapter, CyclePrograms, jax.Device, PhaseTimer], Cycle]
 
 

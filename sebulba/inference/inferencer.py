@@ -15,8 +15,9 @@ from sebulba.errors import EnvError, EnvHangError, is_env_failure
 from sebulba.inference.cores import Cores, run_on
 from sebulba.inference.cycle import Cycle, CycleOutput
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.options import Schedule
 from sebulba.transport.item import HandOff, Item
-from sebulba.transport.permits import CyclePermits, Schedule, Stop
+from sebulba.transport.permits import CyclePermits, Stop
 from sebulba.transport.staging import Staged, Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 from sebulba.trees import owned_copy

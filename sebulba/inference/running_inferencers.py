@@ -18,8 +18,9 @@ from sebulba.inference.inferencer import (
     run_cycles,
 )
 from sebulba.inference.session import Session
+from sebulba.options import LoopOptions
 from sebulba.transport.item import HandOff, Item
-from sebulba.transport.permits import CyclePermits, Schedule, Stop
+from sebulba.transport.permits import CyclePermits, Stop
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 
 Replace = Callable[[Inferencer], Inferencer]
@@ -31,40 +32,33 @@ class RunningInferencers:
 
     def __init__(
         self,
+        options: LoopOptions,
         session: Session,
         hand_off: HandOff,
-        schedule: Schedule,
-        queue_size: int,
         stop_requested: threading.Event,
         replace: Replace,
-        max_replaced: int,
         while_idle: Callable[[], None],
-        *,
-        inline: bool,
     ) -> None:
         """Prepare a run; nothing starts yet.
 
         Args:
+          options: Of the loop: schedule, queue, restarts, inline or in threads.
           session: Whose Inferencers run.
           hand_off: Places what a cycle made on the update devices.
-          schedule: async or lockstep.
-          queue_size: Trajectories that may wait.
           stop_requested: By the user; ends every wait here.
           replace: Called when an environment failed.
-          max_replaced: How often at most, over all runs of the session; then failures are raised.
           while_idle: Called whenever no trajectory has come for a moment.
-          inline: Run in the calling thread, one cycle of each in turn.
         """
         self._session = session
         self._hand_off = hand_off
-        self._schedule: Schedule = schedule
+        self._schedule = options.schedule
         self._stop_requested = stop_requested
         self._replace = replace
-        self._max_replaced = max_replaced
+        self._max_replaced = options.max_env_restarts
         self._while_idle = while_idle
-        self._inline = inline
+        self._inline = options.inline
         self._permits = CyclePermits(0)
-        self.queue: TrajectoryQueue[Item] = TrajectoryQueue(queue_size)
+        self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         """Between the threads and the update loop."""
         self.silent: list[threading.Thread] = []
         """Threads that hang: nobody waits for them any more."""

@@ -1,41 +1,11 @@
-"""Rules that arguments of a loop are held to, each with its remedy."""
+"""Rules that hold between the arguments of a loop, each with its remedy."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import jax
 
 from sebulba.agent import AgentState
-from sebulba.errors import UsageError, shown
-
-MOST = 2**53
-"""Of anything."""
-
-
-def check_counts(**counts: tuple[int, int] | tuple[int, int, int]) -> None:
-    """Raise unless each name's (value, least) is an int of at least that; or (.., .., most)."""
-    for name, (value, least, *most) in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise UsageError(f"{name}={shown(value)} must be an int; got {type(value).__name__}")
-        if value < least:
-            raise UsageError(f"{name}={shown(value)} must be at least {least}")
-        if value > (limit := most[0] if most else MOST):
-            raise UsageError(f"{name}={shown(value)} must be at most {limit}")
-
-
-def check_number(name: str, value: float, *, is_positive: bool) -> None:
-    """Raise unless ``value`` is a number above 0, or at least 0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not value >= 0 or (is_positive and not value > 0):
-        rule = "a positive number" if is_positive else "a number of at least 0"
-        raise UsageError(f"{name}={shown(value)} must be {rule}")
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise unless ``value`` is one of ``choices``."""
-    if not isinstance(value, str) or value not in choices:
-        raise UsageError(f"{name}={shown(value)} must be one of {', '.join(map(repr, choices))}")
+from sebulba.errors import UsageError
 
 
 def check_divisible(num_envs: int, num_devices: int) -> None:

@@ -148,7 +148,7 @@ class EvaluationPlayer:
           env: Whatever ``sebulba.make_env_factory`` takes.
           num_episodes: In an evaluation, at least 1.
           num_envs: Environments side by side; no more than episodes are made.
-          seed: That of the run, an int32.
+          seed: Seed of the run, an int32.
           on_best: Called with the acting networks of every evaluation that returned more than all
             before.
           max_env_restarts: How often environments that raise or die are replaced by new ones with
@@ -210,7 +210,7 @@ class EvaluationPlayer:
                 if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
                     raise
                 if stop.is_set():
-                    return None  # nobody would close new ones, perhaps
+                    return None  # whoever stopped this may not close new environments
                 self._replace_envs(error)
 
     def _replace_envs(self, error: Exception) -> None:
@@ -232,7 +232,7 @@ class EvaluationPlayer:
     def close(self) -> None:
         """Free the environments; may be called twice.
 
-        Not while another thread hangs in them: in the hands of two, native code aborts.
+        While another thread hangs in them they stay: native code aborts in the hands of two.
         """
         if self._playing_thread in (None, threading.get_ident()):
             self._adapter.close()

@@ -21,7 +21,8 @@ from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
 MAX_PENDING = 2
-"""Copies of the networks that may wait; with it the last two of a run are never skipped."""
+"""Copies of the networks that may wait. With two, the last two evaluations of a run are never
+skipped."""
 
 EVALUATOR_THREAD = "evaluator"
 """Name of the thread."""
@@ -62,19 +63,19 @@ class Evaluator:
 
 
 class Heartbeat(threading.Event):
-    """The stop event of who plays; looking at it is a sign of life."""
+    """The stop event of the thread that plays; whoever looks at it shows that it is alive."""
 
     def __init__(self) -> None:
-        """Not set."""
+        """Begin unset, with a first sign of life."""
         super().__init__()
         self.beat()
 
     def beat(self) -> None:
-        """Live."""
+        """Note a sign of life."""
         self.at = time.perf_counter()
 
     def is_set(self) -> bool:
-        """Tell whether it is set, and live."""
+        """Tell whether it is set, and note a sign of life."""
         self.beat()
         return super().is_set()
 
@@ -83,7 +84,7 @@ class Pending(NamedTuple):
     """An evaluation to be played."""
 
     env_steps: int
-    """At which the networks were taken."""
+    """Environment steps of training at which the networks were taken."""
     networks: PyTree
     """An owned copy of the acting networks."""
 
@@ -127,8 +128,8 @@ class Evaluations:
           evaluated_at: Of the counters, at the beginning of this run.
           stop_requested: Ends every wait of the update loop.
           fail: Gets what the thread raises.
-          skips: Skip the oldest rather than wait when too many are to be played.
-          inline: Play in the calling thread, and have no other.
+          skips: When too many wait, skip the oldest instead of waiting.
+          inline: Play in the calling thread, and start no other.
         """
         self._evaluator = evaluator
         self._taken_at = max(evaluated_at, evaluator.played_at if evaluator else 0)
@@ -204,7 +205,10 @@ class Evaluations:
         return self.pop()
 
     def silent_s(self) -> float:
-        """Return for how many seconds who plays has shown no sign of life; 0 where nobody does."""
+        """Return for how many seconds the thread that plays has shown no sign of life.
+
+        0 while nothing is played.
+        """
         is_playing = self._playing and not self._inline and not self._stop.is_set()
         return time.perf_counter() - self._player_stop.at if is_playing else 0.0
 
@@ -216,7 +220,7 @@ class Evaluations:
             self._pending.clear()
             self._changed.notify_all()
 
-    # For who plays.
+    # For the thread that plays.
 
     def play_next(self) -> bool:
         """Play the oldest that waits, or wait for one; False once stopped."""

@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,43 +16,35 @@ from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
 from sebulba.checkpoints.snapshot_trees import SnapshotReader
+from sebulba.checks import check_count
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
-from sebulba.inference.choose_cycle import CycleKind, MakeCycle, make_cycle
+from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
-from sebulba.loops.argument_checks import (
-    check_choice,
-    check_counts,
-    check_divisible,
-    check_number,
-    check_state,
-)
+from sebulba.learning.update_loop import ObserveCycle
+from sebulba.loops.argument_checks import check_divisible, check_state
 from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.loops.evaluator import Evaluator
+from sebulba.loops.run import Attached, Run
 from sebulba.loops.supervisor import OnHang
-from sebulba.loops.update_loop import LoopOptions, ObserveCycle, UpdateLoop
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes
+from sebulba.options import CycleKind, LoopOptions
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import HandedOver
-from sebulba.transport.permits import Schedule
 from sebulba.transport.staging import Staging
 from sebulba.trees import owned_copy
 from sebulba.types import EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF
-"""Folded into the seed's key for the updates, which else would share keys with a state that was
-made from the same seed."""
-MOST_THREADS = 1024
-"""Inferencers of a device."""
-HANG_TIMEOUT_S = 300.0
-"""Longer than any compile that was seen."""
+"""Folded into the key of the seed to make the key of the updates. Without it they would share keys
+with an agent state that was made from the same seed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,27 +77,17 @@ class GymnasiumLoop:
         agent: Agent,
         num_envs: int,
         *,
-        seed: int = 0,
+        options: LoopOptions | None = None,
         inference_devices: Sequence[int | jax.Device] | None = None,
         update_devices: Sequence[int | jax.Device] | None = None,
-        num_inferencers_per_device: int = 2,
-        pin_inferencers: bool = True,
+        cycle: CycleKind | MakeCycle | None = None,
         inference_only: bool = False,
-        schedule: Schedule = "async",
-        max_policy_lag: int | None = None,
-        cycle: CycleKind | MakeCycle = "auto",
-        queue_size: int = 2,
         metric_writer: MetricWriter | None = None,
-        metrics_interval_s: float = 0.5,
         observe_cycle: ObserveCycle | None = None,
         evaluator: Evaluator | None = None,
         checkpointer: Checkpointer | None = None,
-        on_env_failure: Literal["raise", "restart"] = "raise",
-        max_env_restarts: int = 10,
-        on_not_finite: Literal["raise", "skip"] = "raise",
-        max_skipped_updates: int = 100,
-        hang_timeout_s: float | None = HANG_TIMEOUT_S,
         on_hang: OnHang | None = None,
+        **changes: Any,
     ) -> None:
         """Make the environments and choose the devices; nothing runs yet.
 
@@ -115,22 +97,13 @@ class GymnasiumLoop:
             ``sebulba.make_env_factory`` returned.
           agent: The algorithm.
           num_envs: B, environments per Inferencer; a multiple of the number of update devices.
-          seed: Of the environments and of the updates, an int32.
-          inference_devices: Devices or indices; None chooses.
-          update_devices: Devices or indices; None chooses.
-          num_inferencers_per_device: Threads, each with its own ``num_envs`` environments, per
-            inference device. 0 runs one per device inline, in the calling thread, for debuggers.
-          pin_inferencers: Bind each Inferencer and the threads of its environment to a share of the
-            cores, where ``runtime.cores`` says that it helps.
+          options: How the loop runs; None is ``LoopOptions()``.
+          inference_devices: Devices, or their indices, instead of those of ``options``.
+          update_devices: Likewise.
+          cycle: A kind instead of that of ``options``; or a function of (environment, programs,
+            device, timer) that makes a cycle of your own.
           inference_only: Act and never update.
-          schedule: ``"async"``, or ``"lockstep"`` for bit-reproducible training.
-          max_policy_lag: Drop trajectories whose networks are older than this many versions.
-          cycle: How cycles run; ``"auto"`` goes by the rule of ``make_cycle`` in
-            ``runtime.choose_cycle``. A function of (environment, programs, device, timer) makes one
-            of your own.
-          queue_size: Trajectories that may wait for the update before Inferencers block.
           metric_writer: Gets a record a window; what it raises is a warning.
-          metrics_interval_s: Length of a window, rounded up to whole cycles.
           observe_cycle: Called in the calling thread of ``run()`` with every trajectory, on the
             update devices, before it is donated (do not keep it), and its episode bookkeeping;
             returns more metrics, or None.
@@ -138,83 +111,40 @@ class GymnasiumLoop:
             the end of a run that was not stopped; whoever made it closes it.
           checkpointer: Saves where the loop stands at its intervals and at the end of every run,
             for ``restore``; whoever made it closes it.
-          on_env_failure: ``"raise"`` what an environment raised, or ``"restart"``: that Inferencer
-            gets new environments with new seeds, and what is lost is counted. Inline, where a
-            debugger wants to see it, it is always raised.
-          max_env_restarts: After so many the failure is raised all the same.
-          on_not_finite: ``"raise"`` NotFiniteError for a loss, gradient or metric that is not
-            finite, or ``"skip"`` that update, and count it.
-          max_skipped_updates: After so many NotFiniteError is raised all the same.
-          hang_timeout_s: A thread that is in one phase for longer ends the run with HangError (an
-            environment that does not return: as ``on_env_failure`` says). None waits for ever,
-            as does every inline run, which a debugger may keep anywhere.
           on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
             cannot raise; None prints where it hangs and no more.
+          **changes: Any field of ``LoopOptions`` or ``FaultOptions``, such as
+            ``schedule="lockstep"`` or ``on_env_failure="restart"``, instead of that in
+            ``options``.
 
         Raises:
-          UsageError: An argument breaks one of these rules.
+          UsageError: An argument breaks a rule.
         """
-        check_counts(
-            num_envs=(num_envs, 1, ENVS_A_GENERATION),
-            num_inferencers_per_device=(num_inferencers_per_device, 0, MOST_THREADS),
-            queue_size=(queue_size, 1),
-            max_policy_lag=(0 if max_policy_lag is None else max_policy_lag, 0),
-            max_env_restarts=(max_env_restarts, 0),
-            max_skipped_updates=(max_skipped_updates, 0),
-        )
-        check_number("metrics_interval_s", metrics_interval_s, is_positive=False)
-        if hang_timeout_s is not None:
-            check_number("hang_timeout_s", hang_timeout_s, is_positive=True)
-        check_choice("on_env_failure", on_env_failure, ("raise", "restart"))
-        check_choice("on_not_finite", on_not_finite, ("raise", "skip"))
-        check_choice("schedule", schedule, ("async", "lockstep"))
-        for name, value in (
-            ("inference_only", inference_only),
-            ("pin_inferencers", pin_inferencers),
-        ):
-            if not isinstance(value, bool):
-                raise UsageError(f"{name}={shown(value)} must be True or False")
-        if schedule == "lockstep" and max_policy_lag == 0:
-            raise UsageError(
-                "max_policy_lag=0 would drop every trajectory in lockstep, where the lag is 1; "
-                "use 1 or None"
-            )
-        if not callable(cycle):
-            check_choice("cycle", cycle, ("auto", "stepped", "fused"))
+        self._closed = True  # until all is made
+        check_count("num_envs", num_envs, ENVS_A_GENERATION)
+        if not isinstance(inference_only, bool):
+            raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
+        if cycle is not None and not callable(cycle):
+            changes["cycle"] = cycle
+        if not isinstance(options, LoopOptions | None):
+            raise UsageError(f"options={shown(options)} must be a LoopOptions; or use keywords")
+        self._options = options = (options or LoopOptions()).changed(changes)
+        self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
         self.inference_devices, self.update_devices = choose_devices(
-            inference_devices, update_devices
+            options.inference_devices if inference_devices is None else inference_devices,
+            options.update_devices if update_devices is None else update_devices,
         )
         check_divisible(num_envs, len(self.update_devices))
         self.agent = agent
         self.num_envs = num_envs
-        self._seed = seed
-        self._num_per_device = max(1, num_inferencers_per_device)
-        self._cycle_kind: CycleKind | MakeCycle = cycle
-        self._options = LoopOptions(
-            schedule,
-            num_inferencers_per_device == 0,
-            inference_only,
-            max_policy_lag,
-            queue_size,
-            metric_writer,
-            metrics_interval_s,
-            observe_cycle,
-            evaluator,
-            checkpointer,
-            max_env_restarts if on_env_failure == "restart" else 0,
-            max_skipped_updates,
-            hang_timeout_s,
-            on_hang,
-        )
-        self._checkpointer = checkpointer
-        self._skip_not_finite = on_not_finite == "skip"
+        self._inference_only = inference_only
+        self._attached = Attached(metric_writer, observe_cycle, evaluator, checkpointer, on_hang)
         self._mesh = learner_mesh(self.update_devices)
         self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
         self._stop_requested = threading.Event()
-        self._closed = False
         self._hangs = False
         self._threads: list[threading.Thread] = []
-        """Of the last run; the Inferencers' come first, in their order."""
+        """Threads of the last run: those of the Inferencers in their order, then others."""
         self._run_spec: RunSpec | None = None
         self._updater: Updater | None = None
         self._programs: CyclePrograms | None = None
@@ -224,9 +154,10 @@ class GymnasiumLoop:
         """What ``restore`` could not put back, for people."""
         self._session = Session([], {device: Staging() for device in self.inference_devices})
         factory = make_env_factory(env_factory)
-        pin = pin_inferencers and num_inferencers_per_device > 0
+        pin = options.pin_inferencers and not options.inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
-        self._envs = LoopEnvs(factory, agent.spec, seed, num_envs, cores)
+        self._envs = LoopEnvs(factory, agent.spec, options.seed, num_envs, cores)
+        self._closed = False
 
     # Set-up.
 
@@ -234,6 +165,10 @@ class GymnasiumLoop:
     def num_inferencers(self) -> int:
         """Inferencers over all inference devices."""
         return self._num_per_device * len(self.inference_devices)
+
+    @property
+    def _num_per_device(self) -> int:
+        return max(1, self._options.num_inferencers_per_device)
 
     def new_state(self, key: int | jax.Array, steps_per_cycle: int) -> AgentState:
         """Return a new agent state for this loop.
@@ -244,11 +179,11 @@ class GymnasiumLoop:
         """
         key = jax.random.key(key) if isinstance(key, int) else key
         run_spec = self._new_run_spec(steps_per_cycle)
-        # One program: initialisers run op by op take twice as long to compile.
+        # As one program: initializers run operation by operation take twice as long to compile.
         return jax.jit(lambda key: self.agent.new_state(key, run_spec))(key)
 
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
-        check_counts(steps_per_cycle=(steps_per_cycle, 1))
+        check_count("steps_per_cycle", steps_per_cycle)
         return RunSpec(
             self.num_envs, self.num_inferencers, steps_per_cycle, len(self.update_devices)
         )
@@ -296,9 +231,10 @@ class GymnasiumLoop:
         updater.place(state)
         expected = self._expected_shapes(state.step[0])
         self._last_state = None  # until this run has ended well
-        del state  # unless the caller keeps it, a large replay is in memory only once
-        loop = UpdateLoop(
+        del state  # so that a large replay is in memory once, unless the caller keeps the state
+        run = Run(
             self._options,
+            self._attached,
             self.agent,
             self._session,
             updater,
@@ -306,11 +242,12 @@ class GymnasiumLoop:
             self._stop_requested,
             self._replace_inferencer,
             self._about,
+            inference_only=self._inference_only,
         )
         try:
-            metrics = loop.run(num_cycles, steps_per_cycle, began, expected)
+            metrics = run(num_cycles, steps_per_cycle, began, expected)
         finally:
-            self._threads = loop.threads
+            self._threads = run.threads
             self._hangs = any(thread.is_alive() for thread in self._threads)
             self._stop_requested = threading.Event()
         step = [owned_copy(i.step_state, i.device) for i in self._session.inferencers]
@@ -320,7 +257,7 @@ class GymnasiumLoop:
             dataclasses.replace(self._session.counters),
             metrics,
             updater.acting_networks(),
-            stopped=loop.stopped,
+            stopped=run.stopped,
         )
 
     def _check_run(self, state: AgentState, num_cycles: int, run_spec: RunSpec) -> None:
@@ -328,15 +265,15 @@ class GymnasiumLoop:
             raise UsageError("this loop is closed; make a new GymnasiumLoop")
         if self._hangs:
             raise UsageError("a thread of this loop still hangs; make a new GymnasiumLoop")
-        check_counts(num_cycles=(num_cycles, 1))
+        check_count("num_cycles", num_cycles)
         if self._options.schedule == "lockstep" and num_cycles % self.num_inferencers:
             raise UsageError(
                 f"num_cycles={num_cycles} must be divisible by the {self.num_inferencers} "
                 "Inferencers in lockstep, whose rounds have one trajectory of each; use "
                 f"{-(-num_cycles // self.num_inferencers) * self.num_inferencers}"
             )
-        if self._checkpointer is not None and state is not self._last_state:
-            self._checkpointer.check_new()
+        if self._attached.checkpointer is not None and state is not self._last_state:
+            self._attached.checkpointer.check_new()
         if state is self._last_state and run_spec == self._run_spec:
             return  # it is this loop's own
         check_state(
@@ -365,9 +302,12 @@ class GymnasiumLoop:
             # A round that was kept has the length of the run before.
             session.counters.dropped_stop_cycles += len(session.kept_round)
             session.kept_round = []
-            update_key = jax.random.fold_in(jax.random.key(self._seed), UPDATE_STREAM)
+            update_key = jax.random.fold_in(jax.random.key(self._options.seed), UPDATE_STREAM)
             self._updater = updater = Updater(
-                self.agent, self._mesh, update_key, skip_not_finite=self._skip_not_finite
+                self.agent,
+                self._mesh,
+                update_key,
+                skip_not_finite=self._options.faults.on_not_finite == "skip",
             )
             self._run_spec = run_spec
         if state is not self._last_state:
@@ -384,8 +324,8 @@ class GymnasiumLoop:
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
 
     def _expected_shapes(self, step_state: PyTree) -> HandedOver | None:
-        """Return the shapes of what the update loop will be given; None if it is in several parts,
-        since only the agent's own code knows how it splits a step state."""
+        """Return the shapes of what the update loop will be given; None on several update devices,
+        where only the agent's own code knows how it splits a step state."""
         if self._mesh.size > 1:
             return None
         assert self._programs is not None
@@ -453,15 +393,16 @@ class GymnasiumLoop:
             self.resume_notes.append(
                 f"the replay is that of {checkpoint.experience_env_steps:,} env steps"
             )
-        if self._checkpointer is not None:
-            self._checkpointer.resume_at(self._session.counters.updates)
+        if self._attached.checkpointer is not None:
+            self._attached.checkpointer.resume_at(self._session.counters.updates)
             if resumed.replay_is_new:
-                self._checkpointer.begin_experience_anew()
+                self._attached.checkpointer.begin_experience_anew()
         self._last_state = resumed.state
         return resumed.state
 
     def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader) -> None:
-        """Replace the environments that cannot be put back: theirs are seeds of the run's begin."""
+        """Replace the environments that cannot be put back: they have the seeds with which the run
+        began, and would play the same episodes again."""
         lost = [
             index
             for index in range(self.num_inferencers)

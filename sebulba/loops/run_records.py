@@ -13,6 +13,7 @@ from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import MetricWindow, time_shares
+from sebulba.options import LoopOptions
 from sebulba.types import MetricWriter
 
 
@@ -21,9 +22,8 @@ class RunRecords:
 
     def __init__(
         self,
+        options: LoopOptions,
         writer: MetricWriter | None,
-        interval_s: float,
-        max_skipped_updates: int,
         session: Session,
         updater: Updater,
         timer: PhaseTimer,
@@ -34,19 +34,18 @@ class RunRecords:
         """Begin with ``window``, which has just been opened.
 
         Args:
+          options: Of the loop: how long a window lasts, how many updates may be skipped.
           writer: Gets the records.
-          interval_s: Seconds that a window lasts.
-          max_skipped_updates: How many may be skipped, over all runs of the session.
-          session: Whose counters, episodes and Inferencers are told of.
+          session: Its counters, episodes and Inferencers go into the records.
           updater: Has the metrics of the updates.
-          timer: The learner's.
-          evaluations: What is done of them goes into the next record.
-          window: Of the run.
-          total_cycles: At which the run ends.
+          timer: Of the update loop.
+          evaluations: An evaluation that is done goes into the next record.
+          window: The open window of metrics.
+          total_cycles: Count of cycles at which the run ends.
         """
         self._writer = writer
-        self._interval_s = interval_s
-        self._max_skipped_updates = max_skipped_updates
+        self._interval_s = options.metrics_interval_s
+        self._max_skipped_updates = options.faults.max_skipped_updates
         self._session = session
         self._updater = updater
         self._timer = timer
@@ -76,7 +75,7 @@ class RunRecords:
     def _close_window(self) -> dict[str, Any]:
         """Close the window and write its record, with an evaluation that is done."""
         with self._timer.phase("metrics"):
-            # First, since it waits for the updates in flight, whose time belongs to this window.
+            # First, because it waits for the updates in flight: their time belongs to this window.
             metrics = self._updater.take_metrics()
             self._count_skipped()
             elapsed_s = self.window.age_s
@@ -99,7 +98,7 @@ class RunRecords:
         return record
 
     def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return seconds so far: of the learner's phases, and of the mean Inferencer's."""
+        """Return the seconds in each phase so far: of the update loop, of the mean Inferencer."""
         readings = [i.timer.seconds() for i in self._session.inferencers]
         mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
         return self._timer.seconds(), mean

@@ -22,10 +22,10 @@ SUPERVISOR_THREAD = "supervisor"
 """Name of the thread."""
 
 LEARNER_WAITING = ("get", "checkpoint")
-"""Phases in which the update loop waits for Inferencers, or for a disk, which has its own limit."""
+"""Phases in which the update loop waits for Inferencers, or for a disk with its own limit."""
 
 PAUSE_S = 10 * WAKE_S
-"""The supervisor itself was kept from looking for so long: all of the process stood still."""
+"""If the supervisor itself could not look for this many seconds, the whole process stood still."""
 
 OnHang = Callable[[HangError], None]
 """Called where the calling thread of ``run()`` itself is silent, so that nothing can be raised
@@ -52,12 +52,12 @@ class Supervisor:
         """Watch from entering to leaving.
 
         Args:
-          limit_s: Longest that a phase may last; None watches nothing.
+          limit_s: Longest that a phase may last, in seconds; None watches nothing.
           learner: Timer of the update loop.
-          session: Its Inferencers.
+          session: Its Inferencers are watched.
           running: Is told of an Inferencer that hangs.
-          evaluations: Those beside it.
-          on_hang: Called where the update loop hangs.
+          evaluations: The evaluations beside training, which are watched too.
+          on_hang: Called if the update loop hangs.
         """
         self._limit_s = limit_s
         self._learner = learner
@@ -112,7 +112,7 @@ class Supervisor:
         limit_s = self._limit_s
         assert limit_s is not None
         if time.perf_counter() - self._looked_at > self._pause_s():
-            return False  # it stood still since this look began; the next one will see it
+            return False  # the process stood still since this look began; the next look sees that
         return min(silent_s, self._looked_at - self._awake_since) > limit_s
 
     def _pause_s(self) -> float:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 WAKE_S = 0.25
 """Every blocking call looks at its stop event at least this often."""
-
-Schedule = Literal["async", "lockstep"]
-"""How networks and trajectories are exchanged: as they come, or in rounds that the seed decides."""
 
 
 class Stop(NamedTuple):

@@ -30,10 +30,10 @@ from sebulba.agents.configs import ImpalaConfig
 from sebulba.commands import cli
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.presets import PRESETS
-from sebulba.configs.reliability import CheckpointConfig, FaultConfig
 from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import ActionError, EnvError, UsageError
+from sebulba.options import CheckpointOptions, FaultOptions
 from tests.faults.bad_values import (
     ARRAYS,
     NUMBERS,
@@ -54,8 +54,8 @@ CONFIGS = {
     for name in agent_configs.__all__
     if dataclasses.is_dataclass(cls := getattr(agent_configs, name))
 } | {
-    CheckpointConfig: {},
-    FaultConfig: {},
+    CheckpointOptions: {},
+    FaultOptions: {},
     EnvConfig: {"id": "CartPole-v1"},
     ExperimentConfig: {
         "env": EnvConfig("CartPole-v1"),

@@ -438,7 +438,7 @@ def test_a_disk_that_hangs_does_not_hold_training_up(make_trap, monkeypatch, tmp
 def test_a_stop_saves_what_was_learned_before_it_waits_for_a_slow_environment(
     mode, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("sebulba.loops.update_loop.SAVE_FIRST_S", 0.1)
+    monkeypatch.setattr("sebulba.inference.hangs.SAVE_FIRST_S", 0.1)
     amid, release, steps = threading.Event(), threading.Event(), itertools.count()
 
     def step():

@@ -23,9 +23,10 @@ from sebulba.benchmarks.project.bare import bare_loop
 from sebulba.benchmarks.project.plain_cycle import PlainCycle
 from sebulba.commands.experiment import configure_jax
 from sebulba.envs import env_spec, seed_block
-from sebulba.inference.choose_cycle import CycleKind, MakeCycle
+from sebulba.inference.choose_cycle import MakeCycle
+from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.loops.update_loop import ObserveCycle
+from sebulba.options import CycleKind
 from sebulba.types import EnvFactory, RunSpec
 
 ENV, NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE, NUM_INFERENCERS = "CartPole-v1", 16, 20, 100, 2

@@ -33,8 +33,8 @@ LONGEST_S = 300.0
 """Seconds after which a start without a first update counts as a hang."""
 
 MARKS = (
-    ("sebulba.commands.experiment:configure_jax", "JAX configured"),
-    ("sebulba.commands.experiment:env_spec", "environment described"),
+    ("sebulba.commands.train:configure_jax", "JAX configured"),
+    ("sebulba.commands.train:env_spec", "environment described"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.__init__", "environments made"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.new_state", "agent state made"),
     ("sebulba.commands.run_folder:RunFolder.write_config", "run folder made"),
@@ -197,7 +197,7 @@ def train_with_marks(arguments: Sequence[str], file: str) -> None:
       file: JSON to write when the last of ``MARKS`` is reached: ``{mark: time.time()}``.
     """
     marks = {"interpreter started": time.time()}
-    importlib.import_module("sebulba.commands.experiment")
+    importlib.import_module("sebulba.commands.train")
     marks["sebulba imported"] = time.time()
 
     def note(name: str) -> None:

@@ -1,0 +1,242 @@
+"""The update loop: takes trajectories, counts them, updates, publishes networks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from sebulba.agent import Agent
+from sebulba.inference import hangs
+from sebulba.inference.running_inferencers import RunningInferencers
+from sebulba.inference.session import Session
+from sebulba.learning.update import Updater
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.metrics.window import MetricWindow
+from sebulba.options import LoopOptions
+from sebulba.transport.item import HandedOver, Item
+from sebulba.transport.staging import Staged
+from sebulba.trees import on_device
+from sebulba.types import PyTree, StepInfos, Trajectory
+
+LEARNER_PHASES = ("get", "restart", "observe", "update", "publish", "metrics", "checkpoint")
+
+ObserveCycle = Callable[[Trajectory, StepInfos], Mapping[str, Any] | None]
+
+
+class Beside(Protocol):
+    """What a run does beside learning; the update loop says when."""
+
+    window: MetricWindow
+    """The window of metrics that is open."""
+
+    def consumed(self, item: Item) -> None:
+        """Hear of every trajectory that is taken, in the order of its Inferencer."""
+        ...
+
+    def checkpoint_when_due(self) -> None:
+        """Begin a checkpoint: networks, counters and trajectories belong together now."""
+        ...
+
+    def finish_checkpoint(self, round_in_flight: list[Item]) -> None:
+        """Finish a checkpoint that was begun, once every Inferencer has left its position."""
+        ...
+
+    def published(self) -> None:
+        """Evaluate and write metrics, where they are due."""
+        ...
+
+    def end_takes_long(self) -> None:
+        """Save what was learned: Inferencers that were told to end still play."""
+        ...
+
+
+class UpdateLoop:
+    """Consumes what the Inferencers of a run make, until a number of cycles is reached."""
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        observe_cycle: ObserveCycle | None,
+        agent: Agent,
+        session: Session,
+        updater: Updater,
+        timer: PhaseTimer,
+        stop_requested: threading.Event,
+        *,
+        inference_only: bool,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+          options: How the loop runs.
+          observe_cycle: Called with every trajectory before it is donated; returns more metrics.
+          agent: Says how many updates are due.
+          session: Goes on over runs.
+          updater: Holds the state to train.
+          timer: Of the calling thread, with ``LEARNER_PHASES``.
+          stop_requested: By the user.
+          inference_only: Never update.
+        """
+        self._options = options
+        self._observe_cycle = observe_cycle
+        self._agent = agent
+        self._session = session
+        self._updater = updater
+        self._timer = timer
+        self._stop_requested = stop_requested
+        self._inference_only = inference_only
+        self._acting: PyTree | None = None
+        """Acting networks as they are now; None where they have to be asked for."""
+        self._expected: HandedOver | None = None
+        self._target = 0
+
+    def begin(self, num_cycles: int, steps_per_cycle: int, expected: HandedOver | None) -> int:
+        """Publish the first networks.
+
+        Args:
+          num_cycles: How many trajectories this run consumes.
+          steps_per_cycle: T.
+          expected: Shapes of what the Inferencers will hand over; None if they are not known.
+
+        Returns:
+          The count of cycles at which the run ends.
+        """
+        session = self._session
+        self._env_steps_per_cycle = steps_per_cycle * session.inferencers[0].env.num_envs
+        self._target = session.counters.cycles + num_cycles
+        self._expected = None if self._inference_only else expected
+        self._publish()
+        return self._target
+
+    def consume(self, running: RunningInferencers, beside: Beside) -> None:
+        """Consume trajectories until the target is reached or a stop is requested."""
+        self._running, self._beside = running, beside
+        if self._options.schedule == "lockstep":
+            self._consume_rounds()
+        else:
+            self._consume_stream()
+
+    @property
+    def stopped(self) -> bool:
+        """A stop ended the run before its last cycle."""
+        return self._session.counters.cycles < self._target
+
+    def prepare_while_idle(self) -> None:
+        """Prepare the update, once, while the Inferencers compile and play their first cycles."""
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            due = self._due_after(self._session.counters.cycles + 1)
+            with self._timer.phase("update"):
+                self._updater.prepare(*expected, due=due)
+
+    # The two schedules.
+
+    def _consume_stream(self) -> None:
+        """Async: first come, first served; publish after each trajectory that had updates due."""
+        counters, beside = self._session.counters, self._beside
+        while counters.cycles < self._target and not self._stop_requested.is_set():
+            with self._timer.phase("get"):
+                item = self._running.next_item(wait_s=0.0)
+            if item is not None and self._consume(item):
+                counters.policy_version += 1
+                self._publish()
+            beside.published()
+            beside.checkpoint_when_due()
+            beside.finish_checkpoint([])
+
+    def _consume_rounds(self) -> None:
+        """Lockstep: one trajectory of each Inferencer, in their order, then one publish.
+
+        Nothing is published after the last round, so every Inferencer finishes exactly the round
+        that is in flight, and finds no networks for another; that round is kept for the next run.
+        """
+        counters, session, beside = self._session.counters, self._session, self._beside
+        while True:
+            items = session.kept_round or self._collect_round()
+            session.kept_round = []
+            beside.finish_checkpoint(items)
+            for item in items:
+                self._consume(item)
+            counters.policy_version += 1
+            if counters.cycles >= self._target or self._stop_requested.is_set():
+                break
+            # Before the publish that lets the Inferencers go on: where they stand after the round
+            # that they are in belongs to where the learner stands now.
+            beside.checkpoint_when_due()
+            self._publish()
+            beside.published()
+        self._running.begin_no_more()
+        session.kept_round = self._collect_round()
+
+    def _collect_round(self) -> list[Item]:
+        items = []
+        with self._timer.phase("get"):
+            for _ in self._session.inferencers:
+                items.append(self._next_of_round())
+        return sorted(items, key=lambda item: item.inferencer)
+
+    def _next_of_round(self) -> Item:
+        """Return one more; at the end of a run, however slow the environments play it."""
+        item = self._running.next_item(wait_s=hangs.SAVE_FIRST_S)
+        if item is None:
+            self._beside.end_takes_long()
+        while item is None:
+            item = self._running.next_item(wait_s=hangs.JOIN_S)
+            if item is None and not self._running.are_getting_on(hangs.JOIN_S):
+                raise hangs.hang_error(self._running.threads, hangs.JOIN_S)
+        return item
+
+    # One trajectory.
+
+    def _consume(self, item: Item) -> bool:
+        """Count, show and learn from one trajectory; True if updates were due."""
+        counters, timer, window = self._session.counters, self._timer, self._beside.window
+        self._beside.consumed(item)
+        lag, most = counters.policy_version - item.policy_version, self._options.max_policy_lag
+        if most is not None and lag > most:
+            counters.dropped_lag_cycles += 1
+            self._running.give_permit()
+            return False
+        self._count(item)
+        queue = self._running.queue
+        window.add_cycle(lag, len(queue) / queue.size)
+        if self._observe_cycle is not None:
+            with timer.phase("observe"):
+                window.add_observed(self._observe_cycle(item.trajectory, item.step_infos))
+        if self._inference_only:
+            return False
+        due = self._due_after(counters.cycles)
+        with timer.phase("update"):
+            self._acting = self._updater.consume(
+                item.trajectory,
+                item.initial_step_state,
+                item.final_step_state,
+                updates=counters.updates,
+                due=due,
+            )
+        counters.updates += due
+        return due > 0
+
+    def _due_after(self, cycles: int) -> int:
+        """Return how many updates are due after that trajectory, counted from 1."""
+        warm_up_from = self._session.counters.warm_up_from
+        return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
+
+    def _count(self, item: Item) -> None:
+        counters, session = self._session.counters, self._session
+        counters.cycles += 1
+        counters.env_steps += self._env_steps_per_cycle
+        frame_skip = session.inferencers[item.inferencer].env.spec.frame_skip
+        counters.frames += self._env_steps_per_cycle * frame_skip
+        counters.episodes += len(item.step_infos.episode_returns)
+        counters.masked_truncations += int(item.step_infos.masked_truncation.sum())
+        session.episodes.add(item.step_infos)
+
+    def _publish(self) -> None:
+        with self._timer.phase("publish"):
+            if self._acting is None:
+                self._acting = self._updater.acting_networks()
+            for device, staging in self._session.staging.items():
+                version = self._session.counters.policy_version
+                staging.publish(Staged(version, on_device(self._acting, device)))

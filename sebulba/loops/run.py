@@ -1,0 +1,260 @@
+"""One run of a loop: Inferencers, update loop and what goes beside them, started and ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from sebulba.agent import Agent
+from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.run_checkpoints import About, RunCheckpoints
+from sebulba.errors import ActionError, HangError
+from sebulba.inference import hangs
+from sebulba.inference.inferencer import Inferencer
+from sebulba.inference.running_inferencers import Replace, RunningInferencers
+from sebulba.inference.session import Session
+from sebulba.learning.update import Updater
+from sebulba.learning.update_loop import LEARNER_PHASES, ObserveCycle, UpdateLoop
+from sebulba.loops.evaluator import Evaluations, Evaluator
+from sebulba.loops.run_records import RunRecords
+from sebulba.loops.supervisor import OnHang, Supervisor
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.metrics.window import MetricWindow
+from sebulba.options import LoopOptions
+from sebulba.transport.item import HandedOver, HandOff, Item
+from sebulba.trees import on_device
+from sebulba.types import MetricWriter, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Attached:
+    """What a user attaches to a loop; see ``GymnasiumLoop``."""
+
+    metric_writer: MetricWriter | None
+    observe_cycle: ObserveCycle | None
+    evaluator: Evaluator | None
+    checkpointer: Checkpointer | None
+    on_hang: OnHang | None
+
+
+class Run:
+    """Runs the Inferencers and the update loop, and does for it what is done ``Beside``."""
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        attached: Attached,
+        agent: Agent,
+        session: Session,
+        updater: Updater,
+        hand_off: HandOff,
+        stop_requested: threading.Event,
+        replace: Replace,
+        about: About,
+        *,
+        inference_only: bool,
+    ) -> None:
+        """Prepare a run.
+
+        Args:
+          options: How the loop runs.
+          attached: What the user attached to it.
+          agent: The algorithm.
+          session: Goes on over runs.
+          updater: Holds the state to train.
+          hand_off: Places what a cycle made on the update devices.
+          stop_requested: By the user.
+          replace: Makes an Inferencer anew whose environment failed.
+          about: Returns what checkpoints say of the loop.
+          inference_only: Never update.
+        """
+        self._options = options
+        self._writer = attached.metric_writer
+        self._session = session
+        self._updater = updater
+        self._stop_requested = stop_requested
+        self._timer = PhaseTimer(*LEARNER_PHASES)
+        self._update_loop = UpdateLoop(
+            options,
+            attached.observe_cycle,
+            agent,
+            session,
+            updater,
+            self._timer,
+            stop_requested,
+            inference_only=inference_only,
+        )
+
+        def replace_in_phase(old: Inferencer) -> Inferencer:
+            with self._timer.phase("restart"):
+                return replace(old)
+
+        self._running = RunningInferencers(
+            options,
+            session,
+            hand_off,
+            stop_requested,
+            replace_in_phase,
+            self._update_loop.prepare_while_idle,
+        )
+        self._evaluations = Evaluations(
+            attached.evaluator,
+            session.counters.evaluated_at,
+            stop_requested,
+            self._running.queue.fail,
+            skips=options.schedule == "async",
+            inline=options.inline,
+        )
+        self._checkpoints = RunCheckpoints(
+            attached.checkpointer, session, updater, about, lambda: self.window.seconds
+        )
+        self._supervisor = Supervisor(
+            # Inline is for debuggers, which may keep any phase as long as they like.
+            None if options.inline else options.faults.hang_timeout_s,
+            self._timer,
+            session,
+            self._running,
+            self._evaluations,
+            attached.on_hang,
+        )
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """The Inferencers' in their order, then others; after the run only those that hang live."""
+        return self._running.threads + self._evaluations.threads
+
+    @property
+    def stopped(self) -> bool:
+        """A stop ended the run before its last cycle."""
+        return self._update_loop.stopped
+
+    def __call__(
+        self, num_cycles: int, steps_per_cycle: int, began: float, expected: HandedOver | None
+    ) -> dict[str, Any]:
+        """Consume ``num_cycles`` trajectories, or fewer if a stop was requested.
+
+        Args:
+          num_cycles: How many to consume in this run.
+          steps_per_cycle: T.
+          began: ``time.perf_counter()`` from which ``seconds`` count.
+          expected: Shapes of what the Inferencers will hand over; None if they are not known.
+
+        Returns:
+          The record of the last window.
+        """
+        self.window = MetricWindow(self._session.counters, began)
+        self._records = RunRecords(
+            self._options,
+            self._writer,
+            self._session,
+            self._updater,
+            self._timer,
+            self._evaluations,
+            self.window,
+            self._session.counters.cycles + num_cycles,
+        )
+        try:
+            with self._supervisor:
+                self._update_loop.begin(num_cycles, steps_per_cycle, expected)
+                self._running.start(num_cycles)
+                if not self._options.inline:
+                    self._evaluations.start()
+                self._update_loop.consume(self._running, self)
+                self._end_inferencers()
+                record = self._records.close()
+                with self._timer.phase("checkpoint"):
+                    self._checkpoints.save_at_the_end()
+                return self._finish_evaluations(record)
+        except BaseException as error:
+            self._end_after(error)
+            raise
+
+    # Beside learning.
+
+    def consumed(self, item: Item) -> None:
+        """Tell the checkpoints; see ``Beside``."""
+        self._checkpoints.consumed(item)
+
+    def checkpoint_when_due(self) -> None:
+        """Begin a checkpoint; see ``Beside``."""
+        if self._checkpoints.is_due:
+            with self._timer.phase("checkpoint"):
+                self._checkpoints.begin()
+
+    def finish_checkpoint(self, round_in_flight: list[Item]) -> None:
+        """Save what was begun; see ``Beside``."""
+        if self._checkpoints.is_ready:
+            with self._timer.phase("checkpoint"):
+                self._checkpoints.finish(round_in_flight)
+
+    def published(self) -> None:
+        """Evaluate and write metrics, where they are due; see ``Beside``."""
+        self._evaluations.when_due(self._session.counters.env_steps, self._take_networks)
+        self._records.write_when_due()
+
+    def end_takes_long(self) -> None:
+        """Save what was learned: whoever asked for the end may not wait for the Inferencers."""
+        with self._timer.phase("checkpoint"):
+            self._checkpoints.save_learner()
+
+    def _take_networks(self) -> PyTree:
+        """Return a copy of the acting networks, on the first inference device."""
+        with self._timer.phase("publish"):
+            acting = self._updater.acting_networks()
+            return on_device(acting, self._session.inferencers[0].device)
+
+    # The end.
+
+    def _end_inferencers(self) -> None:
+        if self._stop_requested.is_set():
+            self._evaluations.end()  # now: saving may take longer than its worker processes live
+        self._running.stop()
+        if hangs.join(self._not_silent(self._running.threads), hangs.SAVE_FIRST_S):
+            self.end_takes_long()
+        self._join(self._running.threads)
+        self._running.raise_failures()  # of the cycles that were in flight at the end
+
+    def _finish_evaluations(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Have the trained networks played, and write a record of every evaluation still missing.
+
+        A stop that was requested ends this too.
+        """
+        self._evaluations.at_the_end(self._session.counters.env_steps, self._take_networks)
+        while evaluation := self._evaluations.wait():
+            record = record | evaluation | {"seconds": self.window.seconds}
+            self._records.write(record)
+        self._running.queue.raise_failure()
+        self._join_all()
+        self._running.queue.raise_failure()
+        return record
+
+    def _end_after(self, error: BaseException) -> None:
+        """End what runs and keep what was learned; nothing here may hide ``error``."""
+        try:
+            self._join_all()
+        except HangError as hang:
+            error.add_note(str(hang))
+        if isinstance(error, ActionError):
+            # Not the environment's fault if the networks that acted were not finite.
+            self.window.check_finite(self._updater.take_metrics())
+        self._checkpoints.save_after(error)
+
+    def _join_all(self) -> None:
+        self._evaluations.end()
+        self._running.stop()
+        self._join(self.threads)
+
+    def _join(self, threads: Sequence[threading.Thread]) -> None:
+        """Wait for threads that were told to end, but for those that are known to hang.
+
+        Raises:
+          HangError: One does not.
+        """
+        if alive := hangs.join(self._not_silent(threads), hangs.JOIN_S):
+            self._running.silent += alive
+            raise hangs.hang_error(alive, hangs.JOIN_S)
+
+    def _not_silent(self, threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+        return [thread for thread in threads if thread not in self._running.silent]

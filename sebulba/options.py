@@ -1,0 +1,183 @@
+"""How a loop runs, as frozen dataclasses that check themselves. Free of JAX.
+
+``GymnasiumLoop`` takes ``LoopOptions``, or any of their fields as keywords; the configuration of an
+experiment has the same fields. The command line parses and refuses them before any device starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from sebulba.checks import at_least, at_most, check_types, nearest, require
+from sebulba.errors import UsageError, shown
+
+Schedule = Literal["async", "lockstep"]
+"""How networks and trajectories are exchanged: as they come, or in rounds that the seed decides."""
+CycleKind = Literal["auto", "stepped", "fused"]
+"""How an Inferencer runs a cycle."""
+
+INT32 = range(-(2**31), 2**31)
+MOST_INFERENCERS = 1024
+"""Inferencers of one device."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FaultOptions:
+    """What becomes of a run in which something fails.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    on_env_failure: Literal["raise", "restart"] = "raise"
+    """raise: what an environment raised ends the run. restart: an Inferencer whose environment
+    raised, died or hangs gets new environments with new seeds, and what is lost is counted; an
+    evaluation whose environment raised or died is played again in new ones. An inline run, which a
+    debugger may watch, always raises."""
+    max_env_restarts: int = 10
+    """After so many restarts, in training or in evaluation, the next failure ends the run."""
+    on_not_finite: Literal["raise", "skip"] = "raise"
+    """raise: a loss, gradient or metric that is NaN or infinite ends the run. skip: that update is
+    not taken, and counted."""
+    max_skipped_updates: int = 100
+    """After so many skipped updates the next one ends the run."""
+    hang_timeout_s: float | None = 300.0
+    """A thread that stays in one phase for longer than this many seconds ends the run with a
+    HangError (an environment that does not return: as on_env_failure says). The default is longer
+    than any compile that was seen. None waits for ever, as does every inline run."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_types(self, "faults.")
+        for name in ("max_env_restarts", "max_skipped_updates"):
+            at_least(0, f"faults.{name}", getattr(self, name))
+        timeout_s = self.hang_timeout_s
+        positive = timeout_s is None or timeout_s > 0
+        require(
+            positive, "faults.hang_timeout_s", timeout_s, "must be positive", "use 300, or None"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """When a run is saved, for ``sebulba resume``. The end of a run is always saved.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    every_s: float = 600.0
+    """Seconds between checkpoints."""
+    every_updates: int | None = None
+    """Updates between checkpoints, instead of every_s."""
+    replay_every_s: float = 1800.0
+    """Seconds between saves of a replay of more than 64 MB, which is saved apart."""
+    keep_last: int = 3
+    """How many checkpoints are kept, beside the best and the milestones."""
+    milestone_env_steps: int | None = None
+    """Environment steps between checkpoints that are kept for ever."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_types(self, "checkpoint.")
+        for name in ("every_s", "replay_every_s"):
+            value = getattr(self, name)
+            require(value >= 0, f"checkpoint.{name}", value, "must not be negative", "use 600")
+        for name in ("every_updates", "keep_last", "milestone_env_steps"):
+            at_least(1, f"checkpoint.{name}", getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """How a loop runs.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    seed: int = 0
+    """Seed of environments and updates, and in an experiment of networks and actions too: a 32-bit
+    integer."""
+    num_inferencers_per_device: int = 2
+    """Inferencers per inference device, each a thread with its own environments. 0 runs one per
+    device in the calling thread, for debuggers."""
+    pin_inferencers: bool = True
+    """Bind each Inferencer and the threads of its envpool to a share of the cores, where the cores
+    can be shared out and num_threads are no more than the cores of a share."""
+    schedule: Schedule = "async"
+    """async is fastest; lockstep gives bit-identical networks for the same seed."""
+    cycle: CycleKind = "auto"
+    """How an Inferencer runs a cycle: stepped is one program a step, fused is one program a cycle.
+    auto is fused where the environment has an XLA handle and inference is on a CPU."""
+    max_policy_lag: int | None = None
+    """Drop trajectories that are more policy versions behind than this; None keeps all."""
+    queue_size: int = 2
+    """Trajectories that may wait for the update before Inferencers wait too."""
+    metrics_interval_s: float = 0.5
+    """Seconds between records of metrics, rounded up to whole cycles."""
+    inference_devices: tuple[int, ...] | None = None
+    """Indices of the devices that infer; None takes the first quarter of several."""
+    update_devices: tuple[int, ...] | None = None
+    """Indices of the devices that update; None takes those that do not infer."""
+    faults: FaultOptions = FaultOptions()
+    """What becomes of the run when something fails."""
+
+    open_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields, of a subclass, whose type is not checked."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_types(self, open_fields=self.open_fields)
+        require(
+            self.seed in INT32,
+            "seed",
+            self.seed,
+            "must be a 32-bit integer",
+            f"use one from {INT32[0]} to {INT32[-1]}",
+        )
+        at_least(0, "num_inferencers_per_device", self.num_inferencers_per_device)
+        at_most(MOST_INFERENCERS, "num_inferencers_per_device", self.num_inferencers_per_device)
+        at_least(0, "max_policy_lag", self.max_policy_lag)
+        at_least(1, "queue_size", self.queue_size)
+        interval_s = self.metrics_interval_s
+        require(
+            interval_s >= 0, "metrics_interval_s", interval_s, "must not be negative", "use 0.5"
+        )
+        require(
+            self.schedule == "async" or self.max_policy_lag != 0,
+            "max_policy_lag",
+            0,
+            "would drop every trajectory in lockstep, where the lag is 1",
+            "use 1 or None",
+        )
+
+    @property
+    def inline(self) -> bool:
+        """The Inferencers run in the calling thread."""
+        return self.num_inferencers_per_device == 0
+
+    @property
+    def max_env_restarts(self) -> int:
+        """How often environments are replaced; 0 where their failures are raised."""
+        return self.faults.max_env_restarts if self.faults.on_env_failure == "restart" else 0
+
+    def changed(self, changes: dict[str, Any]) -> LoopOptions:
+        """Return these options with ``changes``: fields of ``LoopOptions`` or ``FaultOptions``.
+
+        Raises:
+          UsageError: There is no such option, or a value breaks a rule.
+        """
+        names = {field.name for field in dataclasses.fields(LoopOptions)}
+        of_faults = {field.name for field in dataclasses.fields(FaultOptions)}
+        for name, value in changes.items():
+            if name not in names | of_faults:
+                raise UsageError(
+                    f"{name}={shown(value)} is not an option of GymnasiumLoop"
+                    f"{nearest(name, names | of_faults)}"
+                )
+        own = {name: value for name, value in changes.items() if name in names}
+        faults = {name: value for name, value in changes.items() if name in of_faults}
+        if faults:
+            own["faults"] = dataclasses.replace(own.get("faults", self.faults), **faults)
+        return dataclasses.replace(self, **own)

@@ -1,0 +1,80 @@
+"""How a loop is told to run: options, keywords, and both at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from sebulba import FaultOptions, LoopOptions, UsageError
+from sebulba.configs.experiment import ExperimentConfig
+from tests.loop_helpers import make_tiny_loop
+
+
+def test_options_and_keywords_say_the_same():
+    options = LoopOptions(
+        schedule="lockstep", queue_size=3, faults=FaultOptions(on_env_failure="restart")
+    )
+    by_options, _ = make_tiny_loop(options=options)
+    by_keywords, _ = make_tiny_loop(schedule="lockstep", queue_size=3, on_env_failure="restart")
+    with by_options, by_keywords:
+        assert by_options._options == by_keywords._options == options
+
+
+def test_a_keyword_wins_over_the_options():
+    options = LoopOptions(
+        queue_size=3, faults=FaultOptions(max_env_restarts=4, hang_timeout_s=None)
+    )
+    loop, _ = make_tiny_loop(options=options, queue_size=5, hang_timeout_s=9.0, cycle="stepped")
+    with loop:
+        assert loop._options == LoopOptions(
+            queue_size=5,
+            cycle="stepped",
+            faults=FaultOptions(max_env_restarts=4, hang_timeout_s=9.0),
+        )
+
+
+def test_devices_of_the_options_are_taken_where_no_keyword_names_others():
+    options = LoopOptions(inference_devices=(1,), update_devices=(2, 3))
+    loop, _ = make_tiny_loop(options=options, inference_devices=None, update_devices=None)
+    with loop:
+        assert [device.id for device in loop.inference_devices] == [1]
+        assert [device.id for device in loop.update_devices] == [2, 3]
+    loop, _ = make_tiny_loop(options=options, update_devices=[0], inference_devices=None)
+    with loop:
+        assert [device.id for device in loop.update_devices] == [0]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"shedule": "lockstep"}, r"shedule='lockstep' is not an option.*nearest are schedule"),
+        ({"hang_timeout": 3.0}, r"hang_timeout=3.0 is not an option.*hang_timeout_s"),
+        ({"open_fields": ()}, r"open_fields=\(\) is not an option"),
+        ({"queue_size": 1.5}, r"queue_size=1.5 must be a whole number; use for example 2"),
+        ({"queue_size": True}, "queue_size=True must be a whole number"),
+        ({"num_inferencers_per_device": 2000}, "must be at most 1024"),
+        ({"faults": {"on_env_failure": "restart"}}, "faults=.* must be a FaultOptions"),
+        ({"max_skipped_updates": -1}, r"faults.max_skipped_updates=-1 must be at least 0"),
+        ({"hang_timeout_s": 0}, r"faults.hang_timeout_s=0 must be positive; use 300, or None"),
+        ({"inference_only": 1}, "inference_only=1 must be True or False"),
+        ({"options": {"queue_size": 3}}, "options=.* must be a LoopOptions"),
+    ],
+)
+def test_what_is_no_option_is_refused_with_the_remedy(keywords, message):
+    with pytest.raises(UsageError, match=message):
+        make_tiny_loop(**keywords)
+
+
+def test_an_experiment_has_every_option_of_a_loop_and_repeats_none():
+    of_loop = {field.name for field in dataclasses.fields(LoopOptions)}
+    assert of_loop < {field.name for field in dataclasses.fields(ExperimentConfig)}
+    assert not of_loop & set(inspect.get_annotations(ExperimentConfig))
+
+
+def test_options_need_no_jax():
+    code = "import sys, sebulba.options; print('jax' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
