@@ -20,13 +20,12 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.benchmarks.ceiling import Cost
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.envs import seed_block
 from sebulba.errors import EnvError
 from sebulba.inference.choose_cycle import make_cycle
 from sebulba.inference.cores import Cores, threads_run_on
 from sebulba.inference.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
-from sebulba.inference.loop_envs import cores_of_inferencers
+from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.learning.update import Updater
 from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.metrics.timer import PhaseTimer
@@ -139,7 +138,7 @@ class Stages:
         self._factory = factory
         pin = config.pin_inferencers and config.num_inferencers_per_device > 0
         self._cores = cores_of_inferencers(factory, len(self._devices), pin=pin)
-        self._envs: list[EnvAdapter] = []
+        self._envs: list[LoopEnvs] = []
         self._works: dict[str, list[Work]] = {}
         self._hand_off = HandOffToMesh(agent, self._mesh, config.num_envs)
         self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
@@ -219,18 +218,10 @@ class Stages:
         ]
 
     def _make_envs(self) -> list[EnvAdapter]:
-        made = []
-        for i in range(self._run.num_inferencers):
-            seeds = seed_block(
-                self._config.seed,
-                inferencer=i,
-                num_inferencers=self._run.num_inferencers,
-                num_envs=self._run.num_envs,
-            )
-            with threads_run_on(self._cores[i]):
-                made.append(self._factory(self._run.num_envs, seeds))
-            self._envs.append(made[-1])
-        return made
+        config = self._config
+        envs = LoopEnvs(self._factory, self._agent.spec, config.seed, config.num_envs, self._cores)
+        self._envs.append(envs)
+        return [envs[i] for i in range(self.num_inferencers)]
 
     def _make_cycle(self, i: int, env: EnvAdapter, programs: CyclePrograms) -> Cycle:
         # What replaces the environment runs as the environment did.

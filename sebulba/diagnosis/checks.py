@@ -33,24 +33,17 @@ class Begun(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A check has ended."""
+    """A check has ended, or was skipped."""
 
     name: str
     """Its name."""
     passed: bool
     """It found no problem."""
+    because: tuple[str, ...] = ()
+    """Names of the checks that failed, so that this one was skipped."""
 
 
-class Skipped(NamedTuple):
-    """A check was not run, because others failed."""
-
-    name: str
-    """Its name."""
-    because: tuple[str, ...]
-    """Names of the checks that failed."""
-
-
-Event = Begun | Done | Skipped | Finding
+Event = Begun | Done | Finding
 
 
 def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[Event]:
@@ -67,7 +60,7 @@ def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[
         because = tuple(name for name in check.needs if not has_passed.get(name, False))
         if because:
             has_passed[check.name] = False
-            yield Skipped(check.name, because)
+            yield Done(check.name, False, because)
             continue
         yield Begun(check.name)
         has_passed[check.name] = True

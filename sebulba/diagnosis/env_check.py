@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from sebulba.diagnosis.checks import Begun, Done
-from sebulba.diagnosis.finding import Finding, Report
+from sebulba.diagnosis.checks import Event
+from sebulba.diagnosis.finding import Report
 from sebulba.diagnosis.isolation import isolated_findings
 from sebulba.diagnosis.printing import collect
 from sebulba.errors import UsageError
@@ -46,9 +46,7 @@ def check_env(
     return collect(getattr(env, "__qualname__", str(env)), events)
 
 
-def env_findings(
-    env: Any, *, timeout_s: float, **arguments: Any
-) -> Iterator[Begun | Done | Finding]:
+def env_findings(env: Any, *, timeout_s: float, **arguments: Any) -> Iterator[Event]:
     """Yield the findings of ``check_env`` as they come.
 
     Args:

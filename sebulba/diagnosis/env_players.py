@@ -6,35 +6,14 @@ import contextlib
 import copy
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import jax
 import numpy as np
 
 from sebulba.envs.checked_env import CheckedEnv
-from sebulba.types import EnvOutput, EnvSpec
-
-
-class Player(Protocol):
-    """An environment that is played: an adapter, or a ``SinglePlayer``."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Its spaces."""
-        ...
-
-    def reset(self) -> EnvOutput:
-        """Begin an episode."""
-        ...
-
-    def step(self, action: np.ndarray) -> EnvOutput:
-        """Act, ``[B, ...]``; an episode that has ended begins anew instead."""
-        ...
-
-    def close(self) -> None:
-        """Free the environment."""
-        ...
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec
 
 
 class Recorder(gymnasium.Wrapper):
@@ -96,6 +75,10 @@ class SinglePlayer:
         return EnvOutput(
             *_as_rows((obs, reward, terminated, truncated, False, reward, self._ended))
         )
+
+
+Player = EnvAdapter | SinglePlayer
+"""An environment that is played: a vector by its adapter, or a single one."""
 
 
 def _as_rows(tree: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import cloudpickle  # a dependency of Gymnasium
 
-from sebulba.diagnosis.checks import Begun, Done, Event, Skipped
+from sebulba.diagnosis.checks import Begun, Done, Event
 from sebulba.diagnosis.finding import Finding, note, problem
 from sebulba.errors import UsageError
 
@@ -27,9 +27,7 @@ START_S = 120.0
 """Seconds that a process may take to import what it needs; the machine may be busy."""
 
 
-def isolated_findings(
-    suite: str, arguments: tuple, timeout_s: float
-) -> Iterator[Begun | Done | Finding]:
+def isolated_findings(suite: str, arguments: tuple, timeout_s: float) -> Iterator[Event]:
     """Run a suite of checks in child processes, a new one after each that died or hung.
 
     Args:
@@ -48,17 +46,14 @@ def isolated_findings(
             "'module:attribute'"
         ) from error
     passed: dict[str, bool] = {}
-    skipped: list[Skipped] = []
+    skipped: list[Done] = []
     is_done = False
     while not is_done:
         with _Child(payload, passed, timeout_s) as child:
             for event in child.events():
-                if isinstance(event, Skipped):
-                    passed[event.name] = False
-                    skipped.append(event)
-                    continue
                 if isinstance(event, Done):
                     passed[event.name] = event.passed
+                    skipped += [event] if event.because else []
                 yield event
             is_done = child.is_done
     if skipped:

@@ -9,13 +9,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sebulba.diagnosis.checks import Begun, Done
+from sebulba.diagnosis.checks import Begun, Event
 from sebulba.diagnosis.finding import Finding, Level, Report, plain_line
 
 _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 
 
-def print_findings(title: str, events: Iterable[Begun | Done | Finding]) -> Report:
+def print_findings(title: str, events: Iterable[Event]) -> Report:
     """Print findings: on a terminal as a table at the end, elsewhere line by line as they come.
 
     Args:
@@ -40,7 +40,7 @@ def print_findings(title: str, events: Iterable[Begun | Done | Finding]) -> Repo
 
 def collect(
     title: str,
-    events: Iterable[Begun | Done | Finding],
+    events: Iterable[Event],
     found: Callable[[Finding], None] = lambda finding: None,
     begun: Callable[[str], None] = lambda name: None,
 ) -> Report:
