@@ -133,14 +133,8 @@ def run(
         start, tuned = contest.confirm(config)
         best = contest.best if tuned is not start else config
     options = config_options(best, preset)
-    keys = {
-        "start_env_steps_per_s": start.speed,
-        "tuned_env_steps_per_s": tuned.speed,
-        "gain": tuned.gain_over(start),
+    keys = keys_of(start, tuned) | {
         "options": options,
-        "rss_mb": tuned.rss_mb,
-        "device_mb": tuned.device_mb,
-        "policy_lag_mean": tuned.policy_lag_mean,
         "memory_limit_mb": limit_mb,
         "attempts": [dataclasses.asdict(attempt) for attempt in contest.attempts],
     }
@@ -156,6 +150,18 @@ def run(
         _say(note)
     _say(f"train with it: sebulba train {output}")
     return record
+
+
+def keys_of(start: Series, tuned: Series) -> dict[str, Any]:
+    """Return the keys of the JSON that are figures."""
+    return {
+        "start_env_steps_per_s": start.speed,
+        "tuned_env_steps_per_s": tuned.speed,
+        "gain": tuned.gain_over(start),
+        "rss_mb": tuned.rss_mb,
+        "device_mb": tuned.device_mb,
+        "policy_lag_mean": tuned.policy_lag_mean,
+    }
 
 
 def batch(config: ExperimentConfig) -> int:

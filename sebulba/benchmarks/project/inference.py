@@ -10,7 +10,6 @@ import concurrent.futures
 import contextlib
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 
 import jax
@@ -21,6 +20,7 @@ from sebulba.agents.registry import make_agent
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.bare import bare_loop
 from sebulba.benchmarks.project.plain_cycle import PlainCycle
+from sebulba.benchmarks.project.prototype import make_pool
 from sebulba.commands.experiment import configure_jax
 from sebulba.envs import env_spec, seed_block
 from sebulba.inference.choose_cycle import MakeCycle
@@ -70,23 +70,19 @@ def loop_case(loop: GymnasiumLoop, num_cycles: int) -> Callable[[], float]:
 
 def bare_case(agent: Agent, num_cycles: int) -> Callable[[], float]:
     """Return what measures the bare loop in as many threads, in environment steps per second."""
-    import envpool
-
     run = RunSpec(NUM_ENVS, NUM_INFERENCERS, STEPS_PER_CYCLE, 1)
     state = agent.new_state(jax.random.key(0), run)
     states = list(state.step)
     step = jax.jit(agent.step, donate_argnums=1)
-    pools = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # spaces warn of lost precision when first read
-        for i in range(NUM_INFERENCERS):
-            seeds = seed_block(0, inferencer=i, num_inferencers=NUM_INFERENCERS, num_envs=NUM_ENVS)
-            pools.append(
-                envpool.make(
-                    ENV, env_type="gymnasium", num_envs=NUM_ENVS, num_threads=1, seed=seeds
-                )
-            )
-            assert pools[i].observation_space and pools[i].action_space
+    pools = [
+        make_pool(
+            ENV,
+            num_envs=NUM_ENVS,
+            num_threads=1,
+            seed=seed_block(0, inferencer=i, num_inferencers=NUM_INFERENCERS, num_envs=NUM_ENVS),
+        )
+        for i in range(NUM_INFERENCERS)
+    ]
     num_steps = num_cycles * STEPS_PER_CYCLE // NUM_INFERENCERS
 
     def one(i: int) -> None:
@@ -104,13 +100,7 @@ def bare_case(agent: Agent, num_cycles: int) -> Callable[[], float]:
 def run(*, repeats: int, num_cycles: int = NUM_CYCLES, json_file: str | None = None) -> dict:
     """Measure, print a table, write JSON.
 
-    Args:
-      repeats: Interleaved rounds.
-      num_cycles: Cycles a round, over all Inferencers.
-      json_file: JSON to write, or None.
-
-    Returns:
-      The record that was written.
+    The command has options for ``repeats`` and ``json_file``; ``num_cycles`` are those of a round.
     """
     configure_jax(compile_cache="off")  # and otherwise as sebulba train does
     config = SimplePolicyGradientConfig()

@@ -155,14 +155,7 @@ def run(
 ) -> dict:
     """Measure, print tables, write JSON.
 
-    Args:
-      repeats: Interleaved rounds.
-      num_cycles: Cycles a round, at least 2.
-      steps_per_cycle: Vector steps in a cycle.
-      json_file: JSON to write, or None.
-
-    Returns:
-      The record that was written.
+    The command has options for ``repeats`` and ``json_file``; a round needs 2 cycles at least.
     """
     configure_jax(compile_cache="off")  # and otherwise as sebulba train does
     loops = {name: LoopCase(env, num_cycles, steps_per_cycle) for name, env in ENVS.items()}

@@ -42,26 +42,15 @@ class Prototype:
           seeds: For each acting thread, one int32 for each environment.
           options: Options of ``envpool.make``.
         """
-        import envpool
-
         self._agent = agent
         self._length = run.steps_per_cycle
         self.env_steps_per_cycle = run.steps_per_cycle * run.num_envs
         state: AgentState = jax.jit(lambda key: agent.new_state(key, run))(jax.random.key(0))
         self.networks, self._opt, self._experience = state[:3]
         self._updates = 0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # spaces warn of lost precision
-            pools = [
-                envpool.make(
-                    env_id, env_type="gymnasium", num_envs=run.num_envs, seed=seed, **options
-                )
-                for seed in seeds
-            ]
-            for pool in pools:
-                assert pool.observation_space and pool.action_space
         self._actors = [
-            _Actor(pool, agent, step) for pool, step in zip(pools, state.step, strict=True)
+            _Actor(make_pool(env_id, num_envs=run.num_envs, seed=seed, **options), agent, step)
+            for seed, step in zip(seeds, state.step, strict=True)
         ]
         self._act = jax.jit(functools.partial(_act, agent), donate_argnums=1)
         self._update = make_update(agent)
@@ -111,6 +100,17 @@ class Prototype:
         """Free the environments."""
         for actor in self._actors:
             actor.pool.close()
+
+
+def make_pool(env_id: str, **options: Any) -> Any:
+    """Return an envpool, whose spaces do not warn of lost precision when they are used."""
+    import envpool
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pool = envpool.make(env_id, env_type="gymnasium", **options)
+        assert pool.observation_space and pool.action_space  # they warn when first read
+    return pool
 
 
 class _Actor:

@@ -120,9 +120,8 @@ def run(folder: str = RESULTS, page: str = PAGE) -> dict:
     if bars:
         draw_bars(bars, Path(folder) / "bars.png")
     Path(page).write_text(markdown(results, bars, Path(folder), Path(page)), encoding="utf-8")
-    print(
-        f"{page}: {len(results)} results, {sum(row.is_met for row in bars)} of {len(bars)} bars met"
-    )
+    num_met = sum(row.bar.is_met(row.figure) for row in bars)
+    print(f"{page}: {len(results)} results, {num_met} of {len(bars)} bars met")
     return results
 
 
@@ -163,11 +162,6 @@ class BarRow(NamedTuple):
     bar: Bar
     """What it has to reach."""
 
-    @property
-    def is_met(self) -> bool:
-        """The figure reaches the bar."""
-        return self.bar.is_met(self.figure)
-
 
 def bar_rows(results: Mapping[str, Mapping[str, Any]]) -> list[BarRow]:
     """Return the measured figures that have a bar."""
@@ -190,7 +184,7 @@ def markdown(
             f"`{row.key}`",
             show(row.figure),
             str(row.bar),
-            "met" if row.is_met else "**short**",
+            "met" if row.bar.is_met(row.figure) else "**short**",
             *_commit(results[row.name]),
         ]
         for row in bars
@@ -300,7 +294,7 @@ def show(value: Any) -> str:
 def draw_bars(bars: Sequence[BarRow], png_file: Path) -> None:
     """Draw how much of each bar was reached."""
     reached = [min(max(row.bar.reached(row.figure), 0.0), _WIDEST) for row in bars]
-    colours = [BLUE if row.is_met else RED for row in bars]
+    colours = [BLUE if row.bar.is_met(row.figure) else RED for row in bars]
     names = [f"{row.name}: {row.key}" for row in bars]
     with picture(png_file, 8, 0.6 + 0.35 * len(bars), dots_per_inch=100) as figure:
         axes = figure.add_subplot()

@@ -50,13 +50,7 @@ MARKS = (
 def run(*, repeats: int = 5, preset: str = "cartpole", json_file: str | None = None) -> dict:
     """Measure, print tables, write JSON.
 
-    Args:
-      repeats: Interleaved rounds.
-      preset: Configuration of ``sebulba train``.
-      json_file: JSON to write, or None.
-
-    Returns:
-      The record that was written.
+    The command has options for ``repeats`` and ``json_file``.
 
     Raises:
       UsageError: The training ended or hung before its first update.
