@@ -120,7 +120,7 @@ BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
         ],
     ),
 }
-"""By name, what a benchmark measures, and its arguments."""
+"""What a benchmark measures and its arguments, by its name."""
 
 
 def main(argv: list[str], read_config: ReadConfig) -> int:

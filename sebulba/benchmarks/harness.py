@@ -37,7 +37,7 @@ def interleave(
     """Measure the cases in turn, A B C A B C ..., because a machine's speed drifts.
 
     Args:
-      cases: By name, a function that measures once and returns the figure.
+      cases: Functions, by name, that measure once and return the figure.
       repeats: Rounds that count. One more round goes before them, to compile and to warm up.
       failed: Receives the message of a case's ``WorkerError``; that case is then not in the result.
         None lets the error through.
@@ -111,7 +111,7 @@ def print_rows(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[s
     Args:
       title: Stands above it.
       columns: Headings of all columns but the first, which holds the names of the rows.
-      rows: By name, the cells below ``columns``.
+      rows: Cells below ``columns``, by the name of the row.
     """
     table = Table(title=title, title_justify="left")
     table.add_column("")

@@ -111,8 +111,8 @@ def run(
     trained again; any other run of that seed there is replaced.
 
     Args:
-      goals: By name of the result, its goal, or None for a preset of that name without one.
-      configs: By name, the configuration that is trained.
+      goals: Goals by the name of the result; None for a preset of that name without a goal.
+      configs: Configurations to train, by the same names.
       options: More options of ``sebulba train``, for all names.
       seeds: Number of seeds, from 0; None takes that of the goal, or 3.
       results: Folder for ``learn-NAME.json`` and ``learn-NAME.png``.

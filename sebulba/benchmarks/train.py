@@ -194,7 +194,7 @@ class Bench:
           config: The experiment.
           seconds: Seconds of training in a round.
           stage_seconds: Seconds of each stage alone.
-          compare: Which of ``COMPARISONS`` to measure, too.
+          compare: Members of ``COMPARISONS`` to measure as well.
           resources: Closes what is made.
         """
         self.rounds: list[Round] = []
@@ -263,7 +263,7 @@ class Bench:
 
 
 def setup_of(config: ExperimentConfig, stages: Stages) -> Setup:
-    """Return what of a run decides which of its settings could help."""
+    """Return the properties of a run that decide which setting could help."""
     return Setup(
         cores=len(os.sched_getaffinity(0)),
         shares_cores=stages.shares_cores,
@@ -288,7 +288,7 @@ def best_costs(costs: Sequence[Mapping[str, Cost]]) -> dict[str, Cost]:
 def summarize(
     rounds: Sequence[Round], costs: Sequence[Mapping[str, Cost]], setup: Setup
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Return the promised keys, and the figures of every round."""
+    """Return the keys of the JSON, and the figures of every round."""
     best = best_costs(costs)
     shares = {
         name: statistics.fmean(each.time_shares[name] for each in rounds)
@@ -327,7 +327,7 @@ def summarize(
 
 
 def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return speeds and their ratios, within a round, of what the run was set against."""
+    """Return the speeds of the comparisons, and their ratios within a round."""
     keys = {
         f"{name}_env_steps_per_s": statistics.median(speeds[name])
         for name in COMPARISONS
@@ -411,7 +411,7 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
 
 
 def comparison_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return the ratios to what the run was set against, and what the threads lost to the lock."""
+    """Return the ratios of the comparisons, and the share that threads lost to the lock."""
     lines = [
         f"{name}: {result[name]:.2f}"
         for name in ("fused_over_stepped", "stepped_over_prototype")

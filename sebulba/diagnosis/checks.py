@@ -51,7 +51,7 @@ def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[
 
     Args:
       checks: Checks to run.
-      passed: By name, whether a check passed that was run or skipped before; it is not run again.
+      passed: Whether each check passed that was run or skipped before, which are not run again.
     """
     has_passed = dict(passed)
     for check in checks:

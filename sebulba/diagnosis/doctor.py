@@ -46,7 +46,7 @@ EXTRAS = {
     "Box2D": ("Box2D by Gymnasium; envpool's needs none", "pip install 'gymnasium[box2d]'"),
     "wandb": ("metrics on wandb.ai, by a writer of yours", "pip install wandb"),
 }
-"""By module of an optional package: its purpose, and how to get it."""
+"""Purpose of an optional package and how to get it, by its module."""
 
 HUGE_PAGES = {
     "always": f"for all; scripts do well to set {huge_pages.VARIABLE}={huge_pages.with_wanted()}",

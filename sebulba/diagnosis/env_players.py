@@ -36,7 +36,7 @@ class SinglePlayer:
     """Plays one environment, which is held to its contract as in a run."""
 
     def __init__(self, make_one: Callable[[], Any], seed: int) -> None:
-        """Make the environment; UsageError as the adapter raises it."""
+        """Make the environment; raise UsageError as an adapter does."""
         self.made: Any = None
         self.recorder: Recorder | None = None
         self._seed: int | None = seed
@@ -51,8 +51,7 @@ class SinglePlayer:
 
         self.checked = CheckedEnv(make, 0)
         assert self.recorder is not None, "CheckedEnv refuses anything else"
-        self.close = self.checked.close
-        self.spec = EnvSpec(self.recorder.observation_space, self.checked.action_space)
+        self.spec: EnvSpec = EnvSpec(self.recorder.observation_space, self.checked.action_space)
         """The observation space is the declared one, not that which reaches JAX."""
 
     @property
@@ -75,6 +74,10 @@ class SinglePlayer:
         return EnvOutput(
             *_as_rows((obs, reward, terminated, truncated, False, reward, self._ended))
         )
+
+    def close(self) -> None:
+        """Free the environment."""
+        self.checked.close()
 
 
 Player = EnvAdapter | SinglePlayer
@@ -100,7 +103,7 @@ def actions(space: gymnasium.Space, num_envs: int, seed: int) -> Iterator[np.nda
 
 
 Fingerprint = dict[str, list[int]]
-"""By the name of an array, a checksum for each environment."""
+"""A checksum for each environment, by the name of an array."""
 COMPARED = ("obs", "reward", "terminated", "truncated", "is_first")
 """Fields of an output that are compared; the others follow from them."""
 

@@ -71,7 +71,7 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
 
 def check_resume(subject: Subject) -> Iterator[Finding]:
     """Save the environment, put it back into another one, and play both."""
-    # An adapter of somebody else's may lack the methods state and put_back.
+    # A user's own adapter may lack the methods state and put_back.
     env: Any = subject.make_vector()
     other: Any = subject.make_vector(1)
     try:

@@ -36,7 +36,7 @@ class Walk:
     step_s: float = 0.0
     """Mean seconds of a vector step."""
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
-    """By the check that reports it, the breach of the contract that ended the walk."""
+    """The breach of the contract that ended the walk, by the name of the check that reports it."""
     rewards: list[np.ndarray] = dataclasses.field(default_factory=list)
     """Rewards of each step, ``[B]``."""
     terminated: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sebulba.benchmarks.learn import Goal
 
 _OFTEN = ("--metrics-interval-s", "0.1")
-"""For presets that train 200,000 env steps in half a second."""
+"""Options for presets that train 200,000 env steps in half a second."""
 
 _SB3_ZOO = "Stable-Baselines3 with its zoo's settings"
 
@@ -64,4 +64,4 @@ GOALS: dict[str, Goal] = {
         reference="CleanRL: 9.6k at 1M",
     ),
 }
-"""By the name of the result, ``learn-NAME.json``, which is mostly that of a preset."""
+"""Goals by the NAME of the result, ``learn-NAME.json``; it is mostly that of a preset."""

@@ -211,7 +211,7 @@ def breakdown(
 
     Args:
       total_us: Microseconds per vector step of the loop.
-      phases_us: Those in each phase of its Inferencer; the rest of the total is between them.
+      phases_us: Microseconds in each phase of its Inferencer; the rest is spent between them.
       pieces_us: Return value of the function of that name.
     """
     alone = {
