@@ -39,13 +39,7 @@ class Subject:
     ) -> None:
         """Make the environment's factory.
 
-        Args:
-          env: Environment, as ``make_env_factory`` takes it.
-          num_envs: Number of environments in a vector.
-          num_steps: Steps of a walk; fewer are made if they are slow.
-          seed: An int32.
-          timeout_s: Longest time that one check may take.
-          options: Options of ``make_env_factory``.
+        The arguments are those of ``check_env``; ``options`` are its options.
 
         Raises:
           UsageError: ``make_env_factory`` refuses its arguments, or a number is too small.
