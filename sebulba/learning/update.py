@@ -185,20 +185,12 @@ class Updater:
         return acting
 
     def _specs_of(self, initial: PyTree, final: PyTree) -> tuple:
-        """Return the specs of (trajectory, initial, final, experience).
-
-        The agent decides how step states are placed, so their specs are read from their arrays.
-        """
+        """Return specs of (trajectory, initial, final, experience), step states as they are placed."""
 
         def step_spec(step_state: PyTree) -> PyTree:
             return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), step_state)
 
-        return (
-            TRAJECTORY_SPEC,
-            step_spec(initial),
-            step_spec(final),
-            self._agent.experience_spec(),
-        )
+        return TRAJECTORY_SPEC, step_spec(initial), step_spec(final), self._agent.experience_spec()
 
     def _make_take(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree, experience: PyTree

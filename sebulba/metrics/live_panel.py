@@ -52,12 +52,7 @@ class PanelWriter:
           console: Where to draw; None takes the terminal.
         """
         self._view = PanelView(title, folder, describe)
-        self._live = Live(
-            self._view,
-            console=console,
-            refresh_per_second=REFRESH_PER_S,
-            transient=False,
-        )
+        self._live = Live(self._view, console=console, refresh_per_second=REFRESH_PER_S)
         self._started = False
 
     def start(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 
 class _Phase:
@@ -19,12 +18,7 @@ class _Phase:
     def __enter__(self) -> None:
         self._reading = (self._reading[0], time.perf_counter())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         finished, began = self._reading
         self._reading = (finished + time.perf_counter() - (began or 0.0), None)
 
