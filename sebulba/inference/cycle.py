@@ -252,10 +252,7 @@ def info_columns(true_reward: PyTree, episode_end: PyTree, env_step: EnvStep) ->
 
 
 def find_not_finite(env_step: EnvStep) -> str | None:
-    """Describe the first observation or reward ``[T+1, B, ...]`` that is NaN or infinite.
-
-    Returns None if all are finite.
-    """
+    """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are."""
     named = {"obs": env_step.obs, "reward": env_step.reward}
     for path, leaf in jax.tree_util.tree_leaves_with_path(named):
         array = np.asarray(leaf)
