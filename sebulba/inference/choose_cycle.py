@@ -31,7 +31,7 @@ def make_cycle(
       env: The environment of the Inferencer.
       programs: Compiled pieces that all Inferencers share.
       device: The inference device.
-      timer: Of the Inferencer's thread.
+      timer: Times the Inferencer's thread.
 
     Returns:
       The cycle, and the reason for its kind.

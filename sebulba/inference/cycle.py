@@ -33,7 +33,7 @@ LONGEST_WAIT_TO_COMPILE_S = 10.0
 
 
 class CycleOutput(NamedTuple):
-    """What a cycle makes; nobody writes its arrays again. On the inference device or the host."""
+    """What a cycle makes: arrays on the inference device or the host that are not written again."""
 
     env_step: EnvStep
     """``[T+1, B, ...]``; row T is the bootstrap row."""
@@ -66,7 +66,7 @@ class Cycle(Protocol):
 
         Args:
           networks: Acting networks on the inference device.
-          step_state: Of this Inferencer; donated.
+          step_state: The Inferencer's step state; donated.
           stop: Ends the cycle early, between two environment steps or two chunks.
 
         Returns:

@@ -37,7 +37,7 @@ _NO_POSITION = "a fused cycle cannot save the environment that runs in its progr
 
 
 class Row(NamedTuple):
-    """What a step leaves, ``[B, ...]``."""
+    """What one step yields, ``[B, ...]``."""
 
     env_step: EnvStep
     """What the step led to; its ``prev_action`` is the action of the step."""

@@ -61,7 +61,7 @@ class RunningInferencers:
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         """Carries items from the threads to the update loop."""
         self.threads: list[threading.Thread] = []
-        """By Inferencer; without those that were replaced because they hang. Empty inline."""
+        """One per Inferencer; the thread of a replaced Inferencer is left out. Empty inline."""
         self.silent: list[threading.Thread] = []
         """Threads that hang; nobody waits for them any more."""
         self._soon = threading.Event()
@@ -118,7 +118,7 @@ class RunningInferencers:
             daemon=True,
         )
 
-    # What they make.
+    # Collecting what they make.
 
     def next_item(self, wait_s: float) -> Item | None:
         """Return the next trajectory of any Inferencer; raise what an Inferencer raised.
@@ -171,7 +171,7 @@ class RunningInferencers:
             for present in at_work
         )
 
-    # An environment that failed.
+    # Replacing an environment that failed.
 
     def _mend(self, error: BaseException, *, goes_on: bool = True) -> bool:
         """Replace the Inferencer that ``error`` ended; False if the error has to be raised."""
@@ -236,7 +236,7 @@ class RunningInferencers:
             else:
                 return
 
-    # The end.
+    # Ending.
 
     def begin_no_more(self) -> None:
         """Tell every Inferencer to end after the cycle it is in; do not wait for that."""

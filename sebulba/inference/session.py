@@ -19,7 +19,7 @@ class Session:
     """What a loop keeps from one run to the next."""
 
     inferencers: list[Inferencer]
-    """By their index."""
+    """All Inferencers, in the order of their index."""
     staging: Mapping[jax.Device, Staging]
     """The slot of each inference device."""
     counters: Counters = dataclasses.field(default_factory=Counters)
