@@ -95,7 +95,7 @@ class Updater:
         )
 
     def parts(self) -> tuple[PyTree, PyTree, PyTree]:
-        """Return networks, optimizer state and experience; the next update donates them."""
+        """Return networks, optimizer state and experience, which the next update donates."""
         self.wait()
         return self._networks, self._opt, self._experience
 
@@ -120,7 +120,7 @@ class Updater:
         in a loop XLA's convolutions are 20 times slower on a CPU.
 
         Args:
-          trajectory: ``[T, B, ...]`` on the update devices; donated, as are the step states.
+          trajectory: On the update devices, split over B; donated, as are the step states.
           initial: Step state before its row 0.
           final: Step state before its row T.
           updates: Optimizer steps taken before these, over all runs; folded into their keys.
@@ -185,7 +185,7 @@ class Updater:
         return acting
 
     def _specs_of(self, initial: PyTree, final: PyTree) -> tuple:
-        """Return specs of (trajectory, initial, final, experience), step states as they are placed."""
+        """Return specs of (trajectory, initial, final, experience): step states stay as placed."""
 
         def step_spec(step_state: PyTree) -> PyTree:
             return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), step_state)
