@@ -263,7 +263,7 @@ def evaluation_line(metrics: Mapping[str, Any]) -> str:
     )
 
 
-# Numbers for people.
+# Numbers as short text.
 
 
 def number(value: float | None) -> str:
