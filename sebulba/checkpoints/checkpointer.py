@@ -259,7 +259,7 @@ class Checkpointer:
         record = {**snapshot.record, "keys": keys}
         return Checkpoint(number, snapshot._replace(record=record, arrays=arrays), experience)
 
-    # The end.
+    # Ending.
 
     def close(self) -> None:
         """Wait for what is being written and end the saving thread; may be called twice."""

@@ -56,7 +56,7 @@ def read_state(
     notes: list[str] = []
     experience, replay_is_new = _experience(agent, reader, run, key, drop_replay)
     if replay_is_new:
-        notes.append("the replay is dropped, and fills anew before the next update")
+        notes.append("the replay is dropped, and fills again before the next update")
     fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
     step = _step_states(agent, reader, run, key, fits, notes)
     state = AgentState(networks, opt, experience, tuple(step))
@@ -170,7 +170,7 @@ def put_session_back(
         newest = max(inferencer["cycle"] for inferencer in record["inferencers"])
         for inferencer in session.inferencers:
             inferencer.cycle = newest + 1
-        notes.append("new episodes from fresh seeds: the environments are divided otherwise now")
+        notes.append("new episodes from fresh seeds: the environments are divided differently")
     if keeps_round:
         step_state = jax.eval_shape(lambda: resumed.state.step[0])
         items = reader.round(programs.shapes, step_state)
