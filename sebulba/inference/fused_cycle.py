@@ -289,7 +289,7 @@ def _row_shapes(shapes: Trajectory) -> Row:
 
 
 def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:
-    """Return the row before the first step: ``env_step``, and zeros for what a step would add."""
+    """Return the row before a chunk: ``env_step``, and zeros for what a step would add."""
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _row_shapes(shapes))
     return empty._replace(env_step=env_step)
 
