@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: agent state, counters, Inferencers and the round in flight."""
+"""Resumes from a checkpoint: agent state, counters, Inferencers and the round in flight."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from sebulba.types import PyTree, RunSpec
 
 
 class Resumed(NamedTuple):
-    """What was read of an agent's state."""
+    """The agent state that was read from a checkpoint."""
 
     state: AgentState
+    """The state, fitted to this run."""
     notes: list[str]
-    """What could not be kept, for people."""
+    """Sentences for the user on what could not be kept."""
     layout_fits: bool
-    """Inferencers and environments are as they were, so that positions can be put back."""
+    """Whether Inferencers and environments are divided as they were, so that positions fit."""
     replay_is_new: bool
-    """The experience was dropped, so that its warm-up begins anew."""
+    """Whether the experience was dropped, so that its warm-up begins again."""
 
 
 def read_state(
@@ -41,10 +42,10 @@ def read_state(
 
     Args:
       agent: The algorithm.
-      reader: Of the checkpoint.
-      run: This run; steps_per_cycle is that of the checkpoint.
-      key: Of what has to be made anew.
-      drop_replay: Make the experience anew if it does not fit.
+      reader: Reads the checkpoint.
+      run: The sizes of this run; steps_per_cycle is that of the checkpoint.
+      key: PRNG key for what cannot be read and is made new.
+      drop_replay: Begin with a new experience if the saved one does not fit.
 
     Raises:
       UsageError: The checkpoint does not fit.
@@ -55,7 +56,7 @@ def read_state(
     notes: list[str] = []
     experience, replay_is_new = _experience(agent, reader, run, key, drop_replay)
     if replay_is_new:
-        notes.append("the replay is dropped, and fills anew before the next update")
+        notes.append("the replay is dropped, and fills again before the next update")
     fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
     step = _step_states(agent, reader, run, key, fits, notes)
     state = AgentState(networks, opt, experience, tuple(step))
@@ -65,7 +66,7 @@ def read_state(
 def _experience(
     agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
 ) -> tuple[PyTree, bool]:
-    """Return the experience, and whether it is a new one in the place of a replay."""
+    """Return the experience, and whether it is a new one because the saved one was dropped."""
 
     def shapes(run: RunSpec) -> PyTree:
         return jax.eval_shape(lambda key: agent.new_state(key, run).experience, key)
@@ -139,21 +140,21 @@ def put_session_back(
     hand_off: HandOff,
     replace: Callable[[Inferencer], Inferencer],
 ) -> list[str]:
-    """Put counters, episodes, Inferencers and the round in flight where they were saved.
+    """Put counters, episodes, Inferencers and the round in flight back into ``session``.
 
     Args:
-      session: To be put back; its Inferencers are new.
-      schedule: Of this run.
-      reader: Of the checkpoint.
+      session: The session to change; its Inferencers are new.
+      schedule: Schedule of this run.
+      reader: Reads the checkpoint.
       run: Sizes of this run.
-      resumed: What was read of the agent state.
-      programs: Say how a trajectory looks.
+      resumed: What ``read_state`` returned.
+      programs: Know the shapes of a trajectory.
       hand_off: Places the round in flight on the update devices.
-      replace: Returns an Inferencer with new environments in the place of one whose cannot be put
-        back after all.
+      replace: Returns an Inferencer with new environments in the place of one whose environments
+        could not be put back.
 
     Returns:
-      What could not be put back, for people.
+      Sentences for the user on what could not be put back.
     """
     notes: list[str] = []
     record = reader.record
@@ -169,10 +170,10 @@ def put_session_back(
         newest = max(inferencer["cycle"] for inferencer in record["inferencers"])
         for inferencer in session.inferencers:
             inferencer.cycle = newest + 1
-        notes.append("new episodes from fresh seeds: the environments are divided otherwise now")
+        notes.append("new episodes from fresh seeds: the environments are divided differently")
     if keeps_round:
-        rows = programs.shapes
-        items = reader.round(rows, jax.eval_shape(lambda: resumed.state.step[0]))
+        step_state = jax.eval_shape(lambda: resumed.state.step[0])
+        items = reader.round(programs.shapes, step_state)
         session.kept_round = [_handed_over(item, hand_off) for item in items]
     elif record["round"]:
         notes.append("the round that was in flight is dropped")
@@ -190,7 +191,7 @@ def _put_back(
     replace: Callable[[Inferencer], Inferencer],
     notes: list[str],
 ) -> Inferencer:
-    """Return ``inferencer`` where it stood, or with new episodes, which a note says."""
+    """Return ``inferencer`` where it stood, or one with new episodes and a note why."""
     inferencer.cycle = reader.record["inferencers"][inferencer.index]["cycle"]
     saved = reader.env(inferencer.index)
     try:
@@ -202,7 +203,7 @@ def _put_back(
     except EnvError as error:
         reason = str(error)
         inferencer = replace(inferencer)
-    inferencer.cycle += 1  # a gap: what comes now continues nothing
+    inferencer.cycle += 1  # leave a gap, since the next trajectory continues none that was saved
     note = f"new episodes from fresh seeds: {reason}"
     if note not in notes:
         notes.append(note)
@@ -211,19 +212,17 @@ def _put_back(
 
 def _handed_over(item: Item, hand_off: HandOff) -> Item:
     placed = hand_off(item.trajectory, item.initial_step_state, item.final_step_state)
-    return item._replace(
-        trajectory=placed[0], initial_step_state=placed[1], final_step_state=placed[2]
-    )
+    return Item(item.inferencer, item.cycle, item.policy_version, *placed, item.step_infos)
 
 
 def split_again(parts: Sequence[PyTree], num_envs: int, new: Sequence[PyTree]) -> list[PyTree]:
-    """Return step states of other Inferencers, environments in the same order as before.
+    """Split step states over another number of Inferencers; environments keep their order.
 
     Args:
       parts: Step states of the old Inferencers, leaves ``[num_envs, ...]`` or of any shape.
-      num_envs: Environments of each.
-      new: Fresh step states of the new Inferencers, of as many environments in all; leaves that do
-        not have the environments in front (keys, scalars) stay as they are here.
+      num_envs: Number of environments of each old Inferencer.
+      new: Fresh step states of the new Inferencers, which have as many environments in all; they
+        provide the leaves that have no axis of environments in front (keys, scalars).
     """
     sizes = [len(parts), len(new)]
     each = num_envs * sizes[0] // sizes[1]
@@ -242,6 +241,6 @@ def split_again(parts: Sequence[PyTree], num_envs: int, new: Sequence[PyTree]) -
 
 
 def merged_counters(saved: Mapping[str, int]) -> Counters:
-    """Return counters as they were saved; those that are new since begin at 0."""
+    """Return the saved counters; those that this version does not know are left out, new ones 0."""
     known = {field.name for field in dataclasses.fields(Counters)}
     return Counters(**{name: value for name, value in saved.items() if name in known})

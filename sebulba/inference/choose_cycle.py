@@ -1,4 +1,4 @@
-"""Which way an Inferencer runs its cycles."""
+"""The rule that chooses between a stepped and a fused cycle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ def make_cycle(
     device: jax.Device,
     timer: PhaseTimer,
 ) -> tuple[Cycle, str]:
-    """Choose the way a cycle runs, by rule: fused where it can be and inference is on a CPU.
+    """Make the cycle of one Inferencer; "auto" is fused where possible and inference is on a CPU.
+
+    Args:
+      kind: How the cycle runs, or a function that makes it.
+      env: The environment of the Inferencer.
+      programs: Compiled pieces that all Inferencers share.
+      device: The inference device.
+      timer: Times the Inferencer's thread.
 
     Returns:
       The cycle, and the reason for its kind.

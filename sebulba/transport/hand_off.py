@@ -1,4 +1,4 @@
-"""The hand-off: what a cycle made, placed on the update devices."""
+"""The hand-off: places what a cycle made on the update devices."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sebulba.trees import copy_tree, is_on
 from sebulba.types import PyTree, Trajectory
 
 MOST_COPIED_BYTES = 1 << 18
-"""Up to here a program that copies is faster than ``jax.device_put``, which takes 15 us a leaf: 25
-against 135 us for a cycle of 16 steps of 32 CartPoles."""
+"""Up to this size a compiled copy is faster than ``jax.device_put``, which takes 15 us a leaf: 25
+instead of 135 us for a cycle of 16 steps of 32 CartPoles."""
 
 
 class HandOffToMesh:
-    """Places what a cycle made on the update devices, environments split over them."""
+    """Places what a cycle made on the update devices and splits the environments over them."""
 
     def __init__(self, agent: Agent, mesh: Mesh, num_envs: int) -> None:
-        """Hand over to ``mesh``; B = ``num_envs`` is a multiple of its size."""
+        """Place on ``mesh``, of axis ``"learner"``; B = ``num_envs`` is a multiple of its size."""
         self._agent = agent
         self._num_envs = num_envs
         self._split = NamedSharding(mesh, P(LEARNER_AXIS))
@@ -30,7 +30,7 @@ class HandOffToMesh:
     def __call__(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree
     ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Return (trajectory, initial, final) placed; the arguments are not used again."""
+        """Return all three on the update devices; the caller must not use the arguments again."""
         shard = self._agent.shard_step_state
         env_step, action, extras = self._place(trajectory[:3])
         return (
@@ -40,7 +40,7 @@ class HandOffToMesh:
         )
 
     def _place(self, rows: PyTree) -> PyTree:
-        """Split ``[T, B, ...]`` over the mesh; what is where it is to go already is left alone."""
+        """Split ``[T, B, ...]`` over the mesh; rows that are there already are returned as is."""
         devices = self._split.mesh.devices
         device = devices.flat[0]
         if devices.size > 1:
@@ -49,7 +49,7 @@ class HandOffToMesh:
             return rows
         leaves = jax.tree.leaves(rows)
         is_small = sum(leaf.nbytes for leaf in leaves) <= MOST_COPIED_BYTES
-        # A program takes arrays of the host and of its own device.
+        # A compiled program accepts only arrays on the host or on its own device.
         if is_small and all(isinstance(x, np.ndarray) or is_on(x, device) for x in leaves):
             return self._copy(rows)
         return jax.device_put(rows, device)
