@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 import sebulba
+from sebulba.agents.bases.on_policy import ActorCriticOutput
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig
 from sebulba.agents.impala import Impala
-from sebulba.agents.nets.networks import ActorCriticOutput
 
 
 class ResidualNetwork(nn.Module):
