@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import envpool
 import jax
+from sebulba.benchmarks.bare import bare_loop
 
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.bare import bare_loop
 from sebulba.benchmarks.memory import slope_error, theil_sen
 from sebulba.commands.experiment import build_agent, configure_jax
 from sebulba.configs.presets import PRESETS
