@@ -14,7 +14,7 @@ import dataclasses
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.stages import Stages
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker
-from sebulba.commands.experiment import configure_jax
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 
 

@@ -13,7 +13,7 @@ from sebulba.benchmarks import harness
 from sebulba.benchmarks.pictures import BLUE, picture
 from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
 from sebulba.benchmarks.worker import WorkerError, share_accelerator
-from sebulba.commands import experiment
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
@@ -116,7 +116,7 @@ def run(
     Raises:
       UsageError: An axis is unknown, or no value of one can run.
     """
-    experiment.configure_jax(config.platform, None, "off")
+    configure_jax(config.platform, None, "off")
     share_accelerator()
     chosen = choose_axes(all_axes(config, local_devices()), axes)
     title = f"bench scale: {preset}"

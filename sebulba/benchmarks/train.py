@@ -22,9 +22,9 @@ from sebulba.benchmarks.gil import CycleProcesses, gil_share
 from sebulba.benchmarks.pictures import open_frame, picture
 from sebulba.benchmarks.project.prototype_case import PrototypeCase
 from sebulba.benchmarks.stages import Stages
-from sebulba.commands.experiment import build_loop, configure_jax
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.loops.gymnasium_loop import Result
+from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.types import EnvFactory, StepInfos, Trajectory
 
 COMPARISONS = ("stepped", "fused", "prototype")
@@ -66,7 +66,14 @@ class TrainingCase:
         self._env_steps_per_cycle = config.steps_per_cycle * config.num_envs
         self._seen: list[tuple[float, float]] = []
         self._records: list[Mapping[str, Any]] = []
-        self.loop = build_loop(config, factory, agent, self, self._observe)
+        self.loop = GymnasiumLoop(
+            factory,
+            agent,
+            config.num_envs,
+            options=config,
+            metric_writer=self,
+            observe_cycle=self._observe,
+        )
         self.state: AgentState = self.loop.new_state(config.seed, config.steps_per_cycle)
         self.result: Result | None = None
         self._num_cycles = 0

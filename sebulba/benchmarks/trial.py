@@ -16,7 +16,7 @@ import jax
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.memory_use import peak_device_mb, peak_rss_mb
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker, WorkerError
-from sebulba.commands import experiment
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 
@@ -158,12 +158,14 @@ class _Meter:
     """
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
-        experiment.configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+        configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
         self._seconds = seconds
         interval_s = min(config.metrics_interval_s, seconds / WINDOWS)
         config = dataclasses.replace(config, metrics_interval_s=interval_s)
         factory, agent = harness.env_and_agent(config)
-        self._loop: GymnasiumLoop = experiment.build_loop(config, factory, agent, self)
+        self._loop = GymnasiumLoop(
+            factory, agent, config.num_envs, options=config, metric_writer=self
+        )
         self._steps_per_cycle = config.steps_per_cycle
         self._state = self._loop.new_state(config.seed, config.steps_per_cycle)
 

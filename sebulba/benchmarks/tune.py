@@ -18,7 +18,7 @@ import jax
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
 from sebulba.benchmarks.worker import WorkerError, share_accelerator
-from sebulba.commands import experiment
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.errors import UsageError
@@ -117,7 +117,7 @@ def run(
             f"output={output!r} must end in .json, by which sebulba train knows it; "
             f"use {output}.json"
         )
-    experiment.configure_jax(config.platform, None, "off")
+    configure_jax(config.platform, None, "off")
     share_accelerator()
     knobs = choose_knobs(config, local_devices(), keep)
     limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_memory_mb()

@@ -14,13 +14,14 @@ from typing import Any, Literal
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from sebulba.checks import nearest
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.gymnasium_adapter import (
     STEP_TIMEOUT_S,
     GymnasiumAdapter,
     vector_env_spec,
 )
-from sebulba.envs.option_checks import check_number, check_option_names, is_one_of, nearest
+from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
 from sebulba.errors import UsageError, shown

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
+from sebulba.checks import nearest
 from sebulba.errors import UsageError
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``"; the nearest are A, B"``, or "" if none is near."""
-    by_lower: dict[str, str] = {}
-    for one in known:
-        by_lower.setdefault(one.lower(), one)
-    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
-    return f"; the nearest are {', '.join(by_lower[one] for one in near)}" if near else ""
 
 
 def is_one_of(value: Any, *choices: str) -> bool:

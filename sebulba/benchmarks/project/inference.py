@@ -21,7 +21,7 @@ from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.bare import bare_loop
 from sebulba.benchmarks.project.plain_cycle import PlainCycle
 from sebulba.benchmarks.project.prototype import make_pool
-from sebulba.commands.experiment import configure_jax
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.envs import env_spec, seed_block
 from sebulba.inference.choose_cycle import MakeCycle
 from sebulba.learning.update_loop import ObserveCycle

@@ -21,7 +21,7 @@ from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.bare import bare_loop
 from sebulba.benchmarks.project.inference import acting_loop
 from sebulba.benchmarks.project.null import NullAgent, NullConfig, NullPool, NullVectorEnv
-from sebulba.commands.experiment import configure_jax
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.inference.inferencer import INFERENCER_PHASES
