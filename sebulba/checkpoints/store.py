@@ -29,9 +29,8 @@ from sebulba.checkpoints.parts import (
 from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
+from sebulba.files import PARTIAL
 
-PARTIAL = ".partial-"
-"""Prefix of the name of a folder that is being written or deleted; nothing ever reads it."""
 NUMBER_DIGITS = 12
 
 
