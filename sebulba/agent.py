@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, Generic, NamedTuple, TypeVar, final
+from typing import Generic, NamedTuple, TypeVar, final
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +56,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
     or environment code, and must not keep arrays on ``self``. Inside ``update_experience``,
     ``loss`` and ``optimize`` the axis ``"learner"`` is bound and arrays are this device's shard.
     """
-
-    config_class: ClassVar[type]
-    """The frozen dataclass of hyper-parameters."""
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
         """Keep the single-environment spaces and the hyper-parameters."""

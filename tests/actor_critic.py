@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sebulba
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import make_agent
 from sebulba.agents.replay.layouts import Transition
 from sebulba.types import EnvSpec
 from tests import probes

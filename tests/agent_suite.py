@@ -33,8 +33,8 @@ from sebulba.agents.configs import (
     SimplePolicyGradientConfig,
     TargetConfig,
     TorsoConfig,
+    make_agent,
 )
-from sebulba.agents.registry import make_agent
 from sebulba.agents.replay.layouts import store as replay_store
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
 from tests import oracle, questions

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sebulba
-from sebulba.agents.registry import _AGENTS
+from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, empty_env_step
@@ -34,8 +34,9 @@ NOT_NORMALIZED = {"normalize_observations": False, "normalize_rewards": False}
 NAMES = pytest.mark.parametrize("name", AGENTS)
 
 
-def test_every_registered_agent_is_in_the_suite() -> None:
-    assert {type(case.config) for case in AGENTS.values()} == set(_AGENTS)
+def test_every_agent_of_the_package_is_in_the_suite() -> None:
+    of_package = {cls for cls in agent_configs().values() if cls.__module__.startswith("sebulba.")}
+    assert {type(case.config) for case in AGENTS.values()} == of_package
 
 
 def leaves(tree: Any) -> list[np.ndarray]:

@@ -7,8 +7,6 @@ target bootstraps, and a ladder of exploration over all environments of all Infe
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
@@ -31,8 +29,6 @@ class DDPG(ActorCriticAgent[DDPGConfig]):
     The paper's noise is correlated in time; TD3, section 6.1, found no use in that.
     ``networks`` is ``{"actor", "critics"}``, and both have targets.
     """
-
-    config_class: ClassVar[type] = DDPGConfig
 
     def __init__(self, spec: EnvSpec, config: DDPGConfig) -> None:
         """Build the networks' description; no arrays are made.

@@ -7,7 +7,7 @@ Sources: Mnih et al. 2015 (doi 10.1038/nature14236); double: van Hasselt et al. 
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,6 @@ class StepState(NamedTuple):
 class DQN(OffPolicyAgent[DQNConfig]):
     """Q-learning on transitions drawn from a replay, towards a target network."""
 
-    config_class: ClassVar[type] = DQNConfig
     replay: TransitionReplay
     """Where batches are drawn."""
 

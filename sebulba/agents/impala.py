@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +16,6 @@ from sebulba.types import EnvSpec, PyTree
 
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """One update a trajectory: V-trace policy gradient, value regression, entropy bonus."""
-
-    config_class: ClassVar[type] = ImpalaConfig
 
     def __init__(self, spec: EnvSpec, config: ImpalaConfig) -> None:
         """Build the networks' description; no arrays are made.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -57,8 +57,6 @@ class PPOExperience(NamedTuple):
 
 class PPO(OnPolicyAgent[PPOConfig]):
     """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
-
-    config_class: ClassVar[type] = PPOConfig
 
     def __init__(self, spec: EnvSpec, config: PPOConfig) -> None:
         """Build the networks' description; no arrays are made.

@@ -7,7 +7,7 @@ Source: Kapturowski et al. 2019, Recurrent experience replay in distributed rein
 from __future__ import annotations
 
 import functools
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,6 @@ class StepState(NamedTuple):
 class R2D2(OffPolicyAgent[R2D2Config]):
     """Double Q-learning of n steps on prioritized sequences that overlap."""
 
-    config_class: ClassVar[type] = R2D2Config
     replay: SequenceReplay
     """Where batches are drawn."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,6 @@ class SAC(ActorCriticAgent[SACConfig]):
 
     ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets.
     """
-
-    config_class: ClassVar[type] = SACConfig
 
     def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
         """Build the networks' description; no arrays are made.

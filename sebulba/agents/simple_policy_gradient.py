@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 
@@ -20,8 +18,6 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
 
     Returns are cut at the end of the unroll, so ``steps_per_cycle`` is also the horizon.
     """
-
-    config_class: ClassVar[type] = SimplePolicyGradientConfig
 
     def __init__(self, spec: EnvSpec, config: SimplePolicyGradientConfig) -> None:
         """Build the network's description; no arrays are made.

@@ -16,7 +16,7 @@ import jax
 
 import sebulba
 from sebulba.agent import Agent
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import make_agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.commands.crash_report import LastRecord, write_end
 from sebulba.commands.exit_codes import EXIT_OK, exit_code_of
