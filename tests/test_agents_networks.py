@@ -13,7 +13,8 @@ import pytest
 
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
-from sebulba.agents.nets.networks import ObservationEncoder, orthogonal
+from sebulba.agents.nets.encoder import ObservationEncoder
+from sebulba.agents.nets.torso import orthogonal
 from sebulba.types import EnvSpec
 
 spaces = gymnasium.spaces

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, Statistics, StepState
+from sebulba.agents.bases.normalization import Statistics
+from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, StepState
 from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.optimizer import masked_mean
 from sebulba.agents.kernels.returns import gae, transitions
 from sebulba.errors import UsageError
-from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
+from sebulba.types import PyTree, RunSpec, Trajectory
 
 Metrics = dict[str, jax.Array]
 
@@ -57,22 +58,6 @@ class PPOExperience(NamedTuple):
 
 class PPO(OnPolicyAgent[PPOConfig]):
     """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
-
-    def __init__(self, spec: EnvSpec, config: PPOConfig) -> None:
-        """Build the networks' description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
-        super().__init__(
-            spec,
-            config,
-            value_head=True,
-            lstm_size=config.lstm_size,
-            separate_value_torso=config.separate_value_torso,
-            normalize_observations=config.normalize_observations,
-            normalize_rewards=config.normalize_rewards,
-        )
 
     def check_run(self, run: RunSpec) -> None:
         """Check that minibatches are of one size.
@@ -123,7 +108,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         return PPOExperience(
             batch=P(None, LEARNER_AXIS),  # type: ignore[arg-type]
             core=P(LEARNER_AXIS),
-            statistics=self.statistics_spec(),
+            statistics=self.normalization.spec(),
             order=P(LEARNER_AXIS),  # type: ignore[arg-type]
             minibatch=P(),  # type: ignore[arg-type]
         )
@@ -138,8 +123,8 @@ class PPO(OnPolicyAgent[PPOConfig]):
     ) -> PPOExperience:
         """Estimate values and advantages, once for all updates with this trajectory."""
         core = initial_step_state.core
-        trajectory, statistics = self.normalized(
-            trajectory, final_step_state, experience.statistics
+        trajectory, statistics = self.normalization(
+            trajectory, final_step_state.scaling, experience.statistics
         )
         row = trajectory.env_step
         value = self.evaluate(networks, row.obs, core, row.is_first).value

@@ -10,7 +10,7 @@ from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import SimplePolicyGradientConfig
 from sebulba.agents.kernels.optimizer import masked_mean
 from sebulba.agents.kernels.returns import n_step_returns, transitions
-from sebulba.types import EnvSpec, PyTree
+from sebulba.types import PyTree
 
 
 class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
@@ -18,14 +18,6 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
 
     Returns are cut at the end of the unroll, so ``steps_per_cycle`` is also the horizon.
     """
-
-    def __init__(self, spec: EnvSpec, config: SimplePolicyGradientConfig) -> None:
-        """Build the network's description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
-        super().__init__(spec, config, value_head=False)
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array

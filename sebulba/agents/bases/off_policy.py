@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypedDict, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import OptimizerConfig, ReplayConfig, TargetConfig, TorsoConfig
-from sebulba.agents.kernels.optimizer import make_optimizer
-from sebulba.agents.nets.networks import ObservationEncoder
+from sebulba.agents.configs.off_policy import OffPolicyConfig
 from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.layouts import Draw, Replay, SequenceReplay, TransitionReplay
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
-
-
-class OffPolicyConfig(Protocol):
-    """The hyper-parameters that every off-policy agent has."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Step size of the optimizer."""
-        ...
-
-    @property
-    def discount(self) -> float:
-        """Discount per environment step."""
-        ...
-
-    @property
-    def torso(self) -> TorsoConfig:
-        """Network from observation to features."""
-        ...
-
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        """From gradient to update."""
-        ...
-
-    @property
-    def replay(self) -> ReplayConfig:
-        """What is kept, what is drawn of it, and how often."""
-        ...
-
-    @property
-    def target(self) -> TargetConfig:
-        """How target networks follow."""
-        ...
-
 
 ConfigT = TypeVar("ConfigT", bound=OffPolicyConfig)
 
@@ -73,18 +36,22 @@ class OffPolicyAgent(Agent[ConfigT]):
     """Where batches are drawn; a subclass says which of the two."""
 
     def __init__(
-        self, spec: EnvSpec, config: ConfigT, replay: TransitionReplay | SequenceReplay
+        self,
+        spec: EnvSpec,
+        config: ConfigT,
+        replay: TransitionReplay | SequenceReplay,
+        optimizer: optax.GradientTransformation,
     ) -> None:
-        """Build encoder and optimizer; no arrays are made.
+        """Take the components; a subclass has described its networks before.
 
-        A subclass with several learning rates sets ``self.optimizer`` to one for all its networks.
+        Raises:
+          UsageError: An observation space that the networks cannot take.
         """
         super().__init__(spec, config)
         self.replay = replay
-        self.encode = ObservationEncoder(spec, config.torso)
-        self.optimizer: optax.GradientTransformation = make_optimizer(
-            config.learning_rate, config.optimizer
-        )
+        self.optimizer = optimizer
+        # Refuses an observation space here rather than in a thread.
+        jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
     # What a subclass may say of itself.
 
@@ -186,23 +153,6 @@ class OffPolicyAgent(Agent[ConfigT]):
         if isinstance(experience.stack, StackState):
             metrics["replay_stacks_lost"] = experience.stack.lost.astype(jnp.float32)
         return metrics
-
-
-class ReplayOptions(TypedDict):
-    """What both layouts of a replay take."""
-
-    capacity: int
-    priority_exponent: float
-    frame_stack: int
-
-
-def replay_options(spec: EnvSpec, config: ReplayConfig) -> ReplayOptions:
-    """Return the options of a replay of ``spec``'s environments."""
-    return ReplayOptions(
-        capacity=config.capacity,
-        priority_exponent=config.priority_exponent if config.prioritized else 0.0,
-        frame_stack=spec.frame_stack,
-    )
 
 
 def moved_target(

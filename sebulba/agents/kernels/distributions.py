@@ -97,6 +97,10 @@ class Categorical:
         """Return the index as an element of the space."""
         return (raw + self._start).astype(self._dtype)
 
+    def index(self, action: jax.Array) -> jax.Array:
+        """Return the index of an element of the space."""
+        return action - self._start
+
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
         """Return the log-probability of an index, ``[...]``."""
         # A one-hot product: gathers and their gradient (a scatter) are slow on CPU.

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.agents.nets.networks import is_image
+from sebulba.agents.nets.encoder import is_image
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -39,3 +41,13 @@ def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.Gradi
     if config.max_grad_norm:
         optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
     return optimizer
+
+
+def make_optimizers(
+    learning_rates: Mapping[str, float], config: OptimizerConfig
+) -> optax.GradientTransformation:
+    """Return an optimizer for networks that are a dict, each part with its own learning rate."""
+    return optax.multi_transform(
+        {name: make_optimizer(rate, config) for name, rate in learning_rates.items()},
+        {name: name for name in learning_rates},
+    )

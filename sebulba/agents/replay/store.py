@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.configs import ReplayConfig
 from sebulba.agents.replay.draw import draw_in_proportion
 from sebulba.agents.replay.frame_stack import (
     STACK_SPEC,
@@ -30,7 +31,7 @@ from sebulba.agents.replay.frame_stack import (
     take_apart,
 )
 from sebulba.errors import UsageError
-from sebulba.types import PyTree, RunSpec, Trajectory
+from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
 
 MIN_PRIORITY = 1e-6
 """Smaller priorities count as this: what has weight 0 would never be drawn again."""
@@ -109,6 +110,16 @@ class ReplayLayout(abc.ABC):
     frame_stack: int = 0
     """K where observations are ``[K, H, W]`` stacks (``EnvSpec.frame_stack``): frames are kept
     once and stacks rebuilt (see ``frame_stack.py``). 0 keeps observations as they are."""
+
+    @classmethod
+    def of(cls, spec: EnvSpec, config: ReplayConfig, **sizes: int) -> Self:
+        """Return the layout for observations of ``spec``; ``sizes`` are the subclass's own."""
+        return cls(
+            capacity=config.capacity,
+            priority_exponent=config.priority_exponent if config.prioritized else 0.0,
+            frame_stack=spec.frame_stack,
+            **sizes,
+        )
 
     # What a subclass says.
 
