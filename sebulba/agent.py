@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from typing import Generic, NamedTuple, TypeVar, final
 
 import jax
@@ -34,6 +35,16 @@ TRAJECTORY_SPEC = Trajectory(
 """Prefix tree of PartitionSpecs of a trajectory on the update devices: environments are split."""
 
 ConfigT = TypeVar("ConfigT")
+
+
+def is_spec(x: PyTree) -> bool:
+    """Tell whether ``x`` is a PartitionSpec: a leaf of a tree of them."""
+    return isinstance(x, P)
+
+
+def spec_of_each_leaf(specs: PyTree, tree: PyTree) -> PyTree:
+    """Return ``tree`` with its PartitionSpecs as leaves, given a prefix tree of them."""
+    return jax.tree.broadcast(specs, tree, is_leaf=is_spec)
 
 
 class AgentState(NamedTuple):
@@ -130,29 +141,50 @@ class Agent(abc.ABC, Generic[ConfigT]):
           Actions with extras, and the next step state.
         """
 
-    def shard_step_state(
-        self, step_state: PyTree, sharding: NamedSharding, *, num_envs: int
-    ) -> PyTree:
+    def step_state_spec(self) -> PyTree:
+        """Return a prefix tree of ``PartitionSpec`` over ``"learner"`` for a step state.
+
+        ``P("learner")`` says that a leaf is ``[B, ...]``, a row for each environment, and ``P()``
+        that it is anything else (a PRNG key, a scalar). The default finds out by tracing
+        ``new_step_state`` for 2 and for 3 environments: a leaf is ``[B, ...]`` if its first
+        dimension is 2 and 3.
+        """
+
+        def shapes(num_envs: int) -> PyTree:
+            run = RunSpec(num_envs, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
+            return jax.eval_shape(
+                lambda key: self.new_step_state(key, run, 0), jax.eval_shape(jax.random.key, 0)
+            )
+
+        def spec(two: jax.ShapeDtypeStruct, three: jax.ShapeDtypeStruct) -> P:
+            return P(LEARNER_AXIS) if (two.shape[:1], three.shape[:1]) == ((2,), (3,)) else P()
+
+        return jax.tree.map(spec, shapes(2), shapes(3))
+
+    @functools.cached_property
+    def _step_state_spec(self) -> PyTree:
+        return self.step_state_spec()
+
+    def shard_step_state(self, step_state: PyTree, sharding: NamedSharding) -> PyTree:
         """Place a step state on the update devices.
 
-        The default splits leaves whose first dimension is ``num_envs`` as ``sharding`` says and
-        replicates the rest (PRNG keys, scalars). What is where it is to go already is left alone.
+        The default places it as ``step_state_spec`` says. What is where it is to go already is
+        left alone.
 
         Args:
           step_state: On the inference device.
           sharding: ``NamedSharding(mesh, P("learner"))``.
-          num_envs: B, environments per Inferencer.
         """
-        replicated = NamedSharding(sharding.mesh, P())
+        mesh = sharding.mesh
 
-        def place(leaf: jax.Array) -> jax.Array:
-            if sharding.mesh.size == 1:
-                only = sharding.mesh.devices.flat[0]
-                return leaf if leaf.devices() == {only} else jax.device_put(leaf, only)
-            split = leaf.ndim > 0 and leaf.shape[0] == num_envs
-            return jax.device_put(leaf, sharding if split else replicated)
+        def place(spec: P, leaf: jax.Array) -> jax.Array:
+            if mesh.size > 1:
+                return jax.device_put(leaf, NamedSharding(mesh, spec))
+            only = mesh.devices.flat[0]
+            return leaf if leaf.devices() == {only} else jax.device_put(leaf, only)
 
-        return jax.tree.map(place, step_state)
+        specs = spec_of_each_leaf(self._step_state_spec, step_state)
+        return jax.tree.map(place, specs, step_state, is_leaf=is_spec)
 
     # What the update loop runs.
 

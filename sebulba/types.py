@@ -38,6 +38,28 @@ class EnvStep(NamedTuple):
     is_first: jax.Array | np.ndarray
     """``obs`` begins an episode, ``[B]`` bool."""
 
+    # What kind of transition ended here; trajectories have one more row than transitions, so that
+    # those of transitions 0 to T-1 are rows 1 to T: ``env_step.valid[1:]``.
+
+    @property
+    def valid(self) -> jax.Array | np.ndarray:
+        """A transition to learn from ended here, ``[B]`` bool; only meant after the first row.
+
+        If an episode begins here, ``prev_action`` had no effect (``inserted``), or the observation
+        that it led to is lost (``masked_truncation``), unless nothing would bootstrap from it.
+        """
+        return ~self.is_first | self.terminated
+
+    @property
+    def inserted(self) -> jax.Array | np.ndarray:
+        """Here is the reset that follows an end, ``[B]`` bool: ``prev_action`` had no effect."""
+        return self.is_first & ~(self.terminated | self.truncated)
+
+    @property
+    def masked_truncation(self) -> jax.Array | np.ndarray:
+        """Cut short and reset in the same step, ``[B]`` bool: the last observation is lost."""
+        return self.is_first & self.truncated & ~self.terminated
+
 
 class ActionOutput(NamedTuple):
     """What ``Agent.step`` decides."""
@@ -213,6 +235,20 @@ class EnvSpec:
     """Frames of the game per environment step."""
     name: str = ""
     """For messages."""
+    channels_first: bool | None = None
+    """Images are ``[channels, height, width]`` (True) or ``[height, width, channels]`` (False);
+    None, for environments that do not say it, has the sizes of each image decide."""
+
+    def has_channels_first(self, image: gymnasium.Space) -> bool:
+        """Tell the layout of an image, a Box of 3 dimensions in the observation space.
+
+        Where nothing says it, channels are taken to be first if there are fewer of them than rows
+        and columns. That is a guess: small maps of ``[height, width, channels]`` fall victim to it.
+        """
+        if self.frame_stack or self.channels_first is not None:
+            return bool(self.frame_stack or self.channels_first)
+        assert image.shape is not None
+        return image.shape[0] < min(image.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sebulba
+from sebulba.agent import Agent, is_spec, spec_of_each_leaf
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
@@ -137,7 +138,7 @@ def replicated_leaves(driver: Driver) -> list[jax.Array]:
 
 def invalid(trajectory: Any) -> Any:
     env_step = trajectory.env_step
-    return env_step.is_first[1:] & ~env_step.terminated[1:]
+    return ~env_step.valid[1:]
 
 
 def made_wild(trajectory: Any) -> Any:
@@ -235,6 +236,19 @@ def test_acting_networks_are_all_that_step_needs(name: str, explore: bool) -> No
     assert output.action.shape == (B, *space.shape) and output.action.dtype == space.dtype
     before = jax.eval_shape(lambda key: agent.new_step_state(key, run_spec(), 1), jax.random.key(0))
     assert step_state == before, "another step state would be compiled again"
+
+
+@NAMES
+def test_a_step_state_is_declared_as_its_shapes_are(name: str) -> None:
+    agent = AGENTS[name].to_count()
+    step_state = jax.eval_shape(
+        lambda key: agent.new_step_state(key, run_spec(), 1), jax.random.key(0)
+    )
+    declared = spec_of_each_leaf(agent.step_state_spec(), step_state)
+    assert declared == Agent.step_state_spec(agent)
+    assert any(map(any, jax.tree.leaves(declared, is_leaf=is_spec))) == any(
+        leaf.shape[:1] == (B,) for leaf in jax.tree.leaves(step_state)
+    )
 
 
 @NAMES

@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from sebulba.agents.bases.actor_and_critics import ActorAndCritics, StepState, critic_loss
+from sebulba.agents.bases.actor_and_critics import (
+    STEP_STATE_SPEC,
+    ActorAndCritics,
+    StepState,
+    critic_loss,
+)
 from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt
 from sebulba.agents.configs import DDPGConfig
 from sebulba.agents.kernels.exploration import exploration_ladder
@@ -63,6 +68,10 @@ class DDPG(OffPolicyAgent[DDPGConfig]):
         base, exponent = self.config.noise_scale, self.config.noise_exponent
         noise_scale = exploration_ladder(run, inferencer, base=base, exponent=exponent)
         return self.nets.new_step_state(key, run, noise_scale)
+
+    def step_state_spec(self) -> StepState:
+        """Split the scale of the noise."""
+        return STEP_STATE_SPEC
 
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True

@@ -12,9 +12,13 @@ import jax.numpy as jnp
 import optax
 
 from sebulba.agents.bases.off_policy import Opt
-from sebulba.agents.bases.value_based import ValueBasedAgent
+from sebulba.agents.bases.value_based import StepState, ValueBasedAgent
 from sebulba.agents.configs import DQNConfig
-from sebulba.agents.kernels.exploration import FallingEpsilon, exploration_ladder
+from sebulba.agents.kernels.exploration import (
+    FALLING_EPSILON_SPEC,
+    FallingEpsilon,
+    exploration_ladder,
+)
 from sebulba.agents.kernels.returns import double_q_values
 from sebulba.agents.nets.q_networks import value_of
 from sebulba.agents.replay.layouts import Replay, TransitionReplay
@@ -48,6 +52,10 @@ class DQN(ValueBasedAgent[DQNConfig]):
     def stepped_epsilon(self, epsilon: FallingEpsilon) -> tuple[jax.Array, FallingEpsilon]:
         """Return the probability of a random action now, ``[B]``, and what follows a step."""
         return epsilon.value, epsilon.stepped()
+
+    def step_state_spec(self) -> StepState:
+        """Split what exploration falls to."""
+        return super().step_state_spec()._replace(epsilon=FALLING_EPSILON_SPEC)
 
     def values(self, networks: PyTree, obs: PyTree) -> jax.Array:
         """Return the values of all actions, ``[N, A]``, of observations ``[N, ...]``."""

@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from sebulba.agents.bases.actor_and_critics import ActorAndCritics, StepState, critic_loss
+from sebulba.agents.bases.actor_and_critics import (
+    STEP_STATE_SPEC,
+    ActorAndCritics,
+    StepState,
+    critic_loss,
+)
 from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt
 from sebulba.agents.configs import SACConfig
 from sebulba.agents.kernels.distributions import SquashedGaussian
@@ -75,6 +80,10 @@ class SAC(OffPolicyAgent[SACConfig]):
         """Return a key, and how long these environments act at random."""
         del inferencer
         return self.nets.new_step_state(key, run)
+
+    def step_state_spec(self) -> StepState:
+        """Split nothing: the actor says how large the noise is."""
+        return STEP_STATE_SPEC
 
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True

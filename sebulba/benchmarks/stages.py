@@ -119,7 +119,7 @@ class Stages:
         self._envs: list[EnvAdapter] = []
         self._cycles: list[Cycle] = []
         self._works: dict[str, list[Work]] = {}
-        self._hand_off = HandOffToMesh(agent, self._mesh, config.num_envs)
+        self._hand_off = HandOffToMesh(agent, self._mesh)
         self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
         self._consumed = self._updates = 0
         self.kind = ""

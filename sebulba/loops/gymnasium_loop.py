@@ -209,7 +209,7 @@ class GymnasiumLoop:
         self._checkpointer = checkpointer
         self._skip_not_finite = on_not_finite == "skip"
         self._mesh = learner_mesh(self.update_devices)
-        self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
+        self._hand_off = HandOffToMesh(agent, self._mesh)
         self._stop_requested = threading.Event()
         self._closed = False
         self._hangs = False

@@ -19,10 +19,9 @@ against 135 us for a cycle of 16 steps of 32 CartPoles."""
 class HandOffToMesh:
     """Places what a cycle made on the update devices, environments split over them."""
 
-    def __init__(self, agent: Agent, mesh: Mesh, num_envs: int) -> None:
-        """Hand over to ``mesh``; B = ``num_envs`` is a multiple of its size."""
+    def __init__(self, agent: Agent, mesh: Mesh) -> None:
+        """Hand over to ``mesh``, whose size divides B."""
         self._agent = agent
-        self._num_envs = num_envs
         self._split = NamedSharding(mesh, P(LEARNER_AXIS))
         self._split_rows = NamedSharding(mesh, P(None, LEARNER_AXIS))
         self._copy = jax.jit(copy_tree, out_shardings=SingleDeviceSharding(mesh.devices.flat[0]))
@@ -35,8 +34,8 @@ class HandOffToMesh:
         env_step, action, extras = self._place(trajectory[:3])
         return (
             trajectory._replace(env_step=env_step, action=action, extras=extras),
-            shard(initial, self._split, num_envs=self._num_envs),
-            shard(final, self._split, num_envs=self._num_envs),
+            shard(initial, self._split),
+            shard(final, self._split),
         )
 
     def _place(self, rows: PyTree) -> PyTree:

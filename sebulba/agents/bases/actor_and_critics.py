@@ -12,7 +12,9 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
+from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
@@ -49,6 +51,10 @@ class StepState(NamedTuple):
     """Steps still to take at random, int32."""
     noise_scale: PyTree
     """Scale of the noise of each environment, ``[B]``; ``()`` where the actor says it."""
+
+
+STEP_STATE_SPEC = StepState(P(), P(), P(LEARNER_AXIS))  # type: ignore[arg-type]
+"""Prefix tree of PartitionSpecs of a StepState."""
 
 
 class ActorAndCritics:

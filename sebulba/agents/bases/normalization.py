@@ -43,6 +43,11 @@ class Normalization:
             flattened = config.torso.kind == "mlp"
             self._observations = ObservationNormalizer(spec, images_are_flattened=flattened)
 
+    @property
+    def scales_observations(self) -> bool:
+        """Whether observations are normalised."""
+        return self._observations is not None
+
     def new(self, run: RunSpec) -> Statistics:
         """Return statistics of nothing."""
         return Statistics(

@@ -130,11 +130,12 @@ class OnPolicyAgent(Agent[ConfigT]):
         del key
         statistics = self.normalization.new(run)
         scaling = self.normalization.scaling(statistics)
-        trajectory = self.empty_trajectory(_with_scaling(networks, scaling), run)
+        core = zero_core(self.config.lstm_size, run.num_envs)
+        empty = Experience((), core, statistics)  # type: ignore[arg-type]
+        trajectory = self.empty_trajectory(self.acting_networks(networks, empty), run)
         row = trajectory.env_step
         row = row._replace(obs=self.normalization.scaled(scaling, row.obs))
-        core = zero_core(self.config.lstm_size, run.num_envs)
-        return Experience(trajectory._replace(env_step=row), core, statistics)
+        return empty._replace(trajectory=trajectory._replace(env_step=row))
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:
         """Keep the statistics; the trajectory in it has been learned from."""
@@ -147,9 +148,15 @@ class OnPolicyAgent(Agent[ConfigT]):
         scaling = self.normalization.scaling(self.normalization.new(run))
         return StepState(key, zero_core(self.config.lstm_size, run.num_envs), scaling)
 
+    def step_state_spec(self) -> StepState:
+        """Split recurrent states."""
+        return StepState(P(), P(LEARNER_AXIS), P())  # type: ignore[arg-type]
+
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return the networks, with the scaling of observations where there is one."""
-        return _with_scaling(networks, self.normalization.scaling(experience.statistics))
+        if not self.normalization.scales_observations:
+            return networks
+        return ActingNetworks(networks, self.normalization.scaling(experience.statistics))
 
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
@@ -204,8 +211,3 @@ class OnPolicyAgent(Agent[ConfigT]):
     def experience_spec(self) -> PyTree:
         """Split environments."""
         return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS), self.normalization.spec())
-
-
-def _with_scaling(networks: PyTree, scaling: PyTree) -> PyTree:
-    """Return what an agent acts with: its networks alone where nothing is scaled."""
-    return ActingNetworks(networks, scaling) if scaling else networks

@@ -7,7 +7,9 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.exploration import epsilon_greedy
@@ -104,6 +106,10 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT]):
         return StepState(
             key, self.new_epsilon(run, inferencer), zero_core(self.config.lstm_size, run.num_envs)
         )
+
+    def step_state_spec(self) -> StepState:
+        """Split exploration, all of which has a row for each environment, and recurrent states."""
+        return StepState(P(), P(LEARNER_AXIS), P(LEARNER_AXIS))  # type: ignore[arg-type]
 
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True

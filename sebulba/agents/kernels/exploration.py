@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from sebulba.agent import LEARNER_AXIS
 from sebulba.types import RunSpec
 
 
@@ -57,6 +59,10 @@ class FallingEpsilon(NamedTuple):
     def stepped(self) -> FallingEpsilon:
         """Return what follows a step of the vector environment."""
         return self._replace(share=jnp.minimum(self.share + self.share_per_step, 1.0))
+
+
+FALLING_EPSILON_SPEC = FallingEpsilon(P(), P(LEARNER_AXIS), P(), P())  # type: ignore[arg-type]
+"""PartitionSpecs of a FallingEpsilon."""
 
 
 def epsilon_greedy(

@@ -77,8 +77,7 @@ def updated_moments(moments: Moments, x: jax.Array, weight: jax.Array) -> Moment
 class Scaling(NamedTuple):
     """How to normalise one array of an observation.
 
-    The leading dimension of 1 tells it from what has a row for each environment, so that it is
-    copied to the update devices and not split.
+    The leading dimension of 1 is how checkpoints and trained policies have always stored it.
     """
 
     mean: jax.Array
@@ -200,8 +199,7 @@ def normalized_rewards(
     goes_on = gamma * (1.0 - ended[:-1].astype(jnp.float32))
     before = statistics.so_far[inferencer]
     last, sums = jax.lax.scan(_add_reward, before, (reward[1:], goes_on), unroll=8)
-    inserted = jnp.asarray(env_step.is_first[1:]) & ~ended[1:]
-    moments = updated_moments(statistics.moments, sums, ~inserted)
+    moments = updated_moments(statistics.moments, sums, ~jnp.asarray(env_step.inserted[1:]))
     factor = jax.lax.rsqrt(moments.variance + _EPSILON)
     so_far = statistics.so_far.at[inferencer].set(last)
     scaled = jnp.clip(factor * reward, -LARGEST, LARGEST)

@@ -42,7 +42,7 @@ def transitions(trajectory: Trajectory, gamma: float, reward_scale: float = 1.0)
         reward=reward_scale * jnp.asarray(row.reward[1:], jnp.float32),
         discount=gamma * (1.0 - terminated.astype(jnp.float32)),
         last=terminated | row.truncated[1:],
-        valid=terminated | ~row.is_first[1:],
+        valid=jnp.asarray(row.valid[1:]),
     )
 
 

@@ -40,8 +40,7 @@ class ObservationEncoder:
         Raises:
           UsageError: An observation space that networks cannot take.
         """
-        self._space = spec.observation_space
-        self._frame_stack = spec.frame_stack
+        self._spec = spec
         self._images = config.kind != "mlp"
         self._scale_bounded = config.scale_bounded_observations
 
@@ -49,7 +48,7 @@ class ObservationEncoder:
         """Encode observations with ``num_leading`` leading dimensions, which are merged into N."""
         vectors: list[jax.Array] = []
         images: list[jax.Array] = []
-        self._encode(self._space, obs, num_leading, vectors, images)
+        self._encode(self._spec.observation_space, obs, num_leading, vectors, images)
         if vectors:
             return Encoded(jnp.concatenate(vectors, axis=-1), tuple(images))
         return Encoded(jnp.zeros((images[0].shape[0], 0), jnp.float32), tuple(images))
@@ -80,17 +79,17 @@ class ObservationEncoder:
                 "or a Dict of these; wrap the environment to give one"
             )
         elif self._images and is_image(space):
-            images.append(self._image(x))
+            images.append(self._image(x, space))
         else:
             vectors.append(self._flat(x, space))
 
-    def _image(self, x: jax.Array) -> jax.Array:
+    def _image(self, x: jax.Array, space: gymnasium.spaces.Box) -> jax.Array:
         """Return ``[N, height, width, channels]``."""
         if x.ndim == 5:  # A stack of colour frames, [N, stack, height, width, channels].
             x = jnp.moveaxis(x, 1, -2).reshape(x.shape[0], x.shape[2], x.shape[3], -1)
         elif x.ndim == 3:
             x = x[..., None]
-        elif self._frame_stack or x.shape[1] < min(x.shape[2:]):
+        elif self._spec.has_channels_first(space):
             x = jnp.moveaxis(x, 1, -1)
         return _unit_pixels(x)
 

@@ -31,7 +31,7 @@ from sebulba.agents.replay.frame_stack import (
     take_apart,
 )
 from sebulba.errors import UsageError
-from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
+from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
 
 MIN_PRIORITY = 1e-6
 """Smaller priorities count as this: what has weight 0 would never be drawn again."""
@@ -49,6 +49,11 @@ class Rows(NamedTuple):
     terminated: jax.Array
     truncated: jax.Array
     is_first: jax.Array
+
+    @property
+    def consequences(self) -> EnvStep:
+        """Reward and flags as an ``EnvStep``, without observation and action."""
+        return EnvStep((), (), *self[3:])  # type: ignore[arg-type]
 
 
 class Replay(NamedTuple):
