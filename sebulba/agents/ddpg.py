@@ -31,22 +31,15 @@ _NOISE_CLIP = 2.5
 """The noise on a target's action is clipped at so many standard deviations (0.5 / 0.2 in TD3)."""
 
 
-class DDPG(OffPolicyAgent[DDPGConfig]):
+class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
     """A deterministic policy that climbs the critic; Gaussian noise explores.
 
     The paper's noise is correlated in time; TD3, section 6.1, found no use in that.
     ``networks`` is ``{"actor", "critics"}``, and both have targets.
     """
 
-    replay: TransitionReplay
-    """Where batches are drawn."""
-
     def __init__(self, spec: EnvSpec, config: DDPGConfig) -> None:
-        """Build the networks' description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
+        """Describe networks and replay; raise UsageError for a space that does not fit."""
         self.nets = ActorAndCritics(
             spec, config, agent_name="DDPG", params_per_action=1, num_critics=config.num_critics
         )

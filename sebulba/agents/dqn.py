@@ -25,18 +25,11 @@ from sebulba.agents.replay.layouts import Replay, TransitionReplay
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
 
-class DQN(ValueBasedAgent[DQNConfig]):
+class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
     """Q-learning on transitions drawn from a replay, towards a target network."""
 
-    replay: TransitionReplay
-    """Where batches are drawn."""
-
     def __init__(self, spec: EnvSpec, config: DQNConfig) -> None:
-        """Build the network's description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
+        """Describe networks and replay; raise UsageError for a space that does not fit."""
         replay = TransitionReplay.of(spec, config.replay, num_steps=config.num_steps)
         super().__init__(spec, config, replay)
 

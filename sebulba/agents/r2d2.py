@@ -30,18 +30,11 @@ from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec
 
 
-class R2D2(ValueBasedAgent[R2D2Config]):
+class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
     """Double Q-learning of n steps on prioritized sequences that overlap."""
 
-    replay: SequenceReplay
-    """Where batches are drawn."""
-
     def __init__(self, spec: EnvSpec, config: R2D2Config) -> None:
-        """Build the network's description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
+        """Describe networks and replay; raise UsageError for a space that does not fit."""
         length = config.burn_in + config.sequence_length
         super().__init__(spec, config, SequenceReplay.of(spec, config.replay, length=length))
 

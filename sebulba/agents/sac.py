@@ -33,21 +33,14 @@ class Sampled(NamedTuple):
     """Its log-density, ``[N]``, in nats."""
 
 
-class SAC(OffPolicyAgent[SACConfig]):
+class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
     """Two critics, a Gaussian policy that is squashed, and a temperature that learns.
 
     ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets.
     """
 
-    replay: TransitionReplay
-    """Where batches are drawn."""
-
     def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
-        """Build the networks' description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
+        """Describe networks and replay; raise UsageError for a space that does not fit."""
         self.nets = ActorAndCritics(
             spec, config, agent_name="SAC", params_per_action=2, num_critics=2
         )

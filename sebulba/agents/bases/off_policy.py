@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,12 @@ import optax
 from sebulba.agent import Agent
 from sebulba.agents.configs.off_policy import OffPolicyConfig
 from sebulba.agents.replay.frame_stack import StackState
-from sebulba.agents.replay.layouts import Draw, Replay, SequenceReplay, TransitionReplay
+from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
 
 ConfigT = TypeVar("ConfigT", bound=OffPolicyConfig)
+ReplayT = TypeVar("ReplayT", bound=ReplayLayout)
 
 
 class Opt(NamedTuple):
@@ -29,17 +30,14 @@ class Opt(NamedTuple):
     """Updates so far, int32."""
 
 
-class OffPolicyAgent(Agent[ConfigT]):
+class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     """An agent whose experience is a replay; a subclass adds networks, ``step`` and ``loss``."""
-
-    replay: TransitionReplay | SequenceReplay
-    """Where batches are drawn; a subclass says which of the two."""
 
     def __init__(
         self,
         spec: EnvSpec,
         config: ConfigT,
-        replay: TransitionReplay | SequenceReplay,
+        replay: ReplayT,
         optimizer: optax.GradientTransformation,
     ) -> None:
         """Take the components; a subclass has described its networks before.

@@ -19,7 +19,7 @@ from sebulba.agents.configs.on_policy import OnPolicyConfig
 from sebulba.agents.kernels.distributions import make_distribution
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import ObservationEncoder
-from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput, HeadSizes
+from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput
 from sebulba.agents.nets.torso import zero_core
 from sebulba.one_kernel import one_kernel
 from sebulba.types import (
@@ -88,11 +88,9 @@ class OnPolicyAgent(Agent[ConfigT]):
         self.normalization = Normalization(spec, config)
         self.distribution = make_distribution(spec.action_space)
         self.network = ActorCritic(
-            heads=HeadSizes(
-                num_params=self.distribution.num_params,
-                num_free_params=self.distribution.num_free_params,
-                initial_free_param=math.log(config.initial_std),
-            ),
+            num_params=self.distribution.num_params,
+            num_free_params=self.distribution.num_free_params,
+            initial_free_param=math.log(config.initial_std),
             torso=config.torso,
             lstm_size=config.lstm_size,
             value_head=config.value_head,

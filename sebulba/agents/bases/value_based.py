@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import abc
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.agents.bases.off_policy import OffPolicyAgent
+from sebulba.agents.bases.off_policy import OffPolicyAgent, ReplayT
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.exploration import epsilon_greedy
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import ObservationEncoder
 from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions
 from sebulba.agents.nets.torso import zero_core
-from sebulba.agents.replay.layouts import SequenceReplay, TransitionReplay
 from sebulba.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
@@ -35,12 +34,10 @@ class StepState(NamedTuple):
     """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
 
 
-class ValueBasedAgent(OffPolicyAgent[ConfigT]):
+class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT]):
     """An agent that takes the action of the greatest value; a subclass adds ``loss``."""
 
-    def __init__(
-        self, spec: EnvSpec, config: ConfigT, replay: TransitionReplay | SequenceReplay
-    ) -> None:
+    def __init__(self, spec: EnvSpec, config: ConfigT, replay: ReplayT) -> None:
         """Build the network's description; no arrays are made.
 
         Raises:

@@ -12,11 +12,7 @@ from sebulba.agents.configs.off_policy import ContinuousControlConfig
 
 @dataclasses.dataclass(frozen=True)
 class DDPGConfig(ContinuousControlConfig):
-    """Hyper-parameters of DDPG (Lillicrap et al. 2015, arXiv 1509.02971) and its refinements.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of DDPG (Lillicrap et al. 2015, arXiv 1509.02971) and its refinements."""
 
     agent_class: ClassVar[str] = "sebulba.agents.ddpg:DDPG"
 

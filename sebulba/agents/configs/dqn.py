@@ -13,11 +13,7 @@ from sebulba.agents.configs.shared import OptimizerConfig
 
 @dataclasses.dataclass(frozen=True)
 class DQNConfig(ValueBasedConfig):
-    """Hyper-parameters of DQN (Mnih et al. 2015, doi 10.1038/nature14236) and its refinements.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of DQN (Mnih et al. 2015, doi 10.1038/nature14236) and its refinements."""
 
     agent_class: ClassVar[str] = "sebulba.agents.dqn:DQN"
 

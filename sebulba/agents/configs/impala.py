@@ -11,11 +11,7 @@ from sebulba.agents.configs.on_policy import ActorCriticConfig
 
 @dataclasses.dataclass(frozen=True)
 class ImpalaConfig(ActorCriticConfig):
-    """Hyper-parameters of IMPALA (Espeholt et al. 2018, arXiv 1802.01561).
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of IMPALA (Espeholt et al. 2018, arXiv 1802.01561)."""
 
     agent_class: ClassVar[str] = "sebulba.agents.impala:Impala"
 

@@ -12,11 +12,7 @@ from sebulba.agents.configs.shared import CommonConfig, OptimizerConfig, TorsoCo
 
 @dataclasses.dataclass(frozen=True)
 class OffPolicyConfig(CommonConfig):
-    """Hyper-parameters of an agent that draws what it learns from out of a replay.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of an agent that draws what it learns from out of a replay."""
 
     torso: TorsoConfig = TorsoConfig(activation="relu")
     """Network from observation to features."""
@@ -28,11 +24,7 @@ class OffPolicyConfig(CommonConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ValueBasedConfig(OffPolicyConfig):
-    """Hyper-parameters of an agent that learns the values of discrete actions.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of an agent that learns the values of discrete actions."""
 
     num_steps: int = 1
     """Rewards in a target before it bootstraps (n)."""
@@ -58,11 +50,7 @@ class ValueBasedConfig(OffPolicyConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ContinuousControlConfig(OffPolicyConfig):
-    """Hyper-parameters of an agent whose critics teach its actor continuous actions.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of an agent whose critics teach its actor continuous actions."""
 
     learning_rate: float = 3e-4
     """Step size of the actor's optimizer."""

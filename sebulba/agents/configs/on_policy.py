@@ -11,11 +11,7 @@ from sebulba.agents.configs.shared import CommonConfig
 
 @dataclasses.dataclass(frozen=True)
 class OnPolicyConfig(CommonConfig):
-    """Hyper-parameters of a policy that learns by its gradient.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of a policy that learns by its gradient."""
 
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
@@ -44,11 +40,7 @@ class OnPolicyConfig(CommonConfig):
 
 @dataclasses.dataclass(frozen=True)
 class ActorCriticConfig(OnPolicyConfig):
-    """Hyper-parameters of an on-policy actor with one critic, an estimate of the value.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of an on-policy actor with one critic, an estimate of the value."""
 
     value_coefficient: float = 0.5
     """Weight of the value loss, which is half the mean square."""

@@ -12,11 +12,7 @@ from sebulba.agents.configs.on_policy import ActorCriticConfig
 
 @dataclasses.dataclass(frozen=True)
 class PPOConfig(ActorCriticConfig):
-    """Hyper-parameters of PPO (Schulman et al. 2017, arXiv 1707.06347).
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of PPO (Schulman et al. 2017, arXiv 1707.06347)."""
 
     agent_class: ClassVar[str] = "sebulba.agents.ppo:PPO"
 

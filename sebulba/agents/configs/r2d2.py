@@ -18,9 +18,6 @@ class R2D2Config(ValueBasedConfig):
     The defaults are the paper's (table 2), but for the size of the replay. A batch is of sequences;
     one begins at the first row of every trajectory, where the recurrent state is stored, so that
     ``steps_per_cycle`` is the paper's replay period.
-
-    Raises:
-      UsageError: A field is out of its range.
     """
 
     agent_class: ClassVar[str] = "sebulba.agents.r2d2:R2D2"

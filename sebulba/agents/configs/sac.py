@@ -12,11 +12,7 @@ from sebulba.agents.configs.off_policy import ContinuousControlConfig
 
 @dataclasses.dataclass(frozen=True)
 class SACConfig(ContinuousControlConfig):
-    """Hyper-parameters of SAC (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905).
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of SAC (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905)."""
 
     agent_class: ClassVar[str] = "sebulba.agents.sac:SAC"
 

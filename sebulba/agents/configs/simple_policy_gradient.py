@@ -11,11 +11,7 @@ from sebulba.agents.configs.shared import TorsoConfig
 
 @dataclasses.dataclass(frozen=True)
 class SimplePolicyGradientConfig(OnPolicyConfig):
-    """Hyper-parameters of REINFORCE.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of REINFORCE."""
 
     agent_class: ClassVar[str] = "sebulba.agents.simple_policy_gradient:SimplePolicyGradient"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -26,26 +25,20 @@ class ActorCriticOutput(NamedTuple):
     """Recurrent state after the last row, ``[B, ...]``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadSizes:
-    """What the heads put out."""
+class ActorCritic(nn.Module):
+    """Torso, optional LSTM, and heads for policy and value.
+
+    Of the parameters of the action distribution, ``num_params`` depend on the observation, and
+    ``num_free_params``, which are ``initial_free_param`` before training, do not.
+    """
 
     num_params: int
-    """Parameters of the action distribution that depend on the observation."""
     num_free_params: int
-    """Parameters that do not."""
     initial_free_param: float
-    """Their value before training."""
-
-
-class ActorCritic(nn.Module):
-    """Torso, optional LSTM, and heads for policy and value."""
-
-    heads: HeadSizes
     torso: TorsoConfig
-    lstm_size: int = 0
-    value_head: bool = True
-    separate_value_torso: bool = False
+    lstm_size: int
+    value_head: bool
+    separate_value_torso: bool
 
     @nn.compact
     def __call__(self, encoded: Encoded, core: PyTree, is_first: jax.Array) -> ActorCriticOutput:
@@ -61,10 +54,10 @@ class ActorCritic(nn.Module):
             rows = features.reshape(*is_first.shape, -1)
             core, rows = Core(self.lstm_size, name="core")(core, rows, is_first)
             features = rows.reshape(features.shape[0], -1)
-        params = dense(self.heads.num_params, 0.01, "policy")(features)
-        if self.heads.num_free_params:
-            init = nn.initializers.constant(self.heads.initial_free_param)
-            free = self.param("policy_free", init, (self.heads.num_free_params,))
+        params = dense(self.num_params, 0.01, "policy")(features)
+        if self.num_free_params:
+            init = nn.initializers.constant(self.initial_free_param)
+            free = self.param("policy_free", init, (self.num_free_params,))
             free = jnp.broadcast_to(free[None], (params.shape[0], free.shape[0]))
             params = jnp.concatenate([params, free], axis=-1)
         value = jnp.zeros(is_first.shape)
