@@ -113,7 +113,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
     @abc.abstractmethod
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
-        """Return the initial experience, in global (unsharded) shapes."""
+        """Return the initial experience with the shapes of all update devices together."""
 
     @abc.abstractmethod
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
@@ -168,8 +168,8 @@ class Agent(abc.ABC, Generic[ConfigT]):
     def shard_step_state(self, step_state: PyTree, sharding: NamedSharding) -> PyTree:
         """Place a step state on the update devices.
 
-        The default places it as ``step_state_spec`` says. What is where it is to go already is
-        left alone.
+        The default places each leaf as ``step_state_spec`` says. On a single device, leaves that
+        are there already are not copied.
 
         Args:
           step_state: On the inference device.
@@ -242,11 +242,11 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
-        """Return ``new`` with what of an experience of other sizes still counts in it.
+        """Return ``new`` with everything of ``saved`` that is still valid at other sizes.
 
-        For a run that is resumed with another number of Inferencers or environments. None, the
-        default, if what is lost would be missed, as with a replay: such a run is refused, unless
-        it is allowed to begin with ``new`` as it is.
+        Called when a run is resumed with another number of Inferencers or environments. The
+        default returns None, which says that nothing can be kept although it would be missed, as
+        with a replay: the run is then refused, unless it may begin with ``new`` as it is.
 
         Args:
           new: A new experience, or its shapes.

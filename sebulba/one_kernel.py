@@ -1,4 +1,4 @@
-"""Small computations as one kernel each, or in a row, for programs that are called very often."""
+"""Ways to keep XLA on a CPU from splitting small computations, which are called very often."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def one_kernel(
 ) -> Callable[..., ResultT]:
     """Return ``function`` in such a form that XLA on a CPU compiles it to one kernel.
 
-    There XLA runs every operation that it cannot fuse as a kernel of its own, about a microsecond
-    each, and hands independent ones to other threads, which costs more than they do. The mark is
-    the one that XLA gives to small loops of its own accord; elsewhere, with an XLA that does not
-    know it, and where arrays are large, ``function`` is what it was.
+    XLA on a CPU runs every operation that it cannot fuse as a separate kernel, about a microsecond
+    each, and hands independent ones to other threads, which costs more than the operations. The
+    mark used here is the one that XLA itself puts on small loops. On other platforms, in versions
+    of XLA that do not know the mark, and for large arrays, ``function`` is compiled as usual.
 
     Args:
-      function: Of pytrees of arrays. No products of matrices (they would be plain loops), no
-        scatter, no sort, no generator of bits but threefry: XLA has them in kernels of their own
-        only. What it makes on the way is no larger than its arguments.
-      reduces: It has sums, maxima or minima of floats.
+      function: Of pytrees of arrays. It must contain no matrix product (which would become plain
+        loops), no scatter, no sort, and no random bits but threefry: XLA compiles these to separate
+        kernels only. Its intermediate arrays are no larger than its arguments.
+      reduces: Whether it has sums, maxima or minima of floats.
     """
     most = MOST_REDUCED_ELEMENTS if reduces else MOST_ELEMENTS
     jitted = jax.jit(function)
@@ -53,11 +53,12 @@ def one_kernel(
 
 
 def after(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Return ``key`` in such a way that what uses it runs after ``x`` is known.
+    """Return ``key`` with a dependency on ``x``, so that what uses the key runs after ``x``.
 
-    XLA on a CPU would give the few microseconds of drawing to another thread, which costs more CPU
-    time than they do: acting with 5 layers of 200 took 63 us of it a step, and 32 us in a row.
-    ``jax.lax.optimization_barrier`` leaves no dependency in the compiled program, hence the value.
+    XLA on a CPU would otherwise draw random numbers, a few microseconds of work, in another
+    thread, which costs more CPU time than it saves: acting with 5 layers of 200 units took 63 us of
+    CPU time a step, and 32 us in sequence. ``jax.lax.optimization_barrier`` leaves no dependency in
+    the compiled program, so the dependency is in the value.
 
     Args:
       key: Typed PRNG key; another one comes back only if ``x`` is NaN.

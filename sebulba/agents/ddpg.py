@@ -57,7 +57,7 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
         return networks["actor"]
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
-        """Return a key, how long to act at random, and this Inferencer's part of the ladder."""
+        """Return a key, the number of random steps, and this Inferencer's part of the ladder."""
         base, exponent = self.config.noise_scale, self.config.noise_exponent
         noise_scale = exploration_ladder(run, inferencer, base=base, exponent=exponent)
         return self.nets.new_step_state(key, run, noise_scale)
@@ -69,7 +69,7 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
-        """Add noise to what the actor says, none without ``explore``."""
+        """Return the actor's actions, with noise if ``explore``."""
 
         def unit_action(params: jax.Array, key: jax.Array) -> jax.Array:
             unit = self.nets.squashing.unit(params)

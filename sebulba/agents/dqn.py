@@ -43,11 +43,11 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
         return FallingEpsilon.new(config.initial_epsilon, final, steps, run)
 
     def stepped_epsilon(self, epsilon: FallingEpsilon) -> tuple[jax.Array, FallingEpsilon]:
-        """Return the probability of a random action now, ``[B]``, and what follows a step."""
+        """Return the probability of a random action, ``[B]``, and the state for the next step."""
         return epsilon.value, epsilon.stepped()
 
     def step_state_spec(self) -> StepState:
-        """Split what exploration falls to."""
+        """Split the final epsilon; initial epsilon and progress are scalars."""
         return super().step_state_spec()._replace(epsilon=FALLING_EPSILON_SPEC)
 
     def values(self, networks: PyTree, obs: PyTree) -> jax.Array:

@@ -75,7 +75,7 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         return self.nets.new_step_state(key, run)
 
     def step_state_spec(self) -> StepState:
-        """Split nothing: the actor says how large the noise is."""
+        """Replicate everything: there is no noise scale for each environment."""
         return STEP_STATE_SPEC
 
     def step(

@@ -48,8 +48,8 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
 def _normalized(returns: jax.Array, valid: jax.Array) -> jax.Array:
     """Return ``(returns - mean of the row) / standard deviation``, ``[T, B]``.
 
-    The mean is that of the same row over the environments of all devices: fewer rewards are left
-    towards the end of an unroll, which is nothing that an action did.
+    The mean is that of the same row over the environments of all devices. Returns shrink towards
+    the end of an unroll, where fewer rewards are left, and no action is the cause of that.
     """
     weight = valid.astype(jnp.float32)
     count = jax.lax.psum(jnp.sum(weight, axis=1), LEARNER_AXIS)

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: agent state, counters, Inferencers and the round in flight."""
+"""Resuming from a checkpoint: agent state, counters, Inferencers and the round in flight."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from sebulba.types import PyTree, RunSpec
 
 
 class Resumed(NamedTuple):
-    """What was read of an agent's state."""
+    """The agent's state as read from a checkpoint."""
 
     state: AgentState
     notes: list[str]
-    """What could not be kept, for people."""
+    """Messages for people about what could not be kept."""
     layout_fits: bool
-    """Inferencers and environments are as they were, so that positions can be put back."""
+    """Inferencers and environments are the same as before, so positions can be restored."""
     replay_is_new: bool
-    """The experience was dropped, so that its warm-up begins anew."""
+    """The experience was dropped, so its warm-up begins again."""
 
 
 def read_state(
@@ -42,10 +42,10 @@ def read_state(
 
     Args:
       agent: The algorithm.
-      reader: Of the checkpoint.
-      run: This run; steps_per_cycle is that of the checkpoint.
-      key: Of what has to be made anew.
-      drop_replay: Make the experience anew if it does not fit.
+      reader: Reads the checkpoint.
+      run: Sizes of this run; its steps_per_cycle is that of the checkpoint.
+      key: PRNG key for parts that have to be initialized again.
+      drop_replay: Begin with an empty experience if the saved one does not fit.
 
     Raises:
       UsageError: The checkpoint does not fit.
@@ -66,7 +66,7 @@ def read_state(
 def _experience(
     agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
 ) -> tuple[PyTree, bool]:
-    """Return the experience, and whether it is a new one in the place of a replay."""
+    """Return the experience, and whether it is an empty one that replaces a saved replay."""
 
     def shapes(run: RunSpec) -> PyTree:
         return jax.eval_shape(lambda key: agent.new_state(key, run).experience, key)
@@ -140,21 +140,21 @@ def put_session_back(
     hand_off: HandOff,
     replace: Callable[[Inferencer], Inferencer],
 ) -> list[str]:
-    """Put counters, episodes, Inferencers and the round in flight where they were saved.
+    """Restore counters, episodes, Inferencers and the round in flight as they were saved.
 
     Args:
-      session: To be put back; its Inferencers are new.
+      session: Is restored in place; its Inferencers are new.
       schedule: Of this run.
-      reader: Of the checkpoint.
+      reader: Reads the checkpoint.
       run: Sizes of this run.
-      resumed: What was read of the agent state.
-      programs: Say how a trajectory looks.
+      resumed: The agent state that was read.
+      programs: Know the shapes of a trajectory.
       hand_off: Places the round in flight on the update devices.
-      replace: Returns an Inferencer with new environments in the place of one whose cannot be put
-        back after all.
+      replace: Returns an Inferencer with new environments, for one whose environments cannot be
+        restored.
 
     Returns:
-      What could not be put back, for people.
+      Messages for people about what could not be restored.
     """
     notes: list[str] = []
     record = reader.record
@@ -191,7 +191,7 @@ def _put_back(
     replace: Callable[[Inferencer], Inferencer],
     notes: list[str],
 ) -> Inferencer:
-    """Return ``inferencer`` where it stood, or with new episodes, which a note says."""
+    """Return ``inferencer`` at its saved position; or with new episodes, and add a note."""
     inferencer.cycle = reader.record["inferencers"][inferencer.index]["cycle"]
     saved = reader.env(inferencer.index)
     try:
@@ -203,7 +203,7 @@ def _put_back(
     except EnvError as error:
         reason = str(error)
         inferencer = replace(inferencer)
-    inferencer.cycle += 1  # a gap: what comes now continues nothing
+    inferencer.cycle += 1  # leaves a gap: the next trajectory does not continue the saved one
     note = f"new episodes from fresh seeds: {reason}"
     if note not in notes:
         notes.append(note)
@@ -241,6 +241,6 @@ def split_again(spec: PyTree, parts: Sequence[PyTree], new: Sequence[PyTree]) ->
 
 
 def merged_counters(saved: Mapping[str, int]) -> Counters:
-    """Return counters as they were saved; those that are new since begin at 0."""
+    """Return the saved counters; counters that did not exist then begin at 0."""
     known = {field.name for field in dataclasses.fields(Counters)}
     return Counters(**{name: value for name, value in saved.items() if name in known})

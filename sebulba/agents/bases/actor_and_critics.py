@@ -1,6 +1,6 @@
-"""Actor and critics of continuous actions: the component that SAC and DDPG are made with.
+"""The component that SAC and DDPG share: actor and critics of continuous actions.
 
-The gradient of a critic with respect to the action trains the actor; a batch comes from a replay.
+The gradient of a critic with respect to the action trains the actor.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Batch(NamedTuple):
     """Transitions from the replay, leaves ``[N, ...]``."""
 
     obs: Encoded
-    """Where the action was taken."""
+    """Observations in which the actions were taken."""
     action: jax.Array
     """Unit action, ``[N, K]``."""
     reward: jax.Array
     """Scaled and discounted sum of the rewards until ``next_obs``, ``[N]``."""
     discount: jax.Array
-    """What the value of ``next_obs`` counts, 0 after a termination, ``[N]``."""
+    """Factor of the value of ``next_obs``, 0 after a termination, ``[N]``."""
     next_obs: Encoded
-    """Where the target bootstraps."""
+    """Observations from which the targets bootstrap."""
     weight: jax.Array
     """Importance weight of the draw, ``[N]``; 1 where it was uniform."""
 
@@ -50,7 +50,7 @@ class StepState(NamedTuple):
     random_steps: jax.Array
     """Steps still to take at random, int32."""
     noise_scale: PyTree
-    """Scale of the noise of each environment, ``[B]``; ``()`` where the actor says it."""
+    """Scale of the noise of each environment, ``[B]``; ``()`` if the actor decides it."""
 
 
 STEP_STATE_SPEC = StepState(P(), P(), P(LEARNER_AXIS))  # type: ignore[arg-type]
@@ -58,9 +58,9 @@ STEP_STATE_SPEC = StepState(P(), P(), P(LEARNER_AXIS))  # type: ignore[arg-type]
 
 
 class ActorAndCritics:
-    """The networks of an agent for continuous actions, and how it acts and sees a batch.
+    """Networks of an agent for continuous actions, how they act, and how they see a batch.
 
-    Its part of the networks is ``{"actor": ..., "critics": (..., ...)}``; only the actor acts.
+    Parameters are ``{"actor": ..., "critics": (..., ...)}``; only the actor is needed to act.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class ActorAndCritics:
 
     def values(self, critics: Sequence[PyTree], obs: Encoded, action: jax.Array) -> jax.Array:
         """Return the values that each critic gives to unit actions ``[N, K]``, ``[critics, N]``."""
-        # One after the other: mapped over stacked parameters they took the same time on a CPU,
-        # where convolutions would be grouped, which is slow.
+        # In a loop: vmap over stacked parameters takes the same time for an MLP on a CPU, and makes
+        # grouped convolutions of image networks, which are slow there.
         values = [self._critic.apply({"params": critic}, obs, action) for critic in critics]
         return jnp.stack(values)  # type: ignore[arg-type]
 
     def new_step_state(self, key: jax.Array, run: RunSpec, noise_scale: PyTree = ()) -> StepState:
-        """Return a key, how long to act at random, and the noise of these environments."""
+        """Return a key, the number of random steps, and the noise of these environments."""
         envs = run.num_envs * run.num_inferencers
         random_steps = jnp.int32(-(-self._config.random_env_steps // envs))
         return StepState(key, random_steps, noise_scale)
@@ -126,7 +126,7 @@ class ActorAndCritics:
         *,
         explore: bool,
     ) -> tuple[ActionOutput, StepState]:
-        """Act by the actor; at random at the beginning, unless ``explore`` is False.
+        """Act by the actor, or at random in the first steps unless ``explore`` is False.
 
         Args:
           actor: Its parameters.
@@ -147,7 +147,7 @@ class ActorAndCritics:
         return ActionOutput(self.squashing.action(unit)), next_state
 
     def batch(self, drawn: Transition, weight: jax.Array) -> Batch:
-        """Return transitions from the replay, and their importance weights, as networks take them.
+        """Return a batch for the networks from transitions and importance weights.
 
         Args:
           drawn: Leaves ``[N, ...]``.
@@ -164,7 +164,7 @@ class ActorAndCritics:
 
 
 class CriticLoss(NamedTuple):
-    """What the critics are to learn."""
+    """Loss and errors of the critics."""
 
     loss: jax.Array
     """Scalar; its gradient is that of the critics only."""

@@ -28,13 +28,13 @@ class Statistics(NamedTuple):
 
 
 class Normalization:
-    """Normalises what the configuration says; it holds no arrays."""
+    """Normalises observations and rewards if the configuration says so; it holds no arrays."""
 
     def __init__(self, spec: EnvSpec, config: OnPolicyConfig) -> None:
-        """Look for what is to be normalised.
+        """Find the parts of an observation that are to be normalised.
 
         Raises:
-          UsageError: Observations are to be normalised and have no numbers.
+          UsageError: Observations are to be normalised but contain no vector of numbers.
         """
         self._discount = config.discount
         self._rewards = config.normalize_rewards
@@ -49,7 +49,7 @@ class Normalization:
         return self._observations is not None
 
     def new(self, run: RunSpec) -> Statistics:
-        """Return statistics of nothing."""
+        """Return statistics without samples."""
         return Statistics(
             observations=self._observations.new() if self._observations else (),
             rewards=new_reward_statistics(run.num_inferencers, run.num_envs)
@@ -62,7 +62,7 @@ class Normalization:
         return Statistics(P(), REWARD_STATISTICS_SPEC if self._rewards else P())
 
     def refit(self, new: Statistics, saved: Statistics) -> Statistics:
-        """Return saved statistics for the environments of ``new``, which are others."""
+        """Return the saved statistics in the shapes of ``new``, which has other environments."""
         rewards = new.rewards
         if self._rewards:
             rewards = rewards._replace(moments=saved.rewards.moments)

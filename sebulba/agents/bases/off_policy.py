@@ -40,7 +40,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         replay: ReplayT,
         optimizer: optax.GradientTransformation,
     ) -> None:
-        """Take the components; a subclass has described its networks before.
+        """Take the components. A subclass describes its networks before it calls this.
 
         Raises:
           UsageError: An observation space that the networks cannot take.
@@ -48,24 +48,24 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         super().__init__(spec, config)
         self.replay = replay
         self.optimizer = optimizer
-        # Refuses an observation space here rather than in a thread.
+        # An observation space that does not fit raises here and not later in a thread.
         jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
-    # What a subclass may say of itself.
+    # What a subclass may override.
 
     def with_target(self, networks: PyTree) -> PyTree:
         """Return the part of ``networks`` that has a target network."""
         return networks
 
     def recurrent_state(self, step_state: PyTree) -> PyTree:
-        """Return what of a step state is stored with the first row of a trajectory."""
+        """Return the part of a step state that the replay stores with each trajectory."""
         del step_state
         return ()
 
     # The contract.
 
     def check_run(self, run: RunSpec) -> None:
-        """Check the batch over the update devices, and that warm-up fills what is drawn from.
+        """Check that the update devices can share a batch, and that warm-up fills enough.
 
         Raises:
           UsageError: A hyper-parameter does not fit ``run``.
@@ -79,7 +79,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return Opt(self.optimizer.init(networks), target, jnp.int32(0))
 
     def optimize(self, networks: PyTree, opt: Opt, grads: PyTree) -> tuple[PyTree, Opt]:
-        """Take one optimizer step and move the target when its period is over."""
+        """Take one optimizer step, and move the target at the end of its period."""
         updates, optimizer = self.optimizer.update(grads, opt.optimizer, networks)
         networks = optax.apply_updates(networks, updates)
         config = self.config.target
@@ -111,7 +111,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return self.replay.spec()
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return the updates due: 0 in warm-up, then in a fixed ratio to trajectories."""
+        """Return the number of updates: 0 in warm-up, then a fixed ratio to trajectories."""
         return self.config.replay.updates_due(cycle)
 
     # For a loss.
@@ -124,7 +124,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return draw, self.replay.importance_weights(experience, draw, exponent)
 
     def set_priority(self, experience: Replay, draw: Draw, priority: jax.Array) -> Replay:
-        """Give what was drawn its new priorities ``[N]``; uniform replay has none."""
+        """Set the priorities ``[N]`` of what was drawn; a uniform replay has none."""
         if not self.config.replay.prioritized:
             return experience
         return self.replay.set_priority(experience, draw, priority)
@@ -132,15 +132,14 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     def replay_metrics(
         self, experience: Replay, opt: Opt, rows_per_sample: int = 1
     ) -> dict[str, jax.Array]:
-        """Return how full the replay is, how often a row was drawn, on average over all, and how
-        many frame stacks could not be kept as frames.
+        """Return how full the replay is, draws per inserted row, and frame stacks that were lost.
 
-        The ratio counts from the beginning of the run, warm-up included, this update's draws too.
+        The ratio counts from the beginning of the run, including warm-up and this update.
 
         Args:
           experience: This device's shard.
           opt: Counts the updates before this one.
-          rows_per_sample: Environment steps that are learned from in one draw.
+          rows_per_sample: Environment steps in each item of a batch.
         """
         rows_per_update = self.config.replay.batch_size * rows_per_sample
         inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
@@ -164,9 +163,9 @@ def moved_target(
     Args:
       target: Laid out as ``networks``.
       networks: After the update.
-      updates: Updates so far, that one included, int32.
+      updates: Updates so far, including the one that made ``networks``, int32.
       period: Updates between two moves.
-      rate: How much of the way to ``networks`` a move goes, in (0, 1].
+      rate: Share of the way to ``networks`` that a move goes, in (0, 1].
     """
     moved = networks if rate == 1.0 else optax.incremental_update(networks, target, rate)
     if period == 1:
@@ -175,7 +174,7 @@ def moved_target(
 
 
 def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None:
-    """Raise UsageError unless some Inferencer has made a whole start when updates begin.
+    """Raise UsageError unless the replay is sure to have something to draw after warm-up.
 
     Args:
       warm_up_cycles: Trajectories before the first update, over all Inferencers.

@@ -47,7 +47,7 @@ class StepState(NamedTuple):
 
 
 class ActingNetworks(NamedTuple):
-    """What an agent acts with that normalises observations."""
+    """The acting networks of an agent that normalises observations."""
 
     networks: PyTree
     """Parameters."""
@@ -61,14 +61,14 @@ class Extras(NamedTuple):
     raw: jax.Array
     """The sample before it became an action (see :mod:`sebulba.agents.kernels.distributions`)."""
     log_prob: jax.Array
-    """Its log-probability when it was taken, ``[B]``."""
+    """Log-probability of the sample when it was drawn, ``[B]``."""
 
 
 class Experience(NamedTuple):
     """The newest trajectory."""
 
     trajectory: Trajectory
-    """``[T+1, B, ...]``; observations and rewards normalised, where they are to be."""
+    """``[T+1, B, ...]``; observations and rewards are normalised, if they have to be."""
     core: PyTree
     """Recurrent state before row 0, ``[B, ...]``."""
     statistics: Statistics
@@ -106,7 +106,7 @@ class OnPolicyAgent(Agent[ConfigT]):
     ) -> ActorCriticOutput:
         """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``.
 
-        ``networks`` are those that are trained, and ``obs`` is normalised if it is to be.
+        ``networks`` are the trained ones; ``obs`` is already normalised, if it has to be.
         """
         encoded = self._encode(obs, num_leading=2)
         return self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))  # type: ignore[return-value]
@@ -124,7 +124,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         return self._optimizer.init(networks)
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
-        """Return a trajectory of zeros, normalised as any, and statistics of nothing."""
+        """Return a trajectory of zeros in the dtypes of a normalised one, and empty statistics."""
         del key
         statistics = self.normalization.new(run)
         scaling = self.normalization.scaling(statistics)
@@ -136,7 +136,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         return empty._replace(trajectory=trajectory._replace(env_step=row))
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:
-        """Keep the statistics; the trajectory in it has been learned from."""
+        """Keep the statistics and drop the trajectory, which has been learned from."""
         statistics = self.normalization.refit(new.statistics, saved.statistics)
         return new._replace(statistics=statistics)
 
@@ -170,7 +170,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         params = output.params[0]
         impl = jax.random.key_impl(step_state.key)
         choose: Callable[..., tuple] = functools.partial(self._choose, explore, impl)
-        if impl == "threefry2x32":  # the others' generators are no kernels of XLA's
+        if impl == "threefry2x32":  # XLA has no single kernel for the other generators
             choose = one_kernel(choose, reduces=True)
         key_data, raw, log_prob, action = choose(jax.random.key_data(step_state.key), params)
         key = jax.random.wrap_key_data(key_data, impl=impl)

@@ -1,4 +1,4 @@
-"""What agents share that learn the values of discrete actions: network, memory, exploration."""
+"""What agents that learn the values of discrete actions share: network, memory, exploration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StepState(NamedTuple):
     key: jax.Array
     """Typed PRNG key of exploration."""
     epsilon: PyTree
-    """What ``ValueBasedAgent.new_epsilon`` returned, and what followed it."""
+    """How much each environment explores, as ``ValueBasedAgent.new_epsilon`` returns it."""
     core: PyTree
     """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
 
@@ -56,14 +56,17 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
             spec, config, replay, make_optimizer(config.learning_rate, config.optimizer)
         )
 
-    # What a subclass says of its exploration.
+    # Exploration, which a subclass decides.
 
     @abc.abstractmethod
     def new_epsilon(self, run: RunSpec, inferencer: int) -> PyTree:
-        """Return what says how often each environment of an Inferencer acts at random."""
+        """Return the initial state of exploration of an Inferencer's environments."""
 
     def stepped_epsilon(self, epsilon: PyTree) -> tuple[jax.Array, PyTree]:
-        """Return the probability of a random action now, ``[B]``, and what follows a step."""
+        """Return the probability of a random action now, ``[B]``, and the state for the next step.
+
+        The default is for a state that is the probability itself and stays constant.
+        """
         return epsilon, epsilon
 
     # Networks.
@@ -75,8 +78,8 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
     def _inputs(self, rows: EnvStep, core: PyTree) -> tuple:
         """Return the arguments of the network.
 
-        Where an episode begins nothing is seen of the one before, neither its recurrent state nor
-        its last action and reward.
+        Where an episode begins, the network sees nothing of the one before: the recurrent state is
+        reset, and the last action and reward are zeros.
         """
         encoded = self.encode(rows.obs, num_leading=2)
         is_first = jnp.asarray(rows.is_first)
@@ -105,7 +108,7 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         )
 
     def step_state_spec(self) -> StepState:
-        """Split exploration, all of which has a row for each environment, and recurrent states."""
+        """Split exploration, which has a row for each environment, and recurrent states."""
         return StepState(P(), P(LEARNER_AXIS), P(LEARNER_AXIS))  # type: ignore[arg-type]
 
     def step(

@@ -1,4 +1,4 @@
-"""What a configuration of any agent is, and the agent that is made of one."""
+"""The base of all configurations of agents, and the agent that a configuration names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AgentConfig:
     """The hyper-parameters of an agent; a subclass adds them and names the agent."""
 
     agent_class: ClassVar[str] = ""
-    """The agent that is made of these, as ``module:class``; imported only when it is made."""
+    """The agent, as ``module:class``; the module is imported when the agent is made."""
 
 
 def make_agent(spec: EnvSpec, config: AgentConfig) -> Agent:
@@ -39,9 +39,9 @@ def make_agent(spec: EnvSpec, config: AgentConfig) -> Agent:
 
 
 def agent_configs() -> dict[str, type[AgentConfig]]:
-    """Return the configurations that name an agent, by their own names.
+    """Return all configurations that name an agent, by class name.
 
-    All of this package, and those from elsewhere that have been imported.
+    These are those of this package, and those from elsewhere that have been imported.
     """
     package = importlib.import_module("sebulba.agents.configs")
     for module in pkgutil.iter_modules(package.__path__):

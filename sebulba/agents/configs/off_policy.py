@@ -12,7 +12,7 @@ from sebulba.agents.configs.shared import CommonConfig, OptimizerConfig, TorsoCo
 
 @dataclasses.dataclass(frozen=True)
 class OffPolicyConfig(CommonConfig):
-    """Hyper-parameters of an agent that draws what it learns from out of a replay."""
+    """Hyper-parameters of an agent that learns from what it draws out of a replay."""
 
     torso: TorsoConfig = TorsoConfig(activation="relu")
     """Network from observation to features."""
@@ -35,7 +35,7 @@ class ValueBasedConfig(OffPolicyConfig):
     head_hidden_sizes: tuple[int, ...] = ()
     """Units of each hidden layer between features and values; with dueling, of both streams."""
 
-    # No annotation: a constant here, and an option of an agent with a memory.
+    # Without an annotation this is a constant and not an option; R2D2 makes it an option.
     lstm_size = 0
     """Units of an LSTM; there is none."""
 

@@ -19,7 +19,7 @@ class OnPolicyConfig(CommonConfig):
     """Standard deviation of continuous actions before training, in units of half the range where
     the action is bounded."""
 
-    # No annotations: these are constants here, and options of an actor-critic.
+    # Without annotations these are constants and not options; an actor-critic makes them options.
     value_head = False
     """Whether the network also estimates a value."""
     lstm_size = 0

@@ -1,4 +1,4 @@
-"""From the gradient to the update, as every agent does it."""
+"""Optimizers from configurations, and the mean of a loss over valid cells of all devices."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sebulba.agents.configs import OptimizerConfig
 def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
     """Return this device's part of the mean of ``x`` over valid cells of all devices.
 
-    The mean of it over devices is the mean over all valid cells, also where devices hold unequal
-    numbers of them.
+    The mean of these parts over devices is the mean over all valid cells, even if devices hold
+    unequal numbers of them.
 
     Args:
       x: ``[T, B]``.
       valid: ``[T, B]`` bool.
     """
     count = jax.lax.pmean(jnp.sum(valid, dtype=jnp.float32), LEARNER_AXIS)
-    # At least one: a batch without any valid cell gives 0, not NaN.
+    # The lower bound lets a batch without any valid cell give 0 and not NaN.
     return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(count, 1e-8)
 
 

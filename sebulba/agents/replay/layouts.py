@@ -58,8 +58,8 @@ class Sequence(NamedTuple):
 class TransitionReplay(ReplayLayout):
     """Draws transitions over ``num_steps`` environment steps; every row may be a start.
 
-    A transition that an environment inserted (``~valid``: from the last observation of an episode
-    to the reset) is no start and is never bridged.
+    A transition that is not valid (from the last observation of an episode to the reset) is never
+    a start, and no transition over several steps contains it.
     """
 
     num_steps: int = 1
@@ -76,10 +76,10 @@ class TransitionReplay(ReplayLayout):
         return 1
 
     def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
-        """Return the weights after a trajectory was written at ``place``, of S."""
+        """Return the weights after a trajectory was written at ``place`` (of S places)."""
         n, steps, num_rows = self.num_steps, replay.steps_per_cycle, replay.num_rows
         head = place * steps
-        # The first T of these rows are the starts that are complete now, the others follow them.
+        # The first T of these rows are the starts that this trajectory completes.
         window = (head - n + jnp.arange(steps + n)) % num_rows
         after = jax.tree.map(lambda x: x[inferencer, window[1:]], replay.rows.consequences)
         can_start = after.valid[:steps]
@@ -158,7 +158,7 @@ class SequenceReplay(ReplayLayout):
         """Return the weights after a trajectory was written at ``place``, of S."""
         steps, num_places = replay.steps_per_cycle, replay.cycle.shape[1]
         needed = -(-self.rows_of_start // steps)
-        # The first of these trajectories is the start that is complete now.
+        # This trajectory completes the start at the first of these.
         window = (place - needed + 1 + jnp.arange(needed)) % num_places
         can_start = jnp.full(replay.weight.shape[2], replay.stream[inferencer] >= needed)
         if isinstance(replay.stack, StackState):
