@@ -318,7 +318,7 @@ def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(
     updater.place(state)
     step_states = kept.initial_step_state, kept.final_step_state
     copies = jax.tree.map(lambda x: x.copy(), step_states)
-    placed = HandOffToMesh(agent, mesh, CONFIG.num_envs)(trajectory, *copies)
+    placed = HandOffToMesh(agent, mesh)(trajectory, *copies)
     updater.consume(*placed, updates=0, due=1)
 
     initial, final = map(prototype.unwrap_keys, step_states)

@@ -199,11 +199,13 @@ def with_devices(config: ExperimentConfig, num_devices: int, on_cpu: bool) -> Ex
 
 
 def _network_axis(config: ExperimentConfig) -> Axis:
-    torso = config.agent.torso
+    of_preset: Any = config.agent
+    torso = of_preset.torso
 
     def with_torso(config: ExperimentConfig, **changes: Any) -> ExperimentConfig:
-        torso = dataclasses.replace(config.agent.torso, **changes)
-        return dataclasses.replace(config, agent=dataclasses.replace(config.agent, torso=torso))
+        agent: Any = config.agent
+        agent = dataclasses.replace(agent, torso=dataclasses.replace(agent.torso, **changes))
+        return dataclasses.replace(config, agent=agent)
 
     if torso.kind in IMAGE_TORSOS:
         features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))

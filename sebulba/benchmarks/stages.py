@@ -140,7 +140,7 @@ class Stages:
         self._cores = cores_of_inferencers(factory, len(self._devices), pin=pin)
         self._envs: list[LoopEnvs] = []
         self._works: dict[str, list[Work]] = {}
-        self._hand_off = HandOffToMesh(agent, self._mesh, config.num_envs)
+        self._hand_off = HandOffToMesh(agent, self._mesh)
         self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
         self._consumed = self._updates = 0
         self.kind = ""

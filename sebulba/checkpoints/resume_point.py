@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import Agent, AgentState
+from sebulba.agent import Agent, AgentState, is_spec, spec_of_each_leaf
 from sebulba.checkpoints.snapshot_trees import MOST_DIFFERENCES, SnapshotReader
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CyclePrograms
@@ -127,7 +128,7 @@ def _step_states(
         )
         return news
     notes.append(f"{num_envs} environments are split over {run.num_inferencers} Inferencers now")
-    return split_again(parts, saved.num_envs, news)
+    return split_again(agent.step_state_spec(), parts, news)
 
 
 def put_session_back(
@@ -215,29 +216,27 @@ def _handed_over(item: Item, hand_off: HandOff) -> Item:
     return Item(item.inferencer, item.cycle, item.policy_version, *placed, item.step_infos)
 
 
-def split_again(parts: Sequence[PyTree], num_envs: int, new: Sequence[PyTree]) -> list[PyTree]:
-    """Split step states over another number of Inferencers; environments keep their order.
+def split_again(spec: PyTree, parts: Sequence[PyTree], new: Sequence[PyTree]) -> list[PyTree]:
+    """Return step states of other Inferencers, environments in the same order as before.
 
     Args:
-      parts: Step states of the old Inferencers, leaves ``[num_envs, ...]`` or of any shape.
-      num_envs: Number of environments of each old Inferencer.
-      new: Fresh step states of the new Inferencers, which have as many environments in all; they
-        provide the leaves that have no axis of environments in front (keys, scalars).
+      spec: ``Agent.step_state_spec``; says which leaves have a row for each environment.
+      parts: Step states of the old Inferencers.
+      new: Fresh step states of the new Inferencers, of as many environments in all; leaves without
+        a row for each environment (keys, scalars) stay as they are here.
     """
-    sizes = [len(parts), len(new)]
-    each = num_envs * sizes[0] // sizes[1]
 
-    def one(*leaves: Any) -> list[Any]:
-        old, fresh = leaves[: sizes[0]], leaves[sizes[0] :]
-        splits = [x.ndim and x.shape[0] == num_envs for x in old]
-        if not all(splits) or any(not x.ndim or x.shape[0] != each for x in fresh):
-            return list(fresh)
-        return [jnp.array(x, copy=True) for x in jnp.split(jnp.concatenate(old), sizes[1])]
+    def split(leaf_spec: P, *leaves: Any) -> list[Any]:
+        if not any(leaf_spec):
+            return list(leaves[len(parts) :])
+        rows = jnp.concatenate(leaves[: len(parts)])
+        return [jnp.array(x, copy=True) for x in jnp.split(rows, len(new))]
 
-    leaves = zip(*map(jax.tree.leaves, (*parts, *new)), strict=True)
-    columns = [one(*each_leaf) for each_leaf in leaves]
+    specs = jax.tree.leaves(spec_of_each_leaf(spec, new[0]), is_leaf=is_spec)
+    leaves = zip(specs, *map(jax.tree.leaves, (*parts, *new)), strict=True)
+    columns = [split(*each_leaf) for each_leaf in leaves]
     structure = jax.tree.structure(new[0])
-    return [jax.tree.unflatten(structure, [c[i] for c in columns]) for i in range(sizes[1])]
+    return [jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True)]
 
 
 def merged_counters(saved: Mapping[str, int]) -> Counters:

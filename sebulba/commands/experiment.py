@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sebulba.agent import Agent
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import make_agent
 from sebulba.commands.jax_setup import Platform, configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig

@@ -140,7 +140,7 @@ class GymnasiumLoop:
         self._inference_only = inference_only
         self._attached = Attached(metric_writer, observe_cycle, evaluator, checkpointer, on_hang)
         self._mesh = learner_mesh(self.update_devices)
-        self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
+        self._hand_off = HandOffToMesh(agent, self._mesh)
         self._stop_requested = threading.Event()
         self._hangs = False
         self._threads: list[threading.Thread] = []

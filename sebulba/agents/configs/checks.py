@@ -1,4 +1,4 @@
-"""What configurations check: a wrong value is refused with its name, the rule and a remedy."""
+"""Checks of configurations: an error has the name, the value, the rule and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hyper-parameters that several agents have: networks and optimizer."""
+"""Hyper-parameters that every agent of this package has; networks and optimizer among them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Literal
 
+from sebulba.agents.configs.agent_config import AgentConfig
 from sebulba.agents.configs.checks import (
     require,
     require_choice,
@@ -94,3 +95,30 @@ class OptimizerConfig:
             least,
             "use the number of updates of the run",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonConfig(AgentConfig):
+    """Hyper-parameters that all agents have; a subclass has its own defaults and more fields.
+
+    Raises:
+      UsageError: A field is out of its range.
+    """
+
+    learning_rate: float = 1e-3
+    """Step size of the optimizer."""
+    discount: float = 0.99
+    """Discount per environment step."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before anything else."""
+    torso: TorsoConfig = TorsoConfig()
+    """Network from observation to features."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """From gradient to update."""
+
+    def __post_init__(self) -> None:
+        """Check types of all fields, and the ranges of these."""
+        check_types(self)
+        require_positive("learning_rate", self.learning_rate, f"use {type(self).learning_rate}")
+        require_number("discount", self.discount, 0, 1, f"use {type(self).discount}")
+        require_positive("reward_scale", self.reward_scale, "use 1")

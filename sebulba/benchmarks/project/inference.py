@@ -15,8 +15,7 @@ from collections.abc import Callable
 import jax
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import SimplePolicyGradientConfig
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import SimplePolicyGradientConfig, make_agent
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.bare import bare_loop
 from sebulba.benchmarks.project.plain_cycle import PlainCycle
