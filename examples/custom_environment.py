@@ -2,9 +2,9 @@
 
     python examples/custom_environment.py
     sebulba check-env examples.custom_environment:Catch
-    sebulba train cartpole --env.id examples.custom_environment:Catch
+    sebulba train cartpole --env.id examples.custom_environment:Catch --agent.optimizer.epsilon 1e-5
 
-The last two are given the class by name, from the folder above this one. The loop makes as many
+The last two are given the class by name, in the folder above this one. The loop makes as many
 environments as it is told to, seeds each of them once, and checks what they return.
 """
 
