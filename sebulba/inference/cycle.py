@@ -242,13 +242,7 @@ def no_action(env: EnvAdapter) -> np.ndarray:
 
 def info_columns(true_reward: PyTree, episode_end: PyTree, env_step: EnvStep) -> tuple:
     """Return (true_reward, episode_end, inserted, masked_truncation) of ``[..., B]`` steps."""
-    is_first, terminated, truncated = env_step.is_first, env_step.terminated, env_step.truncated
-    return (
-        true_reward,
-        episode_end,
-        is_first & ~(terminated | truncated),
-        is_first & truncated & ~terminated,
-    )
+    return true_reward, episode_end, env_step.inserted, env_step.masked_truncation
 
 
 def find_not_finite(env_step: EnvStep) -> str | None:

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from sebulba.agents.configs.checks import require_number, require_size
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
+from sebulba.checks import require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)

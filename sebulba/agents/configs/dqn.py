@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from sebulba.agents.configs.checks import require_choice, require_number, require_size
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig
+from sebulba.checks import require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,6 @@ class DQNConfig(ValueBasedConfig):
     def __post_init__(self) -> None:
         """Check every field."""
         super().__post_init__()
-        require_choice("loss", self.loss, ("huber", "squared"))
         require_number("initial_epsilon", self.initial_epsilon, 0, 1, "use 1")
         require_number("final_epsilon", self.final_epsilon, 0, 1, "use 0.05")
         require_size("exploration_env_steps", self.exploration_env_steps, 0, "use 10000")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from sebulba.agents.configs.checks import require_positive
 from sebulba.agents.configs.on_policy import ActorCriticConfig
+from sebulba.checks import require_positive
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sebulba.agents.configs.checks import require_number, require_positive, require_size
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import CommonConfig, OptimizerConfig, TorsoConfig
+from sebulba.checks import require_number, require_positive, require_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sebulba.agents.configs.checks import require, require_number, require_positive, require_size
 from sebulba.agents.configs.shared import CommonConfig
+from sebulba.checks import require, require_number, require_positive, require_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sebulba.agents.configs.checks import require, require_number, require_size
-from sebulba.checks import check_types
+from sebulba.checks import check_types, require, require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import ClassVar
 
-from sebulba.agents.configs.checks import require, require_positive
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
+from sebulba.checks import require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)

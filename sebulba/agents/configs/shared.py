@@ -7,14 +7,13 @@ import math
 from typing import Literal
 
 from sebulba.agents.configs.agent_config import AgentConfig
-from sebulba.agents.configs.checks import (
+from sebulba.checks import (
+    check_types,
     require,
-    require_choice,
     require_number,
     require_positive,
     require_size,
 )
-from sebulba.checks import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +41,6 @@ class TorsoConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(self, "torso.")
-        require_choice("torso.kind", self.kind, ("auto", "mlp", "nature_cnn", "impala_resnet"))
-        require_choice("torso.activation", self.activation, ("tanh", "relu"))
         require_size("torso.image_features", self.image_features, 1, "use 512")
         for size in self.hidden_sizes:
             require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
@@ -82,8 +79,6 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(self, "optimizer.")
-        require_choice("optimizer.kind", self.kind, ("adam", "rmsprop", "sgd"))
-        require_choice("optimizer.schedule", self.schedule, ("constant", "linear"))
         norm_remedy = "use 0.5, or 0 for no clipping"
         require_number("optimizer.max_grad_norm", self.max_grad_norm, 0, math.inf, norm_remedy)
         require_positive("optimizer.epsilon", self.epsilon, "use 1e-5")

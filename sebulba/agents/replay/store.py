@@ -30,6 +30,7 @@ from sebulba.agents.replay.frame_stack import (
     rebuild,
     take_apart,
 )
+from sebulba.checks import check_divisible
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
 
@@ -166,13 +167,7 @@ class ReplayLayout(abc.ABC):
                 f"{run.num_envs} environments insert trajectories of {steps}; use {needed} or more"
             )
         devices = run.num_update_devices
-        if batch_size % devices:
-            less = batch_size // devices * devices
-            nearest = f"{less} or {less + devices}" if less else f"{devices}"
-            raise UsageError(
-                f"batch_size={batch_size} must be divisible by the {devices} update devices; "
-                f"use {nearest}"
-            )
+        check_divisible("batch_size", batch_size, devices, f"the {devices} update devices")
 
     def num_rows(self, run: RunSpec) -> int:
         """Return R: the capacity in whole trajectories of each Inferencer."""
