@@ -35,7 +35,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
     make_agent,
 )
-from sebulba.agents.replay.layouts import store as replay_store
+from sebulba.agents.replay import store as replay_store
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
 from tests import oracle, questions
 from tests.agent_driver import B, Driver, EnvStreams, T
