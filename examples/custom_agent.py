@@ -35,8 +35,6 @@ class A2CConfig:
 class A2C(sebulba.Agent[A2CConfig]):
     """One update for every trajectory, as if the networks that acted were the newest ones."""
 
-    config_class = A2CConfig
-
     def __init__(self, spec: sebulba.EnvSpec, config: A2CConfig) -> None:
         super().__init__(spec, config)
         num_actions = int(spec.action_space.n)  # type: ignore[attr-defined]

@@ -102,8 +102,6 @@ class Impala(sebulba.Agent[Config]):
     actions; a recurrent agent has its memory there).
     """
 
-    config_class = Config
-
     def __init__(self, spec: EnvSpec, config: Config) -> None:
         """Describe network and optimizer; an agent holds no arrays."""
         super().__init__(spec, config)

@@ -28,8 +28,6 @@ class TinyAgent(Agent[TinyConfig]):
     ``extras["checksum"]`` is the sum of the networks that acted, per environment.
     """
 
-    config_class = TinyConfig
-
     def new_networks(self, key: jax.Array) -> Any:
         size = int(np.prod(self.spec.observation_space.shape))
         actions = self.spec.action_space.n

@@ -69,8 +69,6 @@ class NullConfig:
 class NullAgent(Agent[NullConfig]):
     """Compares a number with a threshold, and learns nothing."""
 
-    config_class = NullConfig
-
     def new_networks(self, key: jax.Array) -> PyTree:
         return {"threshold": jnp.float32(0)}
 
