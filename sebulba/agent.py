@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, Generic, NamedTuple, TypeVar, final
+import functools
+from typing import Generic, NamedTuple, TypeVar, final
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,16 @@ TRAJECTORY_SPEC = Trajectory(
 ConfigT = TypeVar("ConfigT")
 
 
+def is_spec(x: PyTree) -> bool:
+    """Tell whether ``x`` is a PartitionSpec: a leaf of a tree of them."""
+    return isinstance(x, P)
+
+
+def spec_of_each_leaf(specs: PyTree, tree: PyTree) -> PyTree:
+    """Return ``tree`` with its PartitionSpecs as leaves, given a prefix tree of them."""
+    return jax.tree.broadcast(specs, tree, is_leaf=is_spec)
+
+
 class AgentState(NamedTuple):
     """Everything an agent is, split by who writes it."""
 
@@ -56,9 +67,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
     or environment code, and must not keep arrays on ``self``. Inside ``update_experience``,
     ``loss`` and ``optimize`` the axis ``"learner"`` is bound and arrays are this device's shard.
     """
-
-    config_class: ClassVar[type]
-    """The frozen dataclass of hyper-parameters."""
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
         """Keep the single-environment spaces and the hyper-parameters."""
@@ -105,7 +113,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
     @abc.abstractmethod
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
-        """Return the initial experience, in global (unsharded) shapes."""
+        """Return the initial experience with the shapes of all update devices together."""
 
     @abc.abstractmethod
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
@@ -133,29 +141,50 @@ class Agent(abc.ABC, Generic[ConfigT]):
           Actions with extras, and the next step state.
         """
 
-    def shard_step_state(
-        self, step_state: PyTree, sharding: NamedSharding, *, num_envs: int
-    ) -> PyTree:
+    def step_state_spec(self) -> PyTree:
+        """Return a prefix tree of ``PartitionSpec`` over ``"learner"`` for a step state.
+
+        ``P("learner")`` says that a leaf is ``[B, ...]``, a row for each environment, and ``P()``
+        that it is anything else (a PRNG key, a scalar). The default finds out by tracing
+        ``new_step_state`` for 2 and for 3 environments: a leaf is ``[B, ...]`` if its first
+        dimension is 2 and 3.
+        """
+
+        def shapes(num_envs: int) -> PyTree:
+            run = RunSpec(num_envs, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
+            return jax.eval_shape(
+                lambda key: self.new_step_state(key, run, 0), jax.eval_shape(jax.random.key, 0)
+            )
+
+        def spec(two: jax.ShapeDtypeStruct, three: jax.ShapeDtypeStruct) -> P:
+            return P(LEARNER_AXIS) if (two.shape[:1], three.shape[:1]) == ((2,), (3,)) else P()
+
+        return jax.tree.map(spec, shapes(2), shapes(3))
+
+    @functools.cached_property
+    def _step_state_spec(self) -> PyTree:
+        return self.step_state_spec()
+
+    def shard_step_state(self, step_state: PyTree, sharding: NamedSharding) -> PyTree:
         """Place a step state on the update devices.
 
-        The default splits leaves whose first dimension is ``num_envs`` as ``sharding`` says and
-        replicates the rest (PRNG keys, scalars). What is where it is to go already is left alone.
+        The default places each leaf as ``step_state_spec`` says. On a single device, leaves that
+        are there already are not copied.
 
         Args:
           step_state: On the inference device.
           sharding: ``NamedSharding(mesh, P("learner"))``.
-          num_envs: B, environments per Inferencer.
         """
-        replicated = NamedSharding(sharding.mesh, P())
+        mesh = sharding.mesh
 
-        def place(leaf: jax.Array) -> jax.Array:
-            if sharding.mesh.size == 1:
-                only = sharding.mesh.devices.flat[0]
-                return leaf if leaf.devices() == {only} else jax.device_put(leaf, only)
-            split = leaf.ndim > 0 and leaf.shape[0] == num_envs
-            return jax.device_put(leaf, sharding if split else replicated)
+        def place(spec: P, leaf: jax.Array) -> jax.Array:
+            if mesh.size > 1:
+                return jax.device_put(leaf, NamedSharding(mesh, spec))
+            only = mesh.devices.flat[0]
+            return leaf if leaf.devices() == {only} else jax.device_put(leaf, only)
 
-        return jax.tree.map(place, step_state)
+        specs = spec_of_each_leaf(self._step_state_spec, step_state)
+        return jax.tree.map(place, specs, step_state, is_leaf=is_spec)
 
     # What the update loop runs.
 
@@ -213,11 +242,11 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
-        """Return ``new`` with what of an experience of other sizes still counts in it.
+        """Return ``new`` with everything of ``saved`` that is still valid at other sizes.
 
-        For a run that is resumed with another number of Inferencers or environments. None, the
-        default, if what is lost would be missed, as with a replay: such a run is refused, unless
-        it is allowed to begin with ``new`` as it is.
+        Called when a run is resumed with another number of Inferencers or environments. The
+        default returns None, which says that nothing can be kept although it would be missed, as
+        with a replay: the run is then refused, unless it may begin with ``new`` as it is.
 
         Args:
           new: A new experience, or its shapes.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Collection, Iterable
@@ -23,6 +24,30 @@ def require(ok: bool, name: str, value: Any, rule: str, remedy: str) -> None:
     """Raise UsageError, ``name=value rule; remedy``, unless ``ok``."""
     if not ok:
         raise UsageError(f"{name}={shown(value)} {rule}; {remedy}")
+
+
+def require_number(name: str, value: float, low: float, high: float, remedy: str) -> None:
+    """Raise UsageError unless ``value`` is from ``low`` to ``high``; NaN is not."""
+    bound = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+    require(low <= value <= high, name, value, f"must be a number {bound}", remedy)
+
+
+def require_positive(name: str, value: float, remedy: str) -> None:
+    """Raise UsageError unless ``value`` is above 0 and finite."""
+    require(0 < value < math.inf, name, value, "must be a positive number", remedy)
+
+
+def require_size(name: str, value: int, low: int, remedy: str) -> None:
+    """Raise UsageError unless ``value`` is at least ``low``."""
+    require(value >= low, name, value, f"must be a whole number of at least {low}", remedy)
+
+
+def check_divisible(name: str, value: int, divisor: int, what: str) -> None:
+    """Raise UsageError unless ``value`` divides evenly by ``divisor``, which is ``what``."""
+    if value % divisor:
+        below = value // divisor * divisor
+        fits = f"{below} or {below + divisor}" if below else f"{divisor}"
+        raise UsageError(f"{name}={value} must be divisible by {what}; use {fits}")
 
 
 def at_least(least: int, name: str, value: int | None) -> None:

@@ -23,7 +23,7 @@ class NotFiniteError(FloatingPointError):
 
 
 class HangError(RuntimeError):
-    """A thread did not end when it was asked to (exit code 5)."""
+    """A thread did not end when it was asked to, or was silent for too long (exit code 5)."""
 
 
 class EnvHangError(EnvError, HangError):
@@ -35,7 +35,7 @@ class CheckpointError(RuntimeError):
 
 
 def text_of(error: BaseException) -> str:
-    """Return ``Type: message``, whatever the ``__str__`` of a user's exception does."""
+    """Return ``Type: message``, even if the ``__str__`` of a user's exception raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -43,7 +43,7 @@ def text_of(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` in one short line, whatever its ``__repr__`` does."""
+    """Return ``repr(value)`` in one line of at most 80 characters, even if ``__repr__`` raises."""
     try:
         text = " ".join(repr(value).split())
     except Exception:
@@ -52,9 +52,9 @@ def shown(value: Any) -> str:
 
 
 def is_env_failure(error: BaseException) -> bool:
-    """Tell whether an environment is to blame, in our adapters or below them.
+    """Tell whether ``error`` was raised in an environment or in its adapter.
 
-    For an action outside the action space it is not: the agent chose it.
+    An action outside the action space is no failure of the environment: the agent chose it.
     """
     if isinstance(error, EnvError):
         return not isinstance(error, ActionError)

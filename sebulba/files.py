@@ -1,4 +1,4 @@
-"""JSON files, and files and folders that are written as a whole even if the process is killed."""
+"""Reads JSON files, and writes files and folders that are whole even if the process is killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from typing import Any
 
 from sebulba.errors import UsageError
 
+PARTIAL = ".partial-"
+"""Prefix of the name of a file or folder that is being written; nothing ever reads such a one."""
+
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a run.
 
     Raises:
-      UsageError: It is missing or damaged.
+      UsageError: The file is missing or damaged.
     """
     try:
         record = json.loads(file.read_text())
@@ -34,8 +37,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file, of which no half is there at any time, even if the process is killed."""
-    partial = file.with_name(f".partial-{file.name}")
+    """Write a file such that it is never there in part, even if the process is killed."""
+    partial = file.with_name(f"{PARTIAL}{file.name}")
     with open(partial, "w", encoding="utf-8") as opened:
         opened.write(text)
         opened.flush()
@@ -50,22 +53,18 @@ def dataclass_from_json(cls: type, fields: Mapping[str, Any]) -> Any:
     def restore(hint: Any, value: Any) -> Any:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type) and isinstance(value, dict):
             return dataclass_from_json(hint, value)
-        # JSON has no tuples, and configurations have no lists: they could not be frozen.
+        # A list was a tuple: JSON has no tuples, and frozen configurations have no lists.
         return tuple(restore(None, item) for item in value) if isinstance(value, list) else value
 
     return cls(**{name: restore(hints[name], value) for name, value in fields.items()})
 
 
-PARTIAL = ".partial-"
-"""Begins the name of what is being written; nothing ever reads it."""
-
-
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Have ``write`` make a folder, which then takes the place of ``folder``.
+    """Let ``write`` make a folder, which then takes the place of ``folder``.
 
     Args:
-      folder: There already, or not.
-      write: Makes and fills the folder that it is given; what it raises leaves ``folder`` alone.
+      folder: The folder to replace; it need not exist yet.
+      write: Makes and fills the folder at the path it is given; if it raises, ``folder`` stays.
     """
     new, old = folder.with_name(f"{PARTIAL}{folder.name}"), _aside(folder)
     shutil.rmtree(new, ignore_errors=True)
@@ -82,7 +81,7 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def put_right(folder: Path) -> None:
-    """Put ``folder`` back if ``replace_folder`` was killed between taking and replacing it."""
+    """Put the old ``folder`` back if ``replace_folder`` was killed after moving it aside."""
     if _aside(folder).exists() and not folder.exists():
         _aside(folder).rename(folder)
 

@@ -1,4 +1,4 @@
-"""Small computations as one kernel each, or in a row, for programs that are called very often."""
+"""Makes XLA compile small computations to one kernel each, for programs called very often."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from sebulba.types import PyTree
 
 MOST_ELEMENTS = 1 << 13
-"""Arrays of more elements than this together are worth several kernels, and several threads, which
-XLA then takes: in one kernel they fail to compile (JAX 0.10: at 64 000 floats, not at 24 576)."""
+"""If its arguments have more elements in all, a function is left to XLA, which may use several
+kernels and threads. Much larger ones fail to compile to one (JAX 0.10: 64 000 floats, not 24 576).
+"""
 MOST_REDUCED_ELEMENTS = 1 << 11
-"""Sums and maxima of more floats than this XLA may give to a library, which fits into no kernel of
-XLA's own: the compile would fail (measured on JAX 0.10 and 0.12: at 4096, not at 2048)."""
+"""The same limit for a function that sums or takes maxima. XLA may hand larger reductions to a
+library, and one kernel would then fail to compile (JAX 0.10 and 0.12: 4096 floats, not 2048)."""
 
 ResultT = TypeVar("ResultT")
 
@@ -24,18 +25,18 @@ ResultT = TypeVar("ResultT")
 def one_kernel(
     function: Callable[..., ResultT], *, reduces: bool = False
 ) -> Callable[..., ResultT]:
-    """Return ``function`` in such a form that XLA on a CPU compiles it to one kernel.
+    """Return ``function`` in a form that XLA compiles to one kernel on a CPU.
 
-    There XLA runs every operation that it cannot fuse as a kernel of its own, about a microsecond
-    each, and hands independent ones to other threads, which costs more than they do. The mark is
-    the one that XLA gives to small loops of its own accord; elsewhere, with an XLA that does not
-    know it, and where arrays are large, ``function`` is what it was.
+    By default XLA on a CPU makes a kernel of every operation that it cannot fuse, which costs about
+    a microsecond each, and hands independent ones to other threads, which costs more than it saves.
+    ``function`` gets the mark that XLA itself gives to small loops. It stays as it is on other
+    platforms, with an XLA that does not know the mark, and for large arrays.
 
     Args:
-      function: Of pytrees of arrays. No products of matrices (they would be plain loops), no
-        scatter, no sort, no generator of bits but threefry: XLA has them in kernels of their own
-        only. What it makes on the way is no larger than its arguments.
-      reduces: It has sums, maxima or minima of floats.
+      function: Takes and returns pytrees of arrays. It must not sort, scatter or make random bits
+        except by threefry, since XLA needs separate kernels for these; nor multiply matrices, which
+        would become plain loops. Its intermediate results are no larger than its arguments.
+      reduces: Whether it has sums, maxima or minima of floats.
     """
     most = MOST_REDUCED_ELEMENTS if reduces else MOST_ELEMENTS
     jitted = jax.jit(function)
@@ -45,7 +46,7 @@ def one_kernel(
             return jitted(*args)
 
     def run(*args: PyTree) -> ResultT:
-        if sum(jax.numpy.size(leaf) for leaf in jax.tree.leaves(args)) > most:
+        if sum(jnp.size(leaf) for leaf in jax.tree.leaves(args)) > most:
             return function(*args)
         return jax.lax.platform_dependent(*args, cpu=marked, default=function)
 
@@ -53,15 +54,16 @@ def one_kernel(
 
 
 def after(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Return ``key`` in such a way that what uses it runs after ``x`` is known.
+    """Return ``key``, but let computations that use it run only after ``x`` is known.
 
-    XLA on a CPU would give the few microseconds of drawing to another thread, which costs more CPU
-    time than they do: acting with 5 layers of 200 took 63 us of it a step, and 32 us in a row.
-    ``jax.lax.optimization_barrier`` leaves no dependency in the compiled program, hence the value.
+    Otherwise XLA on a CPU draws in another thread, and the hand-over costs more CPU time than the
+    draw: acting with 5 layers of 200 units took 63 us of CPU time a step, and 32 us in one thread.
+    The key depends on a value of ``x``, since ``jax.lax.optimization_barrier`` leaves no dependency
+    in the compiled program.
 
     Args:
-      key: Typed PRNG key; another one comes back only if ``x`` is NaN.
-      x: Floats, any shape.
+      key: Typed PRNG key; another key is returned only if the first element of ``x`` is NaN.
+      x: Floats of any shape.
     """
     data = jax.random.key_data(key)
     is_nan = jnp.isnan(x.reshape(-1)[0]).astype(data.dtype)

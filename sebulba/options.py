@@ -72,7 +72,7 @@ class CheckpointOptions:
     every_updates: int | None = None
     """Updates between checkpoints, instead of every_s."""
     replay_every_s: float = 1800.0
-    """Seconds between saves of a replay of more than 64 MB, which is saved apart."""
+    """Seconds between saves of a replay of at least 64 MB, which is saved apart."""
     keep_last: int = 3
     """How many checkpoints are kept, beside the best and the milestones."""
     milestone_env_steps: int | None = None

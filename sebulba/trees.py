@@ -1,4 +1,4 @@
-"""Pytrees of arrays: copies, exactly one owned buffer at each boundary, and names of leaves."""
+"""Pytrees of arrays: copies that own their buffers, placement on devices, and names of leaves."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sebulba.types import PyTree
 
 
 def copy_tree(tree: PyTree) -> PyTree:
-    """Return ``tree`` in buffers of its own; to be compiled."""
+    """Return a copy of ``tree`` in its own buffers; to be called inside a jitted function."""
     return jax.tree.map(jnp.copy, tree)
 
 
 def owned_copy(tree: PyTree, sharding: jax.Device | jax.sharding.Sharding | PyTree) -> PyTree:
     """Return a copy of ``tree`` in ``sharding`` that shares no buffer with it.
 
-    ``jax.device_put`` alone returns the same buffer where it already is in place, which a later
-    donation would delete under its other holder.
+    ``jax.device_put`` alone returns the same buffer if it is already in place; if one holder then
+    donated it, the other would lose it.
     """
     if isinstance(sharding, jax.Device):
         sharding = SingleDeviceSharding(sharding)
@@ -29,14 +29,14 @@ def owned_copy(tree: PyTree, sharding: jax.Device | jax.sharding.Sharding | PyTr
 
 
 def is_on(tree: PyTree, device: jax.Device) -> bool:
-    """Tell whether all of ``tree`` is JAX arrays on ``device`` and on no other."""
+    """Tell whether all leaves of ``tree`` are JAX arrays on ``device`` and on no other."""
     return all(
         isinstance(leaf, jax.Array) and leaf.devices() == {device} for leaf in jax.tree.leaves(tree)
     )
 
 
 def on_device(tree: PyTree, device: jax.Device) -> PyTree:
-    """Return a tree of replicated arrays on one device, without a transfer where it is there."""
+    """Return a tree of replicated arrays on one device; shards that are there are not moved."""
     if is_on(tree, device):
         return tree
 
@@ -62,25 +62,25 @@ def fold_in_count(key: jax.Array, count: int) -> jax.Array:
 
 
 def is_finite(tree: PyTree) -> bool:
-    """Tell whether all numbers in ``tree`` are; on the host, where nothing has to be compiled.
+    """Tell whether all numbers in ``tree`` are finite; on the host, so that nothing is compiled.
 
-    It looks at them in place and keeps no view, which would switch off their next donation.
+    No view of a leaf is kept, since a view would prevent the leaf's next donation.
     """
     return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in jax.tree.leaves(tree))
 
 
 def host_copy(tree: PyTree) -> PyTree:
-    """Return ``tree`` as NumPy arrays that nobody else has, typed keys as the data in them.
+    """Return a copy of ``tree`` as NumPy arrays, with typed keys as their data.
 
-    A view would not do: on a CPU ``np.asarray`` shares the array's buffer, and the array's next
-    donation would be switched off by it.
+    On a CPU ``np.asarray`` would share the JAX array's buffer, which would prevent the array's next
+    donation.
     """
     data = jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
     return jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(data))
 
 
 def named_leaves(tree: PyTree) -> tuple[list[str], list[Any]]:
-    """Return the leaves with their paths, such as ``params/Dense_0/kernel``; a bare leaf is 0."""
+    """Return paths such as ``params/Dense_0/kernel`` and leaves; the path of a bare leaf is 0."""
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
     names = [jax.tree_util.keystr(path, simple=True, separator="/") or "0" for path, _ in paths]
     return names, [leaf for _, leaf in paths]

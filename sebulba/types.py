@@ -38,6 +38,28 @@ class EnvStep(NamedTuple):
     is_first: jax.Array | np.ndarray
     """``obs`` begins an episode, ``[B]`` bool."""
 
+    # What kind of transition ended in this row. Transition t of a trajectory ends in row t+1, so
+    # ``env_step.valid[1:]`` belongs to its T transitions.
+
+    @property
+    def valid(self) -> jax.Array | np.ndarray:
+        """A transition that can be learned from ended here, ``[B]`` bool.
+
+        Neither ``inserted`` nor ``masked_truncation``. A termination always is valid: its last
+        observation may be lost, but nothing bootstraps from it.
+        """
+        return self.terminated | ~self.is_first
+
+    @property
+    def inserted(self) -> jax.Array | np.ndarray:
+        """The row is the reset after an episode, ``[B]`` bool: ``prev_action`` was ignored."""
+        return self.is_first & ~(self.terminated | self.truncated)
+
+    @property
+    def masked_truncation(self) -> jax.Array | np.ndarray:
+        """The episode was cut short and reset in one step, ``[B]`` bool: its last obs is lost."""
+        return self.is_first & self.truncated & ~self.terminated
+
 
 class ActionOutput(NamedTuple):
     """What ``Agent.step`` decides."""
@@ -62,7 +84,7 @@ class Trajectory(NamedTuple):
     inferencer: jax.Array | np.ndarray
     """Scalar int32: which Inferencer made it."""
     cycle: jax.Array | np.ndarray
-    """Scalar int32: its cycle number there; a gap means that a trajectory is missing between."""
+    """Scalar int32: number of the cycle in that Inferencer; a gap means a missing trajectory."""
 
 
 class StepInfos(NamedTuple):
@@ -77,10 +99,9 @@ class StepInfos(NamedTuple):
     episode_end: np.ndarray
     """``[T, B]`` bool."""
     inserted: np.ndarray
-    """``[T, B]`` bool: not a transition but the reset that follows an end."""
+    """``[T, B]`` bool, ``EnvStep.inserted``: a reset and not a transition."""
     masked_truncation: np.ndarray
-    """``[T, B]`` bool: cut short and reset in the same step, so that its last observation is lost
-    and the loss has nothing to bootstrap from."""
+    """``[T, B]`` bool, ``EnvStep.masked_truncation``: the loss has nothing to bootstrap from."""
     episode_returns: np.ndarray
     """``[N]`` float64: true returns of the N episodes that ended in this cycle, in time order."""
     episode_lengths: np.ndarray
@@ -117,7 +138,7 @@ class FusedEnv(NamedTuple):
     state: PyTree
     """Array pytree threaded through every step (handle, previous end flags).
 
-    Of the environment as its latest ``reset`` left it: to be read, and copied, after each.
+    It is that of the environment after its latest ``reset``: read and copy it after each reset.
     """
     step: Callable[[PyTree, jax.Array], tuple[PyTree, EnvOutput, jax.Array]]
     """``(state, action [B, ...]) -> (state, EnvOutput, num_invalid)``.
@@ -156,7 +177,7 @@ class EnvAdapter(Protocol):
     def state(self) -> bytes | str:
         """Return what is needed to go on from here, between two steps, exactly as it would have.
 
-        Or the reason, in words, why that cannot be had. An adapter without this method and
+        If that is impossible, return the reason in words. An adapter that lacks this method or
         ``put_back`` counts as one that cannot.
         """
         ...
@@ -167,7 +188,7 @@ class EnvAdapter(Protocol):
         It may be a pickle, which runs code: give this nothing but what a run of your own saved.
 
         Raises:
-          EnvError: It does not fit, or is damaged; then the adapter needs a ``reset``.
+          EnvError: ``state`` does not fit or is damaged; the adapter then needs a ``reset``.
         """
         ...
 
@@ -185,7 +206,7 @@ class EnvFactory(Protocol):
 
 
 class MetricWriter(Protocol):
-    """Where the metrics of a run go. What it raises is a warning, never the end of the run."""
+    """Where the metrics of a run go. An exception here becomes a warning and never ends a run."""
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Write one window of updates: numbers, None (not known), ``[H, W, C]`` uint8 images."""
@@ -213,6 +234,20 @@ class EnvSpec:
     """Frames of the game per environment step."""
     name: str = ""
     """For messages."""
+    channels_first: bool | None = None
+    """Whether images are ``[channels, height, width]`` rather than ``[height, width, channels]``;
+    None lets ``has_channels_first`` guess it from the sizes of each image."""
+
+    def has_channels_first(self, image: gymnasium.Space) -> bool:
+        """Return whether axis 0 of an image, a Box of 3 dimensions, counts channels.
+
+        Where neither ``frame_stack`` nor ``channels_first`` says so, axis 0 is taken for channels
+        if it is shorter than both others. This guess is wrong for small maps with many channels.
+        """
+        if self.frame_stack or self.channels_first is not None:
+            return bool(self.frame_stack or self.channels_first)
+        assert image.shape is not None
+        return image.shape[0] < min(image.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)

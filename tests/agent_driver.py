@@ -147,7 +147,7 @@ class Driver:
         state = state or quick_state(agent, run)
         self.agent = agent
         self.streams = make_streams(agent, state)
-        self._hand_off = HandOffToMesh(agent, mesh, B)
+        self._hand_off = HandOffToMesh(agent, mesh)
         self.updater = Updater(agent, mesh, jax.random.key(1))
         self.first_state = state
         # The same behaviour whatever the networks become: these act for ever.

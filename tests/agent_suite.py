@@ -33,8 +33,8 @@ from sebulba.agents.configs import (
     SimplePolicyGradientConfig,
     TargetConfig,
     TorsoConfig,
+    make_agent,
 )
-from sebulba.agents.registry import make_agent
 from sebulba.agents.replay import store as replay_store
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
 from tests import oracle, questions
@@ -260,6 +260,6 @@ def kept_transitions(agent: Any, experience: Any) -> tuple[Any, ...]:
 def _valid(agent: Any, rows: Any) -> tuple[Any, ...]:
     """Return the valid transitions of a trajectory."""
     env_step = rows.env_step
-    valid = np.asarray(~env_step.is_first[1:] | env_step.terminated[1:])
+    valid = np.asarray(env_step.valid[1:])
     kept = env_step.obs[:-1], rows.action, agent.config.reward_scale * env_step.reward[1:]
     return tuple(np.asarray(x)[valid] for x in kept)

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 
 from sebulba.agents.configs import (
+    AgentConfig,
     ImpalaConfig,
     OptimizerConfig,
     SimplePolicyGradientConfig,
     TorsoConfig,
+    make_agent,
 )
 from sebulba.agents.impala import Impala
-from sebulba.agents.registry import make_agent
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
+from sebulba.commands import cli
+from sebulba.commands.run_folder import RunFolder
+from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
 
@@ -67,12 +74,47 @@ def test_refuses_an_lstm_with_a_separate_value_torso() -> None:
         ImpalaConfig(separate_value_torso=True, lstm_size=8)
 
 
-def test_make_agent_goes_by_the_class_of_the_config() -> None:
+def test_a_configuration_names_its_agent() -> None:
     spec = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2, dtype=np.int32))
     assert isinstance(make_agent(spec, ImpalaConfig()), Impala)
     assert isinstance(make_agent(spec, SimplePolicyGradientConfig()), SimplePolicyGradient)
-    with pytest.raises(UsageError, match="belongs to no agent"):
-        make_agent(spec, TorsoConfig())  # type: ignore[arg-type]
+    for names_none in (TorsoConfig(), AgentConfig()):
+        with pytest.raises(UsageError, match="belongs to no agent"):
+            make_agent(spec, names_none)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(ImpalaConfig):
+    """A configuration from outside the package, with one option more."""
+
+    agent_class: ClassVar[str] = f"{__name__}:OwnAgent"
+
+    temperature: float = 2.0
+    """Of nothing."""
+
+
+class OwnAgent(Impala):
+    pass
+
+
+def test_an_agent_of_ones_own_needs_no_edit_in_the_package(tmp_path: Path) -> None:
+    config = dataclasses.replace(PRESETS["cartpole"].make(), agent=OwnConfig())
+    words = ["--agent.temperature", "3", "--agent.torso.hidden-sizes", "8"]
+    config = cli._parse("cartpole", words, default=config)
+    assert config.agent == OwnConfig(temperature=3.0, torso=TorsoConfig(hidden_sizes=(8,)))
+    spec = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2, dtype=np.int32))
+    assert type(make_agent(spec, config.agent)) is OwnAgent
+    folder = RunFolder(tmp_path)
+    folder.write_config(config, "cartpole", [])
+    assert folder.read_config() == ("cartpole", config)
+
+
+def test_a_run_folder_finds_the_configurations_of_all_agents(tmp_path: Path) -> None:
+    for name in ("halfcheetah", "pong-dqn", "cartpole-r2d2", "pendulum-sac", "pendulum-ddpg"):
+        folder, config = RunFolder(tmp_path / name), PRESETS[name].make()
+        folder.create()
+        folder.write_config(config, name, [])
+        assert folder.read_config() == (name, config)
 
 
 @pytest.mark.parametrize("space", [spaces.Box(0, 9, (2,), np.int32), spaces.MultiBinary(3)])

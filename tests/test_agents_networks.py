@@ -13,7 +13,8 @@ import pytest
 
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
-from sebulba.agents.nets.networks import ObservationEncoder, orthogonal
+from sebulba.agents.nets.encoder import ObservationEncoder
+from sebulba.agents.nets.torso import orthogonal
 from sebulba.types import EnvSpec
 
 spaces = gymnasium.spaces
@@ -21,9 +22,12 @@ TWO = spaces.Discrete(2, dtype=np.int32)
 SMALL = TorsoConfig(hidden_sizes=(5,), image_features=6, resnet_channels=(2, 3))
 
 
-def encode(space: Any, obs: Any, frame_stack: int = 0, **options: Any) -> Any:
+def encode(
+    space: Any, obs: Any, frame_stack: int = 0, channels_first: bool | None = None, **options: Any
+) -> Any:
     """Encode one observation; returns its vector and its images."""
-    encoder = ObservationEncoder(EnvSpec(space, TWO, frame_stack), TorsoConfig(**options))
+    spec = EnvSpec(space, TWO, frame_stack, channels_first=channels_first)
+    encoder = ObservationEncoder(spec, TorsoConfig(**options))
     one = {k: np.asarray(v)[None] for k, v in obs.items()} if isinstance(obs, dict) else obs[None]
     encoded = encoder(one, num_leading=1)
     return np.asarray(encoded.vector)[0], [np.asarray(image)[0] for image in encoded.images]
@@ -67,6 +71,15 @@ def test_images_become_channels_last_floats() -> None:
     assert image.shape == (6, 5, 3)
     _, (image,) = encode(spaces.Box(0, 255, (6, 5), np.uint8), frames[0])
     assert image.shape == (6, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("channels_first", "shape"), [(None, (5, 26, 4)), (True, (5, 26, 4)), (False, (4, 5, 26))]
+)
+def test_the_spec_says_where_channels_are(channels_first: bool | None, shape: Any) -> None:
+    obs = np.zeros((4, 5, 26), np.float32)
+    _, (image,) = encode(spaces.Box(0, 1, obs.shape), obs, channels_first=channels_first)
+    assert image.shape == shape
 
 
 def test_a_stack_of_colour_frames_becomes_channels() -> None:

@@ -176,7 +176,7 @@ def test_advantages_are_normalized_over_valid_transitions() -> None:
 
 def test_statistics_of_four_devices_are_those_of_one() -> None:
     fed = fed_with("box")
-    statistics = fed.agent.new_statistics(run_spec())
+    statistics = fed.agent.normalization.new(run_spec())
     final = fed.agent.new_step_state(jax.random.key(0), run_spec(), 0)
 
     def split(tree: Any) -> Any:
@@ -186,7 +186,7 @@ def test_statistics_of_four_devices_are_those_of_one() -> None:
     def statistics_after(row: Any, so_far: jax.Array) -> Any:
         before = statistics._replace(rewards=statistics.rewards._replace(so_far=so_far))
         trajectory = fed.trajectory._replace(env_step=row)
-        return fed.agent.normalized(trajectory, final, before)[1]
+        return fed.agent.normalization(trajectory, final.scaling, before)[1]
 
     arguments = fed.trajectory.env_step, statistics.rewards.so_far
     four = jax.jit(jax.vmap(statistics_after, axis_name="learner"))(*map(split, arguments))

@@ -20,6 +20,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.agents.kernels.returns import Transitions
+from sebulba.agents.nets.torso import zero_core
 from sebulba.agents.r2d2 import R2D2, sequence_priority
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
@@ -99,7 +100,7 @@ def test_stored_state_is_the_one_that_acted(driver: Driver) -> None:
 def test_burn_in_moves_the_state_and_carries_no_gradient(driver: Driver) -> None:
     agent: Any = driver.agent
     rows = rows_of(np.random.default_rng(0), 13, 2)
-    core = agent._new_core(2)
+    core = zero_core(agent.config.lstm_size, 2)
 
     @jax.jit
     def values(obs: Any) -> jax.Array:
@@ -124,7 +125,8 @@ def test_nothing_of_an_episode_is_seen_in_the_next(driver: Driver) -> None:
         reward=np.where(past[..., 0] | is_first, 7.0, rows.reward).astype(np.float32),
     )
     one, two = (
-        jax.jit(agent.evaluate)(driver._acting, x, agent._new_core(2)).values for x in (rows, other)
+        jax.jit(agent.evaluate)(driver._acting, x, zero_core(agent.config.lstm_size, 2)).values
+        for x in (rows, other)
     )
     np.testing.assert_array_equal(one[3:, 0], two[3:, 0])
     assert np.abs(one[3:, 1] - two[3:, 1]).min() > 0

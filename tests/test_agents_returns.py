@@ -56,6 +56,16 @@ def import_rlax() -> Any:
     return rlax
 
 
+@pytest.mark.parametrize("library", [np, jnp])
+def test_a_row_says_what_kind_of_transition_ended_there(library: Any) -> None:
+    is_first, terminated, truncated = np.indices((2, 2, 2)).reshape(3, 8).astype(bool)
+    row = EnvStep((), (), (), *map(library.asarray, (terminated, truncated, is_first)))  # type: ignore[arg-type]
+    # Of the last four, which begin an episode, the ends are: none, truncated, terminated, both.
+    np.testing.assert_array_equal(row.valid, [True, True, True, True, False, False, True, True])
+    np.testing.assert_array_equal(row.inserted, [False] * 4 + [True, False, False, False])
+    np.testing.assert_array_equal(row.masked_truncation, [False] * 5 + [True, False, False])
+
+
 def test_transitions_take_consequences_from_the_next_row() -> None:
     flag = lambda *times: jnp.asarray(np.isin(np.arange(6), times))[:, None]  # noqa: E731
     row = EnvStep(

@@ -13,7 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import sebulba
-from sebulba.agents.registry import _AGENTS
+from sebulba.agent import Agent, is_spec, spec_of_each_leaf
+from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, empty_env_step
@@ -34,8 +35,9 @@ NOT_NORMALIZED = {"normalize_observations": False, "normalize_rewards": False}
 NAMES = pytest.mark.parametrize("name", AGENTS)
 
 
-def test_every_registered_agent_is_in_the_suite() -> None:
-    assert {type(case.config) for case in AGENTS.values()} == set(_AGENTS)
+def test_every_agent_of_the_package_is_in_the_suite() -> None:
+    of_package = {cls for cls in agent_configs().values() if cls.__module__.startswith("sebulba.")}
+    assert {type(case.config) for case in AGENTS.values()} == of_package
 
 
 def leaves(tree: Any) -> list[np.ndarray]:
@@ -136,7 +138,7 @@ def replicated_leaves(driver: Driver) -> list[jax.Array]:
 
 def invalid(trajectory: Any) -> Any:
     env_step = trajectory.env_step
-    return env_step.is_first[1:] & ~env_step.terminated[1:]
+    return ~env_step.valid[1:]
 
 
 def made_wild(trajectory: Any) -> Any:
@@ -234,6 +236,19 @@ def test_acting_networks_are_all_that_step_needs(name: str, explore: bool) -> No
     assert output.action.shape == (B, *space.shape) and output.action.dtype == space.dtype
     before = jax.eval_shape(lambda key: agent.new_step_state(key, run_spec(), 1), jax.random.key(0))
     assert step_state == before, "another step state would be compiled again"
+
+
+@NAMES
+def test_a_step_state_is_declared_as_its_shapes_are(name: str) -> None:
+    agent = AGENTS[name].to_count()
+    step_state = jax.eval_shape(
+        lambda key: agent.new_step_state(key, run_spec(), 1), jax.random.key(0)
+    )
+    declared = spec_of_each_leaf(agent.step_state_spec(), step_state)
+    assert declared == Agent.step_state_spec(agent)
+    assert any(map(any, jax.tree.leaves(declared, is_leaf=is_spec))) == any(
+        leaf.shape[:1] == (B,) for leaf in jax.tree.leaves(step_state)
+    )
 
 
 @NAMES

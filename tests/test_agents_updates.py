@@ -16,6 +16,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
+from sebulba.types import RunSpec
 from tests.agent_driver import SPEC, B, Driver, Streams, T, quick_state, run_spec
 from tests.contract_agents import (
     CONTRACT_AGENTS,
@@ -25,6 +26,7 @@ from tests.contract_agents import (
     ReplayConfig,
     TargetNetworkAgent,
 )
+from tests.tiny import TinyAgent, TinyConfig
 
 SGD = {
     "learning_rate": 0.1,
@@ -107,6 +109,16 @@ def test_every_optimizer_goes_downhill(kind: Any) -> None:
 
 
 # The agents of the contract.
+
+
+def test_what_has_a_row_for_each_environment_is_found_by_shape() -> None:
+    class Odd(TinyAgent):
+        def new_step_state(self, key: Any, run: RunSpec, inferencer: int) -> Any:
+            rows = {"row": jnp.zeros((run.num_envs, 2)), "not first": jnp.zeros((2, run.num_envs))}
+            return {"key": key, "two": jnp.zeros(2), "three": jnp.zeros((3, 3)), **rows}
+
+    spec = Odd(SPEC, TinyConfig()).step_state_spec()
+    assert [name for name, leaf_spec in spec.items() if any(leaf_spec)] == ["row"]
 
 
 @pytest.mark.parametrize("agent_class", CONTRACT_AGENTS)

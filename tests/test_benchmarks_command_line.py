@@ -8,8 +8,9 @@ import inspect
 import jax
 import pytest
 
-from sebulba.benchmarks import command_line, comparisons, scale, tune
+from sebulba.benchmarks import command_line, scale, train, tune
 from sebulba.configs.impala_presets import cartpole, pong
+from tests.test_package import MODULES, imports
 
 ARGUMENTS = {"tune": ["--output", "x.json"], "learn": ["cartpole", "--num-envs", "4"]}
 """That a benchmark cannot do without, beside a configuration."""
@@ -18,7 +19,7 @@ NAMES = ("inference", "train", "overhead", "scale", "memory", "start", "tune", "
 
 def test_choices_are_those_of_the_benchmarks():
     devices = jax.devices()[:1]
-    assert command_line.KINDS == comparisons.COMPARISONS
+    assert command_line.KINDS == train.COMPARISONS
     assert {*command_line.TUNED} == {k.name for k in tune.choose_knobs(cartpole(), devices, [])}
     axes = [*scale.all_axes(cartpole(), devices), *scale.all_axes(pong(), devices)]
     assert {*command_line.AXES} == {axis.name for axis in axes}
@@ -26,7 +27,7 @@ def test_choices_are_those_of_the_benchmarks():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_benchmark_takes_what_its_options_give(monkeypatch, name):
-    module = importlib.import_module(f"sebulba.benchmarks.{name}")
+    module = importlib.import_module(command_line.module_of(name))
     signature = inspect.signature(module.run)
     given = {}
     monkeypatch.setattr(module, "run", lambda **options: given.update(options))
@@ -35,6 +36,16 @@ def test_a_benchmark_takes_what_its_options_give(monkeypatch, name):
     assert command_line.main(words, lambda words, _: (words[0], cartpole())) == 0
     config = (given.pop("config"),) if "config" in given else ()
     signature.bind(*config, **given)
+
+
+def test_what_serves_users_imports_nothing_that_measures_the_project():
+    """But for the table of commands, and for the rival of ``bench train --compare prototype``."""
+    ours = {module for module in MODULES if module.startswith("sebulba.benchmarks.project")}
+    users = {module for module in MODULES if module.startswith("sebulba.benchmarks.")} - ours
+    importing = {module for module in users if imports(module, at_import=False) & ours}
+    assert importing == {"sebulba.benchmarks.command_line", "sebulba.benchmarks.train"}
+    case = "sebulba.benchmarks.project.prototype_case"
+    assert imports("sebulba.benchmarks.train", at_import=False) & ours == {case}
 
 
 def test_what_follows_a_configuration_that_was_left_out_is_not_taken_for_one(monkeypatch):

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
-from sebulba.benchmarks import bare, harness, inference
-from sebulba.benchmarks.plain_cycle import PlainCycle
+from sebulba.benchmarks import harness
+from sebulba.benchmarks.project import bare, inference
+from sebulba.benchmarks.project.plain_cycle import PlainCycle
 from tests.loop_helpers import Recorder, make_tiny_loop
+from tests.test_package import imports
 
 
 def test_cases_run_in_turn_and_the_first_round_does_not_count():
@@ -37,17 +39,12 @@ def test_keys_are_medians_and_ratios_are_within_a_round():
     assert keys["jit_gain"] == 2.0
 
 
-def test_the_bare_loop_is_short_and_imports_neither_runtime_nor_adapters():
+def test_the_bare_loop_is_short_and_imports_nothing_of_the_package_but_types():
     source, first = inspect.getsourcelines(bare.bare_loop)
     function = ast.parse("".join(source)).body[0]
     assert isinstance(function, ast.FunctionDef)
     assert function.end_lineno is not None and function.end_lineno <= 32, first
-    imported = [
-        node.module
-        for node in ast.walk(ast.parse(inspect.getsource(bare)))
-        if isinstance(node, ast.ImportFrom)
-    ]
-    assert not [m for m in imported if m and m.startswith(("sebulba.runtime", "sebulba.envs"))]
+    assert imports(bare.__name__, at_import=False) == {"sebulba.types"}
 
 
 def test_plain_bookkeeping_makes_the_trajectories_of_the_stepped_cycle():

@@ -11,6 +11,7 @@ import pytest
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learn import (
     HEADER,
+    Goal,
     figures_of,
     keys_of,
     seed_result,
@@ -19,8 +20,8 @@ from sebulba.benchmarks.learn import (
     thinned,
     verdict,
 )
-from sebulba.benchmarks.learning_goals import GOALS, Goal
-from sebulba.benchmarks.report import BENCHMARKS
+from sebulba.benchmarks.project.learning_goals import GOALS
+from sebulba.benchmarks.project.report import BENCHMARKS
 from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS
 

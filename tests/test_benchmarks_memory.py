@@ -30,15 +30,15 @@ def test_the_slope_is_that_of_a_line_and_stands_when_points_are_displaced():
 
 
 def window(minute, rss, device, allocated=None):
-    return memory.Window(minute, rss, rss - 9, rss + 7, device, allocated, allocated)
+    return memory.Window(minute, rss, device, allocated, allocated, rss - 9, rss + 7)
 
 
 def test_samples_become_windows_and_a_last_one_that_is_not_full_is_left_out():
     seconds_and_mb = [(0, 5), (4, 6), (9, 100), (10, 7), (19, 9), (20, 500)]
     samples = [memory.Sample(s / 60, mb, 2.0 * mb, 3.0 * mb, 4.0 * mb) for s, mb in seconds_and_mb]
     assert memory.windows_of(samples, 10.0) == [
-        memory.Window(4 / 60, 6, 5, 100, 200, pytest.approx(111), 24),
-        memory.Window(pytest.approx(14.5 / 60), 8, 7, 9, 18, 24, 32),
+        memory.Window(4 / 60, 6, 200, pytest.approx(111), 24, 5, 100),
+        memory.Window(pytest.approx(14.5 / 60), 8, 18, 24, 32, 7, 9),
     ]
     elsewhere = [dataclasses.replace(s, allocated_mb=None, kept_mb=None) for s in samples]
     assert memory.windows_of(elsewhere, 10.0)[0].allocated_mb is None
@@ -67,7 +67,7 @@ def test_keys_say_slopes_and_whether_devices_are_within_the_bound():
 
 
 def test_the_bound_counts_every_holder():
-    sizes = memory.Sizes(
+    sizes = dict(
         trajectory=1_000_000,
         row=100_000,
         step_state=1_000,
@@ -96,11 +96,15 @@ def test_sizes_are_those_of_the_arrays():
     sizes = memory.sizes_of(agent, RunSpec(5, 2, 7, 1))
     row = 5 * (2 * 4 + 4 + 4 + 1 + 1 + 1)  # observation, action, reward, flags
     extras = 5 * 3 * 4
-    assert sizes.row == row
-    assert sizes.trajectory == 8 * row + 7 * (5 * 4 + extras) + 3 * 4
-    assert sizes.networks == sizes.acting_networks == (2 * 3 + 3) * 4
-    assert sizes.opt == 4 and sizes.experience == sizes.trajectory
-    assert sizes.step_state == 8 + 5 * 4  # a key and a count
+    assert sizes == {
+        "trajectory": 8 * row + 7 * (5 * 4 + extras) + 3 * 4,
+        "row": row,
+        "step_state": 8 + 5 * 4,  # a key and a count
+        "networks": (2 * 3 + 3) * 4,
+        "acting_networks": (2 * 3 + 3) * 4,
+        "opt": 4,
+        "experience": 8 * row + 7 * (5 * 4 + extras) + 3 * 4,
+    }
 
 
 def test_living_arrays_are_counted_on_every_device_that_holds_them():

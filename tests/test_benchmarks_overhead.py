@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from sebulba.benchmarks import harness, overhead
-from sebulba.benchmarks.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from sebulba.benchmarks import harness
+from sebulba.benchmarks.project import overhead
+from sebulba.benchmarks.project.null import NullAgent, NullConfig, NullPool, NullVectorEnv
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sebulba.benchmarks import report
+from sebulba.benchmarks.project import report
 from sebulba.errors import UsageError
 
 ABOUT = {
@@ -126,7 +126,7 @@ def test_files_of_no_benchmark_and_no_files_are_refused(tmp_path):
 
 
 def test_a_bar_is_met_on_the_right_side_of_it():
-    least, most = report.Bar(at_least=0.85), report.Bar(at_most=2.5)
+    least, most = report.Bar(0.85), report.Bar(2.5, is_limit=True)
     assert least.is_met(0.85) and not least.is_met(0.84)
     assert most.is_met(2.5) and most.is_met(-3) and not most.is_met(2.6)
     assert least.reached(1.7) == 2 and most.reached(5) == 0.5

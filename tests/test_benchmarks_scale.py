@@ -11,7 +11,7 @@ import pytest
 from sebulba.agents.configs import TorsoConfig
 from sebulba.benchmarks import scale
 from sebulba.benchmarks.scale import Axis, AxisResult, Point
-from sebulba.benchmarks.trial import Measurement
+from sebulba.benchmarks.trial import Measurement, Series
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 
@@ -22,7 +22,7 @@ GPU = [types.SimpleNamespace(platform="gpu")]
 
 def point(value, *speeds, parameters=10):
     measurements = (Measurement(s, 100.0 + i, 7.0, 1.0) for i, s in enumerate(speeds))
-    return Point(value, parameters, tuple(measurements))
+    return Point(value, parameters, Series(tuple(measurements)))
 
 
 def tiny_config(**changes):
@@ -131,7 +131,7 @@ def test_devices_are_halved_and_only_a_cpu_is_split():
 
 def test_an_unknown_axis_is_refused():
     with pytest.raises(UsageError, match="axis 'num_envs' is unknown; use num-envs, steps-per"):
-        scale.run(tiny_config(), axes=["num_envs"])
+        scale.run(tiny_config(), preset="cartpole", axes=["num_envs"])
 
 
 # All of it.

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from sebulba.benchmarks import harness, start
+from sebulba.benchmarks import harness
+from sebulba.benchmarks.project import start
 from sebulba.commands.huge_pages import OPTION, VARIABLE
 from sebulba.errors import UsageError
 

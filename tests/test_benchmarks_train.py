@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import itertools
@@ -16,9 +15,10 @@ import numpy as np
 import pytest
 
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
-from sebulba.benchmarks import ceiling, gil, prototype, train
+from sebulba.benchmarks import ceiling, gil, train
 from sebulba.benchmarks.ceiling import Cost, Setup, Training
-from sebulba.benchmarks.comparisons import PrototypeCase
+from sebulba.benchmarks.project import prototype
+from sebulba.benchmarks.project.prototype_case import PrototypeCase
 from sebulba.benchmarks.stages import ReplayEnv, Stages, env_work, measure_together
 from sebulba.commands.experiment import build_agent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
@@ -28,6 +28,7 @@ from sebulba.learning.update import Updater
 from sebulba.loops.devices import learner_mesh
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import RunSpec, Trajectory
+from tests.test_package import imports
 
 COSTS = {
     "cycle": Cost(wall_us=3.0, cpu_us=5.0),
@@ -281,9 +282,7 @@ def test_what_threads_are_slower_by_than_processes_is_lost_to_the_lock():
     assert gil.gil_share(110.0, 100.0) == 0.0
 
 
-def test_a_comparison_that_is_unknown_or_impossible_is_refused():
-    with pytest.raises(UsageError, match="compare='bare' is unknown; use stepped"):
-        train.run(CONFIG, preset="cartpole", compare=("bare",))
+def test_a_comparison_that_is_impossible_is_refused():
     elsewhere = dataclasses.replace(CONFIG, env=EnvConfig("CartPole-v1", backend="gymnasium"))
     with pytest.raises(UsageError, match="leave prototype out"):
         PrototypeCase(elsewhere, build_agent(CONFIG, env_spec("CartPole-v1")))
@@ -301,15 +300,9 @@ def test_processes_with_cycles_of_their_own_answer():
 # The prototype.
 
 
-def test_the_prototype_imports_neither_runtime_nor_loops_nor_adapters():
-    imported = [
-        node.module
-        for node in ast.walk(ast.parse(inspect.getsource(prototype)))
-        if isinstance(node, ast.ImportFrom) and node.module
-    ]
-    assert "sebulba.agent" in imported
-    ours = ("sebulba.runtime", "sebulba.envs", "sebulba.loops", "sebulba.benchmarks")
-    assert not [module for module in imported if module.startswith(ours)]
+def test_the_prototype_imports_nothing_of_the_package_but_the_contracts():
+    imported = imports(prototype.__name__, at_import=False)
+    assert imported == {"sebulba.agent", "sebulba.trees", "sebulba.types"}
 
 
 def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(stages):
@@ -325,7 +318,7 @@ def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(
     updater.place(state)
     step_states = kept.initial_step_state, kept.final_step_state
     copies = jax.tree.map(lambda x: x.copy(), step_states)
-    placed = HandOffToMesh(agent, mesh, CONFIG.num_envs)(trajectory, *copies)
+    placed = HandOffToMesh(agent, mesh)(trajectory, *copies)
     updater.consume(*placed, updates=0, due=1)
 
     initial, final = map(prototype.unwrap_keys, step_states)

@@ -9,8 +9,7 @@ import pytest
 
 import sebulba
 from sebulba import RunSpec
-from sebulba.agents.configs import ImpalaConfig, SimplePolicyGradientConfig, TorsoConfig
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import ImpalaConfig, SimplePolicyGradientConfig, TorsoConfig, make_agent
 from tests import contract_agents
 from tests.agent_driver import quick_state
 from tests.loop_helpers import inferencer_threads, leaves_equal, make_tiny_loop

@@ -56,7 +56,7 @@ def train(num_devices, num_updates=10):
     state = jax.jit(lambda key: agent.new_state(key, run))(jax.random.key(0))
     updater = Updater(agent, mesh, jax.random.key(1))
     updater.place(state)
-    hand_off = HandOffToMesh(agent, mesh, B)
+    hand_off = HandOffToMesh(agent, mesh)
     for index, trajectory in enumerate(batches(agent, num_updates)):
         placed = hand_off(trajectory, state.step[0], state.step[0])
         updater.consume(*placed, updates=index, due=1)

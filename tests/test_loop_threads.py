@@ -50,7 +50,7 @@ class FailsInStep(TinyAgent):
 
 
 class FailsInHandOff(TinyAgent):
-    def shard_step_state(self, step_state, sharding, *, num_envs):
+    def shard_step_state(self, step_state, sharding):
         raise Planted("in the hand-off")
 
 

@@ -8,8 +8,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv
 
 import sebulba
-from sebulba.agents.configs import ImpalaConfig, TorsoConfig
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import ImpalaConfig, TorsoConfig, make_agent
 
 CONFIG = ImpalaConfig(
     learning_rate=1e-2,

@@ -57,7 +57,7 @@ ALLOWED = {
     "learning": CONTRACTS | {"metrics", "transport", "inference"},
     "agents": CONTRACTS,
     "policies": CONTRACTS | {"files"},
-    "checkpoints": CONTRACTS | {"metrics", "transport", "inference", "learning"},
+    "checkpoints": CONTRACTS | {"files", "metrics", "transport", "inference", "learning"},
     "configs": {"errors", "checks", "options", "files", "agents"},
 }
 

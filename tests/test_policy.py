@@ -14,8 +14,7 @@ import pytest
 from gymnasium import spaces
 
 import sebulba
-from sebulba.agents.configs import ImpalaConfig, TorsoConfig
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import ImpalaConfig, TorsoConfig, make_agent
 from sebulba.errors import UsageError
 from sebulba.policies.policy import Policy, load_policy, save_policy, space_from_json, space_to_json
 from sebulba.types import EnvSpec, RunSpec

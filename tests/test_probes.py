@@ -12,8 +12,8 @@ from sebulba.agents.configs import (
     ImpalaConfig,
     OptimizerConfig,
     TorsoConfig,
+    make_agent,
 )
-from sebulba.agents.registry import make_agent
 from tests import probes
 
 TORSO = TorsoConfig(hidden_sizes=(16,))

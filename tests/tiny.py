@@ -28,8 +28,6 @@ class TinyAgent(Agent[TinyConfig]):
     ``extras["checksum"]`` is the sum of the networks that acted, per environment.
     """
 
-    config_class = TinyConfig
-
     def new_networks(self, key: jax.Array) -> Any:
         size = int(np.prod(self.spec.observation_space.shape))
         actions = self.spec.action_space.n
@@ -77,7 +75,7 @@ class TinyAgent(Agent[TinyConfig]):
 
     def loss(self, networks: Any, opt: Any, experience: Any, key: jax.Array) -> Any:
         env_step = experience.env_step
-        valid = ~env_step.is_first[1:] | env_step.terminated[1:]
+        valid = env_step.valid[1:]
         logits = self.logits(networks, env_step.obs[:-1])
         start = int(getattr(self.spec.action_space, "start", 0))
         log_prob = jax.nn.log_softmax(logits)

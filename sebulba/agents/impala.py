@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,29 +11,11 @@ from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import ImpalaConfig
 from sebulba.agents.kernels.optimizer import masked_mean
 from sebulba.agents.kernels.returns import transitions, vtrace
-from sebulba.types import EnvSpec, PyTree
+from sebulba.types import PyTree
 
 
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """One update a trajectory: V-trace policy gradient, value regression, entropy bonus."""
-
-    config_class: ClassVar[type] = ImpalaConfig
-
-    def __init__(self, spec: EnvSpec, config: ImpalaConfig) -> None:
-        """Build the networks' description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
-        super().__init__(
-            spec,
-            config,
-            value_head=True,
-            lstm_size=config.lstm_size,
-            separate_value_torso=config.separate_value_torso,
-            normalize_observations=config.normalize_observations,
-            normalize_rewards=config.normalize_rewards,
-        )
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array

@@ -4,44 +4,45 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, Statistics, StepState
+from sebulba.agents.bases.normalization import Statistics
+from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, StepState
 from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.optimizer import masked_mean
 from sebulba.agents.kernels.returns import gae, transitions
 from sebulba.errors import UsageError
-from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
+from sebulba.types import PyTree, RunSpec, Trajectory
 
 Metrics = dict[str, jax.Array]
 
 
 class Batch(NamedTuple):
-    """What the updates need of a trajectory, ``[T, B, ...]``, or of some of its columns."""
+    """The transitions of a trajectory, ``[T, B, ...]``, or of a minibatch."""
 
     obs: PyTree
-    """Normalised, if it is to be."""
+    """Observations, normalised if they have to be."""
     is_first: jax.Array
     """Bool."""
     raw: jax.Array
     """Actions, as the distribution sampled them."""
     log_prob: jax.Array
-    """Of the actions when they were taken."""
+    """Log-probability of the actions when they were taken."""
     value: jax.Array
-    """Before the first update with this trajectory."""
+    """Value estimated before the first update with this trajectory."""
     advantage: jax.Array
     """Generalized advantage estimate; with ``value`` added, the target of the value."""
     valid: jax.Array
-    """Bool; others have weight 0."""
+    """Bool; the other transitions have weight 0."""
 
 
 class PPOExperience(NamedTuple):
-    """The newest trajectory, and how far its updates are."""
+    """The newest trajectory, and the progress of its updates."""
 
     batch: Batch
     """``[T, B, ...]``."""
@@ -52,35 +53,17 @@ class PPOExperience(NamedTuple):
     order: jax.Array
     """``[T * B]`` int32, or ``[B]`` with an LSTM: permutation of this epoch, one a device."""
     minibatch: jax.Array
-    """Scalar int32: the next one in this epoch."""
+    """Scalar int32: number of the next minibatch in this epoch."""
 
 
 class PPO(OnPolicyAgent[PPOConfig]):
     """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
 
-    config_class: ClassVar[type] = PPOConfig
-
-    def __init__(self, spec: EnvSpec, config: PPOConfig) -> None:
-        """Build the networks' description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
-        super().__init__(
-            spec,
-            config,
-            value_head=True,
-            lstm_size=config.lstm_size,
-            separate_value_torso=config.separate_value_torso,
-            normalize_observations=config.normalize_observations,
-            normalize_rewards=config.normalize_rewards,
-        )
-
     def check_run(self, run: RunSpec) -> None:
         """Check that minibatches are of one size.
 
         Raises:
-          UsageError: They would not be.
+          UsageError: They cannot be.
         """
         envs = run.num_envs // run.num_update_devices
         columns = self._num_columns(run.steps_per_cycle, envs)
@@ -99,7 +82,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         )
 
     def _num_columns(self, num_steps: int, num_envs: int) -> int:
-        """Return how many pieces minibatches are drawn from: transitions, or whole unrolls."""
+        """Return the number of items that minibatches divide: transitions, or whole unrolls."""
         return num_envs if self.config.lstm_size else num_steps * num_envs
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
@@ -108,7 +91,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         return self.config.epochs * self.config.minibatches
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
-        """Return a batch of zeros and statistics of nothing."""
+        """Return a batch of zeros and empty statistics."""
         base: Experience = super().new_experience(key, networks, run)
         no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs))
         columns = self._num_columns(run.steps_per_cycle, run.num_envs)
@@ -125,7 +108,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         return PPOExperience(
             batch=P(None, LEARNER_AXIS),  # type: ignore[arg-type]
             core=P(LEARNER_AXIS),
-            statistics=self.statistics_spec(),
+            statistics=self.normalization.spec(),
             order=P(LEARNER_AXIS),  # type: ignore[arg-type]
             minibatch=P(),  # type: ignore[arg-type]
         )
@@ -140,8 +123,8 @@ class PPO(OnPolicyAgent[PPOConfig]):
     ) -> PPOExperience:
         """Estimate values and advantages, once for all updates with this trajectory."""
         core = initial_step_state.core
-        trajectory, statistics = self.normalized(
-            trajectory, final_step_state, experience.statistics
+        trajectory, statistics = self.normalization(
+            trajectory, final_step_state.scaling, experience.statistics
         )
         row = trajectory.env_step
         value = self.evaluate(networks, row.obs, core, row.is_first).value
@@ -204,11 +187,11 @@ class PPO(OnPolicyAgent[PPOConfig]):
         return core, jax.tree.map(functools.partial(take, axis=1), batch)
 
     def _loss(self, networks: PyTree, core: PyTree, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Return equation 9 with its sign turned, and metrics."""
+        """Return the negative of equation 9, to be minimised, and metrics."""
         config = self.config
         output = self.evaluate(networks, batch.obs, core, batch.is_first)
         log_ratio = self.distribution.log_prob(output.params, batch.raw) - batch.log_prob
-        # Not only masked in the means: infinity times 0 would be in the gradient.
+        # Masking in the means alone would leave infinity times 0 in the gradient.
         log_ratio = jnp.where(batch.valid, log_ratio, 0.0)
         ratio = jnp.exp(log_ratio)
         advantage = batch.advantage

@@ -7,14 +7,14 @@ Source: Kapturowski et al. 2019, Recurrent experience replay in distributed rein
 from __future__ import annotations
 
 import functools
-from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt, replay_options
+from sebulba.agents.bases.off_policy import Opt
+from sebulba.agents.bases.value_based import ValueBasedAgent
 from sebulba.agents.configs import R2D2Config
-from sebulba.agents.kernels.exploration import epsilon_greedy, exploration_ladder
+from sebulba.agents.kernels.exploration import exploration_ladder
 from sebulba.agents.kernels.optimizer import masked_mean
 from sebulba.agents.kernels.returns import (
     Transitions,
@@ -24,58 +24,19 @@ from sebulba.agents.kernels.returns import (
     restore_value,
     transitions,
 )
-from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions, value_of
+from sebulba.agents.nets.q_networks import value_of
 from sebulba.agents.replay.layouts import Replay, SequenceReplay
 from sebulba.errors import UsageError
-from sebulba.one_kernel import after
-from sebulba.types import (
-    ActionOutput,
-    EnvSpec,
-    EnvStep,
-    PyTree,
-    RunSpec,
-    empty_env_step,
-)
+from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec
 
 
-class StepState(NamedTuple):
-    """What R2D2 carries from step to step."""
-
-    key: jax.Array
-    """Typed PRNG key of exploration."""
-    epsilon: jax.Array
-    """Probability of a random action, ``[B]``."""
-    core: PyTree
-    """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
-
-
-class R2D2(OffPolicyAgent[R2D2Config]):
+class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
     """Double Q-learning of n steps on prioritized sequences that overlap."""
 
-    config_class: ClassVar[type] = R2D2Config
-    replay: SequenceReplay
-    """Where batches are drawn."""
-
     def __init__(self, spec: EnvSpec, config: R2D2Config) -> None:
-        """Build the network's description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
-        self.actions = discrete_actions(spec.action_space, "R2D2")
-        self._first_action = int(spec.action_space.start)  # type: ignore[attr-defined]
-        options = replay_options(spec, config.replay)
-        replay = SequenceReplay(length=config.burn_in + config.sequence_length, **options)
-        super().__init__(spec, config, replay)
-        self.network = QNetwork(
-            num_actions=self.actions.num_params,
-            torso=config.torso,
-            head_hidden_sizes=config.head_hidden_sizes,
-            dueling=config.dueling,
-            lstm_size=config.lstm_size,
-        )
-        # Refuses an observation space here rather than in a thread.
-        jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+        """Describe networks and replay; raise UsageError for a space that does not fit."""
+        length = config.burn_in + config.sequence_length
+        super().__init__(spec, config, SequenceReplay.of(spec, config.replay, length=length))
 
     def check_run(self, run: RunSpec) -> None:
         """Check that sequences begin and end where trajectories do.
@@ -95,64 +56,12 @@ class R2D2(OffPolicyAgent[R2D2Config]):
             )
         super().check_run(run)
 
-    # Networks and acting.
-
-    def evaluate(self, networks: PyTree, rows: EnvStep, core: PyTree) -> QOutput:
-        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
-        return self.network.apply({"params": networks}, *self._inputs(rows, core))  # type: ignore[return-value]
-
-    def _inputs(self, rows: EnvStep, core: PyTree) -> tuple:
-        """Return the arguments of the network.
-
-        Where an episode begins nothing is seen of the one before, neither its recurrent state nor
-        its last action and reward.
-        """
-        encoded = self.encode(rows.obs, num_leading=2)
-        is_first = jnp.asarray(rows.is_first)
-        if not self.config.lstm_size:
-            return encoded, core, is_first, None
-        action = jnp.asarray(rows.prev_action) - self._first_action
-        reward = self.config.reward_scale * jnp.asarray(rows.reward)
-        one_hot = jax.nn.one_hot(action, self.actions.num_params)
-        past = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
-        past = jnp.where(is_first[..., None], 0.0, past)
-        return encoded, core, is_first, past.reshape(is_first.size, -1)
-
-    def new_networks(self, key: jax.Array) -> PyTree:
-        """Return initial parameters."""
-        row = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1))
-        return self.network.init(key, *self._inputs(row, self._new_core(1)))["params"]
-
-    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
-        """Return a key, this Inferencer's part of the ladder, and a recurrent state of zeros."""
+    def new_epsilon(self, run: RunSpec, inferencer: int) -> jax.Array:
+        """Return this Inferencer's part of the ladder, ``[B]``."""
         config = self.config
-        epsilon = exploration_ladder(
+        return exploration_ladder(
             run, inferencer, base=config.epsilon, exponent=config.epsilon_exponent
         )
-        return StepState(key, epsilon, self._new_core(run.num_envs))
-
-    def _new_core(self, num_envs: int) -> PyTree:
-        size = self.config.lstm_size
-        return tuple(jnp.zeros((num_envs, size)) for _ in range(2)) if size else ()
-
-    def step(
-        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
-    ) -> tuple[ActionOutput, StepState]:
-        """Take the best action, or a random one with the probability of the environment."""
-        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step)
-        values, core = self.evaluate(networks, row, step_state.core)
-        key, explore_key = jax.random.split(after(step_state.key, values))
-        index = self.actions.mode(values[0])
-        if explore:
-            num_actions = self.actions.num_params
-            index = epsilon_greedy(explore_key, index, num_actions, step_state.epsilon)
-        return ActionOutput(self.actions.action(index)), step_state._replace(key=key, core=core)
-
-    # Learning.
-
-    def recurrent_state(self, step_state: StepState) -> PyTree:
-        """Return the recurrent state, which is stored with the first row of a trajectory."""
-        return step_state.core
 
     def loss(
         self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
@@ -169,7 +78,7 @@ class R2D2(OffPolicyAgent[R2D2Config]):
         learned = jax.tree.map(lambda x: x[config.burn_in :], sequence._replace(core=()))
         step = transitions(learned, config.discount, config.reward_scale)
         target = self._targets(values, target_values, step)
-        error = target - value_of(values[:-1], learned.action - self._first_action)
+        error = target - value_of(values[:-1], self.actions.index(learned.action))
         error = jnp.where(step.valid, error, 0.0)
         loss = 0.5 * masked_mean(weight[None] * jnp.square(error), step.valid)
         size = jnp.abs(error)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from sebulba.agents.bases.actor_critic import ActorCriticAgent, StepState, critic_loss
-from sebulba.agents.bases.off_policy import Opt
+from sebulba.agents.bases.actor_and_critics import (
+    STEP_STATE_SPEC,
+    ActorAndCritics,
+    StepState,
+    critic_loss,
+)
+from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt
 from sebulba.agents.configs import SACConfig
 from sebulba.agents.kernels.distributions import SquashedGaussian
-from sebulba.agents.nets.networks import Encoded
-from sebulba.agents.replay.layouts import Replay
-from sebulba.types import EnvSpec, PyTree
+from sebulba.agents.kernels.optimizer import make_optimizers
+from sebulba.agents.nets.encoder import Encoded
+from sebulba.agents.replay.layouts import Replay, TransitionReplay
+from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
 
 
 class Sampled(NamedTuple):
@@ -27,53 +33,68 @@ class Sampled(NamedTuple):
     """Its log-density, ``[N]``, in nats."""
 
 
-class SAC(ActorCriticAgent[SACConfig]):
+class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
     """Two critics, a Gaussian policy that is squashed, and a temperature that learns.
 
     ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets.
     """
 
-    config_class: ClassVar[type] = SACConfig
-
     def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
-        """Build the networks' description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
-        super().__init__(spec, config, params_per_action=2, num_critics=2)
+        """Describe networks and replay; raise UsageError for a space that does not fit."""
+        self.nets = ActorAndCritics(
+            spec, config, agent_name="SAC", params_per_action=2, num_critics=2
+        )
         self.distribution = SquashedGaussian(spec.action_space)  # type: ignore[arg-type]
         given = config.target_entropy
-        self.target_entropy = -float(self.squashing.size) if given is None else given
-
-    def learning_rates(self) -> dict[str, float]:
-        """Return the step size of each part of the networks."""
-        rate = self.config.temperature_learning_rate
-        return {**super().learning_rates(), "log_temperature": rate}
+        self.target_entropy = -float(self.nets.squashing.size) if given is None else given
+        rates = {
+            "actor": config.learning_rate,
+            "critics": config.critic_learning_rate,
+            "log_temperature": config.temperature_learning_rate,
+        }
+        replay = TransitionReplay.of(spec, config.replay)
+        super().__init__(spec, config, replay, make_optimizers(rates, config.optimizer))
 
     def new_networks(self, key: jax.Array) -> dict[str, Any]:
         """Return initial parameters of actor, critics and temperature."""
         log_temperature = jnp.float32(math.log(self.config.initial_temperature))
-        return {**super().new_networks(key), "log_temperature": log_temperature}
+        return {**self.nets.new(key), "log_temperature": log_temperature}
+
+    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the actor."""
+        del experience
+        return networks["actor"]
 
     def with_target(self, networks: PyTree) -> PyTree:
         """Return the critics."""
         return networks["critics"]
 
-    def unit_action(
-        self, params: jax.Array, step_state: StepState, key: jax.Array, *, explore: bool
-    ) -> jax.Array:
-        """Sample, or take the middle of the distribution without ``explore``."""
-        del step_state
-        distribution = self.distribution
-        raw = distribution.sample(params, key) if explore else distribution.mode(params)
-        return self.squashing.unit(raw)
+    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
+        """Return a key, and how long these environments act at random."""
+        del inferencer
+        return self.nets.new_step_state(key, run)
+
+    def step_state_spec(self) -> StepState:
+        """Replicate everything: there is no noise scale for each environment."""
+        return STEP_STATE_SPEC
+
+    def step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, StepState]:
+        """Sample actions, or take the middle of the distribution without ``explore``."""
+
+        def unit_action(params: jax.Array, key: jax.Array) -> jax.Array:
+            distribution = self.distribution
+            raw = distribution.sample(params, key) if explore else distribution.mode(params)
+            return self.nets.squashing.unit(raw)
+
+        return self.nets.act(networks, step_state, env_step, unit_action, explore=explore)
 
     def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> Sampled:
         """Draw an action for each observation, differentiable in ``actor``."""
-        params = self.policy(actor, obs)
+        params = self.nets.policy(actor, obs)
         raw = self.distribution.sample(params, key)
-        return Sampled(self.squashing.unit(raw), self.distribution.log_prob(params, raw))
+        return Sampled(self.nets.squashing.unit(raw), self.distribution.log_prob(params, raw))
 
     def loss(
         self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
@@ -84,17 +105,21 @@ class SAC(ActorCriticAgent[SACConfig]):
         and 18 of arXiv 1812.05905, with the smaller of two target critics (section 5).
         """
         draw_key, next_key, now_key = jax.random.split(key, 3)
-        draw, batch = self.draw_batch(experience, draw_key)
+        draw, weight = self.draw(experience, draw_key)
+        drawn = self.replay.transitions(experience, draw, self.config.discount)
+        batch = self.nets.batch(drawn, weight)
         temperature = jnp.exp(networks["log_temperature"])
 
         following = self.sampled(networks["actor"], batch.next_obs, next_key)
-        next_values = self.values(opt.target, batch.next_obs, following.action)
+        next_values = self.nets.values(opt.target, batch.next_obs, following.action)
         next_value = jnp.min(next_values, axis=0) - temperature * following.log_prob
-        values = self.values(networks["critics"], batch.obs, batch.action)
+        values = self.nets.values(networks["critics"], batch.obs, batch.action)
         critic = critic_loss(values, batch, next_value)
 
         now = self.sampled(networks["actor"], batch.obs, now_key)
-        value = jnp.min(self.values(stop_gradient(networks["critics"]), batch.obs, now.action), 0)
+        value = jnp.min(
+            self.nets.values(stop_gradient(networks["critics"]), batch.obs, now.action), 0
+        )
         actor_loss = jnp.mean(stop_gradient(temperature) * now.log_prob - value)
         entropy = -jnp.mean(stop_gradient(now.log_prob))
         temperature_loss = temperature * (entropy - self.target_entropy)

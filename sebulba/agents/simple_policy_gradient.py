@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +10,7 @@ from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import SimplePolicyGradientConfig
 from sebulba.agents.kernels.optimizer import masked_mean
 from sebulba.agents.kernels.returns import n_step_returns, transitions
-from sebulba.types import EnvSpec, PyTree
+from sebulba.types import PyTree
 
 
 class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
@@ -20,16 +18,6 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
 
     Returns are cut at the end of the unroll, so ``steps_per_cycle`` is also the horizon.
     """
-
-    config_class: ClassVar[type] = SimplePolicyGradientConfig
-
-    def __init__(self, spec: EnvSpec, config: SimplePolicyGradientConfig) -> None:
-        """Build the network's description; no arrays are made.
-
-        Raises:
-          UsageError: A space that the agent cannot take.
-        """
-        super().__init__(spec, config, value_head=False)
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
@@ -60,8 +48,8 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
 def _normalized(returns: jax.Array, valid: jax.Array) -> jax.Array:
     """Return ``(returns - mean of the row) / standard deviation``, ``[T, B]``.
 
-    The mean is that of the same row over the environments of all devices: fewer rewards are left
-    towards the end of an unroll, which is nothing that an action did.
+    The mean is that of the same row over the environments of all devices. Returns shrink towards
+    the end of an unroll, where fewer rewards are left, and no action is the cause of that.
     """
     weight = valid.astype(jnp.float32)
     count = jax.lax.psum(jnp.sum(weight, axis=1), LEARNER_AXIS)

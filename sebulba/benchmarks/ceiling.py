@@ -1,4 +1,4 @@
-"""What a machine could do, and what keeps a run from it: arithmetic on measured costs."""
+"""What a machine could do, and what keeps a run from it, calculated from measured costs."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import dataclasses
 from collections.abc import Mapping
 
 STAGES = ("cycle", "hand-off", "update")
-"""What a run executes; each is measured alone."""
+"""The programs of a run; each is measured alone."""
 BREAKDOWN = ("environment", "inference")
-"""The two parts of a cycle, measured apart; they need not add up to it."""
+"""The two parts of a cycle, measured apart; they need not add up to a cycle."""
 
 WRONG_ABOVE = 1.02
-"""A run that is faster than its ceiling by more than noise was measured wrongly."""
+"""Share of the ceiling above which a run was measured wrongly; below it, the excess is noise."""
 GOOD = 0.85
-"""From this share of the ceiling on, the slowest stage is what limits the run."""
+"""Share of the ceiling from which on the slowest stage limits the run."""
 BUSY = 0.9
-"""From this share of the cores' time on, the cores count as busy."""
+"""Share of the cores' time from which on the cores count as busy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one environment step."""
+    """The cost of one environment step."""
 
     wall_us: float
     """Microseconds, all threads of the stage together; its inverse is the stage's speed."""
@@ -30,15 +30,18 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What of a run decides which of its settings could help."""
+    """The properties of a run and its machine that decide which setting could help."""
 
     cores: int
     """Cores that this process may use."""
     shares_cores: bool
     """Every stage runs on these cores: no device but the CPU takes part."""
     num_envs: int
+    """Environments of an Inferencer."""
     steps_per_cycle: int
+    """Length of an unroll."""
     num_inferencers_per_device: int
+    """Inferencers on each inference device."""
     cycle: str
     """``"stepped"`` or ``"fused"``."""
     could_fuse: bool
@@ -47,9 +50,10 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """How a run went."""
+    """The figures of a run."""
 
     env_steps_per_s: float
+    """Speed."""
     cpu_us: float
     """CPU microseconds of the whole process, per environment step."""
     learner_waits: float
@@ -61,12 +65,15 @@ class Verdict:
     """What the figures mean."""
 
     ceiling_env_steps_per_s: float
+    """Speed that the stages allow."""
     achieved_over_ceiling: float
+    """Speed of the run over that of the ceiling."""
     suspect: bool
-    """The run was faster than its ceiling: a wrong measurement, not a success."""
+    """The run was faster than its ceiling, so the measurement is wrong."""
     slowest_stage: str
+    """Stage with the most wall time."""
     slowest_stage_env_steps_per_s: float
-    """Its speed alone: where it cannot use all cores, a run cannot reach the ceiling either."""
+    """Its speed alone: if it cannot use all cores, a run cannot reach the ceiling either."""
     bottleneck: str
     """A stage, or ``"python"``, ``"waits"``, ``"contention"``; see ``loss``."""
     advice: str
@@ -76,8 +83,8 @@ class Verdict:
 def ceiling(costs: Mapping[str, Cost], setup: Setup) -> float:
     """Return the environment steps per second that the stages allow.
 
-    Where stages share cores, the cores divided by the sum of their CPU seconds; where they have
-    hardware of their own, the slowest.
+    If the stages share cores, these are the cores divided by the sum of the stages' CPU seconds; if
+    they have hardware of their own, those of the slowest stage.
     """
     if setup.shares_cores:
         return 1e6 * setup.cores / sum(costs[stage].cpu_us for stage in STAGES)
@@ -85,10 +92,7 @@ def ceiling(costs: Mapping[str, Cost], setup: Setup) -> float:
 
 
 def shares(costs: Mapping[str, Cost], setup: Setup) -> dict[str, float]:
-    """Return each stage's part of what the ceiling allows.
-
-    Of all CPU seconds where stages share cores; of the slowest stage's time where they do not.
-    """
+    """Return the stages' shares of all CPU time or, without shared cores, of the longest time."""
     if setup.shares_cores:
         total = sum(costs[stage].cpu_us for stage in STAGES)
         return {stage: costs[stage].cpu_us / total for stage in STAGES}
@@ -96,14 +100,8 @@ def shares(costs: Mapping[str, Cost], setup: Setup) -> dict[str, float]:
     return {stage: costs[stage].wall_us / slowest for stage in STAGES}
 
 
-def largest_stage(costs: Mapping[str, Cost], setup: Setup) -> str:
-    """Return the stage with the largest share."""
-    share = shares(costs, setup)
-    return max(STAGES, key=share.__getitem__)
-
-
 def _part(stage: str, costs: Mapping[str, Cost], setup: Setup) -> str:
-    """Return ``stage``, or the larger part of a cycle."""
+    """Return ``stage`` or, for the cycle, the larger of its parts."""
     if stage != "cycle":
         return stage
 
@@ -114,10 +112,10 @@ def _part(stage: str, costs: Mapping[str, Cost], setup: Setup) -> str:
 
 
 def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdict:
-    """Set a run against its ceiling, and name what to change.
+    """Compare a run with its ceiling, and name what to change.
 
     Args:
-      costs: Of ``STAGES`` and of ``BREAKDOWN``, each measured alone.
+      costs: The costs of ``STAGES`` and of ``BREAKDOWN``, each measured alone.
       training: The run.
       setup: Its configuration and machine.
     """
@@ -126,7 +124,8 @@ def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdic
     slowest = max(STAGES, key=lambda stage: costs[stage].wall_us)
     slowest_speed = 1e6 / costs[slowest].wall_us
     if achieved >= GOOD:
-        bottleneck = _part(largest_stage(costs, setup), costs, setup)
+        share = shares(costs, setup)
+        bottleneck = _part(max(STAGES, key=share.__getitem__), costs, setup)
     elif training.env_steps_per_s >= GOOD * slowest_speed:
         bottleneck = _part(slowest, costs, setup)
     else:
@@ -150,10 +149,10 @@ def busy_cores(training: Training) -> float:
 def loss(training: Training, setup: Setup) -> str:
     """Return what keeps a run far below its ceiling.
 
-    ``"contention"``: the cores are busy, so that the same work costs more CPU together than alone.
-    ``"update"``: they are not, but the update loop is, and everything else waits for it.
-    ``"python"``: the update loop waits, for threads of stepped cycles that take turns at the
-    interpreter's lock. ``"waits"``: it waits for fused cycles, where that cannot be.
+    ``"contention"``: the cores are busy, so the same work costs more CPU together than alone.
+    ``"update"``: the cores are not busy, but the update loop is, and everything waits for it.
+    ``"python"``: the update loop waits for stepped cycles, whose threads take turns at the
+    interpreter's lock. ``"waits"``: it waits for fused cycles, which need no lock.
     """
     if setup.shares_cores and busy_cores(training) >= BUSY * setup.cores:
         return "contention"

@@ -1,4 +1,4 @@
-"""``sebulba bench``: which benchmarks there are and what they are given. Free of JAX.
+"""``sebulba bench``: the benchmarks and their options. Free of JAX.
 
 Options are checked here, before JAX is imported; a benchmark is imported when it runs.
 """
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks import learn, report
-from sebulba.benchmarks.learning_goals import GOALS
+from sebulba.benchmarks import learn
+from sebulba.benchmarks.project import report
+from sebulba.benchmarks.project.learning_goals import GOALS
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 
@@ -20,17 +21,106 @@ ReadConfig = Callable[[list[str], str], tuple[str, ExperimentConfig]]
 """Reads (words of CONFIG [options], the command); returns the preset's name and the experiment."""
 
 LEAST_REPEATS = 5
+OF_THE_PROJECT = ("inference", "overhead", "start", "report")
+"""Benchmarks that measure the project itself, not a configuration of the user's."""
 DEFAULT_CONFIGS = {"scale": "cartpole", "memory": "pong"}
+"""Configurations of the benchmarks that can be called without one."""
 KINDS = ("stepped", "fused", "prototype")
 TUNED = ("num-envs", "steps-per-cycle", "num-inferencers-per-device", "devices")
-AXES = (
-    "num-envs",
-    "steps-per-cycle",
-    "num-inferencers-per-device",
-    "devices",
-    "hidden-sizes",
-    "image-features",
-)
+AXES = (*TUNED, "hidden-sizes", "image-features")
+
+Option = tuple[str, dict[str, Any]]
+"""Name of an argument, and the keywords of ``add_argument``."""
+
+
+def _option(name: str, **keywords: Any) -> Option:
+    return name, keywords
+
+
+def _number(name: str, default: float, what: str) -> Option:
+    return _option(name, type=type(default), default=default, help=f"{what}; default: %(default)s")
+
+
+def _words(name: str, choices: tuple[str, ...], what: str) -> Option:
+    return _option(name, nargs="+", choices=choices, default=(), help=what)
+
+
+def _file(name: str, what: str) -> Option:
+    return _option(f"--{name}", metavar="FILE", dest=f"{name}_file", help=what)
+
+
+_CONFIG = _option("config", metavar="CONFIG", help="as for sebulba train")
+_REPEATS = _number("--repeats", LEAST_REPEATS, "interleaved rounds")
+_JSON = _file("json", "also write figures and machine there")
+_MEMORY = "most a process may take, on host and device; default: 0.8 of what is free"
+_RUNS = "keep the run folders there; what is finished is not repeated"
+_GOALS = f"a configuration, or a goal: {', '.join(GOALS)}"
+BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
+    "train": (
+        "a run against what the machine could do: ceiling and bottleneck",
+        [
+            *(_CONFIG, _REPEATS, _JSON, _file("png", "also draw the stages there")),
+            _number("--seconds", 8.0, "seconds of training in a round"),
+            _number("--stage-seconds", 1.0, "seconds of each stage alone, a round"),
+            _words("--compare", KINDS, "also measure the same run so, interleaved"),
+        ],
+    ),
+    "scale": (
+        "speed and memory as the work grows, one axis at a time",
+        [
+            *(_CONFIG, _REPEATS, _JSON, _file("png", "also draw speed and memory there")),
+            _number("--seconds", 1.0, "seconds of training in a measurement"),
+            _words("--axes", AXES, "axes to measure; default: all"),
+        ],
+    ),
+    "memory": (
+        "memory of a long run against what it implies",
+        [
+            *(_CONFIG, _JSON, _file("png", "also draw memory over time there")),
+            _number("--minutes", 10.0, "minutes of training"),
+        ],
+    ),
+    "tune": (
+        "the fastest setting for this machine, as a configuration file",
+        [
+            *(_CONFIG, _JSON),
+            _option("--output", metavar="FILE", required=True, help="ends in .json"),
+            _option("--memory-limit-gb", type=float, help=_MEMORY),
+            _number("--seconds-per-trial", 3.0, "seconds measured of each candidate"),
+            _number("--budget-s", 300.0, "seconds that it may take, about"),
+            _words("--keep", TUNED, "what must stay as it is"),
+            _number("--max-batch-growth", 4.0, "a trajectory may become this many times as large"),
+        ],
+    ),
+    "learn": (
+        "what presets learn, with several seeds: JSON and curves",
+        [
+            _option("names", metavar="NAME", nargs="+", help=_GOALS),
+            _option("--seeds", type=int, help="how many, from 0; default: of the goal, or 3"),
+            _option(
+                "--results", default=learn.RESULTS, help="folder to write; default: %(default)s"
+            ),
+            _option("--runs", metavar="DIR", help=_RUNS),
+        ],
+    ),
+    "inference": ("the loop's acting, fused and stepped, against a bare loop", [_REPEATS, _JSON]),
+    "overhead": (
+        "microseconds of our own code in a vector step of one Inferencer",
+        [_REPEATS, _JSON],
+    ),
+    "start": (
+        "seconds to the first update of a second start, beyond the imports",
+        [_REPEATS, _JSON],
+    ),
+    "report": (
+        "a page of tables and pictures from the JSON of the last results",
+        [
+            _option("--results", dest="folder", default=learn.RESULTS, help="its folder"),
+            _option("--page", default=report.PAGE, help="default: %(default)s"),
+        ],
+    ),
+}
+"""What a benchmark measures and its arguments, by its name."""
 
 
 def main(argv: list[str], read_config: ReadConfig) -> int:
@@ -38,7 +128,7 @@ def main(argv: list[str], read_config: ReadConfig) -> int:
 
     Args:
       argv: Words after ``sebulba bench``.
-      read_config: Of the command line, for benchmarks of a configuration.
+      read_config: Reads the words that describe a configuration.
 
     Raises:
       UsageError: An option breaks a rule.
@@ -57,19 +147,27 @@ def main(argv: list[str], read_config: ReadConfig) -> int:
     _check(given)
     if config is not None:
         given["preset"], given["config"] = read_config([config, *more], f"sebulba bench {name}")
-    importlib.import_module(f"sebulba.benchmarks.{name}").run(**given)
+    importlib.import_module(module_of(name)).run(**given)
     return 0
 
 
+def module_of(name: str) -> str:
+    """Return the module of a benchmark, which has a function ``run``."""
+    folder = "sebulba.benchmarks.project" if name in OF_THE_PROJECT else "sebulba.benchmarks"
+    return f"{folder}.{name}"
+
+
 def _read_goals(given: dict[str, Any], options: list[str], read_config: ReadConfig) -> None:
-    """Read what is to be learned: all of it, before the first hour of training."""
+    """Replace names by goals with their configurations: any error shows before the training."""
     if given["seeds"] is not None and given["seeds"] < 1:
         raise UsageError(f"seeds={given['seeds']} must be at least 1; use 3")
     given["options"] = options
-    words = {name: [*learn.train_words(name), *options] for name in given["names"]}
+    given["goals"] = {name: GOALS.get(name) for name in given.pop("names")}
     given["configs"] = {
-        name: read_config(its_words, f"sebulba bench learn {name}")[1]
-        for name, its_words in words.items()
+        name: read_config(
+            [*learn.train_words(name, goal), *options], f"sebulba bench learn {name}"
+        )[1]
+        for name, goal in given["goals"].items()
     }
 
 
@@ -97,101 +195,15 @@ def _check(given: dict[str, Any]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sebulba bench", description="Measure this machine.")
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-
-    def add(name: str, help_: str, *, config: bool = False) -> argparse.ArgumentParser:
-        more = " Takes the options of sebulba train CONFIG too." if config else ""
+    for name, (what, options) in BENCHMARKS.items():
+        more = ""
+        if _CONFIG in options:
+            more = " Takes the options of sebulba train CONFIG too."
+        if name in DEFAULT_CONFIGS:
+            more += f" Without CONFIG it takes {DEFAULT_CONFIGS[name]}."
         one = benchmarks.add_parser(
-            name, help=help_, description=help_ + "." + more, allow_abbrev=False
+            name, help=what, description=f"{what}.{more}", allow_abbrev=False
         )
-        if config:
-            default = DEFAULT_CONFIGS.get(name)
-            may = f", and may be left out: {default}" if default else ""
-            one.add_argument("config", metavar="CONFIG", help=f"as for sebulba train{may}")
-        return one
-
-    one = add("inference", "the loop's acting, fused and stepped, against a bare loop")
-    _add_common(one)
-    one = add(
-        "train", "a run against what the machine could do: ceiling and bottleneck", config=True
-    )
-    _add_common(one, png="also draw the stages there")
-    _add_seconds(one, "--seconds", 8.0, "of training in a round")
-    _add_seconds(one, "--stage-seconds", 1.0, "of each stage alone, a round")
-    one.add_argument(
-        "--compare",
-        nargs="+",
-        choices=KINDS,
-        default=(),
-        help="also measure the same run so, interleaved",
-    )
-    one = add("overhead", "microseconds of our own code in a vector step of one Inferencer")
-    _add_common(one)
-    one = add("scale", "speed and memory as the work grows, one axis at a time", config=True)
-    _add_common(one, png="also draw speed and memory there")
-    _add_seconds(one, "--seconds", 1.0, "of training in a measurement")
-    one.add_argument(
-        "--axes", nargs="+", choices=AXES, default=(), help="axes to measure; default: all"
-    )
-    one = add("memory", "memory of a long run against what it implies", config=True)
-    _add_common(one, repeats=False, png="also draw memory over time there")
-    one.add_argument(
-        "--minutes", type=float, default=10.0, help="minutes of training; default: %(default)s"
-    )
-    one = add("start", "seconds to the first update of a second start, beyond the imports")
-    _add_common(one)
-    one = add("tune", "the fastest setting for this machine, as a configuration file", config=True)
-    _add_common(one, repeats=False)
-    one.add_argument("--output", metavar="FILE", required=True, help="ends in .json")
-    one.add_argument(
-        "--memory-limit-gb",
-        type=float,
-        help="most a process may take, on host and device; default: 0.8 of what is free",
-    )
-    _add_seconds(one, "--seconds-per-trial", 3.0, "measured of each candidate")
-    _add_seconds(one, "--budget-s", 300.0, "that it may take, about")
-    one.add_argument("--keep", nargs="+", choices=TUNED, default=(), help="what must stay as it is")
-    one.add_argument(
-        "--max-batch-growth",
-        type=float,
-        default=4.0,
-        help="a trajectory may become this many times as large; default: %(default)s",
-    )
-    one = add("learn", "what presets learn, with several seeds: JSON and curves")
-    goals = ", ".join(GOALS)
-    one.add_argument(
-        "names", metavar="NAME", nargs="+", help=f"a configuration, or a goal: {goals}"
-    )
-    one.add_argument("--seeds", type=int, help="how many, from 0; default: of the goal, or 3")
-    one.add_argument(
-        "--results", default=report.RESULTS, help="folder to write; default: %(default)s"
-    )
-    one.add_argument(
-        "--runs", metavar="DIR", help="keep the run folders there; what is finished is not repeated"
-    )
-    one = add("report", "a page of tables and pictures from the JSON of the last results")
-    one.add_argument("--results", dest="folder", default=report.RESULTS, help="its folder")
-    one.add_argument("--page", default=report.PAGE, help="default: %(default)s")
+        for option, keywords in options:
+            one.add_argument(option, **keywords)
     return parser
-
-
-def _add_common(
-    parser: argparse.ArgumentParser, *, repeats: bool = True, png: str | None = None
-) -> None:
-    if repeats:
-        parser.add_argument(
-            "--repeats",
-            type=int,
-            default=LEAST_REPEATS,
-            help="interleaved rounds; default: %(default)s",
-        )
-    parser.add_argument(
-        "--json", metavar="FILE", dest="json_file", help="also write figures and machine there"
-    )
-    if png is not None:
-        parser.add_argument("--png", metavar="FILE", dest="png_file", help=png)
-
-
-def _add_seconds(parser: argparse.ArgumentParser, name: str, default: float, what: str) -> None:
-    parser.add_argument(
-        name, type=float, default=default, help=f"seconds {what}; default: %(default)s"
-    )

@@ -1,7 +1,7 @@
 """``bench learn NAME...``: what a preset learns, how soon, how surely, with curves.
 
-Each seed trains in a process of its own through the command line, as a user would, one after the
-other; what is reported is what it left in its run folder.
+Each seed is trained through the command line, as a user would do it, in a process of its own, one
+seed after the other. What is reported is what they left in their run folders. Free of JAX.
 """
 
 from __future__ import annotations
@@ -17,14 +17,51 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks.learning_goals import GOALS, Goal
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.metrics.plots import learning_curves, read_records
 
+RESULTS = "benchmarks/results"
+"""Folder that ``learn`` writes to and ``report`` reads."""
 MOST_POINTS = 200
-"""Of a training curve in the JSON."""
+"""Points of a training curve in the JSON."""
 ROUNDING = 1.02
 """Budgets are rounded up to whole trajectories of all Inferencers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A mean return that a preset has to reach within a budget.
+
+    Training episodes reach it if the mean of the last 100 does at any time within the budget. An
+    evaluated goal is reached if both of the last two evaluations within the budget reach it, so
+    that a lucky one does not count.
+    """
+
+    preset: str
+    """Configuration of ``sebulba train``."""
+    mean_return: float
+    """Return to reach."""
+    env_steps: int
+    """Budget of environment steps."""
+    evaluated: bool = True
+    """The return is that of the evaluation policy, not that of the training episodes."""
+    is_limit: bool = False
+    """The return must not exceed ``mean_return``: it shows what the agent cannot do without a part
+    that ``options`` take away."""
+    seconds: float | None = None
+    """Seconds of the run, compile included, within which to reach it; None for no limit."""
+    options: tuple[str, ...] = ()
+    """Further options of ``sebulba train``."""
+    seeds: int = 3
+    """Number of seeds, all of which have to reach it."""
+    reference: str = ""
+    """What others measured."""
+
+    def __str__(self) -> str:
+        where = "both last evaluations" if self.evaluated else "mean of 100 training episodes"
+        time = "" if self.seconds is None else f" and {self.seconds:g} s"
+        sign = "≤" if self.is_limit else "≥"
+        return f"{where} {sign} {self.mean_return:g} within {self.env_steps:,} env steps{time}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +69,13 @@ class SeedResult:
     """One run."""
 
     seed: int
-    """Its seed."""
+    """Seed of the run."""
     exit_code: int
-    """Of the process."""
+    """Exit code of the process."""
     wall_s: float
-    """From starting the process to its end."""
+    """Seconds from the start of the process to its end."""
     seconds: float | None
-    """Of the run, compile and evaluations included; None if there was no record."""
+    """Seconds of the run, compile and evaluations included; None if there was no record."""
     training: list[tuple[int, float, float]]
     """Environment steps, seconds, mean return of the last 100 training episodes."""
     evaluations: list[tuple[int, float, float]]
@@ -47,37 +84,39 @@ class SeedResult:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a run stands to its goal."""
+    """Whether a run reached its goal, and when."""
 
     is_reached: bool
-    """The goal was."""
+    """The run reached the goal."""
     mean_return: float | None
-    """What counts: the worse of the last two evaluations, or the last mean of training."""
-    env_steps: int | None
-    """When the goal was first reached."""
-    seconds: float | None
-    """Of the run, by then; only known of training episodes."""
+    """The return that counts: the worse of the last two evaluations, or the last training mean."""
+    env_steps: int | None = None
+    """Environment steps until the goal was first reached."""
+    seconds: float | None = None
+    """Seconds of the run until then; only known of training episodes."""
 
 
 def run(
     *,
-    names: Sequence[str],
+    goals: Mapping[str, Goal | None],
     configs: Mapping[str, ExperimentConfig],
     options: Sequence[str] = (),
     seeds: int | None = None,
-    results: str = "benchmarks/results",
+    results: str = RESULTS,
     runs: str | None = None,
 ) -> dict[str, dict]:
     """Train every seed of every name, print tables, write JSON and curves.
 
+    A seed that was finished in the folder ``runs`` by the same commit with the same options is not
+    trained again; any other run of that seed there is replaced.
+
     Args:
-      names: Of goals, or of presets without one.
-      configs: What each trains.
+      goals: Goals by the name of the result; None for a preset of that name without a goal.
+      configs: Configurations to train, by the same names.
       options: More options of ``sebulba train``, for all names.
-      seeds: How many, from 0; None takes what the goal says, or 3.
+      seeds: Number of seeds, from 0; None takes that of the goal, or 3.
       results: Folder for ``learn-NAME.json`` and ``learn-NAME.png``.
-      runs: Folder that keeps the run folders. A seed that was finished there by the same commit
-        with the same options is not trained again; any other run of that seed there is replaced.
+      runs: Folder that keeps the run folders, or None.
 
     Returns:
       What was written, by name.
@@ -86,14 +125,12 @@ def run(
 
     written = {}
     with tempfile.TemporaryDirectory() as temporary:
-        for name in names:
-            goal = GOALS.get(name)
+        for name, goal in goals.items():
             commit = harness.commit()
-            number = seeds or (goal.seeds if goal else 3)
-            words = [*train_words(name), *options]
+            words = [*train_words(name, goal), *options]
             print(f"{name}: {goal or 'no goal'}\n{HEADER}", flush=True)
             done = []
-            for seed in range(number):
+            for seed in range(seeds or (goal.seeds if goal else 3)):
                 folder = Path(runs or temporary) / f"{name}-seed{seed}"
                 done.append(train_seed(words, seed, folder, commit[0]))
                 print(table_row(done[-1], goal), flush=True)
@@ -108,14 +145,13 @@ def run(
     return written
 
 
-def train_words(name: str) -> list[str]:
-    """Return ``PRESET [options]`` for the name of a goal or of a preset."""
-    goal = GOALS.get(name)
+def train_words(name: str, goal: Goal | None) -> list[str]:
+    """Return ``PRESET [options]``, as ``sebulba train`` takes them."""
     return [goal.preset, *goal.options] if goal else [name]
 
 
 def train_seed(words: Sequence[str], seed: int, folder: Path, commit: str | None) -> SeedResult:
-    """Train in a new process and read what it left, or what it left before."""
+    """Return the result of a seed, which is trained unless ``folder`` holds its result already."""
     made_by = {"commit": commit, "words": [*words]}
     file = folder / "learn.json"
     if commit is not None and file.exists():
@@ -141,7 +177,7 @@ def train_seed(words: Sequence[str], seed: int, folder: Path, commit: str | None
 def seed_result(
     records: Sequence[Mapping[str, Any]], seed: int, exit_code: int, wall_s: float
 ) -> SeedResult:
-    """Reduce the records of a run."""
+    """Return what counts of a run's records."""
     training = [
         (r["env_steps"], r["seconds"], r["episode_return_mean"])
         for r in records
@@ -157,24 +193,24 @@ def seed_result(
 
 
 def verdict(result: SeedResult, goal: Goal) -> Verdict:
-    """Hold a run against its goal."""
+    """Compare a run with its goal."""
     if not goal.evaluated:
         training = [point for point in result.training if point[0] <= goal.env_steps]
         last = training[-1][2] if training else None
         first = next((p for p in training if p[2] >= goal.mean_return), None)
         in_time = first is not None and (goal.seconds is None or first[1] <= goal.seconds)
         is_reached = in_time and result.exit_code == 0
-        return Verdict(is_reached, last, *(first[:2] if first else (None, None)))
+        return Verdict(is_reached, last, *(first[:2] if first else ()))
     evaluations = [point for point in result.evaluations if point[0] <= ROUNDING * goal.env_steps]
     last_two = [mean for _, mean, _ in evaluations[-2:]]
     if len(last_two) < 2 or result.exit_code != 0:
-        return Verdict(False, None, None, None)
+        return Verdict(False, None)
     if goal.is_limit:
-        return Verdict(max(last_two) <= goal.mean_return, max(last_two), None, None)
+        return Verdict(max(last_two) <= goal.mean_return, max(last_two))
     in_time = goal.seconds is None or (result.seconds or 0.0) <= goal.seconds
     reached = next((p[0] for p in evaluations if p[1] >= goal.mean_return), None)
     is_reached = in_time and min(last_two) >= goal.mean_return
-    return Verdict(is_reached, min(last_two), reached, None)
+    return Verdict(is_reached, min(last_two), reached)
 
 
 HEADER = " seed exit  reached    return   env steps  seconds   run s  wall s"
@@ -187,7 +223,7 @@ def table_row(result: SeedResult, goal: Goal | None) -> str:
         return f"{'-' if value is None else format(value, form):>{width}}"
 
     last = result.training[-1][2] if result.training else None
-    found = verdict(result, goal) if goal else Verdict(False, last, None, None)
+    found = verdict(result, goal) if goal else Verdict(False, last)
     word = "" if goal is None else "yes" if found.is_reached else "no"
     return " ".join(
         [
@@ -214,7 +250,7 @@ def summary(results: Sequence[SeedResult], goal: Goal | None) -> str:
 
 
 def keys_of(results: Sequence[SeedResult], goal: Goal | None) -> dict[str, Any]:
-    """Return what a report shows first."""
+    """Return the keys of the JSON."""
     if goal is None:
         return {"seeds": len(results)}
     reached = sum(verdict(result, goal).is_reached for result in results)
@@ -248,7 +284,7 @@ def figures_of(results: Sequence[SeedResult], goal: Goal | None) -> dict[str, An
 
 
 def thinned(points: Sequence[Any], most: int = MOST_POINTS) -> list[Any]:
-    """Return at most ``most`` of the points, evenly, with the last."""
+    """Return at most ``most`` of the points at even distances, the last among them."""
     step = -(-len(points) // most) if points else 1
     return [*points[::-1][::step]][::-1]
 

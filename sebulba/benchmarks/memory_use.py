@@ -16,7 +16,7 @@ MB = 1e6
 
 
 def rss_bytes() -> int:
-    """Return the resident memory of this process; where there is no /proc, its highest so far."""
+    """Return the resident memory of this process, or its peak on a system without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -26,9 +26,9 @@ def rss_bytes() -> int:
 
 
 def peak_rss_mb(pid: int | None) -> float:
-    """Return the peak resident memory of a process, 10^6 bytes, 0 where it has ended.
+    """Return the peak resident memory of a process in 10^6 bytes, 0 if it has ended.
 
-    Not ``getrusage``: its maximum starts at the size of the parent that forked.
+    ``getrusage`` does not serve here: its maximum starts at the size of the parent that forked.
     """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         for line in status:
@@ -38,7 +38,7 @@ def peak_rss_mb(pid: int | None) -> float:
 
 
 def device_bytes() -> int:
-    """Return the bytes in use on all devices, or of all living arrays where nobody counts."""
+    """Return the bytes in use on all devices, or of all living arrays if backends do not count."""
     counted = [device.memory_stats() for device in jax.local_devices()]
     if all(counted):
         return sum(stats["bytes_in_use"] for stats in counted if stats)
@@ -46,7 +46,7 @@ def device_bytes() -> int:
 
 
 def peak_device_mb() -> float:
-    """Return the peak of the fullest device, 10^6 bytes; else what ``device_bytes`` counts."""
+    """Return the peak of the fullest device in 10^6 bytes, or what ``device_bytes`` counts."""
     counted = [device.memory_stats() for device in jax.local_devices()]
     if all(counted):
         return max(stats["peak_bytes_in_use"] for stats in counted if stats) / MB

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.trial import (
-    Measurement,
-    Trial,
-    measure_in_turn,
-    ready_trials,
-)
-from sebulba.benchmarks.worker import share_accelerator
-from sebulba.commands import experiment
+from sebulba.benchmarks.pictures import BLUE, picture
+from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
+from sebulba.benchmarks.worker import WorkerError, share_accelerator
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 
 TOLERANCE = 0.10
-"""A cost per step that is higher by less than this share counts as level: machines are noisy."""
+"""A cost per step that rises by less than this share counts as level: machines are noisy."""
 
 IMAGE_TORSOS = ("nature_cnn", "impala_resnet")
 
@@ -37,62 +30,45 @@ Value = int | tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A setting, and the values between which the work grows."""
+    """A setting, and the values that it takes."""
 
     name: str
-    """As on the command line."""
+    """Name on the command line."""
     values: tuple[Value, ...]
-    """In the order in which the work grows."""
+    """Values, in the order in which the work grows."""
     change: Callable[[ExperimentConfig, Any], ExperimentConfig]
     """Returns a configuration with another value."""
     per_parameter: bool = False
-    """The cost that must not grow is that of a step and a parameter of the networks."""
+    """The cost that must not rise is that of a step and a parameter of the networks."""
     note: str = ""
     """What to know when reading its figures."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One value of an axis, measured; the figures of all points of an axis were taken in turn."""
+    """One value of an axis, measured in turn with the other values."""
 
     value: Value
+    """The value."""
     parameters: int
-    """Of the networks."""
-    measurements: tuple[Measurement, ...]
-    """By round."""
-
-    @property
-    def env_steps_per_s(self) -> list[float]:
-        """By round."""
-        return [measurement.env_steps_per_s for measurement in self.measurements]
+    """Number of parameters of the networks."""
+    series: Series
+    """The measurements."""
 
     @property
     def us_per_env_step(self) -> float:
         """Microseconds, the median."""
-        return 1e6 / statistics.median(self.env_steps_per_s)
-
-    @property
-    def rss_mb(self) -> float:
-        """Peak resident memory."""
-        return max(measurement.rss_mb for measurement in self.measurements)
-
-    @property
-    def device_mb(self) -> float:
-        """Device memory; see ``Measurement``."""
-        return max(measurement.device_mb for measurement in self.measurements)
+        return 1e6 / self.series.speed
 
     def record(self) -> dict[str, Any]:
         """Return the figures as JSON."""
-        speeds = self.env_steps_per_s
+        series, speeds = self.series, self.series.speeds
+        spread = {"median": series.speed, "lowest": min(speeds), "highest": max(speeds)}
         return {
-            "env_steps_per_s": {
-                "median": statistics.median(speeds),
-                "lowest": min(speeds),
-                "highest": max(speeds),
-            },
+            "env_steps_per_s": spread,
             "us_per_env_step": self.us_per_env_step,
-            "rss_mb": self.rss_mb,
-            "device_mb": self.device_mb,
+            "rss_mb": series.rss_mb,
+            "device_mb": series.device_mb,
             "parameters": self.parameters,
         }
 
@@ -102,12 +78,14 @@ class AxisResult:
     """An axis, measured."""
 
     axis: Axis
+    """The axis."""
     points: tuple[Point, ...]
+    """The values that could be measured."""
     failed: Mapping[Value, str]
-    """Values that cannot run here, and why."""
+    """The values that cannot run here, and why."""
 
     def offenders(self) -> dict[Value, float]:
-        """Return the points whose cost rose, and to how many times the lowest cost before."""
+        """Return ``cost_rises`` of the points."""
         return cost_rises(self.axis, self.points)
 
     def record(self) -> dict[str, Any]:
@@ -124,7 +102,7 @@ class AxisResult:
 def run(
     config: ExperimentConfig,
     *,
-    preset: str = "",
+    preset: str,
     repeats: int = 5,
     seconds: float = 1.0,
     axes: Sequence[str] = (),
@@ -133,35 +111,22 @@ def run(
 ) -> dict:
     """Measure every axis, print tables, write JSON and a picture.
 
-    Args:
-      config: What the axes go through.
-      preset: Its name.
-      repeats: Interleaved rounds.
-      seconds: Length of a measurement, stretched to two cycles of each Inferencer.
-      axes: Names of those to measure; none means all.
-      json_file: Where to write, or None.
-      png_file: Where to draw, or None.
-
-    Returns:
-      The record that was written.
+    The arguments are the options of the command, see ``command_line``.
 
     Raises:
       UsageError: An axis is unknown, or no value of one can run.
     """
-    experiment.configure_jax(config.platform, None, "off")
+    configure_jax(config.platform, None, "off")
     share_accelerator()
     chosen = choose_axes(all_axes(config, local_devices()), axes)
-    console = Console()
-    title = f"bench scale: {preset or config.env.id}"
+    title = f"bench scale: {preset}"
     results = []
     for axis in chosen:
         print(f"{axis.name}: starting {len(axis.values)} processes ...", flush=True)
         results.append(measure_axis(axis, config, repeats, seconds))
-        console.print(axis_table(title, results[-1]))
-        for note in axis_notes(results[-1]):
-            print(note, flush=True)
+        print_axis(title, results[-1])
     figures = {
-        f"{result.axis.name}={label(point.value)}": point.env_steps_per_s
+        f"{result.axis.name}={label(point.value)}": point.series.speeds
         for result in results
         for point in result.points
     }
@@ -175,14 +140,11 @@ def run(
     return record
 
 
-# What is measured.
-
-
 def choose_axes(axes: Sequence[Axis], names: Sequence[str]) -> list[Axis]:
-    """Return the axes of these names, all without a name.
+    """Return the axes of these names, or all axes if there is no name.
 
     Raises:
-      UsageError: An unknown name.
+      UsageError: A name is unknown.
     """
     by_name = {axis.name: axis for axis in axes}
     for name in names:
@@ -192,11 +154,11 @@ def choose_axes(axes: Sequence[Axis], names: Sequence[str]) -> list[Axis]:
 
 
 def all_axes(config: ExperimentConfig, devices: Sequence[jax.Device]) -> list[Axis]:
-    """Return the axes of a configuration, whose own value is one of each but that of devices.
+    """Return the axes of a configuration; its own value is on each of them, but that of devices.
 
     Args:
       config: The configuration.
-      devices: Those of this machine. A CPU is split into more, accelerators are used as they are.
+      devices: The machine's devices. A CPU is split into several, accelerators are not.
     """
     on_cpu = devices[0].platform == "cpu"
     numbers = tuple(n for n in (1, 2, 4, 8) if n <= (4 if on_cpu else len(devices)))
@@ -222,9 +184,10 @@ def _whole_axis(config: ExperimentConfig, field: str, *values: int) -> Axis:
 
 
 def with_devices(config: ExperimentConfig, num_devices: int, on_cpu: bool) -> ExperimentConfig:
-    """Return the configuration on so many devices: half infer, half update, a single one both.
+    """Return the configuration on so many devices: half infer, half update; a single one does both.
 
-    Halves keep the update devices a power of two, by which the environments can be divided.
+    With halves the number of update devices, by which the environments are divided, remains a power
+    of two.
     """
     half = num_devices // 2
     return dataclasses.replace(
@@ -236,11 +199,13 @@ def with_devices(config: ExperimentConfig, num_devices: int, on_cpu: bool) -> Ex
 
 
 def _network_axis(config: ExperimentConfig) -> Axis:
-    torso = config.agent.torso
+    of_preset: Any = config.agent
+    torso = of_preset.torso
 
     def with_torso(config: ExperimentConfig, **changes: Any) -> ExperimentConfig:
-        torso = dataclasses.replace(config.agent.torso, **changes)
-        return dataclasses.replace(config, agent=dataclasses.replace(config.agent, torso=torso))
+        agent: Any = config.agent
+        agent = dataclasses.replace(agent, torso=dataclasses.replace(agent.torso, **changes))
+        return dataclasses.replace(config, agent=agent)
 
     if torso.kind in IMAGE_TORSOS:
         features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))
@@ -255,60 +220,57 @@ def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: fl
     """Train every value in a process of its own, in turn.
 
     Raises:
-      UsageError: None of them can run.
+      UsageError: None of the values can run.
     """
     failed: dict[Value, str] = {}
     with contextlib.ExitStack() as stack:
-        trials: dict[Value, Trial] = {}
+        started: dict[Value, Trial] = {}
         for value in axis.values:
             try:
-                trials[value] = stack.enter_context(Trial(axis.change(config, value), seconds))
+                started[value] = stack.enter_context(Trial(axis.change(config, value), seconds))
             except UsageError as error:
                 failed[value] = str(error)
-        trials = ready_trials(trials, failed)
-        measurements = measure_in_turn(trials, repeats, failed)
-    if not measurements:
+        trials = {}
+        for value, trial in started.items():
+            try:
+                trial.ready()
+                trials[value] = trial
+            except WorkerError as error:
+                failed[value] = str(error)
+        measured = measure_in_turn(trials, repeats, failed)
+    if not measured:
         value, why = next(iter(failed.items()))
         raise UsageError(f"no value of {axis.name} can run here; {label(value)}: {why}")
-    points = (Point(v, trials[v].parameters, tuple(m)) for v, m in measurements.items())
+    points = (Point(v, trials[v].parameters, series) for v, series in measured.items())
     return AxisResult(axis, tuple(points), failed)
-
-
-# What it says.
 
 
 def cost_rises(axis: Axis, points: Sequence[Point]) -> dict[Value, float]:
     """Return the points that cost more than a point with less work, beyond the tolerance.
 
-    Costs are compared round by round with the point before that is cheapest by its median, so
-    that a machine that drifts from round to round does not decide.
+    Costs are compared with the point before that is cheapest by its median, and within a round, so
+    that a machine whose speed drifts from round to round does not decide.
 
     Returns:
       By value, the median of the ratios of the costs.
     """
+
+    def parameters(point: Point) -> int:
+        return point.parameters if axis.per_parameter else 1
+
     rises: dict[Value, float] = {}
     cheapest: Point | None = None
     for point in points:
-        if cheapest is not None:
-            ratio = statistics.median(
-                one / other
-                for one, other in zip(_costs(axis, point), _costs(axis, cheapest), strict=True)
-            )
-            if ratio > 1 + TOLERANCE:
-                rises[point.value] = ratio
-        if cheapest is None or _cost(axis, point) < _cost(axis, cheapest):
+        if cheapest is None:
+            cheapest = point
+            continue
+        fewer = parameters(cheapest) / parameters(point)
+        ratio = cheapest.series.gain_over(point.series) * fewer
+        if ratio > 1 + TOLERANCE:
+            rises[point.value] = ratio
+        if point.us_per_env_step * fewer < cheapest.us_per_env_step:
             cheapest = point
     return rises
-
-
-def _costs(axis: Axis, point: Point) -> list[float]:
-    """Return microseconds per environment step (and parameter) of each round."""
-    parameters = point.parameters if axis.per_parameter else 1
-    return [1e6 / speed / parameters for speed in point.env_steps_per_s]
-
-
-def _cost(axis: Axis, point: Point) -> float:
-    return statistics.median(_costs(axis, point))
 
 
 def label(value: Value) -> str:
@@ -316,33 +278,23 @@ def label(value: Value) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def axis_table(title: str, result: AxisResult) -> Table:
-    """Return median and spread of each point, cost and memory."""
-    table = Table(title=f"{title}, {result.axis.name}", title_justify="left")
+def print_axis(title: str, result: AxisResult) -> None:
+    """Print the speed of each point with its spread, its cost and memory, and the notes."""
     per_parameter = result.axis.per_parameter
-    columns = (
-        "",
-        "env steps/s",
-        "lowest",
-        "highest",
-        "us/step",
-        *(("ps/step, parameter",) if per_parameter else ()),
-        "peak RSS MB",
-        "device MB",
-    )
-    for column in columns:
-        table.add_column(column, justify="right")
+    columns = ["env steps/s", "lowest", "highest", "us/step"]
+    columns += ["ps/step, parameter"] * per_parameter + ["peak RSS MB", "device MB"]
+    rows = {}
     for point in result.points:
-        speeds = point.env_steps_per_s
-        table.add_row(
-            label(point.value),
-            *(f"{x:,.0f}" for x in (statistics.median(speeds), min(speeds), max(speeds))),
-            f"{point.us_per_env_step:,.2f}",
-            *((f"{1e6 * _cost(result.axis, point):,.1f}",) if per_parameter else ()),
-            f"{point.rss_mb:,.0f}",
-            f"{point.device_mb:,.1f}",
-        )
-    return table
+        series, cost_us = point.series, point.us_per_env_step
+        rows[label(point.value)] = [
+            *(f"{x:,.0f}" for x in (series.speed, min(series.speeds), max(series.speeds))),
+            f"{cost_us:,.2f}",
+            *[f"{1e6 * cost_us / point.parameters:,.1f}"] * per_parameter,
+            f"{series.rss_mb:,.0f}",
+            f"{series.device_mb:,.1f}",
+        ]
+    harness.print_rows(f"{title}, {result.axis.name}", columns, rows)
+    harness.print_notes(axis_notes(result))
 
 
 def axis_notes(result: AxisResult) -> list[str]:
@@ -362,35 +314,28 @@ def axis_notes(result: AxisResult) -> list[str]:
 
 def draw(results: Sequence[AxisResult], title: str, png_file: str) -> None:
     """Draw one panel per axis: speed with its spread, and memory."""
-    # The object interface draws without a display and leaves pyplot's global state alone.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = min(3, len(results))
     rows = -(-len(results) // columns)
-    figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for number, result in enumerate(results, 1):
-        _draw_axis(figure.add_subplot(rows, columns, number), result)
-    figure.savefig(png_file, dpi=150)
+    with picture(png_file, 5 * columns, 3.6 * rows) as figure:
+        figure.suptitle(title)
+        for number, result in enumerate(results, 1):
+            _draw_axis(figure.add_subplot(rows, columns, number), result)
 
 
 def _draw_axis(axes: Any, result: AxisResult) -> None:
     places = range(len(result.points))
-    speeds = [point.env_steps_per_s for point in result.points]
-    axes.fill_between(places, [*map(min, speeds)], [*map(max, speeds)], color="#2a78b5", alpha=0.2)
-    medians = [statistics.median(speed) for speed in speeds]
-    axes.plot(places, medians, color="#2a78b5", marker="o", markersize=4)
+    all_series = [point.series for point in result.points]
+    lowest, highest = ([edge(one.speeds) for one in all_series] for edge in (min, max))
+    axes.fill_between(places, lowest, highest, color=BLUE, alpha=0.2)
+    axes.plot(places, [one.speed for one in all_series], color=BLUE, marker="o", markersize=4)
     axes.set_xticks(places, [label(point.value) for point in result.points])
     axes.set_xlabel(result.axis.name)
-    axes.set_ylabel("env steps/s", color="#2a78b5")
-    axes.set_ylim(bottom=0)
+    axes.set_ylabel("env steps/s", color=BLUE)
     axes.grid(alpha=0.25)
-    memory = axes.twinx()
-    rss = [point.rss_mb for point in result.points]
-    memory.plot(places, rss, color="#c05621", marker="s", markersize=3, linestyle="--")
-    memory.set_ylabel("resident memory, MB", color="#c05621")
-    memory.set_ylim(bottom=0)
+    memory, orange = axes.twinx(), "#c05621"
+    rss = [one.rss_mb for one in all_series]
+    memory.plot(places, rss, color=orange, marker="s", markersize=3, linestyle="--")
+    memory.set_ylabel("resident memory, MB", color=orange)
     for side in (axes, memory):
+        side.set_ylim(bottom=0)
         side.spines["top"].set_visible(False)

@@ -1,7 +1,7 @@
 """The programs of a training run, each measured alone, warm and at full speed.
 
-They are built from the same pieces and the same configuration as the run's, with environments of
-their own.
+They are built from the same pieces and the same configuration as the run's programs, with
+environments of their own.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.benchmarks.ceiling import Cost
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.envs import seed_block
 from sebulba.errors import EnvError
 from sebulba.inference.choose_cycle import make_cycle
 from sebulba.inference.cores import Cores, threads_run_on
 from sebulba.inference.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
-from sebulba.inference.loop_envs import cores_of_inferencers
+from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.learning.update import Updater
 from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.metrics.timer import PhaseTimer
@@ -44,10 +43,33 @@ from sebulba.types import (
 )
 
 MOST_COPIES, MOST_COPIED_BYTES = 64, 2**28
-"""Trajectories prepared for the update before the clock starts."""
+"""Limits to the trajectories that are prepared for the update before the clock starts."""
 
 Work = Callable[[float], int]
 """Works until ``time.perf_counter()`` passes its argument, at least once; returns env steps."""
+
+
+def repeated(
+    once: Callable[[], None], env_steps: int, finish: Callable[[], None] = lambda: None
+) -> Work:
+    """Return a work that calls ``once`` again and again, and ``finish`` at the end.
+
+    Args:
+      once: Does the work of ``env_steps`` environment steps.
+      env_steps: Environment steps of one call.
+      finish: Waits for what the calls have dispatched.
+    """
+
+    def work(until: float) -> int:
+        done = 0
+        while True:
+            once()
+            done += env_steps
+            if time.perf_counter() >= until:
+                finish()
+                return done
+
+    return work
 
 
 def measure_together(
@@ -55,13 +77,13 @@ def measure_together(
 ) -> Cost:
     """Measure works that run at the same time, each in a thread of its own.
 
-    Each works once before the clock starts, so that caches are warm. The wall time of a step comes
-    from the sum of the threads' speeds: they end up to one work apart.
+    Each works once before the clock starts, so that caches are warm. The threads end up to one work
+    apart, so the wall time of a step is taken from the sum of their speeds.
 
     Args:
-      works: One a thread.
-      seconds: How long to measure.
-      cores: On which each runs; None: any.
+      works: One per thread.
+      seconds: Duration of the measurement.
+      cores: The cores that each runs on; None lets it run on any.
     """
     cpu_began_s = 0.0
 
@@ -88,18 +110,18 @@ def measure_together(
 
 
 class Stages:
-    """Cycle, hand-off and update of a run, and environment and inference apart."""
+    """Cycle, hand-off and update of a run, and the environment and the inference of a cycle."""
 
     def __init__(
         self, config: ExperimentConfig, factory: EnvFactory, agent: Agent, seconds: float
     ) -> None:
-        """Make environments; programs are built by the first ``use``.
+        """Choose devices; the first ``use`` makes environments and programs.
 
         Args:
-          config: Of the run.
-          factory: Of its environments.
-          agent: That it trains.
-          seconds: How long to measure one stage at a time.
+          config: The run's configuration.
+          factory: Makes its environments.
+          agent: The agent that it trains.
+          seconds: Duration of one measurement of a stage.
         """
         self._config = config
         self._agent = agent
@@ -116,10 +138,9 @@ class Stages:
         self._factory = factory
         pin = config.pin_inferencers and config.num_inferencers_per_device > 0
         self._cores = cores_of_inferencers(factory, len(self._devices), pin=pin)
-        self._envs: list[EnvAdapter] = []
-        self._cycles: list[Cycle] = []
+        self._envs: list[LoopEnvs] = []
         self._works: dict[str, list[Work]] = {}
-        self._hand_off = HandOffToMesh(agent, self._mesh, config.num_envs)
+        self._hand_off = HandOffToMesh(agent, self._mesh)
         self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
         self._consumed = self._updates = 0
         self.kind = ""
@@ -129,7 +150,7 @@ class Stages:
 
     @property
     def num_inferencers(self) -> int:
-        """Inferencers over all inference devices."""
+        """Number of Inferencers on all inference devices."""
         return self._run.num_inferencers
 
     @property
@@ -139,17 +160,17 @@ class Stages:
 
     @property
     def shares_cores(self) -> bool:
-        """No device but the CPU takes part."""
+        """Every stage runs on the CPU's cores."""
         devices = [*self._devices, *self._mesh.devices.flat]
         return all(device.platform == "cpu" for device in devices)
 
     def use(self, state: AgentState, acting_networks: PyTree, cycles: int) -> None:
-        """Work from here on with this state of training.
+        """Measure from now on with this state of training.
 
         Args:
-          state: Copied.
-          acting_networks: That go with it.
-          cycles: Consumed so far, which decide how many updates are due.
+          state: The state, which is copied.
+          acting_networks: The acting networks of that state.
+          cycles: Trajectories consumed so far, which decide how many updates are due.
         """
         self._updater.place(state)
         self._consumed = cycles
@@ -161,7 +182,7 @@ class Stages:
             self._build(state)
 
     def use_new_state(self) -> None:
-        """Work with a state that has not been trained."""
+        """Measure with a state that has not been trained."""
         state = jax.jit(lambda key: self._agent.new_state(key, self._run))(jax.random.key(0))
         acting = self._agent.acting_networks(state.networks, state.experience)
         self.use(state, acting, cycles=0)
@@ -170,26 +191,26 @@ class Stages:
         acting = jax.eval_shape(lambda x: x, self._networks[self._devices[0]])
         programs = CyclePrograms(self._agent, acting, state.step[0], self._run)
         envs = self._make_envs()
-        self._cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
-        self.kind = self._cycles[0].kind
+        cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
+        self.kind = cycles[0].kind
         self.could_fuse = (
             self.kind == "stepped"
             and self._devices[0].platform == "cpu"
             and not isinstance(envs[0].fused(), str)
         )
-        self._states = [
-            owned_copy(step, device) for step, device in zip(state.step, self._devices, strict=True)
-        ]
         self._kept: list[Any] = [None] * len(envs)
-        for cycle in self._cycles:
-            cycle.reset()
-        self._works["cycle"] = [self._cycle_work(i) for i in range(len(envs))]
+        self._works["cycle"] = [
+            self._cycle_work(i, cycle, step_state, self._kept)
+            for i, (cycle, step_state) in enumerate(zip(cycles, state.step, strict=True))
+        ]
         for work in self._works["cycle"]:
             work(0.0)
         replays = [ReplayEnv(env.spec, kept) for env, kept in zip(envs, self._kept, strict=True)]
         self._works["inference"] = [
-            self._inference_work(i, self._make_cycle(i, replay, programs))
-            for i, replay in enumerate(replays)
+            self._cycle_work(
+                i, self._make_cycle(i, env, programs), kept.final_step_state, [None] * len(envs)
+            )
+            for i, (env, kept) in enumerate(zip(replays, self._kept, strict=True))
         ]
         self._works["environment"] = [
             env_work(env, np.array(kept.action), self.kind, device)
@@ -197,63 +218,33 @@ class Stages:
         ]
 
     def _make_envs(self) -> list[EnvAdapter]:
-        made = []
-        for i in range(self._run.num_inferencers):
-            seeds = seed_block(
-                self._config.seed,
-                inferencer=i,
-                num_inferencers=self._run.num_inferencers,
-                num_envs=self._run.num_envs,
-            )
-            with threads_run_on(self._cores[i]):
-                made.append(self._factory(self._run.num_envs, seeds))
-            self._envs.append(made[-1])
-        return made
+        config = self._config
+        envs = LoopEnvs(self._factory, self._agent.spec, config.seed, config.num_envs, self._cores)
+        self._envs.append(envs)
+        return [envs[i] for i in range(self.num_inferencers)]
 
     def _make_cycle(self, i: int, env: EnvAdapter, programs: CyclePrograms) -> Cycle:
         # What replaces the environment runs as the environment did.
         kind: Any = self.kind or self._config.cycle
         return make_cycle(kind, env, programs, self._devices[i], PhaseTimer(*INFERENCER_PHASES))[0]
 
-    def _cycle_work(self, i: int) -> Work:
-        def work(until: float) -> int:
-            self._states[i], self._kept[i], env_steps = self._run_cycles(
-                i, self._cycles[i], self._states[i], until
-            )
-            return env_steps
-
-        return work
-
-    def _inference_work(self, i: int, cycle: Cycle) -> Work:
+    def _cycle_work(self, i: int, cycle: Cycle, step_state: PyTree, kept: list[Any]) -> Work:
+        """Return the cycles of Inferencer ``i``; ``kept[i]`` is the output of the last."""
         cycle.reset()
-        step_state = owned_copy(self._states[i], self._devices[i])
+        device, never = self._devices[i], threading.Event()
+        step_state = owned_copy(step_state, device)
 
-        def work(until: float) -> int:
+        def once() -> None:
             nonlocal step_state
-            step_state, _, env_steps = self._run_cycles(i, cycle, step_state, until)
-            return env_steps
+            kept[i], step_state = cycle.run(self._networks[device], step_state, never)
 
-        return work
+        def finish() -> None:
+            jax.block_until_ready((kept[i].env_step, kept[i].final_step_state))
 
-    def _run_cycles(
-        self, i: int, cycle: Cycle, step_state: PyTree, until: float
-    ) -> tuple[PyTree, CycleOutput, int]:
-        never = threading.Event()
-        networks = self._networks[self._devices[i]]
-        env_steps = 0
-        while True:
-            output, step_state = cycle.run(networks, step_state, never)
-            env_steps += self.env_steps_per_cycle
-            if time.perf_counter() >= until:
-                break
-        assert output is not None, "nothing stops it"
-        jax.block_until_ready((output.env_step, output.final_step_state))
-        return step_state, output, env_steps
-
-    # Measuring.
+        return repeated(once, self.env_steps_per_cycle, finish)
 
     def measure(self) -> dict[str, Cost]:
-        """Measure every stage once; ``use`` comes first."""
+        """Measure every stage once, after a call of ``use``."""
         return {
             "cycle": self.measure_cycle(),
             "hand-off": self._measure_hand_off(),
@@ -263,7 +254,7 @@ class Stages:
         }
 
     def measure_cycle(self) -> Cost:
-        """Measure the cycles of all Inferencers; ``use`` comes first."""
+        """Measure the cycles of all Inferencers, after a call of ``use``."""
         return self._measure_inferencers("cycle")
 
     def _measure_inferencers(self, stage: str) -> Cost:
@@ -278,22 +269,16 @@ class Stages:
     def _measure_hand_off(self) -> Cost:
         arguments = self._kept_arguments()
 
-        def work(until: float) -> int:
-            env_steps = 0
-            while True:
-                placed = self._hand_off(*arguments)
-                # Otherwise transfers to another device would pile up.
-                jax.block_until_ready(placed)
-                env_steps += self.env_steps_per_cycle
-                if time.perf_counter() >= until:
-                    return env_steps
+        def once() -> None:
+            # Without waiting, transfers to another device would pile up.
+            jax.block_until_ready(self._hand_off(*arguments))
 
-        return measure_together([work], self._seconds / 2)
+        return measure_together([repeated(once, self.env_steps_per_cycle)], self._seconds / 2)
 
     def _measure_update(self) -> Cost:
         """Measure updates and publishing as the update loop does them.
 
-        The update takes its trajectory over, so copies are made ahead, while the clock stands.
+        The update donates its trajectory, so copies are made before the clock starts.
         """
         placed = self._hand_off(*self._kept_arguments())
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if isinstance(leaf, jax.Array))
@@ -312,8 +297,11 @@ class Stages:
         return Cost(wall_us=1e6 * wall_s / env_steps, cpu_us=1e6 * cpu_s / env_steps)
 
     def _time_updates(self, placed: PyTree, num_copies: int) -> tuple[float, float]:
-        """Return wall and CPU seconds of learning from copies of one trajectory."""
-        copies = [_copies(placed) for _ in range(num_copies)]
+        """Return the wall and CPU seconds of learning from copies of one trajectory."""
+        copies = [
+            jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, placed)
+            for _ in range(num_copies)
+        ]
         jax.block_until_ready(copies)
         began_s, cpu_began_s = time.perf_counter(), time.process_time()
         for arguments in copies:
@@ -338,34 +326,22 @@ class Stages:
                 stack.callback(env.close)
 
 
-def _copies(tree: PyTree) -> PyTree:
-    """Return copies in place; NumPy scalars as they are."""
-    return jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, tree)
-
-
 class ReplayEnv:
-    """Returns the rows of a kept cycle, whatever the action: an environment that costs nothing."""
+    """Returns the rows of a kept cycle, whatever the action, and so costs nothing."""
 
     def __init__(self, spec: EnvSpec, output: CycleOutput) -> None:
         """Keep a host copy of ``output``."""
         self.spec = spec
-        rows = jax.tree.map(lambda x: np.array(x[1:]), output.env_step)
-        infos = output.step_infos
-        self._rows = EnvOutput(
-            rows.obs,
-            rows.reward,
-            rows.terminated,
-            rows.truncated,
-            rows.is_first,
-            np.asarray(infos.true_reward),
-            np.asarray(infos.episode_end),
-        )
-        self._num_rows, self.num_envs = rows.reward.shape
-        self._outputs = [self._row(t) for t in range(self._num_rows)]
+        steps, infos = output.env_step, output.step_infos
+        shown = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
+        later = jax.tree.map(lambda x: x[1:], shown)
+        rows = jax.tree.map(np.array, (*later, infos.true_reward, infos.episode_end))
+        self._rows = EnvOutput._make(rows)
+        self._num_rows, self.num_envs = self._rows.reward.shape
+        self._outputs = [
+            jax.tree.map(lambda x, t=t: x[t], self._rows) for t in range(self._num_rows)
+        ]
         self._t = 0
-
-    def _row(self, t: int) -> EnvOutput:
-        return jax.tree.map(lambda x: x[t], self._rows)
 
     def reset(self) -> EnvOutput:
         """Return the first row as the beginning of an episode."""
@@ -378,7 +354,7 @@ class ReplayEnv:
         return self._outputs[self._t]
 
     def fused(self) -> FusedEnv:
-        """Return the same as JAX functions; the state is the rows and the number of the next."""
+        """Return the same as JAX functions; the state is the rows and the index of the next."""
 
         def step(state: PyTree, action: jax.Array) -> tuple[PyTree, EnvOutput, jax.Array]:
             rows, t = state
@@ -391,7 +367,7 @@ class ReplayEnv:
         return FusedEnv((self._rows, np.int32(0)), step)
 
     def state(self) -> str:
-        """Return the reason why there is none."""
+        """Return why there is no state."""
         return "rows that are replayed have no state to save"
 
     def put_back(self, state: bytes) -> None:
@@ -403,15 +379,14 @@ class ReplayEnv:
 
 
 def env_work(env: EnvAdapter, actions: np.ndarray, kind: str, device: jax.Device) -> Work:
-    """Return what steps ``env`` alone, through kept valid actions, as a cycle of ``kind`` would.
+    """Return a work that only steps ``env``, as a cycle of ``kind`` would do it.
 
     Args:
-      env: Reset here.
-      actions: ``[T, B, ...]``.
-      kind: ``"fused"``: within one program; else from Python.
-      device: Where a fused one runs.
+      env: The environment, which is reset here.
+      actions: ``[T, B, ...]``, valid actions that are taken again and again.
+      kind: ``"fused"`` steps within one program, ``"stepped"`` from Python.
+      device: Device of a fused program.
     """
-    num_steps, num_envs = actions.shape[:2]
     env.reset()
     fused = env.fused() if kind == "fused" else ""
     if isinstance(fused, str):
@@ -430,15 +405,7 @@ def env_work(env: EnvAdapter, actions: np.ndarray, kind: str, device: jax.Device
             state, ends = run(state, actions_there)
             ends.block_until_ready()
 
-    def work(until: float) -> int:
-        env_steps = 0
-        while True:
-            step_all()
-            env_steps += num_steps * num_envs
-            if time.perf_counter() >= until:
-                return env_steps
-
-    return work
+    return repeated(step_all, actions.shape[0] * actions.shape[1])
 
 
 def _scan_env(fused: FusedEnv, state: PyTree, actions: jax.Array) -> tuple[PyTree, jax.Array]:

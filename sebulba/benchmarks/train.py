@@ -1,7 +1,7 @@
 """``bench train CONFIG``: how near training is to what the machine could do, and what to change.
 
-Trains, and beside it measures alone the very programs that the run executes: the cycle with all
-its Inferencers, the hand-off, and the update on a kept batch.
+Trains, and in turn measures alone the very programs that the run executes: the cycle with all its
+Inferencers, the hand-off, and the update on a kept batch.
 """
 
 from __future__ import annotations
@@ -9,30 +9,28 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from sebulba.agent import Agent, AgentState
 from sebulba.benchmarks import ceiling, harness
 from sebulba.benchmarks.ceiling import Cost, Setup, Training
-from sebulba.benchmarks.comparisons import COMPARISONS, PrototypeCase, check_comparisons
 from sebulba.benchmarks.gil import CycleProcesses, gil_share
+from sebulba.benchmarks.pictures import open_frame, picture
+from sebulba.benchmarks.project.prototype_case import PrototypeCase
 from sebulba.benchmarks.stages import Stages
-from sebulba.commands.experiment import build_agent, build_loop, configure_jax
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.envs import env_spec, make_env_factory
-from sebulba.loops.gymnasium_loop import Result
+from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.types import EnvFactory, StepInfos, Trajectory
 
+COMPARISONS = ("stepped", "fused", "prototype")
+"""What a run can be compared with: the other way of a cycle, and a bare prototype."""
 STAGE_SECONDS = 1.0
-"""How long one stage is measured in a round."""
+"""Duration of the measurement of one stage in a round."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,40 +38,47 @@ class Round:
     """One stretch of training in its steady state."""
 
     env_steps_per_s: float
+    """Speed."""
     cpu_us: float
     """CPU microseconds of the process, per environment step."""
     policy_lags: Mapping[int, int]
-    """How many trajectories had which policy lag."""
+    """Number of trajectories by their policy lag."""
     queue_fill: float
-    """Mean, from 0 to 1, as the update loop found the queue."""
+    """Mean fill of the queue, from 0 to 1, when the update loop looked."""
     time_shares: Mapping[str, float]
-    """Of the update loop's and of the mean Inferencer's phases."""
+    """Shares of time of the phases of the update loop and of the mean Inferencer."""
 
 
 class TrainingCase:
-    """One loop, trained on and on, a round at a time.
+    """One loop that is trained on and on, a round at a time.
 
-    A round is timed between two of its trajectories, when the update loop begins with them, and
-    not from the call of ``run()`` to its return: there, threads and networks are set up, the first
-    cycles fill an empty queue, and the cycles in flight at the end are dropped. These are costs of
-    a start, once a run, which a round of some seconds would weigh as if they went on for ever. The
-    first trajectories, until every queue is as full as it stays, and as many at the end do not
-    count either: there, Inferencers and updates do not share the cores.
+    The clock of a round starts and stops when the update loop begins with a trajectory, not when
+    ``run()`` is called and returns. Setting up threads and networks, the first cycles, which fill
+    an empty queue, and the cycles that are dropped at the end cost time once a run, and would weigh
+    too much in a round of some seconds. For the same reason two groups of trajectories do not
+    count: the first, until every queue is as full as it stays, and as many at the end, when
+    Inferencers and updates no longer share the cores.
     """
 
     def __init__(self, config: ExperimentConfig, factory: EnvFactory, agent: Agent) -> None:
-        """Make the loop, as ``sebulba train`` does, with writers that only keep their records."""
+        """Make the loop as ``sebulba train`` does, with writers that only keep their records."""
         self._steps_per_cycle = config.steps_per_cycle
         self._env_steps_per_cycle = config.steps_per_cycle * config.num_envs
         self._seen: list[tuple[float, float]] = []
         self._records: list[Mapping[str, Any]] = []
-        self.loop = build_loop(config, factory, agent, self, self._observe)
+        self.loop = GymnasiumLoop(
+            factory,
+            agent,
+            config.num_envs,
+            options=config,
+            metric_writer=self,
+            observe_cycle=self._observe,
+        )
         self.state: AgentState = self.loop.new_state(config.seed, config.steps_per_cycle)
         self.result: Result | None = None
         self._num_cycles = 0
-        # As many as can be under way: waiting, being made, and waiting to be put.
-        in_flight = config.queue_size + 2 * self.loop.num_inferencers
-        self._in_flight = -(-in_flight // self.loop.num_inferencers) * self.loop.num_inferencers
+        # The most that can be under way: waiting, being made, and waiting to be put.
+        self._in_flight = self._whole_rounds(config.queue_size + 2 * self.loop.num_inferencers)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Keep a record; see ``MetricWriter``."""
@@ -89,29 +94,22 @@ class TrainingCase:
 
     def warm_up(self, seconds: float) -> None:
         """Compile, and find the number of cycles that take about ``seconds``."""
-        self.run_cycles(1)  # compiles
-        num_cycles = self._in_flight
-        while True:
-            speed = self.run_cycles(num_cycles).env_steps_per_s
-            wanted = math.ceil(seconds * speed / self._env_steps_per_cycle)
-            if wanted <= 4 * num_cycles:
-                break
-            num_cycles *= 4
-        # In lockstep cycles come in whole rounds.
-        per_round = self.loop.num_inferencers
-        self._num_cycles = -(-wanted // per_round) * per_round
+        self.run_cycles(1)
+
+        def cycles_per_s(num_cycles: int) -> float:
+            return self.run_cycles(num_cycles).env_steps_per_s / self._env_steps_per_cycle
+
+        self._num_cycles = harness.count_for(seconds, cycles_per_s, self._in_flight)
 
     def measure(self) -> Round:
-        """Train for one round; ``warm_up`` comes first."""
+        """Train for one round, after a call of ``warm_up``."""
         return self.run_cycles(self._num_cycles)
 
     def run_cycles(self, num_cycles: int) -> Round:
-        """Train for ``num_cycles``, after those that fill the queue and before the last."""
+        """Train for ``num_cycles`` that count, between those of the start and of the end."""
         self._seen.clear()
         self._records.clear()
-        per_round = self.loop.num_inferencers
-        num_cycles = -(-num_cycles // per_round) * per_round
-        total = num_cycles + 2 * self._in_flight
+        total = self._whole_rounds(num_cycles) + 2 * self._in_flight
         self.result = self.loop.run(self.state, total, self._steps_per_cycle)
         self.state = self.result.state
         counted = self._seen[self._in_flight - 1 : len(self._seen) - self._in_flight]
@@ -123,11 +121,17 @@ class TrainingCase:
             **reduce_records(self._records),
         )
 
+    def _whole_rounds(self, num_cycles: int) -> int:
+        """Round up to a multiple of the number of Inferencers, as lockstep requires."""
+        per_round = self.loop.num_inferencers
+        return -(-num_cycles // per_round) * per_round
+
 
 def reduce_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return lags, queue fill and time shares of a run's records.
 
-    The first is of the start and the last of the end, so they are left out where there are others.
+    The first and the last record, which tell of the start and of the end, are left out if there
+    are others.
     """
     kept = records[1:-1] or records
     lags: collections.Counter[int] = collections.Counter()
@@ -151,49 +155,28 @@ def run(
     repeats: int = 5,
     seconds: float = 8.0,
     stage_seconds: float = STAGE_SECONDS,
-    compare: tuple[str, ...] = (),
+    compare: Sequence[str] = (),
     json_file: str | None = None,
     png_file: str | None = None,
 ) -> dict[str, Any]:
     """Measure, print tables, write JSON and PNG.
 
-    Args:
-      config: The experiment.
-      preset: Its name.
-      repeats: Interleaved rounds.
-      seconds: Of training, a round.
-      stage_seconds: Of each stage alone, a round.
-      compare: Any of ``"stepped"``, ``"fused"``, ``"prototype"``: what to set the run against.
-      json_file: Where to write, or None.
-      png_file: Where to draw, or None.
-
-    Returns:
-      The record that was written.
+    The arguments are the options of the command, see ``command_line``.
 
     Raises:
       UsageError: Something in ``config`` breaks a rule.
     """
-    check_comparisons(compare)
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
-    with Bench(config, seconds, stage_seconds, compare) as bench:
+    with contextlib.ExitStack() as resources:
+        bench = Bench(config, seconds, stage_seconds, compare, resources)
         speeds = harness.interleave(bench.cases, repeats)
         setup = setup_of(config, bench.stages)
         devices = bench.training.loop.describe()
-    # The first round warmed up.
+    # The first round was to warm up.
     keys, figures = summarize(bench.rounds[1:], bench.costs[1:], setup)
-    keys |= compared(speeds)
-    figures |= {name: values for name, values in speeds.items() if name not in MEASURED_ANYWAY}
-    result = harness.record(
-        keys,
-        figures,
-        {
-            "preset": preset,
-            "repeats": repeats,
-            "seconds": seconds,
-            "devices": devices,
-            **dataclasses.asdict(config),
-        },
-    )
+    figures |= {name: speeds[name] for name in (*COMPARISONS, "gil_share") if name in speeds}
+    settings = {"preset": preset, "repeats": repeats, "seconds": seconds, "devices": devices}
+    result = harness.record(keys | compared(speeds), figures, settings | dataclasses.asdict(config))
     print_result(result, setup)
     harness.write_json(json_file, result)
     if png_file is not None:
@@ -201,36 +184,42 @@ def run(
     return result
 
 
-MEASURED_ANYWAY = ("train", "stages")
-
-
 class Bench:
-    """Everything that is measured in turn; a context manager, for it owns environments."""
+    """Everything that is measured in turn."""
 
     def __init__(
-        self, config: ExperimentConfig, seconds: float, stage_seconds: float, compare: Sequence[str]
+        self,
+        config: ExperimentConfig,
+        seconds: float,
+        stage_seconds: float,
+        compare: Sequence[str],
+        resources: contextlib.ExitStack,
     ) -> None:
-        """Build and compile."""
+        """Make the cases, which train until they are warm.
+
+        Args:
+          config: The experiment.
+          seconds: Seconds of training in a round.
+          stage_seconds: Seconds of each stage alone.
+          compare: Members of ``COMPARISONS`` to measure as well.
+          resources: Closes what is made.
+        """
         self.rounds: list[Round] = []
         self.costs: list[dict[str, Cost]] = []
         self._seconds = seconds
         self._stage_seconds = stage_seconds
         self._config = config
-        self._factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-        self._agent = build_agent(config, env_spec(self._factory))
-        with contextlib.ExitStack() as resources:
-            self._resources = resources
-            self.training = self._make_training(config)
-            self.stages = self._make_stages(config)
-            self._use_trained_state()
-            self.cases: dict[str, Callable[[], float]] = {"train": self._train}
-            for name in compare:
-                self.cases[name] = self._make_comparison(name)
-            self.cases["stages"] = self._measure_stages
-            # Several processes would not fit into one accelerator's memory.
-            if "stepped" in compare and self.stages.shares_cores:
-                self.cases["gil_share"] = self._make_gil_case()
-            self._resources = resources.pop_all()
+        self._resources = resources
+        self._factory, self._agent = harness.env_and_agent(config)
+        self.training = self._make_training(config)
+        self.stages = self._make_stages(config)
+        self._use_trained_state()
+        self.cases: dict[str, Callable[[], float]] = {"train": self._train}
+        self.cases |= {name: self._make_comparison(name) for name in compare}
+        self.cases["stages"] = self._measure_stages
+        # Several processes would not fit into one accelerator's memory.
+        if "stepped" in compare and self.stages.shares_cores:
+            self.cases["gil_share"] = self._make_gil_case()
 
     def _make_training(self, config: ExperimentConfig) -> TrainingCase:
         training = TrainingCase(config, self._factory, self._agent)
@@ -270,8 +259,8 @@ class Bench:
         return lambda: other.measure().env_steps_per_s
 
     def _make_gil_case(self) -> Callable[[], float]:
-        """Return what measures the share of ``gil_share``: threads, then processes."""
-        # A process with one Inferencer has all cores, so its threads are not bound to a share.
+        """Return what measures ``gil_share``: threads, then processes."""
+        # A process with one Inferencer may use all cores, so the threads are not bound to theirs.
         stepped = dataclasses.replace(self._config, cycle="stepped", pin_inferencers=False)
         threads = self._make_stages(stepped)
         threads.use_new_state()
@@ -279,15 +268,9 @@ class Bench:
         self._resources.callback(processes.close)
         return lambda: gil_share(1e6 / threads.measure_cycle().wall_us, processes.measure())
 
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._resources.close()
-
 
 def setup_of(config: ExperimentConfig, stages: Stages) -> Setup:
-    """Return what of a run decides which of its settings could help."""
+    """Return the properties of a run that decide which setting could help."""
     return Setup(
         cores=len(os.sched_getaffinity(0)),
         shares_cores=stages.shares_cores,
@@ -312,7 +295,7 @@ def best_costs(costs: Sequence[Mapping[str, Cost]]) -> dict[str, Cost]:
 def summarize(
     rounds: Sequence[Round], costs: Sequence[Mapping[str, Cost]], setup: Setup
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """Return the promised keys, and the figures of every round."""
+    """Return the keys of the JSON, and the figures of every round."""
     best = best_costs(costs)
     shares = {
         name: statistics.fmean(each.time_shares[name] for each in rounds)
@@ -351,7 +334,7 @@ def summarize(
 
 
 def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return speeds and their ratios, within a round, of what the run was set against."""
+    """Return the speeds of the comparisons, and their ratios within a round."""
     keys = {
         f"{name}_env_steps_per_s": statistics.median(speeds[name])
         for name in COMPARISONS
@@ -366,42 +349,30 @@ def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def print_result(result: Mapping[str, Any], setup: Setup) -> None:
-    """Print the table of stages and what it means."""
-    console = Console()
+    """Print the speeds, the costs of each stage, and what they mean."""
     config, figures = result["config"], result["figures"]
-    console.print(f"\n{config['devices']}")
-    harness.print_table(
-        f"bench train {config['preset']}: training, {len(figures['train_cpu_us'])} rounds",
-        "env steps/s",
-        {"training": figures["train_env_steps_per_s"]}
-        | {name: figures[name] for name in COMPARISONS if name in figures},
-        [],
+    speeds = {"training": figures["train_env_steps_per_s"]}
+    speeds |= {name: figures[name] for name in COMPARISONS if name in figures}
+    harness.print_notes(["", config["devices"]])
+    title = f"bench train {config['preset']}: training, {len(figures['train_cpu_us'])} rounds"
+    harness.print_table(title, "env steps/s", speeds)
+    harness.print_rows(
+        "each stage alone, best of the rounds, microseconds per environment step",
+        ("wall us", "CPU us", "env steps/s alone", "share"),
+        stage_rows(result, setup),
     )
-    console.print(stage_table(result, setup))
-    for line in verdict_lines(result, setup):
-        console.print(line, highlight=False)
+    harness.print_notes(verdict_lines(result, setup))
 
 
-def stage_table(result: Mapping[str, Any], setup: Setup) -> Table:
+def stage_rows(result: Mapping[str, Any], setup: Setup) -> dict[str, list[str]]:
     """Return the costs of each stage alone, and of training."""
     costs = {stage: Cost(**cost) for stage, cost in result["stages"].items()}
     share = ceiling.shares(costs, setup)
-    table = Table(
-        title="each stage alone, best of the rounds, microseconds per environment step",
-        title_justify="left",
-    )
-    table.add_column("")
-    for column in ("wall us", "CPU us", "env steps/s alone", "share"):
-        table.add_column(column, justify="right")
-    rows = [("cycle", *ceiling.BREAKDOWN), ("hand-off",), ("update",)]
-    for stage, *parts in rows:
-        table.add_row(stage, *_cells(costs[stage]), f"{share[stage]:.0%}")
-        for part in parts:
-            table.add_row(f"  {part} apart", *_cells(costs[part]), "")
-    table.add_section()
-    speed = result["env_steps_per_s"]
-    table.add_row("training", *_cells(Cost(1e6 / speed, result["training_cpu_us"])), "")
-    return table
+    training = Cost(1e6 / result["env_steps_per_s"], result["training_cpu_us"])
+    stages = {stage: [*_cells(costs[stage]), f"{share[stage]:.0%}"] for stage in ceiling.STAGES}
+    parts = {f"  {part} apart": [*_cells(costs[part]), ""] for part in ceiling.BREAKDOWN}
+    cycle = {"cycle": stages.pop("cycle")}
+    return cycle | parts | stages | {"training": [*_cells(training), ""]}
 
 
 def _cells(cost: Cost) -> tuple[str, str, str]:
@@ -447,7 +418,7 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
 
 
 def comparison_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return the ratios to what the run was set against, and what the threads lost to the lock."""
+    """Return the ratios of the comparisons, and the share that threads lost to the lock."""
     lines = [
         f"{name}: {result[name]:.2f}"
         for name in ("fused_over_stepped", "stepped_over_prototype")
@@ -463,39 +434,30 @@ def comparison_lines(result: Mapping[str, Any]) -> list[str]:
 
 def draw(result: Mapping[str, Any], setup: Setup, png_file: str) -> None:
     """Draw where the time of a step goes, stages alone and in training."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 2.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    unit = "cpu_us" if setup.shares_cores else "wall_us"
-    left = 0.0
-    for stage, color in zip(ceiling.STAGES, ("#2a78b5", "#e0a030", "#b5482a"), strict=True):
-        cost = result["stages"][stage][unit]
-        # What shares cores adds up; what does not runs side by side.
-        begin = left if setup.shares_cores else 0.0
-        row = "stages alone" if setup.shares_cores else f"{stage} alone"
-        axes.barh(row, cost, left=begin, color=color, label=stage)
-        left += cost
-    cores = setup.cores if setup.shares_cores else 1
-    total = cores * 1e6 / result["env_steps_per_s"]
-    if setup.shares_cores:
-        busy = result["training_cpu_us"]
-        axes.barh("training", busy, color="#777777", label="training, cores busy")
-        axes.barh("training", total - busy, left=busy, color="#dddddd", label="training, idle")
-    else:
-        axes.barh("training", total, color="#777777", label="training")
-    axes.invert_yaxis()
-    axes.set(
-        xlabel="core-microseconds per environment step"
-        if setup.shares_cores
-        else "microseconds per environment step",
-        title=f"{result['config']['preset']}: {result['achieved_over_ceiling']:.2f} of the ceiling",
-    )
-    axes.grid(alpha=0.25, axis="x")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(
-        fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False
-    )
-    figure.savefig(png_file, dpi=150)
+    shared = setup.shares_cores
+    unit, label = ("cpu_us", "core-microseconds") if shared else ("wall_us", "microseconds")
+    total = (setup.cores if shared else 1) * 1e6 / result["env_steps_per_s"]
+    with picture(png_file, 7, 2.6) as figure:
+        axes = figure.add_subplot()
+        left = 0.0
+        for stage, color in zip(ceiling.STAGES, ("#2a78b5", "#e0a030", "#b5482a"), strict=True):
+            cost = result["stages"][stage][unit]
+            # Stages that share cores add up; others run side by side.
+            row, begin = ("stages alone", left) if shared else (f"{stage} alone", 0.0)
+            axes.barh(row, cost, left=begin, color=color, label=stage)
+            left += cost
+        if shared:
+            busy = result["training_cpu_us"]
+            axes.barh("training", busy, color="#777777", label="training, cores busy")
+            axes.barh("training", total - busy, left=busy, color="#dddddd", label="training, idle")
+        else:
+            axes.barh("training", total, color="#777777", label="training")
+        axes.invert_yaxis()
+        share = f"{result['achieved_over_ceiling']:.2f} of the ceiling"
+        axes.set(
+            xlabel=f"{label} per environment step", title=f"{result['config']['preset']}: {share}"
+        )
+        open_frame(axes, "x")
+        axes.legend(
+            fontsize="small", ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False
+        )

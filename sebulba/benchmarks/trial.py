@@ -1,6 +1,6 @@
-"""One configuration, trained in a process of its own, a short while at a time.
+"""A configuration that is trained in a process of its own, a short while at a time.
 
-A process each gives clean memory figures and any number of devices.
+In a process of its own the memory figures are clean, and there can be any number of devices.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 
+from sebulba.benchmarks import harness
 from sebulba.benchmarks.memory_use import peak_device_mb, peak_rss_mb
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker, WorkerError
-from sebulba.commands import experiment
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.envs import env_spec, make_env_factory
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 
 MEASURE_TIMEOUT_S = 120.0
-"""On top of the seconds asked for: the cycles in flight, and a cycle that is long."""
+"""Added to the seconds asked for, for the cycles in flight and for cycles that are long."""
 WINDOWS = 4
-"""Of metrics, at least, in a measurement."""
+"""Least number of windows of metrics in a measurement."""
 ENDLESS_CYCLES = 1_000_000
+"""More cycles than a measurement takes; the loop is stopped."""
 
 K = TypeVar("K")
 
@@ -34,29 +35,68 @@ class Measurement:
     """Some seconds of training, compile and start-up excluded."""
 
     env_steps_per_s: float
+    """Speed."""
     rss_mb: float
     """Peak resident memory of the process since it began, 10^6 bytes."""
     device_mb: float
     """Device memory, 10^6 bytes: the peak of the fullest device where the backend counts it, else
     (on CPU, where it is a part of the resident memory) of all arrays alive at the end."""
     policy_lag_mean: float
+    """Mean policy lag."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """The measurements of one configuration, one a round."""
+
+    measurements: Sequence[Measurement]
+    """At least one, in the order of the rounds."""
+
+    @property
+    def speeds(self) -> list[float]:
+        """Environment steps per second of each round."""
+        return [one.env_steps_per_s for one in self.measurements]
+
+    @property
+    def speed(self) -> float:
+        """Environment steps per second, the median."""
+        return statistics.median(self.speeds)
+
+    @property
+    def rss_mb(self) -> float:
+        """Peak resident memory."""
+        return max(one.rss_mb for one in self.measurements)
+
+    @property
+    def device_mb(self) -> float:
+        """Peak device memory."""
+        return max(one.device_mb for one in self.measurements)
+
+    @property
+    def policy_lag_mean(self) -> float:
+        """Mean policy lag."""
+        return statistics.fmean(one.policy_lag_mean for one in self.measurements)
+
+    def gain_over(self, other: Series) -> float:
+        """Return the median of the ratios of speed to ``other``, each taken within a round."""
+        return harness.ratio({"new": self.speeds, "old": other.speeds}, "new", "old")
 
 
 class Trial:
-    """A configuration in its own process; a context manager that ends it."""
+    """A configuration in a process of its own; a context manager, which ends the process."""
 
     def __init__(
         self, config: ExperimentConfig, seconds: float, *, memory_limit_mb: float | None = None
     ) -> None:
-        """Start the process; it compiles and warms up while others do.
+        """Start the process, which compiles and warms up in the background.
 
         Args:
           config: What ``sebulba train`` would train.
-          seconds: Length of a measurement, stretched to two cycles of each Inferencer.
+          seconds: Duration of a measurement, stretched to two cycles of each Inferencer.
           memory_limit_mb: End the process when it takes more, on the host or on a device.
         """
         self.parameters = 0
-        """Of its networks, once it is ready."""
+        """Number of parameters of its networks, once it is ready."""
         self._seconds = seconds
         self._limit_mb = memory_limit_mb
         self._worker = Worker(_Meter, config, seconds)
@@ -65,7 +105,7 @@ class Trial:
         """Wait until it can be measured.
 
         Raises:
-          WorkerError: It cannot run, takes too much memory or too long.
+          WorkerError: The process cannot run, takes too much memory or takes too long.
         """
         self.parameters = self._answer(START_TIMEOUT_S)
 
@@ -73,7 +113,7 @@ class Trial:
         """Train on for a while.
 
         Raises:
-          WorkerError: It failed, takes too much memory or too long.
+          WorkerError: The process failed, takes too much memory or takes too long.
         """
         self._worker.ask()
         measurement: Measurement = self._answer(self._seconds + MEASURE_TIMEOUT_S)
@@ -91,7 +131,7 @@ class Trial:
             raise WorkerError(f"{used_mb:,.0f} MB are above the limit of {self._limit_mb:,.0f} MB")
 
     def close(self) -> None:
-        """End the process, whatever it does; may be called twice."""
+        """End the process, whatever it is doing; may be called twice."""
         self._worker.close()
 
     def __enter__(self) -> Trial:
@@ -101,66 +141,37 @@ class Trial:
         self.close()
 
 
-def ready_trials(trials: Mapping[K, Trial], failed: dict[K, str]) -> dict[K, Trial]:
-    """Wait for trials that start side by side; why some cannot goes into ``failed``."""
-    ready = {}
-    for name, trial in trials.items():
-        try:
-            trial.ready()
-            ready[name] = trial
-        except WorkerError as error:
-            failed[name] = str(error)
-    return ready
-
-
 def measure_in_turn(
     trials: Mapping[K, Trial], repeats: int, failed: dict[K, str]
-) -> dict[K, list[Measurement]]:
-    """Measure trials that are ready, A B C A B C ..., after a round that does not count.
-
-    Args:
-      trials: By name.
-      repeats: Rounds that count.
-      failed: Takes up why a trial failed; it has no part in the result.
-
-    Returns:
-      By name, one measurement a round.
-    """
-    measurements: dict[K, list[Measurement]] = {name: [] for name in trials}
-    for number in range(repeats + 1):
-        for name in list(measurements):
-            try:
-                measurement = trials[name].measure()
-            except WorkerError as error:
-                failed[name] = str(error)
-                del measurements[name]
-                continue
-            if number:
-                measurements[name].append(measurement)
-    return measurements
+) -> dict[K, Series]:
+    """Return ``harness.interleave`` of trials that are ready."""
+    cases = {name: trial.measure for name, trial in trials.items()}
+    figures = harness.interleave(cases, repeats, failed)
+    return {name: Series(measurements) for name, measurements in figures.items()}
 
 
 class _Meter:
-    """The experiment as ``sebulba train`` builds it, and the writer of metrics that times it.
+    """The experiment as ``sebulba train`` builds it, with itself as the writer of metrics.
 
-    Speed is taken from the end of the first window of a run to the end of the last whole one, so
-    that starting and joining threads does not count.
+    The speed is that from the end of the first window of metrics to the end of the last whole one,
+    so that starting and joining threads does not count.
     """
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
-        experiment.configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+        configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
         self._seconds = seconds
         interval_s = min(config.metrics_interval_s, seconds / WINDOWS)
         config = dataclasses.replace(config, metrics_interval_s=interval_s)
-        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-        agent = experiment.build_agent(config, env_spec(factory))
-        self._loop: GymnasiumLoop = experiment.build_loop(config, factory, agent, self)
+        factory, agent = harness.env_and_agent(config)
+        self._loop = GymnasiumLoop(
+            factory, agent, config.num_envs, options=config, metric_writer=self
+        )
         self._steps_per_cycle = config.steps_per_cycle
         self._state = self._loop.new_state(config.seed, config.steps_per_cycle)
 
     def warm_up(self) -> int:
         """Compile, and return the number of parameters of the networks."""
-        # The update compiles in the first cycle, shorter chunks of a fused cycle in the second.
+        # The first cycle compiles the update, the second the shorter chunks of a fused cycle.
         self._run(3 * self._loop.num_inferencers)
         return sum(int(leaf.size) for leaf in jax.tree.leaves(self._state.networks))
 
@@ -182,9 +193,9 @@ class _Meter:
         self._state = self._loop.run(self._state, num_cycles, self._steps_per_cycle).state
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Take a window's record; stop the loop when there is enough."""
+        """Keep a window's record; stop the loop when there are enough."""
         if self._ended:
-            return  # the window that the stop cut short
+            return  # the stop cut this window short
         self._records.append(metrics)
         first = self._records[0]
         self._ended = (
@@ -196,4 +207,4 @@ class _Meter:
             self._loop.stop()
 
     def close(self) -> None:
-        """Do nothing: a writer has this."""
+        """Do nothing; a writer of metrics has this method."""

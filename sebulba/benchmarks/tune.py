@@ -1,57 +1,55 @@
 """``bench tune``: the fastest setting of a configuration on this machine, as a file to train from.
 
-Environments, unroll length, Inferencers and the devices' split are changed one at a time, up or
-down for as long as it pays. Each candidate is measured in turn with the best so far, and the winner
-at the end with the start.
+The number of environments, the unroll length, the number of Inferencers and the split of the
+devices are changed one at a time, up or down for as long as it pays. Each candidate is measured in
+turn with the best so far, and the winner at the end in turn with the start.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.trial import (
-    Measurement,
-    Trial,
-    measure_in_turn,
-)
+from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
 from sebulba.benchmarks.worker import WorkerError, share_accelerator
-from sebulba.commands import experiment
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 
 MIN_GAIN = 0.05
-"""A change must pay at least this share: less is noise, and not worth another batch size."""
+"""Least share by which a change must pay: less is noise, and not worth another batch size."""
 ROUNDS = 3
-"""Of a candidate against the best so far."""
+"""Rounds of a candidate against the best so far."""
 REPEATS = 5
 """Rounds of the winner against the start."""
 MEMORY_SHARE = 0.8
-"""Of the memory that is free, where no limit is given."""
+"""Share of the free memory that a process may take, if no limit is given."""
 RESTART_S = 10.0
-"""What a process takes to start, about."""
+"""Seconds that a process takes to start, roughly."""
+MEASURED = ("tuned_env_steps_per_s", "start_env_steps_per_s", "gain", "rss_mb", "policy_lag_mean")
+"""Keys that the configuration file repeats for its reader."""
+
+_say = functools.partial(print, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class Knob:
-    """Something to tune."""
+    """A setting that is tuned."""
 
     name: str
-    """As on the command line."""
+    """Name on the command line."""
     values: tuple[Any, ...]
-    """In the order in which the search goes through them."""
+    """Values, in the order in which the search goes through them."""
     fields: tuple[str, ...]
-    """Of the configuration; a value of several is a tuple."""
+    """Fields of the configuration; a value of several fields is a tuple."""
 
     def get(self, config: ExperimentConfig) -> Any:
         """Return its value in a configuration."""
@@ -79,15 +77,18 @@ def _indices(devices: Sequence[int] | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """A candidate, and what became of it."""
+    """A candidate and its fate."""
 
     change: str
+    """The setting that was changed, and its value."""
     gain: float | None
-    """Its speed over that of the best before it; None where it could not run."""
+    """Its speed over that of the best before it; None if it could not run."""
     env_steps_per_s: float | None
+    """Speed; None if it could not run."""
     rss_mb: float | None
-    """Peak resident memory."""
+    """Peak resident memory; None if it could not run."""
     verdict: str
+    """Whether it was taken, and if not, why."""
 
 
 def run(
@@ -104,37 +105,21 @@ def run(
 ) -> dict:
     """Search, write the configuration file, print what was gained and what it changes.
 
-    Args:
-      config: The start.
-      preset: The preset that it is made of.
-      output: Configuration file to write, for ``sebulba train``.
-      memory_limit_gb: Most that a process may take, on the host and on a device, 10^9 bytes;
-        None takes 0.8 of what is free.
-      seconds_per_trial: Measured of each candidate, start and compile not counted.
-      budget_s: About how long all of it may take.
-      keep: Names of what must stay: num-envs, steps-per-cycle, num-inferencers-per-device, devices.
-      max_batch_growth: A trajectory, which is the batch of an update, may become this many times
-        as large as the start's.
-      json_file: Where to write the record, or None.
-
-    Returns:
-      The record that was written.
+    The arguments are the options of the command, see ``command_line``.
 
     Raises:
-      UsageError: A number is not positive, the start cannot run here, a name is unknown, or the
-        file cannot be written.
+      UsageError: The start cannot run here, a name in ``keep`` is unknown, or ``output`` does not
+        end in .json.
     """
     began = time.monotonic()
-    _check_output(output)
-    _check_positive(
-        memory_limit_gb=1.0 if memory_limit_gb is None else memory_limit_gb,
-        seconds_per_trial=seconds_per_trial,
-        max_batch_growth=max_batch_growth,
-    )
-    experiment.configure_jax(config.platform, None, "off")
+    if not output.endswith(".json"):
+        raise UsageError(
+            f"output={output!r} must end in .json, by which sebulba train knows it; "
+            f"use {output}.json"
+        )
+    configure_jax(config.platform, None, "off")
     share_accelerator()
-    devices = local_devices()
-    knobs = choose_knobs(config, devices, keep)
+    knobs = choose_knobs(config, local_devices(), keep)
     limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_memory_mb()
     seconds = seconds_per_trial / ROUNDS
     confirm_s = RESTART_S + 2 * (REPEATS + 1) * seconds
@@ -147,36 +132,36 @@ def run(
         climb(knobs, contest, lambda: time.monotonic() - began < budget_s - confirm_s)
         start, tuned = contest.confirm(config)
         best = contest.best if tuned is not start else config
-    gain = _gain(tuned, start)
     options = config_options(best, preset)
-    keys = {
-        "start_env_steps_per_s": _speed(start),
-        "tuned_env_steps_per_s": _speed(tuned),
-        "gain": gain,
+    keys = keys_of(start, tuned) | {
         "options": options,
-        "rss_mb": max(m.rss_mb for m in tuned),
-        "device_mb": max(m.device_mb for m in tuned),
-        "policy_lag_mean": statistics.fmean(m.policy_lag_mean for m in tuned),
         "memory_limit_mb": limit_mb,
         "attempts": [dataclasses.asdict(attempt) for attempt in contest.attempts],
     }
-    figures = {name: [m.env_steps_per_s for m in ms] for name, ms in _named(start, tuned).items()}
+    figures = {"start": start.speeds}
+    if tuned is not start:
+        figures["tuned"] = tuned.speeds
     record = harness.record(keys, figures, {"preset": preset, **dataclasses.asdict(config)})
     measured = {name: keys[name] for name in MEASURED} | {"machine": record["machine"]}
     write_config_file(output, preset, options, measured)
     harness.write_json(json_file, record)
-    harness.print_table(f"bench tune: {preset}", "env steps/s", figures, [])
+    harness.print_table(f"bench tune: {preset}", "env steps/s", figures)
     for note in notes(knobs, config, best, start, tuned):
         _say(note)
     _say(f"train with it: sebulba train {output}")
     return record
 
 
-MEASURED = ("tuned_env_steps_per_s", "start_env_steps_per_s", "gain", "rss_mb", "policy_lag_mean")
-"""Keys that the configuration file repeats for its reader."""
-
-
-_say = functools.partial(print, flush=True)
+def keys_of(start: Series, tuned: Series) -> dict[str, Any]:
+    """Return the keys of the JSON that are figures."""
+    return {
+        "start_env_steps_per_s": start.speed,
+        "tuned_env_steps_per_s": tuned.speed,
+        "gain": tuned.gain_over(start),
+        "rss_mb": tuned.rss_mb,
+        "device_mb": tuned.device_mb,
+        "policy_lag_mean": tuned.policy_lag_mean,
+    }
 
 
 def batch(config: ExperimentConfig) -> int:
@@ -184,44 +169,18 @@ def batch(config: ExperimentConfig) -> int:
     return config.num_envs * config.steps_per_cycle
 
 
-def _named(
-    start: Sequence[Measurement], tuned: Sequence[Measurement]
-) -> dict[str, Sequence[Measurement]]:
-    return {"start": start, "tuned": tuned} if tuned is not start else {"start": start}
-
-
-def _check_output(output: str) -> None:
-    """Refuse before minutes of measuring what could not be written after them."""
-    if not output.endswith(".json"):
-        raise UsageError(
-            f"output={output!r} must end in .json, by which sebulba train knows it; "
-            f"use {output}.json"
-        )
-    if not Path(output).absolute().parent.is_dir():
-        raise UsageError(f"output={output!r} is in a folder that does not exist; make it")
-
-
-def _check_positive(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if not value > 0:
-            raise UsageError(f"{name}={value} must be positive; leave it out for the default")
-
-
-# The search.
-
-
 def choose_knobs(
     config: ExperimentConfig, devices: Sequence[jax.Device], keep: Sequence[str]
 ) -> list[Knob]:
-    """Return what to tune: what leaves the batch of an update alone comes first.
+    """Return the settings to tune, first those that do not change the batch of an update.
 
     Args:
-      config: The start, whose own values are among those of each.
-      devices: Those of this machine.
-      keep: Names of what must stay.
+      config: The start; its own value is among the values of each setting.
+      devices: The machine's devices.
+      keep: Names of settings that must stay.
 
     Raises:
-      UsageError: An unknown name in ``keep``, or nothing is left.
+      UsageError: A name in ``keep`` is unknown, or nothing is left to tune.
     """
     doublings = [2**n for n in range(13)]
     knobs = [
@@ -246,7 +205,7 @@ def _knob(config: ExperimentConfig, field: str, values: Sequence[int]) -> Knob:
 
 
 def _devices_knob(config: ExperimentConfig, devices: Sequence[jax.Device]) -> Knob:
-    """Return the splits: whole or halved on a CPU; on accelerators, how many only infer."""
+    """Return the splits: a CPU whole or in halves; of accelerators, the number that only infer."""
     knob = Knob("devices", (), ("num_cpu_devices", "inference_devices", "update_devices"))
     if devices[0].platform == "cpu":
         splits: list[tuple] = [(None, None, None), (2, (0,), (1,))]
@@ -261,48 +220,38 @@ def _devices_knob(config: ExperimentConfig, devices: Sequence[jax.Device]) -> Kn
 
 
 def climb(knobs: Sequence[Knob], contest: Contest, has_time: Callable[[], bool]) -> None:
-    """Change one knob after the other, as far as it pays, until none pays any more."""
-    tried = {_key(knobs, contest.best)}
-    while True:
+    """Change one setting after the other, as far as it pays, until no change pays any more."""
+
+    def values(config: ExperimentConfig) -> tuple:
+        return tuple(knob.get(config) for knob in knobs)
+
+    tried = {values(contest.best)}
+
+    def pays(knob: Knob, step: int) -> bool:
+        """Take one step from the best; tell whether it was taken."""
+        place = knob.values.index(knob.get(contest.best)) + step
+        if not has_time() or not 0 <= place < len(knob.values):
+            return False
+        candidate = knob.set(contest.best, knob.values[place])
+        if values(candidate) in tried:
+            return False
+        tried.add(values(candidate))
+        return contest.challenge(knob.label(candidate), candidate)
+
+    before = None
+    while before is not contest.best:
         before = contest.best
         for knob in knobs:
-            # Down only where up did not pay.
-            any(_go(knob, step, knobs, contest, tried, has_time) for step in (1, -1))
-        if contest.best is before or not has_time():
-            return
-
-
-def _go(
-    knob: Knob,
-    step: int,
-    knobs: Sequence[Knob],
-    contest: Contest,
-    tried: set,
-    has_time: Callable[[], bool],
-) -> bool:
-    """Go in one direction for as long as it pays; True if it did."""
-    pays = False
-    while has_time():
-        place = knob.values.index(knob.get(contest.best)) + step
-        if not 0 <= place < len(knob.values):
-            break
-        candidate = knob.set(contest.best, knob.values[place])
-        key = _key(knobs, candidate)
-        if key in tried:
-            break
-        tried.add(key)
-        if not contest.challenge(knob.label(candidate), candidate):
-            break
-        pays = True
-    return pays
-
-
-def _key(knobs: Sequence[Knob], config: ExperimentConfig) -> tuple:
-    return tuple(knob.get(config) for knob in knobs)
+            for step in (1, -1):
+                at_first = contest.best
+                while pays(knob, step):
+                    pass
+                if contest.best is not at_first:
+                    break  # go down only if going up did not pay
 
 
 class Contest:
-    """The best configuration so far, whose process stays alive to be measured against."""
+    """The best configuration so far; its process stays alive to be measured against."""
 
     def __init__(
         self,
@@ -311,16 +260,16 @@ class Contest:
         limit_mb: float,
         max_batch: int,
     ) -> None:
-        """Begin with ``start``.
+        """Begin with ``start`` as the best.
 
         Args:
-          start: Best so far.
-          seconds: Length of a measurement.
-          limit_mb: Memory that a trial may take.
-          max_batch: Environment steps that a trajectory may have.
+          start: Configuration to begin with.
+          seconds: Duration of a measurement.
+          limit_mb: Most memory that a trial may take.
+          max_batch: Most environment steps that a trajectory may have.
 
         Raises:
-          UsageError: It cannot run here.
+          UsageError: ``start`` cannot run here.
         """
         self.best = start
         self.attempts: list[Attempt] = []
@@ -345,56 +294,54 @@ class Contest:
         return trial
 
     def challenge(self, change: str, config: ExperimentConfig) -> bool:
-        """Measure a configuration against the best so far; it takes its place if it pays."""
+        """Measure a configuration against the best so far, which it replaces if it pays.
+
+        Returns:
+          Whether it is the best now.
+        """
         if batch(config) > self._max_batch:
-            why = f"its trajectories have {batch(config):,} env steps, above the limit"
-            return self._judge(change, [], [], why)
+            return self._discard(
+                change, f"its trajectories have {batch(config):,} env steps, above the limit"
+            )
         try:
             trial = self._ready(config)
         except WorkerError as error:
-            return self._judge(change, [], [], str(error))
+            return self._discard(change, str(error))
         failed: dict[str, str] = {}
         measured = measure_in_turn({"best": self._trial, "new": trial}, ROUNDS, failed)
+        if "best" in measured and "new" in measured:
+            if self._is_taken(change, measured["new"], measured["best"]):
+                self._trial.close()
+                self._trial, self.best = trial, config
+                return True
+        elif "best" in measured:
+            self._discard(change, failed["new"])
+        trial.close()
         if "best" not in measured:
-            trial.close()
             raise WorkerError(f"the best configuration so far failed: {failed['best']}")
-        if not self._judge(change, measured["best"], measured.get("new", []), failed.get("new")):
-            trial.close()
-            return False
-        self._trial.close()
-        self._trial, self.best = trial, config
-        return True
+        return False
 
-    def _judge(
-        self,
-        change: str,
-        best: Sequence[Measurement],
-        new: Sequence[Measurement],
-        failure: str | None,
-    ) -> bool:
-        if failure is not None:
-            attempt = Attempt(change, None, None, None, f"discarded: {failure}")
-        else:
-            gain = _gain(new, best)
-            verdict = "taken" if gain >= 1 + MIN_GAIN else "not worth it"
-            attempt = Attempt(change, gain, _speed(new), max(m.rss_mb for m in new), verdict)
-        self.attempts.append(attempt)
-        figures = ""
-        if attempt.gain is not None:
-            figures = (
-                f"{attempt.env_steps_per_s:,.0f} env steps/s, {attempt.gain:.2f} times the best "
-                f"so far, {attempt.rss_mb:,.0f} MB: "
-            )
-        _say(f"  {change}: {figures}{attempt.verdict}")
-        return attempt.verdict == "taken"
+    def _discard(self, change: str, why: str) -> bool:
+        self.attempts.append(Attempt(change, None, None, None, f"discarded: {why}"))
+        _say(f"  {change}: discarded: {why}")
+        return False
 
-    def confirm(
-        self, start: ExperimentConfig
-    ) -> tuple[Sequence[Measurement], Sequence[Measurement]]:
+    def _is_taken(self, change: str, new: Series, best: Series) -> bool:
+        gain = new.gain_over(best)
+        is_taken = gain >= 1 + MIN_GAIN
+        verdict = "taken" if is_taken else "not worth it"
+        self.attempts.append(Attempt(change, gain, new.speed, new.rss_mb, verdict))
+        _say(
+            f"  {change}: {new.speed:,.0f} env steps/s, {gain:.2f} times the best so far, "
+            f"{new.rss_mb:,.0f} MB: {verdict}"
+        )
+        return is_taken
+
+    def confirm(self, start: ExperimentConfig) -> tuple[Series, Series]:
         """Measure start and best in turn.
 
         Returns:
-          Measurements of both, by round; the same object where the start remains the best.
+          Measurements of both; the same object if the start remains the best.
         """
         trials = {"best": self._trial}
         if self.best is not start:
@@ -409,7 +356,7 @@ class Contest:
             raise WorkerError(f"the {name} configuration failed at the end: {why}")
         best = measured["best"]
         first = measured.get("start", best)
-        return (first, best) if best is first or _gain(best, first) > 1 else (first, first)
+        return (first, best) if best is first or best.gain_over(first) > 1 else (first, first)
 
     def close(self) -> None:
         """End the process of the best."""
@@ -422,19 +369,6 @@ class Contest:
         self.close()
 
 
-def _speed(measurements: Sequence[Measurement]) -> float:
-    return statistics.median(m.env_steps_per_s for m in measurements)
-
-
-def _gain(new: Sequence[Measurement], old: Sequence[Measurement]) -> float:
-    """Return the median of the ratios of speed, round by round."""
-    pairs: Mapping[str, list[float]] = {
-        "new": [m.env_steps_per_s for m in new],
-        "old": [m.env_steps_per_s for m in old],
-    }
-    return harness.ratio(pairs, "new", "old")
-
-
 def free_memory_mb() -> float:
     """Return the memory that is free on this machine, 10^6 bytes."""
     with open("/proc/meminfo") as file:
@@ -442,17 +376,14 @@ def free_memory_mb() -> float:
     return int(lines["MemAvailable"].split()[0]) * 1024 / 1e6
 
 
-# What it says.
-
-
 def notes(
     knobs: Sequence[Knob],
     start: ExperimentConfig,
     best: ExperimentConfig,
-    started: Sequence[Measurement],
-    tuned: Sequence[Measurement],
+    started: Series,
+    tuned: Series,
 ) -> list[str]:
-    """Say what changed, what it gained, and that another batch learns something else."""
+    """Return what changed, what it gained, and a caution if the batch is another."""
     changes = [
         f"{knob.label(start)} -> {knob.label(best).removeprefix(knob.name + ' ')}"
         for knob in knobs
@@ -460,10 +391,10 @@ def notes(
     ]
     if not changes:
         return ["nothing paid: the start is the fastest that was found"]
-    lag = [statistics.fmean(m.policy_lag_mean for m in ms) for ms in (started, tuned)]
+    lags = f"{started.policy_lag_mean:.1f} -> {tuned.policy_lag_mean:.1f}"
     lines = [
-        f"gain: {_gain(tuned, started):.2f} times the start ({'; '.join(changes)})",
-        f"policy lag, mean: {lag[0]:.1f} -> {lag[1]:.1f} policy versions",
+        f"gain: {tuned.gain_over(started):.2f} times the start ({'; '.join(changes)})",
+        f"policy lag, mean: {lags} policy versions",
     ]
     before, after = batch(start), batch(best)
     if before != after or start.steps_per_cycle != best.steps_per_cycle:

@@ -1,7 +1,7 @@
-"""A process of its own that measures when it is asked, and never outlives who asks.
+"""A process that measures when it is asked, and ends with the process that started it.
 
-It stays alive between measurements, so that several can be measured in turn without compiling
-again.
+It stays alive between measurements, so that several processes can be measured in turn without
+compiling again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 START_TIMEOUT_S = 300.0
-"""Imports, compiling and the first cycles."""
+"""Longest time for imports, compiling and the first cycles."""
 POLL_S = 0.1
 CLOSE_S = 5.0
 
 
 class Meter(Protocol):
-    """What a worker holds; made in its process."""
+    """What a worker measures with; made in its process."""
 
     def warm_up(self) -> Any:
-        """Get ready, compile; returns the worker's first answer."""
+        """Compile and get ready; returns the worker's first answer."""
         ...
 
     def measure(self) -> Any:
@@ -34,18 +34,18 @@ class Meter(Protocol):
 
 
 class WorkerError(Exception):
-    """What a worker was to measure cannot run here; the message says why."""
+    """A worker cannot measure what it was asked to; the message says why."""
 
 
 class Worker:
     """A process with a ``Meter``."""
 
     def __init__(self, make_meter: Callable[..., Meter], *arguments: Any) -> None:
-        """Start the process; it warms up while others do.
+        """Start the process, which warms up in the background.
 
         Args:
-          make_meter: Importable by name, as the arguments must be picklable.
-          arguments: Of ``make_meter``.
+          make_meter: Makes the meter; it must be importable by name.
+          arguments: Arguments of ``make_meter``; they must be picklable.
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, child = context.Pipe()
@@ -57,11 +57,11 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process."""
+        """Id of the process."""
         return self._process.pid
 
     def ask(self) -> None:
-        """Ask for a measurement; ``answer`` returns it.
+        """Ask for a measurement, which ``answer`` returns.
 
         Raises:
           WorkerError: The process has ended.
@@ -72,14 +72,14 @@ class Worker:
             raise WorkerError(f"its process ended ({self._process.exitcode})") from error
 
     def answer(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> Any:
-        """Return what ``warm_up`` returned, the first time, and what was asked for after that.
+        """Return what ``warm_up`` returned at the first call, later the measurement asked for.
 
         Args:
-          timeout_s: How long it may take; after that the process is ended.
-          check: Called while waiting; may raise.
+          timeout_s: Seconds to wait, after which the process is ended.
+          check: Called while waiting; it may raise an error.
 
         Raises:
-          WorkerError: It failed, ended or took too long.
+          WorkerError: The process failed, ended or took too long.
         """
         deadline = time.monotonic() + timeout_s
         while not self._pipe.poll(POLL_S):
@@ -98,7 +98,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
-        """End the process, whatever it does; may be called twice."""
+        """End the process, whatever it is doing; may be called twice."""
         self._pipe.close()
         self._process.kill()
         self._process.join(CLOSE_S)
@@ -113,16 +113,16 @@ def _ending(exit_code: int | None) -> str:
 
 
 def share_accelerator() -> None:
-    """Let several processes use an accelerator, of which JAX would take three quarters for one.
+    """Let several processes use an accelerator; one would take three quarters of its memory.
 
-    Before JAX's backend starts.
+    Call it before JAX's backend starts.
     """
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 
 def _serve(make_meter: Callable[..., Meter], arguments: tuple, pipe: Connection) -> None:
-    """Warm up, and measure at each message, until the pipe closes: the target of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the pipe
+    """Warm up, and measure at each message until the pipe closes; the target of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent closes the pipe
     threading.Thread(target=_end_with_parent, daemon=True).start()
     share_accelerator()
     try:
@@ -131,11 +131,11 @@ def _serve(make_meter: Callable[..., Meter], arguments: tuple, pipe: Connection)
         while pipe.recv():
             pipe.send(meter.measure())
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # closed by the parent
+        pass  # the parent closed the pipe
     except Exception as error:
         pipe.send(WorkerError(_in_words(error)))
     finally:
-        # Threads inside XLA or an environment must not hold up the end.
+        # Threads inside XLA or an environment must not delay the end.
         os._exit(0)
 
 

@@ -1,1 +1,1 @@
-"""Checkpoints on disk: whole or not there, checked when they are read."""
+"""Checkpoints: the store on disk, and what a run saves and resumes."""

@@ -1,4 +1,4 @@
-"""Arrays through orbax. It is imported by the first save or load, as it imports JAX."""
+"""Writes and reads arrays by orbax, which is imported when first used, since it imports JAX."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sebulba.errors import CheckpointError
 
 
 def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayEntry, ...]:
-    """Write arrays into a new ``folder``, if any has elements.
+    """Write arrays into a new ``folder``, which is not made if all arrays are empty.
 
     Returns:
-      An entry for each, in their order.
+      An entry for each array, in the order of ``arrays``.
 
     Raises:
       CheckpointError: An array has a dtype that cannot be saved.
-      Exception: Whatever orbax raises, for example where the disk is full.
+      Exception: Whatever orbax raises, for example if the disk is full.
     """
     import orbax.checkpoint as ocp
 
@@ -32,7 +32,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayE
         ArrayEntry(name, array.shape, array.dtype.name, array.nbytes, _checksum(stored))
         for (name, array), stored in zip(arrays.items(), storable, strict=True)
     )
-    # Named by place, because names of arrays are anything; orbax cannot hold empty arrays.
+    # orbax gets numbers as names, since an array's name may be any text. It has no empty arrays.
     tree = {_key(place): stored for place, stored in enumerate(storable) if stored.size}
     if tree:
         with _checkpointer() as checkpointer:
@@ -41,13 +41,13 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayE
 
 
 def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.ndarray]:
-    """Return the arrays that ``write_arrays`` wrote; nobody else holds them.
+    """Return the arrays that ``write_arrays`` wrote, by name; the caller owns them.
 
     Raises:
       DamageError: An array is not what was written.
       Exception: Whatever orbax raises.
     """
-    import ml_dtypes  # noqa: F401  NumPy knows its dtypes by name from now on
+    import ml_dtypes  # noqa: F401  so that NumPy knows dtypes such as bfloat16 by name
     import orbax.checkpoint as ocp
 
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
@@ -79,7 +79,9 @@ def _restored(stored: np.ndarray | None, entry: ArrayEntry) -> np.ndarray:
     if stored is None:
         raise ValueError("is missing")
     if stored.shape != entry.shape or stored.dtype != _storable_dtype(dtype):
-        raise ValueError(f"is {stored.dtype}{list(stored.shape)}, and was another")
+        raise ValueError(
+            f"is {stored.dtype}{list(stored.shape)}, but was saved as {dtype}{list(entry.shape)}"
+        )
     if _checksum(stored) != entry.sha256:
         raise ValueError("has another checksum")
     return stored.view(dtype)
@@ -98,7 +100,7 @@ def _storable(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _own_dtype(array: np.ndarray) -> np.dtype:
-    """Return the dtype as NumPy or ml_dtypes registered it: unpickled arrays have a copy."""
+    """Return the dtype object that NumPy or ml_dtypes registered; an unpickled array has a copy."""
     with contextlib.suppress(TypeError):
         registered = np.dtype(array.dtype.name)
         if registered == array.dtype:
@@ -107,7 +109,7 @@ def _own_dtype(array: np.ndarray) -> np.dtype:
 
 
 def _storable_dtype(dtype: np.dtype) -> np.dtype:
-    """Return ``dtype``, or unsigned integers of its width for bfloat16 and its like."""
+    """Return ``dtype``, or unsigned integers of its width if it is one of ml_dtypes."""
     return np.dtype(f"u{dtype.itemsize}") if dtype.isbuiltin == 2 else dtype
 
 
@@ -118,9 +120,9 @@ def _checksum(array: np.ndarray) -> str:
 
 @contextlib.contextmanager
 def _checkpointer() -> Iterator[Any]:
-    """Yield a checkpointer of orbax that knows NumPy arrays, and prints nothing.
+    """Yield a checkpointer of orbax that handles NumPy arrays and prints nothing.
 
-    It logs over many lines the errors that it raises as well.
+    Without the filter, orbax would also log, over many lines, the errors that it raises.
     """
     import orbax.checkpoint as ocp
 

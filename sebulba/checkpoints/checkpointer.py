@@ -1,4 +1,4 @@
-"""When checkpoints are saved, and what is read back: between a loop and the store."""
+"""Decides when a loop saves, hands snapshots to the store, and reads the newest one back."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from sebulba.errors import CheckpointError, UsageError
 
 EXPERIENCE_FOLDER = "experience"
 LARGE_EXPERIENCE_BYTES = 64 * 2**20
-"""From here on the experience (a replay) is saved apart, at its own interval."""
+"""An experience (a replay) of at least this size is saved apart, at its own interval."""
 FINAL_SAVE_S = 3600.0
-"""Longest that the end of a run waits for a save."""
+"""Longest time that a run waits for a save to be written."""
 
 
 class Checkpoint(NamedTuple):
     """A checkpoint that was read and found whole."""
 
     env_steps: int
+    """Environment steps at which it was begun, which are its number."""
     snapshot: Snapshot
+    """Its content, with the experience."""
     experience_env_steps: int
-    """When its experience was saved: at most ``env_steps``, where it is kept apart."""
+    """Environment steps at which its experience was saved; fewer if an older one is used."""
 
 
 class Checkpointer:
     """Saves snapshots in the background, at intervals, in a folder that one process owns.
 
-    A context manager; ``close()`` waits for what is being written.
+    It is a context manager; ``close()`` waits for what is being written.
     """
 
     def __init__(
@@ -51,15 +53,15 @@ class Checkpointer:
         """Save into ``folder``; nothing is written yet.
 
         Args:
-          folder: Made at the first save.
-          every_s: Seconds between saves; 0 saves as often as the writing allows.
+          folder: Folder of the checkpoints; made at the first save.
+          every_s: Seconds between saves; 0 begins a save as soon as the last one is written.
           every_updates: Updates between saves, instead of ``every_s``.
-          experience_every_s: Seconds between saves of an experience of more than
+          experience_every_s: Seconds between saves of an experience of at least
             ``LARGE_EXPERIENCE_BYTES``; the end of a run always saves it.
           keep_last: How many to keep, beside the best (by mean training return) and milestones.
           milestone_every: Environment steps between checkpoints that are kept for ever.
-          about: Returns more for the record of a checkpoint, as JSON.
-          say: Gets a line where a damaged checkpoint is passed over.
+          about: Returns more entries, as JSON, for the record of a checkpoint.
+          say: Gets lines for the user, such as that a damaged checkpoint is passed over.
 
         Raises:
           UsageError: A number is out of range.
@@ -92,21 +94,21 @@ class Checkpointer:
     # Saving.
 
     def resume_at(self, updates: int) -> None:
-        """Count the intervals from here on."""
+        """Count the intervals between saves from now and from this number of updates."""
         self._saved_updates = updates
         self._saved_at = time.monotonic()
 
     def check_new(self) -> None:
-        """Raise UsageError if a run has saved here that this one does not go on from."""
+        """Raise UsageError if the folder has checkpoints, since a new run cannot share it."""
         if numbers := self._store.numbers():
             raise UsageError(
                 f"folder={self.folder} has checkpoints of another run, up to {numbers[-1]:,} env "
-                "steps, which would be in the way of those of this one; go on from there with "
+                "steps, and a new run needs a folder without any; go on from there with "
                 "loop.restore(checkpointer.load_newest()), or give a new folder"
             )
 
     def is_due(self, updates: int) -> bool:
-        """Tell whether it is time to save; never while a save is being written."""
+        """Tell whether to save now, never while a save is written; if so, begin a new interval."""
         if self._every_updates is None:
             due = time.monotonic() - self._saved_at >= self._every_s
         else:
@@ -117,19 +119,19 @@ class Checkpointer:
         return True
 
     def replace(self, env_steps: int) -> None:
-        """Let the next checkpoint of this number take the place of the one that is there."""
+        """Let the next checkpoint of this number replace the one that is there."""
         self._store.abandon([env_steps])
 
     def begin_experience_anew(self) -> None:
-        """Save the experience with the next checkpoint: the one that was saved has been dropped."""
+        """Save the experience with the next checkpoint, since the saved one has been dropped."""
         self._experience_number = None
 
     def is_kept_apart(self, num_bytes: int) -> bool:
-        """Tell whether an experience of that size has its own checkpoints."""
+        """Tell whether an experience of this size has its own checkpoints."""
         return num_bytes >= LARGE_EXPERIENCE_BYTES
 
     def experience_is_due(self, at_the_end: bool) -> bool:
-        """Tell whether it is time to save the experience that is kept apart."""
+        """Tell whether the experience kept apart is to be saved, and begin its interval if so."""
         now = time.monotonic()
         due = (
             at_the_end
@@ -143,36 +145,39 @@ class Checkpointer:
     def save(
         self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
     ) -> None:
-        """Have a checkpoint written in the background.
+        """Write a checkpoint in the background.
 
         Args:
-          env_steps: Its number.
-          snapshot: Not written by anyone any more.
-          experience: Where it is kept apart and due.
-          score: The best is kept.
+          env_steps: Number of the checkpoint.
+          snapshot: What to save; nobody may write to its arrays any more.
+          experience: The experience, if it is kept apart and due.
+          score: Mean training return; the checkpoint with the highest is kept.
+
+        Raises:
+          CheckpointError: Another checkpoint is still being written.
         """
         if not self._saver.submit(partial(self._write, env_steps, snapshot, experience, score)):
-            raise CheckpointError("a checkpoint is still being written; ask is_due first")
+            raise CheckpointError("another checkpoint is still being written; ask is_due first")
 
     def wait(self) -> None:
         """Wait for what is being written.
 
         Raises:
-          CheckpointError: It takes longer than ``FINAL_SAVE_S``.
+          CheckpointError: Writing takes longer than ``FINAL_SAVE_S`` seconds.
         """
         if not self._saver.wait(FINAL_SAVE_S):
             raise CheckpointError(
                 f"the checkpoint in {self.folder} was not written within {FINAL_SAVE_S:.0f} s; "
-                "look at the disk, and resume from the one before"
+                "check the disk, and resume from the checkpoint before"
             )
 
     def save_now(
         self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
     ) -> None:
-        """Write a checkpoint and wait for it; ``wait`` comes first.
+        """Write a checkpoint and wait until it is written; call ``wait`` before.
 
         Raises:
-          CheckpointError: It could not be written.
+          CheckpointError: The checkpoint could not be written.
         """
         self.save(env_steps, snapshot, experience, score)
         self.wait()
@@ -191,22 +196,22 @@ class Checkpointer:
         self._store.save(env_steps, snapshot, score=score)
 
     def _experiences_in_use(self) -> set[int]:
-        """Return the experiences that go with the newest checkpoints.
+        """Return the numbers of the experiences that the newest checkpoints need.
 
-        The best and the milestones among the older ones are kept without: each may be gigabytes.
+        The best and the milestones are kept without theirs, which may be gigabytes each.
         """
         newest = self._store.numbers()[-self._keep_last :]
         named = {self._store.record(number).get("experience") for number in newest}
         return {number for number in (*named, self._experience_number) if number is not None}
 
     def pop_error(self) -> CheckpointError | None:
-        """Return what went wrong with a save in the background, once."""
+        """Return the error of a save in the background, once; None if there is no new one."""
         error = self._saver.pop_error()
         if error is None or isinstance(error, CheckpointError):
             return error
         wrapped = CheckpointError(
-            f"no checkpoint in {self.folder}: {type(error).__name__}: {error}; training can be "
-            "resumed from the one before"
+            f"no checkpoint was saved in {self.folder}: {type(error).__name__}: {error}; training "
+            "can be resumed from the checkpoint before"
         )
         wrapped.__cause__ = error
         return wrapped
@@ -214,13 +219,13 @@ class Checkpointer:
     # Reading.
 
     def load_newest(self, *, strict: bool = False) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole; None where there is none.
+        """Return the newest checkpoint that is whole; None if there are no checkpoints.
 
         Args:
-          strict: Refuse rather than pass over one that is damaged.
+          strict: Raise at a damaged checkpoint rather than pass over it.
 
         Raises:
-          CheckpointError: All are damaged; or one is, and ``strict``.
+          CheckpointError: All are damaged; or the newest is, and ``strict``; or none can be read.
         """
         found = self._store.load_newest(strict=strict, say=self.say, read=self._load)
         if found is None:
@@ -231,7 +236,7 @@ class Checkpointer:
         return checkpoint
 
     def _go_on_from(self, number: int, experience: int | None) -> None:
-        """Have replaced what is newer: it is damaged, or its other half is, or never was saved."""
+        """Let later saves replace newer checkpoints, in which something is damaged or missing."""
         self._experience_number = experience
         newest = -1 if experience is None else experience
         self._store.abandon(n for n in self._store.numbers() if n > number)
@@ -254,10 +259,10 @@ class Checkpointer:
         record = {**snapshot.record, "keys": keys}
         return Checkpoint(number, snapshot._replace(record=record, arrays=arrays), experience)
 
-    # The end.
+    # Ending.
 
     def close(self) -> None:
-        """Wait for what is being written; may be called twice."""
+        """Wait for what is being written and end the saving thread; may be called twice."""
         self._saver.close()
 
     def __enter__(self) -> Checkpointer:

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what is in it, with a checksum for every part and for itself.
+"""The manifest of a checkpoint: its content, with a checksum for every part and for itself.
 
-``manifest.json`` is ``{"sha256": ..., "manifest": {"format": ..., ...}}``; that much stays the
-same in every format, so that one of another format is told from a damaged one.
+``manifest.json`` is ``{"sha256": ..., "manifest": {"format": ..., ...}}``. Every format keeps this
+frame, so that a checkpoint of another format is not taken for a damaged one.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ FORMAT = 1
 
 
 class DamageError(CheckpointError):
-    """A checkpoint is not what was saved."""
+    """A checkpoint is not as it was saved."""
 
     rule = "is damaged"
     remedy = "delete that folder, and an older checkpoint is used"
 
     def __init__(self, folder: Path, what: str) -> None:
-        """Say ``what`` of the checkpoint in ``folder`` is not as it was saved."""
+        """Say ``what`` is wrong with the checkpoint in ``folder``."""
         self.problem = f"checkpoint {folder} {self.rule}: {what}"
         super().__init__(f"{self.problem}; {self.remedy}")
 
 
 class UnreadableError(DamageError):
-    """A checkpoint cannot be read now, and may be whole: no reason to delete it."""
+    """A checkpoint cannot be read now; it may be whole and must not be deleted."""
 
     rule = "cannot be read"
     remedy = "see that the disk and the permissions let this process read it"
 
 
 class ArrayEntry(NamedTuple):
-    """One array."""
+    """What the manifest says of one array."""
 
     name: str
-    """As in the snapshot."""
+    """Its name in the snapshot."""
     shape: tuple[int, ...]
-    """Of the array."""
+    """Its shape."""
     dtype: str
-    """Name of the dtype."""
+    """Name of its dtype."""
     num_bytes: int
-    """Of the elements."""
+    """Size of its elements."""
     sha256: str
-    """Of the elements in C order."""
+    """Checksum of its elements in C order."""
 
 
 class FileEntry(NamedTuple):
-    """One file."""
+    """What the manifest says of one file."""
 
     path: str
-    """Relative to the folder of the checkpoint."""
+    """Its path relative to the folder of the checkpoint."""
     num_bytes: int
     """Its size."""
     sha256: str
-    """Of its content."""
+    """Checksum of its content."""
 
 
 class Manifest(NamedTuple):
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     number: int
-    """Env steps at which it was taken; the name of its folder says the same."""
+    """Env steps at which it was taken; its folder is named after them."""
     score: float | None
-    """The higher the better; None where nothing was evaluated."""
+    """The higher the better; None if there is none, as in a run's first episodes."""
     arrays: tuple[ArrayEntry, ...]
     """Every array, in the order of the snapshot."""
     blobs: dict[str, str]
-    """Name to path of the file."""
+    """Name of each blob to the path of its file."""
     files: tuple[FileEntry, ...]
     """Every file except the manifest."""
 
@@ -97,7 +97,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
     """Return the manifest of the checkpoint in ``folder``.
 
     Raises:
-      DamageError: It is missing, damaged, or that of another number.
+      DamageError: The manifest is missing, damaged, or that of a checkpoint of another number.
       CheckpointError: Another version of Sebulba wrote it, in another format.
     """
     try:
@@ -105,7 +105,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
         body = outer["manifest"]
         is_whole = outer["sha256"] == _checksum(body)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        what = f"{MANIFEST_FILE} does not read ({type(error).__name__}: {error})"
+        what = f"{MANIFEST_FILE} cannot be parsed ({type(error).__name__}: {error})"
         raise DamageError(folder, what) from error
     if not is_whole:
         what = f"{MANIFEST_FILE} does not have the checksum that it states"
@@ -139,10 +139,10 @@ def describe_files(folder: Path) -> tuple[FileEntry, ...]:
 
 
 def check_sizes(folder: Path, files: Sequence[FileEntry]) -> None:
-    """Raise unless every file is there and as long as it was; this reads none of them.
+    """Check that every file is there and has its size; no content is read.
 
     Raises:
-      DamageError: Says which file is missing or of another size.
+      DamageError: A file, which it names, is missing or has another size.
     """
     for entry in files:
         num_bytes = _size(folder, entry.path)
@@ -152,10 +152,10 @@ def check_sizes(folder: Path, files: Sequence[FileEntry]) -> None:
 
 
 def check_files(folder: Path, files: Sequence[FileEntry]) -> None:
-    """Raise unless every file is what was written.
+    """Check that every file has the size and the checksum that it was written with.
 
     Raises:
-      DamageError: Says which file is not.
+      DamageError: A file, which it names, is missing or another.
     """
     check_sizes(folder, files)
     for entry in files:
@@ -167,7 +167,7 @@ def check_files(folder: Path, files: Sequence[FileEntry]) -> None:
 
 
 def _size(folder: Path, path: str) -> int:
-    """Return the size of a file, after looking that it is one: a pipe could be read for ever."""
+    """Return the size of a regular file; reading anything else, such as a pipe, might not end."""
     with _says_what_is_unreadable(folder, path):
         if (folder / path).is_file():
             return (folder / path).stat().st_size

@@ -1,4 +1,4 @@
-"""The parts of one checkpoint, and their way to the disk."""
+"""Writes the parts of one checkpoint to the disk, and reads them back."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ BLOBS_FOLDER = "blobs"
 
 
 def write_parts(folder: Path, number: int, snapshot: Snapshot, score: float | None) -> None:
-    """Write everything into the new ``folder``, the manifest last.
+    """Write a snapshot into the new ``folder``, and its manifest last.
 
     Raises:
-      CheckpointError: The snapshot holds what cannot be saved.
-      Exception: An OSError, or whatever orbax makes of it.
+      CheckpointError: The snapshot has a record or an array that cannot be saved.
+      Exception: An OSError, or whatever orbax raises instead of it.
     """
     try:
         record = json.dumps(dict(snapshot.record), indent=1)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"checkpoint {number} cannot be saved: its record is not JSON ({error}); see what "
-            "the agent or the environment puts into it"
+            f"checkpoint {number} cannot be saved: its record is not JSON ({error}); `about` must "
+            "return only what JSON can hold"
         ) from error
     (folder / RECORD_FILE).write_text(record + "\n")
     (folder / BLOBS_FOLDER).mkdir()
@@ -47,7 +47,7 @@ def write_parts(folder: Path, number: int, snapshot: Snapshot, score: float | No
 
 
 def read_parts(folder: Path, manifest: Manifest) -> Snapshot:
-    """Read what ``write_parts`` wrote, once its files were compared with the manifest.
+    """Read what ``write_parts`` wrote; call ``check_files`` before.
 
     Raises:
       DamageError: An array is not what was saved.
@@ -61,12 +61,12 @@ def read_parts(folder: Path, manifest: Manifest) -> Snapshot:
         )
     except DamageError:
         raise
-    except Exception as error:  # of orbax anything; not damage, as the files were checked
+    except Exception as error:  # orbax may raise any; no damage, since the files were checked
         raise UnreadableError(folder, cause_of(error)) from error
 
 
 def flush_to_disk(folder: Path) -> None:
-    """Wait until everything in ``folder`` outlives a loss of power."""
+    """Flush everything in ``folder``, so that it survives a loss of power."""
     for path, _, names in os.walk(folder):
         for name in names:
             with open(Path(path, name), "rb") as file:
@@ -75,7 +75,7 @@ def flush_to_disk(folder: Path) -> None:
 
 
 def flush_folder_to_disk(folder: Path) -> None:
-    """Wait until the names of what is directly in ``folder`` outlive a loss of power."""
+    """Flush the names of what is directly in ``folder``, so that they survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -84,10 +84,10 @@ def flush_folder_to_disk(folder: Path) -> None:
 
 
 def cause_of(error: Exception) -> str:
-    """Return, in a few words, why reading or writing failed."""
+    """Return in a few words why reading or writing failed."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    # Native code below orbax states the error of the system at the end of much else.
+    # Native code below orbax puts the system's error number at the end of a long message.
     code = re.search(r"os_error_code='(\d+)'", str(error))
     if code is not None:
         return os.strerror(int(code[1]))

@@ -1,4 +1,4 @@
-"""How orbax writes NumPy arrays here. Imports orbax, and with it JAX."""
+"""A handler by which orbax writes NumPy arrays. This module imports orbax, and with it JAX."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import orbax.checkpoint as ocp
 class PatientNumpyHandler(ocp.type_handlers.NumpyHandler):
     """Saves each array by itself, and waits for all of them even if one fails.
 
-    The handler of orbax leaves when the first fails, as where the disk is full. The others would
-    go on writing into a folder that is being deleted, and print an error each when they are done.
+    orbax's own handler returns when the first array fails, as on a full disk. The other writes
+    would go on in a folder that is being deleted, and each would print an error when it ends.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class PatientNumpyHandler(ocp.type_handlers.NumpyHandler):
         infos: Sequence[Any],
         args: Sequence[ocp.SaveArgs] | None = None,
     ) -> Sequence[ocp.Future]:
-        """Begin to write ``values``."""
+        """Begin to write ``values``; the future that is returned ends when all are written."""
         futures: list[ocp.Future] = []
         for value, info, arg in zip(
             values, infos, args or [ocp.SaveArgs()] * len(values), strict=True
@@ -36,13 +36,13 @@ class PatientNumpyHandler(ocp.type_handlers.NumpyHandler):
 
 
 class _All:
-    """Ends when all of its futures have."""
+    """A future that ends when all of its futures have ended."""
 
     def __init__(self, futures: Sequence[ocp.Future]) -> None:
         self._futures = futures
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait for all; raise what the first that failed raised."""
+        """Wait for all futures, then raise the error of the first that failed."""
         errors = []
         for future in self._futures:
             try:
@@ -53,6 +53,6 @@ class _All:
             raise errors[0]
 
     def cancel(self) -> None:
-        """Cancel all."""
+        """Cancel all futures."""
         for future in self._futures:
             future.cancel()

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: agent state, counters, Inferencers and the round in flight."""
+"""Resumes from a checkpoint: agent state, counters, Inferencers and the round in flight."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import Agent, AgentState
+from sebulba.agent import Agent, AgentState, is_spec, spec_of_each_leaf
 from sebulba.checkpoints.snapshot_trees import MOST_DIFFERENCES, SnapshotReader
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CyclePrograms
@@ -23,15 +24,16 @@ from sebulba.types import PyTree, RunSpec
 
 
 class Resumed(NamedTuple):
-    """What was read of an agent's state."""
+    """The agent state that was read from a checkpoint."""
 
     state: AgentState
+    """The state, fitted to this run."""
     notes: list[str]
-    """What could not be kept, for people."""
+    """Sentences for the user on what could not be kept."""
     layout_fits: bool
-    """Inferencers and environments are as they were, so that positions can be put back."""
+    """Whether Inferencers and environments are divided as they were, so that positions fit."""
     replay_is_new: bool
-    """The experience was dropped, so that its warm-up begins anew."""
+    """Whether the experience was dropped, so that its warm-up begins again."""
 
 
 def read_state(
@@ -41,10 +43,10 @@ def read_state(
 
     Args:
       agent: The algorithm.
-      reader: Of the checkpoint.
-      run: This run; steps_per_cycle is that of the checkpoint.
-      key: Of what has to be made anew.
-      drop_replay: Make the experience anew if it does not fit.
+      reader: Reads the checkpoint.
+      run: The sizes of this run; steps_per_cycle is that of the checkpoint.
+      key: PRNG key for what cannot be read and is made new.
+      drop_replay: Begin with a new experience if the saved one does not fit.
 
     Raises:
       UsageError: The checkpoint does not fit.
@@ -55,7 +57,7 @@ def read_state(
     notes: list[str] = []
     experience, replay_is_new = _experience(agent, reader, run, key, drop_replay)
     if replay_is_new:
-        notes.append("the replay is dropped, and fills anew before the next update")
+        notes.append("the replay is dropped, and fills again before the next update")
     fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
     step = _step_states(agent, reader, run, key, fits, notes)
     state = AgentState(networks, opt, experience, tuple(step))
@@ -65,7 +67,7 @@ def read_state(
 def _experience(
     agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
 ) -> tuple[PyTree, bool]:
-    """Return the experience, and whether it is a new one in the place of a replay."""
+    """Return the experience, and whether it is a new one because the saved one was dropped."""
 
     def shapes(run: RunSpec) -> PyTree:
         return jax.eval_shape(lambda key: agent.new_state(key, run).experience, key)
@@ -126,7 +128,7 @@ def _step_states(
         )
         return news
     notes.append(f"{num_envs} environments are split over {run.num_inferencers} Inferencers now")
-    return split_again(parts, saved.num_envs, news)
+    return split_again(agent.step_state_spec(), parts, news)
 
 
 def put_session_back(
@@ -139,21 +141,21 @@ def put_session_back(
     hand_off: HandOff,
     replace: Callable[[Inferencer], Inferencer],
 ) -> list[str]:
-    """Put counters, episodes, Inferencers and the round in flight where they were saved.
+    """Put counters, episodes, Inferencers and the round in flight back into ``session``.
 
     Args:
-      session: To be put back; its Inferencers are new.
-      schedule: Of this run.
-      reader: Of the checkpoint.
+      session: The session to change; its Inferencers are new.
+      schedule: Schedule of this run.
+      reader: Reads the checkpoint.
       run: Sizes of this run.
-      resumed: What was read of the agent state.
-      programs: Say how a trajectory looks.
+      resumed: What ``read_state`` returned.
+      programs: Know the shapes of a trajectory.
       hand_off: Places the round in flight on the update devices.
-      replace: Returns an Inferencer with new environments in the place of one whose cannot be put
-        back after all.
+      replace: Returns an Inferencer with new environments in the place of one whose environments
+        could not be put back.
 
     Returns:
-      What could not be put back, for people.
+      Sentences for the user on what could not be put back.
     """
     notes: list[str] = []
     record = reader.record
@@ -169,10 +171,10 @@ def put_session_back(
         newest = max(inferencer["cycle"] for inferencer in record["inferencers"])
         for inferencer in session.inferencers:
             inferencer.cycle = newest + 1
-        notes.append("new episodes from fresh seeds: the environments are divided otherwise now")
+        notes.append("new episodes from fresh seeds: the environments are divided differently")
     if keeps_round:
-        rows = programs.shapes
-        items = reader.round(rows, jax.eval_shape(lambda: resumed.state.step[0]))
+        step_state = jax.eval_shape(lambda: resumed.state.step[0])
+        items = reader.round(programs.shapes, step_state)
         session.kept_round = [_handed_over(item, hand_off) for item in items]
     elif record["round"]:
         notes.append("the round that was in flight is dropped")
@@ -190,7 +192,7 @@ def _put_back(
     replace: Callable[[Inferencer], Inferencer],
     notes: list[str],
 ) -> Inferencer:
-    """Return ``inferencer`` where it stood, or with new episodes, which a note says."""
+    """Return ``inferencer`` where it stood, or one with new episodes and a note why."""
     inferencer.cycle = reader.record["inferencers"][inferencer.index]["cycle"]
     saved = reader.env(inferencer.index)
     try:
@@ -202,7 +204,7 @@ def _put_back(
     except EnvError as error:
         reason = str(error)
         inferencer = replace(inferencer)
-    inferencer.cycle += 1  # a gap: what comes now continues nothing
+    inferencer.cycle += 1  # leave a gap, since the next trajectory continues none that was saved
     note = f"new episodes from fresh seeds: {reason}"
     if note not in notes:
         notes.append(note)
@@ -211,37 +213,33 @@ def _put_back(
 
 def _handed_over(item: Item, hand_off: HandOff) -> Item:
     placed = hand_off(item.trajectory, item.initial_step_state, item.final_step_state)
-    return item._replace(
-        trajectory=placed[0], initial_step_state=placed[1], final_step_state=placed[2]
-    )
+    return Item(item.inferencer, item.cycle, item.policy_version, *placed, item.step_infos)
 
 
-def split_again(parts: Sequence[PyTree], num_envs: int, new: Sequence[PyTree]) -> list[PyTree]:
+def split_again(spec: PyTree, parts: Sequence[PyTree], new: Sequence[PyTree]) -> list[PyTree]:
     """Return step states of other Inferencers, environments in the same order as before.
 
     Args:
-      parts: Step states of the old Inferencers, leaves ``[num_envs, ...]`` or of any shape.
-      num_envs: Environments of each.
-      new: Fresh step states of the new Inferencers, of as many environments in all; leaves that do
-        not have the environments in front (keys, scalars) stay as they are here.
+      spec: ``Agent.step_state_spec``; says which leaves have a row for each environment.
+      parts: Step states of the old Inferencers.
+      new: Fresh step states of the new Inferencers, of as many environments in all; leaves without
+        a row for each environment (keys, scalars) stay as they are here.
     """
-    sizes = [len(parts), len(new)]
-    each = num_envs * sizes[0] // sizes[1]
 
-    def one(*leaves: Any) -> list[Any]:
-        old, fresh = leaves[: sizes[0]], leaves[sizes[0] :]
-        splits = [x.ndim and x.shape[0] == num_envs for x in old]
-        if not all(splits) or any(not x.ndim or x.shape[0] != each for x in fresh):
-            return list(fresh)
-        return [jnp.array(x, copy=True) for x in jnp.split(jnp.concatenate(old), sizes[1])]
+    def split(leaf_spec: P, *leaves: Any) -> list[Any]:
+        if not any(leaf_spec):
+            return list(leaves[len(parts) :])
+        rows = jnp.concatenate(leaves[: len(parts)])
+        return [jnp.array(x, copy=True) for x in jnp.split(rows, len(new))]
 
-    leaves = zip(*map(jax.tree.leaves, (*parts, *new)), strict=True)
-    columns = [one(*each_leaf) for each_leaf in leaves]
+    specs = jax.tree.leaves(spec_of_each_leaf(spec, new[0]), is_leaf=is_spec)
+    leaves = zip(specs, *map(jax.tree.leaves, (*parts, *new)), strict=True)
+    columns = [split(*each_leaf) for each_leaf in leaves]
     structure = jax.tree.structure(new[0])
-    return [jax.tree.unflatten(structure, [c[i] for c in columns]) for i in range(sizes[1])]
+    return [jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True)]
 
 
 def merged_counters(saved: Mapping[str, int]) -> Counters:
-    """Return counters as they were saved; those that are new since begin at 0."""
+    """Return the saved counters; those that this version does not know are left out, new ones 0."""
     known = {field.name for field in dataclasses.fields(Counters)}
     return Counters(**{name: value for name, value in saved.items() if name in known})

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: of what, in which order, and what to do when one fails."""
+"""Saves the checkpoints of one run, also when it stops or fails."""
 
 from __future__ import annotations
 
@@ -21,32 +21,36 @@ from sebulba.trees import is_key, owned_copy
 from sebulba.types import PyTree
 
 LARGE_BYTES = 200_000_000
-"""What takes longer than a second to save is announced."""
-STOPPED_AMID = "the run was stopped amid a cycle"
+"""A save at the end of a run is announced if it has more bytes, which take over a second."""
+STOPPED_AMID = "the run was stopped during a cycle"
 
 About = Callable[[], Mapping[str, Any]]
-"""Returns what a checkpoint says of its loop, as JSON."""
+"""Returns what the record of a checkpoint says of its loop, as JSON."""
 
 
 @dataclasses.dataclass
 class Begun:
-    """A checkpoint of which the learner's part has been copied."""
+    """A checkpoint that has the learner's part and still needs the Inferencers' parts."""
 
     env_steps: int
+    """Number of the checkpoint."""
     writer: SnapshotWriter
+    """Holds the copy of the learner's part."""
     experience: Snapshot | None
+    """The experience, if it is kept apart and due."""
     score: float | None
+    """Mean training return."""
     consumed_up_to: int
-    """Sum over the Inferencers of the next cycle to be consumed."""
+    """Sum over the Inferencers of the number of the next cycle to be consumed."""
 
 
 class RunCheckpoints:
     """Copies what the learner and the Inferencers hold, and hands it to the checkpointer.
 
-    A checkpoint is begun between two trajectories, with the learner's part; every Inferencer leaves
-    its own at the end of the cycle that it is in, and training goes on meanwhile. In lockstep both
-    parts together, with the round that was in flight, are one exact position. In async what an
-    Inferencer made between the two is not in the checkpoint, as after a stop.
+    A checkpoint begins between two trajectories with the learner's part. Every Inferencer leaves
+    its part at the end of the cycle that it is in, and training goes on meanwhile. In lockstep both
+    parts and the round in flight make one exact position. In async the trajectories that an
+    Inferencer made between the two parts are not in the checkpoint, and are lost as at a stop.
     """
 
     def __init__(
@@ -57,14 +61,14 @@ class RunCheckpoints:
         about: About,
         seconds: Callable[[], float],
     ) -> None:
-        """Save through ``checkpointer``, or never.
+        """Prepare; nothing is saved yet.
 
         Args:
-          checkpointer: When, and where to.
-          session: Whose Inferencers and counters are saved.
+          checkpointer: Says when to save and writes checkpoints; None never saves.
+          session: Has the Inferencers and counters to save.
           updater: Holds the learner's part.
-          about: What else a checkpoint says.
-          seconds: Returns how long the run has lasted.
+          about: Returns further entries for the record.
+          seconds: Returns how many seconds the run has lasted.
         """
         self._checkpointer = checkpointer
         self._session = session
@@ -73,16 +77,16 @@ class RunCheckpoints:
         self._seconds = seconds
         self._begun: Begun | None = None
         self._learner_saved_at: int | None = None
-        """Cycles."""
+        """Counter of cycles at which ``save_learner`` last saved."""
         self._next_cycles = {i.index: i.cycle for i in session.inferencers}
 
     def consumed(self, item: Item) -> None:
-        """Hear of every trajectory that the update loop took, in the order of its Inferencer."""
+        """Note a trajectory that the update loop took; those of one Inferencer come in order."""
         self._next_cycles[item.inferencer] = item.cycle + 1
 
     @property
     def is_due(self) -> bool:
-        """It is time to begin one."""
+        """Whether it is time to begin a checkpoint."""
         checkpointer, counters = self._checkpointer, self._session.counters
         return (
             checkpointer is not None
@@ -105,16 +109,16 @@ class RunCheckpoints:
 
     @property
     def is_ready(self) -> bool:
-        """One was begun, and every Inferencer has left its position."""
+        """Whether a checkpoint was begun and every Inferencer has left its position."""
         return self._begun is not None and all(
             inferencer.left_position is not None for inferencer in self._session.inferencers
         )
 
     def finish(self, items: Sequence[Item]) -> None:
-        """Hand over what was begun, to be written while training goes on.
+        """Hand the begun checkpoint to the checkpointer, which writes it while training goes on.
 
         Args:
-          items: Lockstep: the round that was in flight when it was begun.
+          items: Lockstep: the round that was in flight when the checkpoint was begun.
         """
         begun, self._begun = self._begun, None
         assert begun is not None and self._checkpointer is not None
@@ -125,26 +129,24 @@ class RunCheckpoints:
             inferencer.left_position = None
         made = sum(position.cycle for position in positions)
         begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
-        self._add_inferencers(begun, positions, items)
+        begun.writer.add_inferencers(positions, items)
         self._checkpointer.save(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
         )
 
     def save_learner(self) -> None:
-        """Save the learner's part alone: an Inferencer takes its time to end, and may never.
+        """Save the learner's part alone, as an Inferencer is slow to end and may never end.
 
-        What is saved at the end takes its place.
+        The checkpoint at the end of the run replaces this one.
 
         Raises:
-          CheckpointError: It could not be written.
+          CheckpointError: The checkpoint could not be written.
           NotFiniteError: The networks are not finite.
         """
         counters = self._session.counters
         if self._checkpointer is None or self._learner_saved_at == counters.cycles:
             return
-        self._checkpointer.say(
-            "an Inferencer takes its time to end; what was learned is saved meanwhile"
-        )
+        self._checkpointer.say("an Inferencer is slow to end; what was learned is saved meanwhile")
         self._give_up_begun(self._checkpointer)
         self._check_finite()
         begun = self._learner(at_the_end=True)
@@ -157,15 +159,15 @@ class RunCheckpoints:
         self._learner_saved_at = counters.cycles
 
     def save_at_the_end(self) -> None:
-        """Save, with the Inferencers at rest, and wait until it is written.
+        """Save everything once the Inferencers have ended, and wait until it is written.
 
         Raises:
-          CheckpointError: It could not be written.
+          CheckpointError: The checkpoint could not be written.
           NotFiniteError: The networks are not finite.
         """
         if self._checkpointer is None:
             return
-        # First, while worker processes are sure to live: whoever ended the run may end them, too.
+        # Positions come first: what ended the run, such as a signal, may soon end worker processes.
         positions = [_position_at_the_end(i) for i in self._session.inferencers]
         self._give_up_begun(self._checkpointer)
         self._check_finite()
@@ -173,7 +175,7 @@ class RunCheckpoints:
         self._save_now(begun, positions, self._session.kept_round)
 
     def save_after(self, error: BaseException) -> None:
-        """Save what a run had learned that ``error`` ended; failing here is a warning."""
+        """Save what was learned in a run that ``error`` ended; warn if that fails."""
         if self._checkpointer is None or isinstance(error, NotFiniteError | CheckpointError):
             return
         try:
@@ -188,13 +190,13 @@ class RunCheckpoints:
             self._save_now(begun, positions, [])
         except Exception as failure:
             warnings.warn(
-                f"no checkpoint of what was learned: {type(failure).__name__}: {failure}",
+                f"what was learned could not be saved: {type(failure).__name__}: {failure}",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _check_finite(self) -> None:
-        """Raise NotFiniteError rather than save what cannot be gone on with."""
+        """Raise NotFiniteError rather than save networks from which training cannot go on."""
         if not self._updater.is_whole():
             raise NotFiniteError(
                 f"the networks are not finite after {self._session.counters.updates} updates, and "
@@ -238,23 +240,17 @@ class RunCheckpoints:
             consumed_up_to=sum(self._next_cycles.values()),
         )
 
-    def _add_inferencers(
-        self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
-    ) -> None:
-        begun.writer.add_positions(positions)
-        begun.writer.add_round(items)
-
     def _save_now(
         self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
     ) -> None:
-        self._add_inferencers(begun, positions, items)
+        begun.writer.add_inferencers(positions, items)
         assert self._checkpointer is not None
         self._checkpointer.save_now(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
         )
 
     def _give_up_begun(self, checkpointer: Checkpointer) -> None:
-        """Wait for what is being written, so that no two copies of everything are in memory."""
+        """Drop the begun checkpoint; wait for the one being written, to free the memory of both."""
         self._begun = None
         for inferencer in self._session.inferencers:
             inferencer.position_wanted.clear()
@@ -273,7 +269,7 @@ class RunCheckpoints:
 
 
 def _position_at_the_end(inferencer: Inferencer) -> InferencerPosition:
-    """Return where an Inferencer stands; without its environments if those fail only now."""
+    """Return where an Inferencer stands, without its environment if that fails now."""
     try:
         return inferencer.position()
     except Exception as error:
@@ -290,7 +286,7 @@ def _position_at_the_end(inferencer: Inferencer) -> InferencerPosition:
 
 
 def _position_after_failure(inferencer: Inferencer) -> InferencerPosition:
-    """Return what is left of an Inferencer of a run that failed; its episodes are not."""
+    """Return the position, without the environment, of an Inferencer of a run that failed."""
     leaves = jax.tree.leaves(inferencer.step_state)
     lost = any(leaf.is_deleted() for leaf in leaves)
     step_state = None if lost else inferencer.step_state

@@ -1,4 +1,4 @@
-"""The thread that saves, so that training goes on meanwhile."""
+"""A thread that saves while training goes on."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import time
 from collections.abc import Callable
 
 from sebulba.errors import HangError
+from sebulba.transport.permits import WAKE_S
 
 SAVER_THREAD = "checkpoint-saver"
-WAKE_S = 0.25
-"""Every wait looks this often whether it should end."""
 
 Job = Callable[[], object]
 
 
 class Saver:
-    """One background thread that does one job at a time; it holds no queue.
+    """One background thread that does one job at a time, without a queue.
 
-    A job that comes while another is done is refused, so that at most one snapshot is in memory.
+    A job submitted while another is being done is refused, so that memory has only one snapshot.
     """
 
     def __init__(self) -> None:
@@ -33,14 +32,14 @@ class Saver:
 
     @property
     def is_busy(self) -> bool:
-        """A job was submitted and has not ended."""
+        """Whether a job was submitted that has not ended."""
         return self._box.job is not None
 
     def submit(self, job: Job) -> bool:
-        """Have ``job`` done; False, and it is not done, while another is, or after ``close``.
+        """Do ``job`` in the background; return False during another job or after ``close``.
 
         Args:
-          job: Saves a snapshot, usually. It is dropped as soon as it ended.
+          job: Usually saves a snapshot. It is deleted as soon as it has ended.
         """
         box = self._box
         with box.changed:
@@ -62,16 +61,16 @@ class Saver:
         return True
 
     def pop_error(self) -> BaseException | None:
-        """Return what the last job that failed raised, once; None if there is nothing new."""
+        """Return the error of the last job that failed, once; None if there is no new one."""
         with self._box.changed:
             error, self._box.error = self._box.error, None
         return error
 
     def close(self, timeout_s: float = 600.0) -> None:
-        """End the thread, after the job that it is doing; again does nothing.
+        """End the thread after the job that it is doing; a second call does nothing.
 
         Raises:
-          HangError: That job did not end within ``timeout_s`` seconds.
+          HangError: The job did not end within ``timeout_s`` seconds.
         """
         with self._box.changed:
             self._box.stop = True
@@ -80,7 +79,7 @@ class Saver:
         if self._thread.is_alive():
             raise HangError(
                 f"thread {SAVER_THREAD} is still writing a checkpoint after {timeout_s:.0f} s; "
-                "see whether the disk of the run folder answers"
+                "check whether the disk of the run folder responds"
             )
 
 
@@ -95,7 +94,7 @@ class _Box:
 
 
 def saver_thread(box: _Box) -> None:
-    """Do the jobs that are put into ``box`` until told to stop, and the last one before that."""
+    """Do the jobs put into ``box`` until told to stop; a job that is there then is still done."""
     while True:
         with box.changed:
             while box.job is None and not box.stop:
@@ -107,15 +106,15 @@ def saver_thread(box: _Box) -> None:
         with box.changed:
             box.job, box.error = None, error or box.error
             box.changed.notify_all()
-        del job, error  # and with them the snapshot, which may be large
+        del job, error  # they hold the snapshot, which may be large
         give_back_memory()
 
 
 def give_back_memory() -> None:
-    """Have glibc's allocator return what it keeps to the system; nothing on other systems.
+    """Make glibc's allocator return freed memory to the system; without glibc do nothing.
 
-    It keeps what was freed, and with threads that come and go, as those that write do, ever more
-    of it in pieces. Tens of milliseconds, in which the other threads go on.
+    The allocator keeps what was freed, and ever more of it in fragments when threads come and go,
+    as those that write do. The call takes tens of milliseconds, in which other threads go on.
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -124,6 +123,6 @@ def give_back_memory() -> None:
 def _error_of(job: Job) -> BaseException | None:
     try:
         job()
-    except BaseException as error:  # SystemExit would end the thread without a word
+    except BaseException as error:  # SystemExit would end the thread silently
         return error
     return None

@@ -1,4 +1,4 @@
-"""What one checkpoint holds."""
+"""The content of one checkpoint."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Snapshot(NamedTuple):
     """What JSON can hold: counters, versions, the configuration. Tuples come back as lists, and
     keys as strings."""
     arrays: Mapping[str, np.ndarray]
-    """By name, such as ``networks/params/Dense_0/kernel``. Any shape, also ``()`` and without
-    elements; booleans, numbers of up to 8 bytes (complex: 16) and those of ml_dtypes, such as
-    bfloat16. Nobody writes to them until they are saved."""
+    """By name, such as ``networks/params/Dense_0/kernel``. Any shape, also ``()`` or empty; dtypes
+    are booleans, numbers of up to 8 bytes (complex: 16) and those of ml_dtypes, such as bfloat16.
+    Nobody may write to them until they are saved."""
     blobs: Mapping[str, bytes] = types.MappingProxyType({})
-    """By name: what only its maker can read, such as pickled environments."""
+    """Bytes by name that only their maker can read, such as pickled environments."""

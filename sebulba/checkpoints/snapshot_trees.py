@@ -1,9 +1,9 @@
-"""Trees of arrays in a snapshot, by name, and back: the form that a checkpoint of a loop has."""
+"""Writes the trees of a loop into a snapshot, under names, and reads them back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +17,21 @@ from sebulba.trees import host_copy, is_key, named_leaves
 from sebulba.types import PyTree, RunSpec, StepInfos, Trajectory
 
 MOST_DIFFERENCES = 5
-"""That an error names."""
-
-
-class ItemRecord(NamedTuple):
-    """What an ``Item`` is beside its arrays."""
-
-    inferencer: int
-    cycle: int
-    policy_version: int
+"""Most differences that an error names."""
 
 
 class SnapshotWriter:
     """Gathers trees under names into one snapshot."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Begin with an empty snapshot."""
         self.record: dict[str, Any] = {"keys": {}}
-        """JSON; ``keys`` names the kind of every typed PRNG key."""
+        """The record, as JSON; ``keys`` has the kind of every typed PRNG key by its name."""
         self._arrays: dict[str, np.ndarray] = {}
         self._blobs: dict[str, bytes] = {}
 
     def add(self, prefix: str, tree: PyTree) -> None:
-        """Add copies of the leaves of ``tree``, under ``prefix/path``."""
+        """Add copies of the leaves of ``tree`` under the names ``prefix/path``."""
         names, leaves = _named(prefix, tree)
         for name, leaf, copy in zip(names, leaves, jax.tree.leaves(host_copy(tree)), strict=True):
             assert name not in self._arrays, f"two leaves are called {name}"
@@ -47,8 +39,10 @@ class SnapshotWriter:
             if isinstance(leaf, jax.Array) and is_key(leaf):
                 self.record["keys"][name] = str(jax.random.key_impl(leaf))
 
-    def add_positions(self, positions: Sequence[InferencerPosition]) -> None:
-        """Add where the Inferencers stand."""
+    def add_inferencers(
+        self, positions: Sequence[InferencerPosition], items: Sequence[Item]
+    ) -> None:
+        """Add where the Inferencers stand, and the trajectories made but not consumed."""
         self.record["inferencers"] = []
         for index, position in enumerate(positions):
             env = position.env
@@ -63,20 +57,18 @@ class SnapshotWriter:
             )
             if position.step_state is not None:
                 self.add(f"step/{index}", position.step_state)
-
-    def add_round(self, items: Sequence[Item]) -> None:
-        """Add the trajectories that were made and not consumed."""
-        self.record["round"] = [ItemRecord(*item[:3])._asdict() for item in items]
+        names = ("inferencer", "cycle", "policy_version")  # the fields before the arrays
+        self.record["round"] = [dict(zip(names, item[:3], strict=True)) for item in items]
         for index, item in enumerate(items):
             self.add(f"round/{index}", item[3:])
 
     def snapshot(self) -> Snapshot:
-        """Return what was added."""
+        """Return the snapshot of what was added."""
         return Snapshot(self.record, self._arrays, self._blobs)
 
 
 class SnapshotReader:
-    """Finds trees in a snapshot again."""
+    """Reads trees from a snapshot that ``SnapshotWriter`` made."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         """Read from ``snapshot``."""
@@ -84,11 +76,11 @@ class SnapshotReader:
         self._snapshot = snapshot
 
     def tree(self, prefix: str, like: PyTree) -> PyTree:
-        """Return the tree under ``prefix``, in buffers of its own on the default device.
+        """Return a copy of the tree under ``prefix``, on the default device.
 
         Args:
-          prefix: As it was added.
-          like: Arrays or shapes.
+          prefix: The prefix under which the tree was added.
+          like: A tree of the same structure, of arrays or shapes.
 
         Raises:
           UsageError: The leaves differ from those of ``like`` in name, shape or dtype.
@@ -107,7 +99,7 @@ class SnapshotReader:
         return array if impl is None else jax.random.wrap_key_data(array, impl=impl)
 
     def differences(self, prefix: str, like: PyTree) -> list[str]:
-        """Say in which leaves the tree under ``prefix`` is not like ``like``; empty if in none."""
+        """Return a line for each leaf of the tree under ``prefix`` that differs from ``like``."""
         wanted = dict(zip(*_named(prefix, like), strict=True))
         there = {n for n in self._snapshot.arrays if f"{n}/".startswith(f"{prefix}/")}
         found = [f"{name} is in the checkpoint only" for name in sorted(there - wanted.keys())]
@@ -127,7 +119,7 @@ class SnapshotReader:
         return f"{array.dtype}{list(array.shape)}"
 
     def env(self, index: int) -> bytes | str:
-        """Return the position of an environment, or why there is none."""
+        """Return the saved position of an Inferencer's environment, or why there is none."""
         saved = self._snapshot.blobs.get(f"env/{index}")
         return self.record["inferencers"][index]["env"] if saved is None else saved
 
@@ -135,15 +127,16 @@ class SnapshotReader:
         """Return the trajectories that were made and not consumed, on the default device.
 
         Args:
-          trajectory: Its shapes.
-          step_state: Its shapes.
+          trajectory: Shapes of a trajectory.
+          step_state: Shapes of the step state of an Inferencer.
         """
         scalar = np.zeros((), np.int32)
         trajectory = trajectory._replace(policy_version=scalar, inferencer=scalar, cycle=scalar)
         items = []
         for index, about in enumerate(self.record["round"]):
             prefix = f"round/{index}"
-            rows, initial, final = self._numbered(prefix, (trajectory, step_state, step_state))
+            likes = enumerate((trajectory, step_state, step_state))
+            rows, initial, final = (self.tree(f"{prefix}/{i}", like) for i, like in likes)
             infos = [self._snapshot.arrays[f"{prefix}/3/{name}"] for name in StepInfos._fields]
             items.append(
                 Item(
@@ -155,9 +148,6 @@ class SnapshotReader:
                 )
             )
         return items
-
-    def _numbered(self, prefix: str, likes: tuple) -> list[PyTree]:
-        return [self.tree(f"{prefix}/{number}", like) for number, like in enumerate(likes)]
 
     def run_spec(self) -> RunSpec:
         """Return the sizes of the run that was saved."""

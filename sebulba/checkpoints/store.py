@@ -1,4 +1,4 @@
-"""The folder of the checkpoints of a run."""
+"""The store: a folder with the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from sebulba.checkpoints.parts import (
 from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
+from sebulba.files import PARTIAL
 
-PARTIAL = ".partial-"
-"""Begins the name of what is being written or deleted; nothing ever reads it."""
 NUMBER_DIGITS = 12
 
 
@@ -39,8 +38,8 @@ class CheckpointStore:
     """Saves snapshots under numbers, each whole or not at all, and reads back the newest.
 
     A checkpoint is a folder: ``record.json``, ``blobs/``, ``arrays/`` (by orbax) and
-    ``manifest.json``, which has a checksum for everything. One process saves into a store's
-    folder; any of its threads may. Others may read, but what they read may be deleted meanwhile.
+    ``manifest.json``, which has a checksum for everything. Only one process may save into the
+    folder, from any thread. Others may read, but what they read may be deleted meanwhile.
     """
 
     def __init__(
@@ -49,25 +48,26 @@ class CheckpointStore:
         """Make a store; nothing is written yet.
 
         Args:
-          folder: Made by the first save.
+          folder: Folder of the store; made by the first save.
           keep_last: How many of the newest checkpoints to keep, at least 1.
-          milestone_every: Env steps; the first checkpoint at or after every multiple is kept.
+          milestone_every: Env steps; the first checkpoint at or after every multiple of this is
+            kept. None keeps no milestones.
 
         Raises:
           UsageError: ``keep_last`` or ``milestone_every`` is below 1.
         """
         for name, value in (("keep_last", keep_last), ("milestone_every", milestone_every)):
             if value is not None and value < 1:
-                raise UsageError(f"{name}={value} must be at least 1")
+                raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
         self.folder = Path(folder)
         self._keep_last = keep_last
         self._milestone_every = milestone_every
         self._damaged: set[int] = set()
-        """Known to be damaged, though their sizes may be right; or abandoned."""
+        """Numbers known to be damaged, though sizes may be right, and abandoned ones."""
         self._saving = threading.Lock()
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the checkpoints that are there, ascending, damaged or not.
+        """Return the numbers of all checkpoints, damaged ones too, in ascending order.
 
         Raises:
           CheckpointError: The folder cannot be read.
@@ -101,16 +101,16 @@ class CheckpointStore:
         Args:
           number: Env steps.
           snapshot: What to save.
-          score: Of the networks; the higher the better. One that is not finite is none.
-          protect: Numbers not to delete.
+          score: The networks' score, the higher the better; ignored if it is not finite.
+          protect: Numbers of checkpoints not to delete.
 
         Returns:
           The folder of the checkpoint.
 
         Raises:
           UsageError: ``number`` is negative.
-          CheckpointError: It could not be saved, and there is nothing of it and all others are
-            as they were; or it was saved, but another could not be deleted.
+          CheckpointError: The snapshot could not be saved; nothing of it is left, and all other
+            checkpoints are as they were. Or it was saved, but an old one could not be deleted.
         """
         if number < 0:
             raise UsageError(f"number={number} must not be negative; give env steps")
@@ -121,7 +121,7 @@ class CheckpointStore:
                     self._write(folder, number, snapshot, usable_score(score))
                 except CheckpointError:
                     raise
-                except Exception as error:  # of orbax anything: a full disk is a ValueError
+                except Exception as error:  # orbax may raise any: on a full disk a ValueError
                     raise _unsaved_error(number, self.folder, error) from error
                 self._damaged.discard(number)
             try:
@@ -141,7 +141,7 @@ class CheckpointStore:
             partial.mkdir()
             write_parts(partial, number, snapshot, score)
             flush_to_disk(partial)
-            # Damaged, or to be replaced: deleted only when the new one is in its place.
+            # The old one, damaged or abandoned, is deleted only once the new one is in its place.
             old = self._put_aside(folder) if folder.exists() else None
             try:
                 partial.rename(folder)
@@ -151,12 +151,12 @@ class CheckpointStore:
                 raise
             flush_folder_to_disk(self.folder)
             if old is not None:
-                shutil.rmtree(old, ignore_errors=True)  # else by the next save
+                shutil.rmtree(old, ignore_errors=True)  # if this fails, the next save deletes it
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
     def abandon(self, numbers: Iterable[int]) -> None:
-        """Let the next saves replace or delete these: training does not go on from them."""
+        """Let the next saves replace or delete these, since training does not go on from them."""
         self._damaged.update(numbers)
 
     def _is_whole(self, number: int) -> bool:
@@ -169,7 +169,7 @@ class CheckpointStore:
     # Deleting.
 
     def _delete_old(self, protect: Collection[int]) -> None:
-        """Delete what is neither kept nor protected, and what is damaged."""
+        """Delete checkpoints that are damaged, abandoned or not to be kept, unless protected."""
         scores: dict[int, float | None] = {}
         kept = set(protect)
         for number in self.numbers():
@@ -180,7 +180,7 @@ class CheckpointStore:
                 kept.add(number)
             except DamageError:
                 self._damaged.add(number)
-            except CheckpointError:  # of another format: whole, but not ours to judge
+            except CheckpointError:  # another version wrote it, and may still need it
                 kept.add(number)
             else:
                 if number not in self._damaged:
@@ -191,25 +191,25 @@ class CheckpointStore:
                 self._delete(self._folder_of(number))
 
     def _delete(self, folder: Path) -> None:
-        # Renamed first: a half of it, under its name, would be taken for a damaged checkpoint.
+        # Rename it first: if deleting were interrupted, it would be taken for a damaged checkpoint.
         shutil.rmtree(self._put_aside(folder))
 
     def _put_aside(self, folder: Path) -> Path:
-        """Give it a name under which nobody reads it, and which the next save deletes."""
+        """Rename it to a name that nobody reads and that the next save deletes."""
         doomed = self.folder / f"{PARTIAL}delete-{folder.name}"
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
         return doomed
 
     def _delete_partials(self) -> None:
-        """Delete what a process left that was killed while it saved or deleted."""
+        """Delete what is left of a process that was killed while it saved or deleted."""
         for path in self.folder.glob(f"{PARTIAL}*"):
             shutil.rmtree(path)
 
     # Loading.
 
     def record(self, number: int) -> Mapping[str, Any]:
-        """Return the record of a checkpoint, alone and unchecked; empty if it cannot be read."""
+        """Return the record of a checkpoint without checking it; empty if it cannot be read."""
         try:
             return json.loads((self._folder_of(number) / RECORD_FILE).read_text())
         except (OSError, ValueError):
@@ -219,14 +219,14 @@ class CheckpointStore:
         """Read a checkpoint and compare all of it with its checksums.
 
         Raises:
-          CheckpointError: It is not there, or damaged, and in what; or of another format.
+          CheckpointError: It does not exist, is damaged, cannot be read, or has another format.
         """
         folder = self._folder_of(number)
         if not folder.is_dir():
             raise CheckpointError(f"there is no checkpoint {folder}; there are {self.numbers()}")
         try:
             manifest = self._manifest(number)
-            # Before anything decodes them: damaged bytes could crash native code.
+            # Check the files before they are decoded: damaged bytes could crash native code.
             check_files(folder, manifest.files)
             return read_parts(folder, manifest)
         except UnreadableError:
@@ -245,12 +245,13 @@ class CheckpointStore:
         """Read the newest checkpoint that is whole.
 
         Args:
-          strict: Raise if a newer one is damaged.
-          say: Gets one line for each damaged one that is passed over.
-          read: Reads a number instead of ``load``; what it raises a DamageError for is passed over.
+          strict: Raise at a damaged checkpoint rather than pass over it.
+          say: Gets a line for each damaged checkpoint that is passed over.
+          read: Reads the checkpoint of a number; None takes ``load``. Where it raises DamageError,
+            the checkpoint is passed over.
 
         Returns:
-          Its number and what was read; None if there is no checkpoint at all.
+          The number and what was read; None if there is no checkpoint at all.
 
         Raises:
           CheckpointError: All are damaged, or with ``strict`` the newest; or the newest whole one
@@ -270,8 +271,8 @@ class CheckpointStore:
             return number, loaded
         if passed_over:
             raise CheckpointError(
-                f"all {len(passed_over)} checkpoints in {self.folder} are of no use; the newest: "
-                f"{passed_over[0].problem}; restore one from a copy, or train again"
+                f"all {len(passed_over)} checkpoints in {self.folder} are of no use, the newest "
+                f"because {passed_over[0].problem}; restore one from a copy, or train again"
             ) from passed_over[0]
         return None
 
@@ -285,5 +286,5 @@ class CheckpointStore:
 def _unsaved_error(number: int, folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"checkpoint {number} cannot be saved in {folder} ({cause_of(error)}); see that the disk "
-        "has room and the folder may be written to. All older checkpoints are as they were"
+        "has room and that the folder is writable. All older checkpoints are as they were"
     )

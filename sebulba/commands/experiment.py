@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sebulba.agent import Agent
-from sebulba.agents.registry import make_agent
-from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.agents.configs import make_agent
 from sebulba.commands.jax_setup import Platform, configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
-from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, evaluate
-from sebulba.loops.evaluator import Evaluator
-from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.loops.supervisor import OnHang
 from sebulba.policies.policy import load_policy
-from sebulba.types import EnvFactory, EnvSpec, MetricWriter, PyTree
+from sebulba.types import EnvFactory, EnvSpec, PyTree
 
 
 def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
@@ -29,34 +24,6 @@ def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
         return agent
     due = map(agent.num_off_policy_optims_per_cycle, range(1, config.num_cycles(1) + 1))
     return make_agent(spec, config.agent_for(sum(due)))
-
-
-def build_loop(
-    config: ExperimentConfig,
-    factory: EnvFactory,
-    agent: Agent,
-    writer: MetricWriter,
-    observe_cycle: ObserveCycle | None = None,
-    player: EvaluationPlayer | None = None,
-    played_at: int = 0,
-    checkpointer: Checkpointer | None = None,
-    on_hang: OnHang | None = None,
-) -> GymnasiumLoop:
-    """Return the loop of this run; see ``GymnasiumLoop`` for the arguments after ``agent``.
-
-    ``player`` and ``played_at`` are those of ``Evaluator``.
-    """
-    return GymnasiumLoop(
-        factory,
-        agent,
-        config.num_envs,
-        options=config,
-        metric_writer=writer,
-        observe_cycle=observe_cycle,
-        evaluator=Evaluator(player, config.eval_every_env_steps, played_at) if player else None,
-        checkpointer=checkpointer,
-        on_hang=on_hang,
-    )
 
 
 def build_player(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import sebulba
-from sebulba.agents import configs as agent_configs
+from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.files import PARTIAL, dataclass_from_json, put_right, read_json_object, write_whole
@@ -148,7 +148,7 @@ class RunFolder:
         record = read_json_object(self.config)
         try:
             preset = record["preset"]
-            agent_class = getattr(agent_configs, record["agent_config"])
+            agent_class = agent_configs()[record["agent_config"]]
             fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}
             config = ExperimentConfig(
                 agent=dataclass_from_json(agent_class, record["agent"]),

@@ -14,10 +14,10 @@ from typing import Any
 import jax
 
 import sebulba
-from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.commands.crash_report import LastRecord, write_end
 from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, leave, os_exit_is_seen
-from sebulba.commands.experiment import build_agent, build_loop, build_player
+from sebulba.commands.experiment import build_agent, build_player
 from sebulba.commands.jax_setup import configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
@@ -25,7 +25,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import HangError
 from sebulba.files import PARTIAL, replace_folder
-from sebulba.loops.evaluator import evaluation_record
+from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import (
@@ -145,13 +145,13 @@ class _Run:
             self._stack.enter_context(self._player)
             self._player.best = folder.best_return()
         self.loop = self._stack.enter_context(
-            build_loop(
-                config,
+            GymnasiumLoop(
                 factory,
                 self._agent,
-                self._writers,
-                player=self._player,
-                played_at=folder.evaluated_at(checkpoint.env_steps) if checkpoint else 0,
+                config.num_envs,
+                options=config,
+                metric_writer=self._writers,
+                evaluator=self._make_evaluator(checkpoint),
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
             )
@@ -166,6 +166,12 @@ class _Run:
         self._writers.add(JsonLinesWriter(folder.metrics))
         resumed_at = self.env_steps_done if config.resume else None
         self._writers.add(TensorBoardWriter(folder.tensorboard, resumed_at))
+
+    def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
+        if self._player is None:
+            return None
+        played_at = self._folder.evaluated_at(checkpoint.env_steps) if checkpoint else 0
+        return Evaluator(self._player, self._config.eval_every_env_steps, played_at)
 
     def _say_where(self) -> None:
         """Say where the run is resumed, if it is, and drop metrics of what is not known there."""

@@ -13,7 +13,7 @@ def cartpole() -> ExperimentConfig:
     Its rewards of 1 add up to values near 100, whose loss would drown the policy's in a shared
     torso; scaled rewards keep values near 10. Adam's epsilon is large because a solved CartPole has
     almost no gradient: with a small one the first failure after a long perfect stretch takes a step
-    so large that the policy collapses for good. NOTES has the seeds behind these numbers.
+    so large that the policy collapses for good. MEASUREMENTS.md has the seeds behind these numbers.
     """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),

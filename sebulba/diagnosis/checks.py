@@ -1,4 +1,4 @@
-"""Checks that run one after the other, none of which ends the report."""
+"""Checks that run one after the other; the failure of one does not end the report."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ class Check:
     """One check."""
 
     name: str
+    """Name in the report."""
     run: Callable[[], Iterable[Finding]]
+    """Yields what it finds."""
     needs: tuple[str, ...] = ()
-    """Names of checks without whose success this one makes no sense."""
+    """Names of checks that have to pass before this one makes sense."""
 
 
 class Begun(NamedTuple):
     """A check begins."""
 
     name: str
+    """Its name."""
 
 
 class Done(NamedTuple):
-    """A check has ended."""
+    """A check has ended, or was skipped."""
 
     name: str
+    """Its name."""
     passed: bool
+    """It found no problem."""
+    because: tuple[str, ...] = ()
+    """Names of the checks that failed, so that this one was skipped."""
 
 
-class Skipped(NamedTuple):
-    """A check was not run, because of those that failed."""
-
-    name: str
-    because: tuple[str, ...]
-
-
-Event = Begun | Done | Skipped | Finding
+Event = Begun | Done | Finding
 
 
 def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[Event]:
-    """Run checks in order and say what happens.
+    """Run checks in order and yield what happens.
 
     Args:
-      checks: To run.
-      passed: Those that have been run (or skipped) before, and whether they passed.
+      checks: Checks to run.
+      passed: Whether each check passed that was run or skipped before, which are not run again.
     """
     has_passed = dict(passed)
     for check in checks:
@@ -60,7 +60,7 @@ def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[
         because = tuple(name for name in check.needs if not has_passed.get(name, False))
         if because:
             has_passed[check.name] = False
-            yield Skipped(check.name, because)
+            yield Done(check.name, False, because)
             continue
         yield Begun(check.name)
         has_passed[check.name] = True
@@ -79,12 +79,12 @@ def _findings(check: Check) -> Iterator[Finding]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the last line of a traceback and the place; our own errors say enough."""
+    """Return an error's type, message and place; an error of ours needs only its message."""
     if isinstance(error, EnvError | UsageError):
         return str(error)
     message = f"{type(error).__name__}: {error}".splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)
-    # What a library raised for the user's own code is best looked for there.
+    # The user's own code is the better place even if a library below it raised the error.
     own = [frame for frame in frames if not _is_installed(frame.filename)] or frames[-1:]
     return message + "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in own[-1:])
 

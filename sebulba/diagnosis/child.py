@@ -17,10 +17,10 @@ from sebulba.errors import UsageError
 
 
 def main(events_fd: int) -> None:
-    """Run the checks that stand on the standard input and send what happens.
+    """Run the checks that come on the standard input, and send what happens.
 
     Args:
-      events_fd: Where to send it. None ends it.
+      events_fd: Descriptor of the pipe to send to; the last event is None.
     """
     os.set_inheritable(events_fd, False)
     events = Connection(events_fd, readable=False)
@@ -40,11 +40,11 @@ def main(events_fd: int) -> None:
         events.send(event)
     faulthandler.cancel_dump_traceback_later()
     events.send(None)
-    os._exit(0)  # whatever an environment left behind must not keep the process
+    os._exit(0)  # threads that an environment left behind must not keep the process alive
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the standard input, which ends with the parent."""
+    """End this process when the standard input ends, which the parent's end closes."""
     while sys.stdin.buffer.read(1):
         pass
     os.killpg(0, signal.SIGKILL)

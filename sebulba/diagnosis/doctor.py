@@ -1,4 +1,4 @@
-"""The checks of ``sebulba doctor``: this machine, what is installed on it, and what runs there."""
+"""The checks of ``sebulba doctor``: this machine, the installed packages, and small self-tests."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ FAMILIES = {
     "envpool.minigrid": "MiniGrid-Empty-5x5-v0",
     "envpool.procgen": "BigfishEasy-v0",
 }
-"""Of these families one environment is made, since that takes less than a second and leaves no file
-behind (ViZDoom does)."""
+"""The families of which one environment is tried, because that takes less than a second and leaves
+no file behind (ViZDoom leaves some)."""
 
 EXTRAS = {
     "tensorboard": ("looking at curves", "pip install 'sebulba[tensorboard]'"),
@@ -46,7 +46,7 @@ EXTRAS = {
     "Box2D": ("Box2D by Gymnasium; envpool's needs none", "pip install 'gymnasium[box2d]'"),
     "wandb": ("metrics on wandb.ai, by a writer of yours", "pip install wandb"),
 }
-"""By module: what for, and how to get it."""
+"""Purpose of an optional package and how to get it, by its module."""
 
 HUGE_PAGES = {
     "always": f"for all; scripts do well to set {huge_pages.VARIABLE}={huge_pages.with_wanted()}",
@@ -55,7 +55,7 @@ HUGE_PAGES = {
     "never": "for nobody",
     None: "unknown here",
 }
-"""By what ``huge_pages.mode`` says."""
+"""Description of huge pages by the value of ``huge_pages.mode()``."""
 
 
 def checks(platform: Platform | None) -> list[Check]:
@@ -65,11 +65,6 @@ def checks(platform: Platform | None) -> list[Check]:
       platform: What JAX is to run on; None takes the best there is.
     """
     configure_jax(platform, compile_cache="off")
-    return machine_checks()
-
-
-def machine_checks() -> list[Check]:
-    """Return the checks."""
     needs_jax, needs_loop = ("devices",), ("devices", "envpool classic_control")
     return [
         Check("versions", check_versions),
@@ -146,7 +141,7 @@ def check_memory() -> Iterator[Finding]:
 
 
 def check_disk() -> Iterator[Finding]:
-    """Yield whether runs can be written where they go, and how much."""
+    """Yield whether runs can be written to their folder, and how much space there is."""
     runs = Path("runs")
     folder = machine.nearest_folder(runs)
     free = shutil.disk_usage(folder).free
@@ -175,7 +170,7 @@ def check_compile_cache() -> Iterator[Finding]:
 
 
 def _why_not_writable(folder: Path) -> str:
-    """Return why nothing can be written to ``folder``, nothing if it can."""
+    """Return why nothing can be written to ``folder``, or "" if it can be written."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return ""
@@ -184,7 +179,7 @@ def _why_not_writable(folder: Path) -> str:
 
 
 def check_extras() -> Iterator[Finding]:
-    """Yield which optional packages are there, and how to get the others."""
+    """Yield which optional packages are installed, and how to get the others."""
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     present = [name for name in EXTRAS if name not in missing]
     yield ok(f"optional, present: {', '.join(present) or 'none'}")
@@ -194,7 +189,7 @@ def check_extras() -> Iterator[Finding]:
 
 
 def _envpool_checks() -> list[Check]:
-    """Return a check of envpool and one of each family that is tried."""
+    """Return a check of envpool, and one of each family that is tried."""
     tried = [
         Check(_short(family), functools.partial(_check_family, family, env_id), ("envpool ids",))
         for family, env_id in FAMILIES.items()

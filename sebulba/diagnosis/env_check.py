@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from sebulba.diagnosis.checks import Begun, Done
-from sebulba.diagnosis.finding import Finding, Report
+from sebulba.diagnosis.checks import Event
+from sebulba.diagnosis.finding import Report
 from sebulba.diagnosis.isolation import isolated_findings
 from sebulba.diagnosis.printing import collect
 from sebulba.errors import UsageError
@@ -24,18 +24,18 @@ def check_env(
 ) -> Report:
     """Play an environment as a run does and report what is wrong with it.
 
-    In a process of its own, which may hang or be aborted by native code.
+    The environment is played in a process of its own, which may hang or be aborted by native code.
 
     Args:
-      env: What ``make_env_factory`` takes.
-      num_envs: Environments of the vector.
-      num_steps: Steps of a walk; fewer where they are slow.
+      env: Environment, as ``make_env_factory`` takes it.
+      num_envs: Number of environments in a vector.
+      num_steps: Steps of a walk; fewer are made if they are slow.
       seed: An int32.
-      timeout_s: Longest that one check may take.
-      **options: Those of ``make_env_factory``.
+      timeout_s: Longest time that one check may take.
+      **options: Options of ``make_env_factory``.
 
     Returns:
-      The report; ``print`` shows it, ``problems`` is what must be mended.
+      The report, which ``print`` shows; ``problems`` must be mended.
 
     Raises:
       UsageError: There is no such environment, or an argument breaks a rule.
@@ -46,15 +46,13 @@ def check_env(
     return collect(getattr(env, "__qualname__", str(env)), events)
 
 
-def env_findings(
-    env: Any, *, timeout_s: float, **arguments: Any
-) -> Iterator[Begun | Done | Finding]:
-    """Yield what ``check_env`` finds, as it finds it.
+def env_findings(env: Any, *, timeout_s: float, **arguments: Any) -> Iterator[Event]:
+    """Yield the findings of ``check_env`` as they come.
 
     Args:
-      env: What ``make_env_factory`` takes.
-      timeout_s: Longest that one check may take.
-      **arguments: Of ``Subject``.
+      env: Environment, as ``make_env_factory`` takes it.
+      timeout_s: Longest time that one check may take.
+      **arguments: Further arguments of ``Subject``.
     """
     if not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise UsageError(f"timeout={timeout_s} must be a positive number of seconds, such as 60")

@@ -1,4 +1,4 @@
-"""The checks of ``check-env``: each looks at one thing and says what it saw."""
+"""The checks of ``check-env``, each of which looks at one thing and says what it saw."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from sebulba.errors import UsageError
 
 HUGE_REWARD = 100.0
 CONTRACT = ("steps", "observations", "rewards")
-"""Without these there is nothing to look at."""
+"""Checks without whose success the others cannot run."""
 
 
 def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
     """Return the checks of an environment.
 
     Args:
-      env: What ``make_env_factory`` takes.
-      arguments: Of ``Subject``.
+      env: Environment, as ``make_env_factory`` takes it.
+      arguments: Further arguments of ``Subject``.
     """
     try:
         return checks_of(Subject(env, **arguments))
     except UsageError:
         raise
-    except Exception as error:  # of the module that has the environment
+    except Exception as error:  # the environment's module raised it
         return [Check("importing", functools.partial(_raise, error))]
 
 
@@ -74,7 +74,7 @@ def checks_of(subject: Subject) -> list[Check]:
 
 
 def check_making(subject: Subject) -> Iterator[Finding]:
-    """Make two: of the right type, with spaces that are supported, and not the same."""
+    """Make two environments: different ones, of the right type, with supported spaces."""
     try:
         with subject.playing() as one, subject.playing(1) as another:
             first, second = _made(one), _made(another)
@@ -92,13 +92,13 @@ def check_making(subject: Subject) -> Iterator[Finding]:
 
 
 def _made(player: Any) -> Any:
-    return player.made if isinstance(player, SinglePlayer) else player.adapter
+    return player.made if isinstance(player, SinglePlayer) else player
 
 
 def check_spaces(subject: Subject) -> Iterator[Finding]:
-    """Say what the agent will see, and what is unusual about it."""
+    """Show the spaces, and say what is unusual about them."""
     with subject.playing() as player:
-        declared, action = player.observation_space, player.action_space
+        declared, action = player.spec.observation_space, player.spec.action_space
     yield ok(f"{_short(declared)} -> {_short(action)}")
     leaves = declared.spaces if isinstance(declared, spaces.Dict) else {"obs": declared}
     wide = [key for key, leaf in leaves.items() if np.dtype(leaf.dtype).itemsize == 8]
@@ -212,7 +212,7 @@ def check_close(subject: Subject) -> Iterator[Finding]:
 
 
 def check_infos(subject: Subject) -> Iterator[Finding]:
-    """Look at infos, which are not used."""
+    """Look at infos, which a run drops."""
     keys = subject.walk.info_keys
     if len(keys) > 1:
         varying = sorted(frozenset.union(*keys) - frozenset.intersection(*keys))
@@ -227,7 +227,7 @@ def check_infos(subject: Subject) -> Iterator[Finding]:
 
 
 def check_buffers(subject: Subject) -> Iterator[Finding]:
-    """Look whether returned observations are written again."""
+    """Look whether returned observations are overwritten later."""
     if not (times := subject.walk.rewritten):
         yield ok("observations stay as they were returned")
     elif subject.make_one:
@@ -267,7 +267,7 @@ def check_seeds(subject: Subject) -> Iterator[Finding]:
 
 
 def check_shared_state(subject: Subject) -> Iterator[Finding]:
-    """Play alone, and with another one between the steps."""
+    """Play alone, and with another environment stepped in between."""
     if difference := first_difference(subject.play(), subject.play(company=True)):
         yield problem(
             f"other {difference} when another one is stepped in between",

@@ -1,4 +1,4 @@
-"""Playing an environment for its checks: one alone, or a whole vector by its adapter."""
+"""Playing an environment for its checks: a single one, or a vector by its adapter."""
 
 from __future__ import annotations
 
@@ -6,48 +6,18 @@ import contextlib
 import copy
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import gymnasium
 import jax
 import numpy as np
 
 from sebulba.envs.checked_env import CheckedEnv
-from sebulba.types import EnvAdapter, EnvFactory
-
-
-class Moment(NamedTuple):
-    """What one step showed; leaves are ``[B, ...]``."""
-
-    obs: Any
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    is_first: np.ndarray
-
-
-class Player(Protocol):
-    """An environment that is played."""
-
-    observation_space: gymnasium.Space
-    """As declared, for one alone; as it reaches JAX, for a vector."""
-    action_space: gymnasium.Space
-
-    def reset(self) -> Moment:
-        """Begin."""
-        ...
-
-    def step(self, action: np.ndarray) -> Moment:
-        """Act, ``[B, ...]``; an episode that has ended begins anew instead."""
-        ...
-
-    def close(self) -> None:
-        """Free the environment."""
-        ...
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec
 
 
 class Recorder(gymnasium.Wrapper):
-    """Keeps what an environment returned, as it returned it."""
+    """Keeps the last return value of an environment, unchanged."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -63,10 +33,10 @@ class Recorder(gymnasium.Wrapper):
 
 
 class SinglePlayer:
-    """Plays one environment, held to its contract as in a run."""
+    """Plays one environment, which is held to its contract as in a run."""
 
     def __init__(self, make_one: Callable[[], Any], seed: int) -> None:
-        """Make the environment; UsageError as the adapter raises it."""
+        """Make the environment; raise UsageError as an adapter does."""
         self.made: Any = None
         self.recorder: Recorder | None = None
         self._seed: int | None = seed
@@ -81,106 +51,85 @@ class SinglePlayer:
 
         self.checked = CheckedEnv(make, 0)
         assert self.recorder is not None, "CheckedEnv refuses anything else"
-        self.observation_space = self.recorder.observation_space
-        self.action_space = self.checked.action_space
+        self.spec: EnvSpec = EnvSpec(self.recorder.observation_space, self.checked.action_space)
+        """The observation space is the declared one, not that which reaches JAX."""
 
     @property
     def returned(self) -> Any:
-        """What the environment's last reset or step returned."""
+        """The return value of the environment's last ``reset`` or ``step``."""
         return None if self.recorder is None else self.recorder.returned
 
-    def reset(self) -> Moment:
-        """Begin an episode; the first time with the seed."""
+    def reset(self) -> EnvOutput:
+        """Begin an episode, the first one with the seed."""
         seed, self._seed, self._ended = self._seed, None, False
         obs, _ = self.checked.reset(seed=seed)
-        return _moment(obs, 0.0, False, False, True)
+        return EnvOutput.first(_as_rows(obs), 1)
 
-    def step(self, action: np.ndarray) -> Moment:
+    def step(self, action: np.ndarray) -> EnvOutput:
         """Act, or begin the next episode."""
         if self._ended:
             return self.reset()
         obs, reward, terminated, truncated, _ = self.checked.step(action[0])
         self._ended = terminated or truncated
-        return _moment(obs, reward, terminated, truncated, False)
+        return EnvOutput(
+            *_as_rows((obs, reward, terminated, truncated, False, reward, self._ended))
+        )
 
     def close(self) -> None:
-        """Close the environment."""
+        """Free the environment."""
         self.checked.close()
 
 
-def _moment(obs: Any, *others: Any) -> Moment:
-    return Moment(
-        jax.tree.map(lambda leaf: np.asarray(leaf)[None], obs),
-        *(np.array([other]) for other in others),
-    )
+Player = EnvAdapter | SinglePlayer
+"""An environment that is played: a vector by its adapter, or a single one."""
 
 
-class VectorPlayer:
-    """Plays what a factory makes."""
-
-    def __init__(self, factory: EnvFactory, seeds: list[int]) -> None:
-        """Make the adapter."""
-        self.adapter: EnvAdapter = factory(len(seeds), seeds)
-        self.observation_space = self.adapter.spec.observation_space
-        self.action_space = self.adapter.spec.action_space
-
-    def reset(self) -> Moment:
-        """Begin."""
-        return _of_output(self.adapter.reset())
-
-    def step(self, action: np.ndarray) -> Moment:
-        """Act."""
-        return _of_output(self.adapter.step(action))
-
-    def close(self) -> None:
-        """Close the adapter."""
-        self.adapter.close()
-
-
-def _of_output(output: Any) -> Moment:
-    return Moment(output.obs, output.reward, output.terminated, output.truncated, output.is_first)
+def _as_rows(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree)
 
 
 def close_quietly(player: Player) -> None:
-    """Close; what that raises is the business of a check of its own."""
+    """Close the player, and ignore what that raises, which another check reports."""
     with contextlib.suppress(Exception):
         player.close()
 
 
 def actions(space: gymnasium.Space, num_envs: int, seed: int) -> Iterator[np.ndarray]:
     """Yield random actions ``[B, ...]`` without end, the same for the same seed."""
-    space = copy.deepcopy(space)  # several environments may share theirs, with its generator
+    space = copy.deepcopy(space)  # several environments may share a space and its generator
     space.seed(seed)
     while True:
         yield np.stack([np.asarray(space.sample(), space.dtype) for _ in range(num_envs)])
 
 
 Fingerprint = dict[str, list[int]]
-"""A checksum for each environment, by the name of what it is of."""
+"""A checksum for each environment, by the name of an array."""
+COMPARED = ("obs", "reward", "terminated", "truncated", "is_first")
+"""Fields of an output that are compared; the others follow from them."""
 
 
-def fingerprint(moment: Moment) -> Fingerprint:
-    """Return checksums of what a step showed."""
-    named = jax.tree_util.tree_leaves_with_path(moment)
+def fingerprint(output: EnvOutput) -> Fingerprint:
+    """Return checksums of an output."""
     return {
-        jax.tree_util.keystr(path).lstrip("."): [
+        field + jax.tree_util.keystr(path): [
             zlib.crc32(np.ascontiguousarray(row).tobytes()) for row in np.asarray(leaf)
         ]
-        for path, leaf in named
+        for field in COMPARED
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(output, field))
     }
 
 
 def play(player: Player, other: Player | None, num_envs: int, num_steps: int) -> list[Fingerprint]:
-    """Play and return what was shown, as checksums, ``num_steps + 1`` of them.
+    """Play, and return the checksums of all ``num_steps + 1`` outputs.
 
     Args:
-      player: Gets the same actions every time.
-      other: Plays in between, with actions of its own.
-      num_envs: B.
-      num_steps: Steps.
+      player: Player that gets the same actions at every call.
+      other: Player that is stepped in between, with actions of its own, or None.
+      num_envs: Number of environments of a player.
+      num_steps: Number of steps.
     """
-    own_actions = actions(player.action_space, num_envs, 0)
-    other_actions = actions(player.action_space, num_envs, 1)
+    own_actions = actions(player.spec.action_space, num_envs, 0)
+    other_actions = actions(player.spec.action_space, num_envs, 1)
     shown = [fingerprint(player.reset())]
     if other:
         other.reset()
@@ -192,7 +141,7 @@ def play(player: Player, other: Player | None, num_envs: int, num_steps: int) ->
 
 
 def first_difference(a: list[Fingerprint], b: list[Fingerprint]) -> str | None:
-    """Return where two plays differ first, in words, None if nowhere."""
+    """Return in words where two plays differ first, or None if they do not."""
     for step, (in_a, in_b) in enumerate(zip(a, b, strict=True)):
         if names := [name for name in in_a if in_a[name] != in_b.get(name)]:
             place = "the beginning" if step == 0 else f"step {step}"

@@ -1,4 +1,4 @@
-"""The environment that is checked, and what several checks need of it."""
+"""The environment that is checked, and ways to play it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from sebulba.diagnosis.env_players import (
     Fingerprint,
     Player,
     SinglePlayer,
-    VectorPlayer,
     close_quietly,
     play,
 )
@@ -19,10 +18,10 @@ from sebulba.diagnosis.env_walk import Walk, walk
 from sebulba.envs.factory import make_env_factory
 from sebulba.envs.seeds import seed_block
 from sebulba.errors import UsageError
-from sebulba.types import EnvFactory
+from sebulba.types import EnvAdapter, EnvFactory
 
 WALK_SHARE = 0.2
-"""Of the deadline of a check, that one walk takes at most; a check plays up to three times."""
+"""Share of a check's deadline that one walk may take; a check plays up to three times."""
 
 
 class Subject:
@@ -38,10 +37,12 @@ class Subject:
         timeout_s: float,
         options: dict[str, Any],
     ) -> None:
-        """Read what ``make_env_factory`` takes; nothing is made yet.
+        """Make the environment's factory.
+
+        The arguments are those of ``check_env``; ``options`` are its options.
 
         Raises:
-          UsageError: From ``make_env_factory``, or a number that is too small.
+          UsageError: ``make_env_factory`` refuses its arguments, or a number is too small.
         """
         for name, value in (("num_envs", num_envs), ("num_steps", num_steps)):
             if value < 1:
@@ -49,33 +50,36 @@ class Subject:
         self._env, self._options = env, options
         self.factory: EnvFactory = make_env_factory(env, **options)
         self.make_one: Callable[[], Any] | None = getattr(self.factory, "make_one", None)
-        """Makes a single environment; None where only a vector can be made."""
+        """Makes a single environment; None if only a vector can be made."""
         self.num_envs = num_envs
         self.num_steps = num_steps
         self._seed = seed
         self.longest_s = WALK_SHARE * timeout_s
-        """Seconds that one walk may take."""
+        """Longest time of a walk, in seconds."""
 
     @property
     def num_played(self) -> int:
-        """Environments of a player."""
+        """Number of environments of a player."""
         return 1 if self.make_one else self.num_envs
 
-    def seeds(self, shift: int = 0) -> list[int]:
-        """Return seeds of a vector, other ones for another ``shift``."""
+    def make_vector(self, shift: int = 0) -> EnvAdapter:
+        """Make a vector environment; another ``shift`` gives it other seeds."""
+        return self.factory(self.num_envs, self._seeds(shift))
+
+    def make_player(self, shift: int = 0) -> Player:
+        """Make a single environment if that is possible, else a vector."""
+        if self.make_one:
+            return SinglePlayer(self.make_one, self._seeds(shift)[0])
+        return self.make_vector(shift)
+
+    def _seeds(self, shift: int) -> list[int]:
         return seed_block(
             self._seed, inferencer=shift, num_inferencers=shift + 1, num_envs=self.num_envs
         )
 
-    def make_player(self, shift: int = 0) -> Player:
-        """Make what is played, with other seeds for another ``shift``."""
-        if self.make_one:
-            return SinglePlayer(self.make_one, self.seeds(shift)[0])
-        return VectorPlayer(self.factory, self.seeds(shift))
-
     @contextlib.contextmanager
     def playing(self, shift: int = 0) -> Iterator[Player]:
-        """Make a player and close it; what closing raises has a check of its own."""
+        """Make a player, and close it quietly afterwards."""
         player = self.make_player(shift)
         try:
             yield player
@@ -88,18 +92,18 @@ class Subject:
 
     @functools.cached_property
     def walk(self) -> Walk:
-        """What was seen on one walk through the environment."""
+        """The record of one walk through the environment."""
         with self.playing() as player:
             return walk(player, self.num_played, self.num_steps, self._seed, self.longest_s)
 
     @property
     def num_compared(self) -> int:
-        """Steps of a comparison: as many as the walk says there is time for."""
+        """Steps of a comparison, as many as there is time for at the speed of the walk."""
         most = self.longest_s / max(self.walk.step_s, 1e-6)
         return max(1, min(self.num_steps, int(most)))
 
     def play(self, shift: int = 0, *, company: bool = False) -> list[Fingerprint]:
-        """Play for a comparison, with other seeds for another ``shift``; see ``play``."""
+        """Play for a comparison, in company with another player if asked; see ``play``."""
         with contextlib.ExitStack() as stack:
             player = stack.enter_context(self.playing(shift))
             other = stack.enter_context(self.playing(shift + 1)) if company else None

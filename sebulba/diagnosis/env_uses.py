@@ -1,4 +1,4 @@
-"""The checks of ``check-env`` for what a run does with an environment: vectors, workers, speed."""
+"""The checks of what a run does with an environment: vectors, workers, resuming, cycle, speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sebulba.diagnosis.checks import describe_error
 from sebulba.diagnosis.env_players import (
     Player,
-    VectorPlayer,
+    SinglePlayer,
     actions,
     close_quietly,
     fingerprint,
@@ -22,8 +22,9 @@ from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.envs.seeds import seed_block
 
 ASYNC_PAYS_S = 0.3e-3
-"""Seconds of a step above which worker processes pay."""
+"""Seconds of a step from which on worker processes pay."""
 MEASURED_S = 0.5
+"""Seconds of a measurement of speed."""
 BEGINS_ANEW = "nothing, or offer it: a resumed run begins new episodes"
 NUM_SAVED = 20
 """Steps before an environment is saved, and after it is put back."""
@@ -33,7 +34,7 @@ NUM_WORKER_STEPS = 8
 
 def check_vector(subject: Subject) -> Iterator[Finding]:
     """Walk through the vector environment of a run."""
-    player = VectorPlayer(subject.factory, subject.seeds())
+    player = subject.make_vector()
     try:
         seen = walk(player, subject.num_envs, subject.num_compared, 0, subject.longest_s)
     finally:
@@ -69,30 +70,27 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
 
 
 def check_resume(subject: Subject) -> Iterator[Finding]:
-    """Save it, put it back into another one, and play both."""
-    player = VectorPlayer(subject.factory, subject.seeds())
-    other = VectorPlayer(subject.factory, subject.seeds(1))
-    # As protocols go, an adapter of somebody else's may have neither.
-    env: Any = player.adapter
-    copy: Any = other.adapter
+    """Save the environment, put it back into another one, and play both."""
+    # A user's own adapter may lack the methods state and put_back.
+    env: Any = subject.make_vector()
+    other: Any = subject.make_vector(1)
     try:
         if not hasattr(env, "state"):
             yield note("not known: the adapter has no state()", BEGINS_ANEW)
             return
-        chosen = list(
-            itertools.islice(actions(player.action_space, subject.num_envs, 0), NUM_SAVED)
-        )
-        player.reset()
+        some = actions(env.spec.action_space, subject.num_envs, 0)
+        chosen = list(itertools.islice(some, NUM_SAVED))
+        env.reset()
         for action in chosen:
-            player.step(action)
+            env.step(action)
         state = env.state()
         if isinstance(state, str):
             yield note(f"cannot be put back: {state}", BEGINS_ANEW)
             return
-        copy.put_back(state)
-        shown = [[fingerprint(one.step(action)) for action in chosen] for one in (player, other)]
+        other.put_back(state)
+        shown = [[fingerprint(one.step(action)) for action in chosen] for one in (env, other)]
     finally:
-        close_quietly(player)
+        close_quietly(env)
         close_quietly(other)
     if difference := first_difference(*shown):
         yield problem(
@@ -104,8 +102,8 @@ def check_resume(subject: Subject) -> Iterator[Finding]:
 
 
 def check_cycle(subject: Subject) -> Iterator[Finding]:
-    """Ask for the fused cycle."""
-    env = subject.factory(subject.num_envs, subject.seeds())
+    """Say which cycle a run uses."""
+    env = subject.make_vector()
     try:
         env.reset()
         fused = env.fused()
@@ -115,8 +113,8 @@ def check_cycle(subject: Subject) -> Iterator[Finding]:
 
 
 def check_speed(subject: Subject) -> Iterator[Finding]:
-    """Measure steps, alone and as a vector."""
-    vector_s = _seconds_per_step(subject, VectorPlayer(subject.factory, subject.seeds()))
+    """Measure the speed of a single environment and of a vector."""
+    vector_s = _seconds_per_step(subject, subject.make_vector())
     env_s = vector_s / subject.num_envs
     shown = f"{1 / env_s:,.0f} env steps/s as a vector of {subject.num_envs}"
     if subject.make_one is None:
@@ -132,8 +130,8 @@ def check_speed(subject: Subject) -> Iterator[Finding]:
 
 def _seconds_per_step(subject: Subject, player: Player) -> float:
     """Return the mean seconds of a vector step, and close ``player``."""
-    num_envs = subject.num_envs if isinstance(player, VectorPlayer) else 1
-    chosen = actions(player.action_space, num_envs, 0)
+    num_envs = 1 if isinstance(player, SinglePlayer) else subject.num_envs
+    chosen = actions(player.spec.action_space, num_envs, 0)
     kept = [next(chosen) for _ in range(64)]
     try:
         player.reset()

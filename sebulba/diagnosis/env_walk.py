@@ -1,4 +1,4 @@
-"""One walk through an environment, and what was seen on the way."""
+"""One walk through an environment with random actions, and what was seen on the way."""
 
 from __future__ import annotations
 
@@ -14,45 +14,51 @@ import numpy as np
 from gymnasium import spaces
 
 from sebulba.diagnosis.checks import describe_error
-from sebulba.diagnosis.env_players import Moment, Player, SinglePlayer, actions
+from sebulba.diagnosis.env_players import Player, SinglePlayer, actions
 from sebulba.errors import EnvError
+from sebulba.types import EnvOutput
 
 TOLERANCE = 1e-3
-"""Of the width of a range, by which observations may leave it."""
+"""Share of the width of a range by which observations may leave it."""
 
 _BROKEN = re.compile(r"(?:^|: )(obs|reward|reset|step|terminated)\b")
-"""What the errors of the adapters are about."""
+"""Finds what an error of an adapter is about."""
 PARTS = {"obs": "observations", "reward": "rewards"}
-"""Names of the checks that report what is broken; the others are of "steps"."""
+"""The checks that report such an error; all others are reported by the check "steps"."""
 
 
 @dataclasses.dataclass
 class Walk:
-    """What was seen."""
+    """What was seen on a walk."""
 
     steps: int = 0
     """Vector steps."""
     step_s: float = 0.0
     """Mean seconds of a vector step."""
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
-    """The breach of the contract that ended the walk, by the check that reports it."""
+    """The breach of the contract that ended the walk, by the name of the check that reports it."""
     rewards: list[np.ndarray] = dataclasses.field(default_factory=list)
+    """Rewards of each step, ``[B]``."""
     terminated: int = 0
+    """Episodes that were terminated."""
     truncated: int = 0
+    """Episodes that were truncated."""
     both: int = 0
+    """Episodes that were both."""
     plain_ends: int = 0
-    """Ends whose row shows the last observation; the others show the next episode already."""
+    """Ends whose row shows the last observation; other rows show the next episode already."""
     after_end: str = ""
     """What was wrong with a row that begins an episode."""
     outside: str = ""
     """An observation outside its bounds."""
     is_far_outside: bool = False
-    """By more than the width of the range."""
+    """An observation is outside by more than the width of the range."""
     cast: str = ""
-    """An observation of another dtype than its space."""
+    """An observation whose dtype is not that of its space."""
     rewritten: int = 0
-    """Observations that were other ones after the next step."""
+    """Number of observations that the next step changed."""
     info_keys: set[frozenset] = dataclasses.field(default_factory=set)
+    """The different sets of keys of infos."""
 
     @property
     def ends(self) -> int:
@@ -61,17 +67,17 @@ class Walk:
 
 
 def walk(player: Player, num_envs: int, num_steps: int, seed: int, longest_s: float) -> Walk:
-    """Play at random and look.
+    """Play with random actions and look at what comes back.
 
     Args:
-      player: Is closed in the end.
-      num_envs: B.
-      num_steps: Steps, fewer if they take longer than ``longest_s``.
-      seed: Of the actions.
-      longest_s: Seconds.
+      player: The environment, which its caller closes.
+      num_envs: Number of environments of the player.
+      num_steps: Number of steps; fewer if they take longer than ``longest_s``.
+      seed: Seed of the actions.
+      longest_s: Longest time of the walk, in seconds.
     """
     seen = Walk()
-    chosen = actions(player.action_space, num_envs, seed)
+    chosen = actions(player.spec.action_space, num_envs, seed)
     watch = _Watch(player, seen)
     began = time.monotonic()
     try:
@@ -95,14 +101,14 @@ class _Watch:
     def __init__(self, player: Player, seen: Walk) -> None:
         self._player = player
         self._seen = seen
-        self._bounds = _bounds(player.observation_space)
+        self._bounds = _bounds(player.spec.observation_space)
         self._previous: tuple[list[np.ndarray], list[np.ndarray]] | None = None
 
     def look(self, act: Any, ended: np.ndarray) -> np.ndarray | None:
-        """Act and look; return which episodes have ended, None where nothing can go on."""
+        """Act and look; return which episodes have ended, or None if the walk cannot go on."""
         is_single = isinstance(self._player, SinglePlayer)
         try:
-            moment = act()
+            output = act()
         except EnvError as error:
             what = _BROKEN.search(str(error))
             part = PARTS.get(what[1] if what else "", "steps")
@@ -114,21 +120,21 @@ class _Watch:
             return None
         finally:
             self._look_at_raw()
-        self._look_at_flags(moment, ended)
-        self._seen.rewards.append(np.array(moment.reward))
-        self._look_for_not_finite(moment)
+        self._look_at_flags(output, ended)
+        self._seen.rewards.append(np.array(output.reward))
+        self._look_for_not_finite(output)
         if not is_single:
-            self._look_at_leaves([np.asarray(leaf) for leaf in jax.tree.leaves(moment.obs)])
-            self._look_at_range(moment.obs)
-        return moment.terminated | moment.truncated
+            self._look_at_leaves([np.asarray(leaf) for leaf in jax.tree.leaves(output.obs)])
+            self._look_at_range(output.obs)
+        return output.terminated | output.truncated
 
-    def _look_for_not_finite(self, moment: Moment) -> None:
-        """Look for what the adapter of a vector leaves to the end of a cycle."""
+    def _look_for_not_finite(self, output: EnvOutput) -> None:
+        """Look for numbers that are not finite, which a vector's adapter does not look for."""
         step = self._seen.steps
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(moment.obs)):
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(output.obs)):
             self._seen.broken["observations"] = f"step {step}: obs is not finite"
-        if not np.isfinite(moment.reward).all():
-            self._seen.broken["rewards"] = f"step {step}: reward is {moment.reward}"
+        if not np.isfinite(output.reward).all():
+            self._seen.broken["rewards"] = f"step {step}: reward is {output.reward}"
 
     def _look_at_raw(self) -> None:
         returned = getattr(self._player, "returned", None)
@@ -172,28 +178,28 @@ class _Watch:
                     f"{low.min():g} to {high.max():g}"
                 )
 
-    def _look_at_flags(self, moment: Moment, ended: np.ndarray) -> None:
-        seen, terminated, truncated = self._seen, moment.terminated, moment.truncated
+    def _look_at_flags(self, output: EnvOutput, ended: np.ndarray) -> None:
+        seen, terminated, truncated = self._seen, output.terminated, output.truncated
         seen.terminated += int(terminated.sum())
         seen.truncated += int(truncated.sum())
         seen.both += int((terminated & truncated).sum())
         ends = terminated | truncated
-        seen.plain_ends += int((ends & ~moment.is_first).sum())
+        seen.plain_ends += int((ends & ~output.is_first).sum())
         if not seen.plain_ends or seen.after_end:
             return
-        # The reset comes in the step after an end, and that step does nothing else.
-        wrong = ended & moment.is_first & (ends | (moment.reward != 0))
+        # The step after an end resets and does nothing else.
+        wrong = ended & output.is_first & (ends | (output.reward != 0))
         if wrong.any():
             i = int(np.argmax(wrong))
-            flags = f"terminated {moment.terminated[i]}, truncated {moment.truncated[i]}"
+            flags = f"terminated {output.terminated[i]}, truncated {output.truncated[i]}"
             seen.after_end = (
                 f"environment {i} at step {seen.steps + 1}, which comes after an end and only "
-                f"resets: reward {moment.reward[i]:g}, {flags}"
+                f"resets: reward {output.reward[i]:g}, {flags}"
             )
 
 
 def _bounds(space: gymnasium.Space) -> dict[str | None, tuple[np.ndarray, np.ndarray, np.dtype]]:
-    """Return bounds and dtype of the Boxes of floats, by key."""
+    """Return the bounds and dtype of each Box of floats, by its key (None if it has none)."""
     leaves = space.spaces if isinstance(space, spaces.Dict) else {None: space}
     return {
         key: (leaf.low, leaf.high, leaf.dtype)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What a check finds, and a report of findings."""
+"""What a check finds, and reports of findings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ class Level(enum.StrEnum):
     """How bad a finding is."""
 
     OK = "OK"
+    """All is well."""
     NOTE = "note"
-    """Worth knowing; nothing has to be done."""
+    """Worth knowing, but nothing has to be done."""
     PROBLEM = "PROBLEM"
+    """Something is wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +23,13 @@ class Finding:
     """One line of a report."""
 
     level: Level
+    """How bad it is."""
     seen: str
     """What was seen, with values."""
     remedy: str = ""
     """What to do about it."""
     name: str = ""
-    """What was looked at; nothing for the name of the check."""
+    """What was looked at; empty for the name of the check."""
 
 
 def ok(seen: str, remedy: str = "", name: str = "") -> Finding:
@@ -49,26 +52,28 @@ class Report:
     """The findings about one thing."""
 
     title: str
+    """What was looked at."""
     findings: tuple[Finding, ...]
+    """All findings, in order."""
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """Those that something is wrong with."""
+        """The findings that something is wrong."""
         return tuple(f for f in self.findings if f.level is Level.PROBLEM)
 
     @property
     def notes(self) -> tuple[Finding, ...]:
-        """Those that are worth knowing."""
+        """The findings that are worth knowing."""
         return tuple(f for f in self.findings if f.level is Level.NOTE)
 
     def summary(self) -> str:
-        """Return how many problems and notes there are."""
+        """Return the title with the numbers of problems and notes."""
         counts = ((len(self.problems), "problem"), (len(self.notes), "note"))
         words = [f"{n or 'no'} {word}{'' if n == 1 else 's'}" for n, word in counts]
         return f"{self.title}: {', '.join(words)}"
 
     def record(self) -> dict[str, Any]:
-        """Return the report as JSON has it."""
+        """Return the report as JSON."""
         return {
             "title": self.title,
             "problems": len(self.problems),

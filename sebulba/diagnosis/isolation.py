@@ -1,4 +1,4 @@
-"""Checks in a process of their own, where an abort or a hang is a finding and not the end."""
+"""Checks in a process of their own: an abort or a hang becomes a finding, not the end."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ from typing import IO, Any
 
 import cloudpickle  # a dependency of Gymnasium
 
-from sebulba.diagnosis.checks import Begun, Done, Event, Skipped
+from sebulba.diagnosis.checks import Begun, Done, Event
 from sebulba.diagnosis.finding import Finding, note, problem
 from sebulba.errors import UsageError
 
 POLL_S = 0.25
 STACK_SHARE = 0.9
-"""Of the deadline, after which the process writes down where it is."""
+"""Share of the deadline after which the process writes down the stacks of its threads."""
 START_S = 120.0
-"""Longest that a process may take to import what it needs; the machine may be busy."""
+"""Seconds that a process may take to import what it needs; the machine may be busy."""
 
 
-def isolated_findings(
-    suite: str, arguments: tuple, timeout_s: float
-) -> Iterator[Begun | Done | Finding]:
+def isolated_findings(suite: str, arguments: tuple, timeout_s: float) -> Iterator[Event]:
     """Run a suite of checks in child processes, a new one after each that died or hung.
 
     Args:
       suite: ``"module:function"``; the function returns the checks.
-      arguments: For the function; sent by cloudpickle.
-      timeout_s: Longest that one check may take.
+      arguments: Arguments of the function, which cloudpickle sends.
+      timeout_s: Longest time that one check may take.
 
     Raises:
       UsageError: The function raised it, or the arguments cannot be sent.
@@ -48,17 +46,14 @@ def isolated_findings(
             "'module:attribute'"
         ) from error
     passed: dict[str, bool] = {}
-    skipped: list[Skipped] = []
+    skipped: list[Done] = []
     is_done = False
     while not is_done:
         with _Child(payload, passed, timeout_s) as child:
             for event in child.events():
-                if isinstance(event, Skipped):
-                    passed[event.name] = False
-                    skipped.append(event)
-                    continue
                 if isinstance(event, Done):
                     passed[event.name] = event.passed
+                    skipped += [event] if event.because else []
                 yield event
             is_done = child.is_done
     if skipped:
@@ -69,7 +64,7 @@ def isolated_findings(
 
 
 class _Child:
-    """A process that runs checks and tells what happens."""
+    """A process that runs checks and sends what happens."""
 
     def __init__(self, payload: bytes, passed: dict[str, bool], timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -79,7 +74,7 @@ class _Child:
         self.is_done = False
         environ = dict(os.environ)
         environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        environ["TMPDIR"] = self._folder.name  # what a killed process leaves, goes with it
+        environ["TMPDIR"] = self._folder.name  # a killed process's files are removed with it
         with writer:
             code = f"from sebulba.diagnosis.child import main; main({writer.fileno()})"
             self._process = subprocess.Popen(
@@ -92,7 +87,7 @@ class _Child:
                 start_new_session=True,  # so that it ends together with its workers
             )
         assert self._process.stdin is not None
-        # A process that has died already is found by who waits for its events.
+        # events() finds out if the process has died already.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(cloudpickle.dumps((payload, passed)))
             self._process.stdin.flush()
@@ -112,7 +107,7 @@ class _Child:
         self._folder.cleanup()
 
     def events(self) -> Iterator[Event]:
-        """Yield events; the last is ``Done`` of a check that hung or died, if one did."""
+        """Yield events; if a check hangs or dies, the last is that it is ``Done``."""
         name, timeout_s = "", max(START_S, self._timeout_s)
         while True:
             received = _receive(self._events, self._process, timeout_s)
@@ -182,7 +177,7 @@ _DUMP = re.compile(r"^(Fatal Python error|Timeout \()", re.MULTILINE)
 
 
 def _last_words(text: str) -> str:
-    """Return what a process wrote last, and where its main thread was."""
+    """Return the last line that a process wrote, and where its main thread was."""
     dump = _DUMP.search(text)
     said = [line.strip() for line in text[: dump.start() if dump else None].splitlines()]
     words = [line for line in said if line][-1:]

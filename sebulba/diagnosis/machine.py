@@ -1,4 +1,4 @@
-"""What this process may use: cores, memory and disk, by the system and by control groups."""
+"""The cores, memory and disk that the system and its control groups let this process use."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ ROOT = Path("/")
 
 
 class CoreCounts(NamedTuple):
-    """Numbers of cores, by who counts them."""
+    """Numbers of cores."""
 
     installed: int
+    """Cores of the machine."""
     allowed: int
-    """By the affinity of this process."""
+    """Cores in the affinity of this process."""
     quota: float | None
-    """By its control group, in cores; None for no limit."""
+    """Cores that its control group grants; None for no limit."""
 
     @property
     def usable(self) -> float:
-        """The fewest."""
+        """Cores that this process can really use."""
         return self.allowed if self.quota is None else min(self.allowed, self.quota)
 
 
@@ -31,17 +32,18 @@ class Memory(NamedTuple):
     """Memory in bytes."""
 
     total: int
+    """Memory of the machine."""
     limit: int | None
-    """Of the control group; None for no limit."""
+    """Limit of the control group; None for no limit."""
     available: int
-    """By the system and the control group."""
+    """Memory that system and control group still grant."""
 
 
 def cores(root: Path = ROOT) -> CoreCounts:
     """Return how many cores this process has.
 
     Args:
-      root: Where ``proc`` and ``sys`` are.
+      root: Folder that holds ``proc`` and ``sys``.
     """
     return CoreCounts(os.cpu_count() or 1, num_cores(), _cpu_quota(root))
 
@@ -50,7 +52,7 @@ def memory(root: Path = ROOT) -> Memory:
     """Return the memory of this process.
 
     Args:
-      root: Where ``proc`` and ``sys`` are.
+      root: Folder that holds ``proc`` and ``sys``.
     """
     fields = {}
     for line in (root / "proc/meminfo").read_text().splitlines():
@@ -63,7 +65,7 @@ def memory(root: Path = ROOT) -> Memory:
         if most is None or most >= total:
             continue
         limit = most if limit is None else min(limit, most)
-        # What only caches files is given back when it is needed.
+        # The system takes memory back that only caches files.
         cached = _statistic(folder, "inactive_file")
         available = min(available, most - (used or 0) + cached)
     return Memory(total, limit, max(0, available))
@@ -94,7 +96,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
             continue
         top = root / "sys/fs/cgroup" / (controller if names else "")
         group = top / path.lstrip("/")
-        # Inside a container the path may be that outside of it, and only the top is there.
+        # In a container the path may be that seen from outside, so that only the top exists.
         for folder in (group, *group.parents):
             if folder.is_dir():
                 yield folder

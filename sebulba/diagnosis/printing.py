@@ -1,4 +1,4 @@
-"""Reports on a terminal, as a table, and anywhere else, as lines."""
+"""Printed reports: a table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sebulba.diagnosis.checks import Begun, Done
+from sebulba.diagnosis.checks import Begun, Event
 from sebulba.diagnosis.finding import Finding, Level, Report, plain_line
 
 _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 
 
-def print_findings(title: str, events: Iterable[Begun | Done | Finding]) -> Report:
-    """Print what checks find: lines as they come, on a terminal a table at the end.
+def print_findings(title: str, events: Iterable[Event]) -> Report:
+    """Print findings: on a terminal as a table at the end, elsewhere line by line as they come.
 
     Args:
       title: What is checked.
-      events: From the checks.
+      events: Events of the checks.
 
     Returns:
       The report.
@@ -40,15 +40,15 @@ def print_findings(title: str, events: Iterable[Begun | Done | Finding]) -> Repo
 
 def collect(
     title: str,
-    events: Iterable[Begun | Done | Finding],
+    events: Iterable[Event],
     found: Callable[[Finding], None] = lambda finding: None,
     begun: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Return the findings among ``events``, and call on the way.
+    """Return the findings among ``events`` as a report.
 
     Args:
       title: What is checked.
-      events: From the checks.
+      events: Events of the checks.
       found: Called with every finding.
       begun: Called with the name of every check that begins.
     """
@@ -63,7 +63,7 @@ def collect(
 
 
 def table(report: Report) -> Table:
-    """Return a report as a table, remedies below what they mend."""
+    """Return a report as a table, with each remedy below its finding."""
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     result.add_column(no_wrap=True)
     result.add_column(no_wrap=True, style="bold")

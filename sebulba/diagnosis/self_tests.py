@@ -27,7 +27,7 @@ TRIES = 8
 
 
 class _Rewrites(gymnasium.Env):
-    """Observes its step number in an aligned array that it writes again."""
+    """Observes its step number in an aligned array that every step overwrites."""
 
     observation_space = gymnasium.spaces.Box(0, 1e6, (1024,))
     action_space = gymnasium.spaces.Discrete(2)
@@ -53,13 +53,11 @@ class _SharedBuffer(SyncVectorEnv):
 
 
 def check_aliasing() -> Iterator[Finding]:
-    """Yield whether JAX aliases NumPy arrays here, and whether our copies protect from it."""
+    """Yield whether JAX aliases NumPy arrays here, and whether our copies protect against it."""
     aliased = sum(_changes_afterwards() for _ in range(TRIES))
     how_often = f"{aliased} of {TRIES} arrays changed in JAX when NumPy wrote to them again"
-    if aliased:
-        yield ok(f"{how_often}: JAX reads aligned arrays in place here", name="aliasing, bare")
-    else:
-        yield ok(f"{how_often}: JAX copies here", name="aliasing, bare")
+    what = "reads aligned arrays in place" if aliased else "copies"
+    yield ok(f"{how_often}: JAX {what} here", name="aliasing, bare")
     changed = _changed_observations()
     seen = f"{changed} of {TRIES} observations changed after they were handed out"
     remedy = "report it: training on Gymnasium environments would be wrong here"
@@ -84,7 +82,7 @@ def _changed_observations() -> int:
 
 
 def check_donation() -> Iterator[Finding]:
-    """Yield whether what is published survives that the update donates its own."""
+    """Yield whether published networks survive that the update donates its own."""
     device = local_devices()[0]
     networks = jax.device_put(jnp.arange(1024.0), device)
     published = owned_copy(networks, device)

@@ -18,11 +18,11 @@ CORE = (
     *("jax", "jaxlib", "flax", "optax", "chex", "gymnasium", "envpool", "numpy"),
     *("orbax-checkpoint", "tyro", "rich", "tensorboardX", "matplotlib"),
 )
-"""Packages that are looked at."""
+"""Packages whose versions are checked."""
 
 
 def check_versions() -> Iterator[Finding]:
-    """Yield what is installed: in one line what is supported, in one each what is not."""
+    """Yield one finding of all supported packages, and one of each other package."""
     supported, python = supported_versions()
     system = f"{platform.system()} {platform.machine()}, {platform.release()}"
     yield ok(f"{sebulba.__version__}, on {system}", name="sebulba")
@@ -58,9 +58,9 @@ def version_finding(package: str, version: str, rule: SpecifierSet | None) -> Fi
 
 
 def supported_versions() -> tuple[dict[str, SpecifierSet], SpecifierSet | None]:
-    """Return which versions of packages and of Python are supported.
+    """Return the supported versions of packages and of Python.
 
-    By the installed package's own description or, in a checkout, by its ``pyproject.toml``.
+    A checkout's ``pyproject.toml`` says them, elsewhere the metadata of the installed package.
     """
     file = Path(sebulba.__file__).parent.parent / "pyproject.toml"
     project = tomllib.loads(file.read_text()).get("project", {}) if file.is_file() else {}
@@ -84,7 +84,7 @@ def _rule_of_jax() -> SpecifierSet | None:
 
 def _rules(requirements: Iterable[str]) -> dict[str, SpecifierSet]:
     parsed = map(Requirement, requirements)
-    # Those of an extra are the second word about a package.
+    # A requirement of an extra may name a package a second time.
     return {
         one.name: one.specifier
         for one in parsed

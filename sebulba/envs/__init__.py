@@ -1,7 +1,7 @@
-"""Environments: one adapter protocol in front of envpool, Gymnasium and a user's own factory.
+"""Environments: envpool's, Gymnasium's and a user's own, behind one adapter protocol.
 
-The names below are imported when they are first used: worker processes of asynchronous vector
-environments import this package, and need neither JAX nor envpool.
+The names below are imported when they are first used, because worker processes of asynchronous
+vector environments import this package and need neither JAX nor envpool.
 """
 
 from __future__ import annotations

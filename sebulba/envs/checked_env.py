@@ -1,4 +1,4 @@
-"""A wrapper that holds one user-provided environment to its contract.
+"""A wrapper that checks one user-provided environment against its contract.
 
 This module needs no JAX: worker processes import it.
 """
@@ -29,8 +29,8 @@ LARGEST_REWARD = float(np.finfo(np.float32).max)
 class CheckedEnv(gymnasium.Env):
     """One environment with canonical spaces and dtypes, whose every output is checked.
 
-    Infos are dropped: nothing here reads them, and vector environments stumble over infos whose
-    keys vary.
+    Infos are dropped: no code of ours reads them, and vector environments fail on infos whose keys
+    vary.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class CheckedEnv(gymnasium.Env):
         """Make the environment.
 
         Args:
-          make_env: Makes it.
-          index: Which environment of the vector it is, for messages.
-          in_worker: What is raised will be pickled on its way to the main process.
-          before_close: Called before it is closed.
+          make_env: Makes the environment.
+          index: Index in the vector, for messages.
+          in_worker: Errors will be pickled on their way to the main process.
+          before_close: Called before the environment is closed.
         """
         self._before_close = before_close
         self._index = index
         self._in_worker = in_worker
         self._num_steps = 0
         self._has_ended = False
-        self._resets_next = False  # put back where a vector environment would reset it
-        self._fault_of_copies: str | None = None  # not known
+        self._resets_next = False  # it was put back where its vector would reset it next
+        self._fault_of_copies: str | None = None  # None until it is known
         env = make_env()
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
@@ -79,7 +79,7 @@ class CheckedEnv(gymnasium.Env):
         self._is_discrete = isinstance(env.action_space, spaces.Discrete)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        """Reset; EnvError unless ``(observation, info)`` comes back."""
+        """Reset; raise EnvError unless ``(observation, info)`` comes back."""
         self._has_ended = self._resets_next = False
         result = self._call(self.env.reset, seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
@@ -87,11 +87,11 @@ class CheckedEnv(gymnasium.Env):
         return self._checked_obs(result[0], "obs of reset"), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        """Step; EnvError unless five values of the right kind come back."""
+        """Step; raise EnvError unless five values of the right kind come back."""
         if self._resets_next:
             return self.reset()[0], 0.0, False, False, {}
         self._num_steps += 1
-        # An array of its own: the rows of the vector's action may be read-only or aliased.
+        # Copy the action: the rows of the vector's action may be read-only or aliased.
         native = self._native_action(np.array(action))
         result = self._call(self.env.step, native[()] if self._is_discrete else native)
         if not isinstance(result, tuple) or len(result) != 5:
@@ -112,7 +112,7 @@ class CheckedEnv(gymnasium.Env):
         """Return the state of the environment, or the reason why there is none; never raises."""
         env = pickled_env.save(self.env)
         if isinstance(env, bytes) and self._fault_of_copies is None:
-            # All environments of a vector are made alike, so the first speaks for them.
+            # All environments of a vector are made alike, so testing the first is enough.
             fault = pickled_env.fault_of_copies(env) if self._index == 0 else None
             self._fault_of_copies = fault or ""
         reason = env if isinstance(env, str) else self._fault_of_copies
@@ -121,15 +121,15 @@ class CheckedEnv(gymnasium.Env):
         return pickle.dumps((self._num_steps, self._has_ended or self._resets_next, env))
 
     def restored(self, state: bytes) -> str | None:
-        """Go on from ``state`` of ``saved``; returns the reason if that is not possible.
+        """Go on from ``state``, which ``saved`` returned; returns why if that is not possible.
 
-        An environment whose episode had ended is reset at its next step: what its vector
-        environment knew of that was not saved.
+        An environment whose episode had ended is reset at its next step, because its vector
+        environment's record of that end was not saved.
         """
         try:
             num_steps, has_ended, saved = pickle.loads(state)
             env = pickled_env.restore(saved, self.env)
-        except Exception as error:  # whatever a user's code does when it is put back
+        except Exception as error:  # a user's code may raise anything here
             return f"environment {self._index} could not be put back: {text_of(error)}"
         self.env = env
         self._num_steps, self._has_ended, self._resets_next = num_steps, False, has_ended
@@ -151,7 +151,7 @@ class CheckedEnv(gymnasium.Env):
         try:
             is_scalar = isinstance(reward, float) or np.ndim(reward) == 0
             value = float(reward) if is_scalar else math.nan
-        except Exception:  # whatever a user's object does when it is converted
+        except Exception:  # a user's object may raise anything when converted
             value = math.nan
         if not abs(value) <= LARGEST_REWARD:
             raise self._broken("reward", "a finite number", shown(reward))
@@ -164,7 +164,7 @@ class CheckedEnv(gymnasium.Env):
         return f"environment {self._index}, step {self._num_steps}"
 
     def _call(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        """Call; what the environment raises gets a note that says where."""
+        """Call ``function``; add a note that says where to what it raises."""
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -172,7 +172,7 @@ class CheckedEnv(gymnasium.Env):
             error.add_note(f"raised by {self._place()}")
             if not self._in_worker:
                 raise
-            # A traceback does not travel between processes, its text does.
+            # A traceback cannot be sent between processes, but its text can.
             error.add_note(f"in a worker process:\n{trace}")
             raise (error if _survives_pickle(error) else _stand_in(error)) from None
 
@@ -188,7 +188,7 @@ def _survives_pickle(error: Exception) -> bool:
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)
     except Exception:
-        # Whatever a user's exception does when it is copied, it cannot be sent as it is.
+        # A user's exception that fails in any way when it is copied cannot be sent.
         return False
 
 
@@ -199,7 +199,7 @@ def _describe_result(result: Any) -> str:
 
 
 Problem = tuple[str, str, str]
-"""Name, what was expected, what came."""
+"""Name of the value, what it must be, what it is."""
 ObsCheck = Callable[[Any, str], tuple[Any, Problem | None]]
 
 
@@ -232,7 +232,7 @@ def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
             # A copy: environments that share a buffer would overwrite each other's observation
             # before the vector environment has gathered them.
             array = np.array(obs)
-        except Exception as error:  # whatever a user's object does when it is converted
+        except Exception as error:  # a user's object may raise anything when converted
             expected = f"an array of shape {shape} and dtype {dtype}"
             return None, (name, expected, f"{shown(obs)} ({text_of(error)})")
         if array.shape != shape or not (
@@ -241,10 +241,10 @@ def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
             expected = f"an array of shape {shape} and dtype {dtype}"
             return None, (name, expected, f"shape {array.shape} and dtype {array.dtype}")
         if array.dtype != dtype:
-            with np.errstate(over="ignore"):  # infinite then, which is found below
+            with np.errstate(over="ignore"):  # too large a number becomes infinite: found below
                 array = array.astype(dtype)
         if dtype.kind == "f":
-            # The sum of squares is the cheaper question, but it may also overflow.
+            # The sum of squares is cheaper to test, but it may overflow although all is finite.
             if not math.isfinite(np.vdot(array, array)) and not np.isfinite(array).all():
                 value = array[~np.isfinite(array)][0]
                 return None, (name, "finite numbers", f"{value}")
@@ -256,7 +256,7 @@ def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
 
 
 def _value_range(space: gymnasium.Space) -> tuple[Any, Any]:
-    """Return the smallest and the largest value, (None, None) for a Box of floats or bytes."""
+    """Return the smallest and the largest value, or (None, None) for a Box of floats or bytes."""
     match space:
         case spaces.Discrete():
             return space.start, space.start + space.n - 1

@@ -1,6 +1,6 @@
 """envpool behind the EnvAdapter protocol, stepped and fused.
 
-envpool aborts the process on bad input, so everything is checked here, in Python, before it.
+envpool aborts the process on bad input, so this module checks all input in Python first.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from sebulba.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
 NUM_INFERENCERS = 2
-"""Inferencers that are expected to share the cores, for the default number of threads."""
+"""Inferencers that the default number of threads expects to share the cores."""
 MOST_COMPARED = 64
-"""Environments that are put in order by comparing each with each; a scatter is linear."""
+"""Most environments that are put in order by comparing each with each; more are scattered, which
+takes linear time."""
 
 _ONE_THREAD_FAMILIES = ("envpool.classic_control", "envpool.toy_text")
 _OURS = {
@@ -64,7 +65,7 @@ class EnvpoolAdapter:
         """Take over ``pool``, made in synchronous mode with ``env_type="gymnasium"``.
 
         Raises:
-          UsageError: It is multi-player or asynchronous, or a space is not supported.
+          UsageError: ``pool`` is multi-player or asynchronous, or a space is not supported.
         """
         config = pool.config
         _check_one_player(config, name)
@@ -94,7 +95,7 @@ class EnvpoolAdapter:
         return EnvOutput.first(self._cast_obs(obs), self.num_envs)
 
     def step(self, action: np.ndarray) -> EnvOutput:
-        """Act; raises ActionError before an invalid action reaches native code."""
+        """Act; raise ActionError before an invalid action reaches native code."""
         self._open_pool()
         self._check_action(action)
         obs, reward, terminated, truncated, info = self._step(self._native_action(action))
@@ -103,7 +104,7 @@ class EnvpoolAdapter:
             obs, reward, terminated, truncated, true_reward, game_over = _scatter(
                 (obs, reward, terminated, truncated, true_reward, game_over), order
             )
-        # The row after an end is the reset. `elapsed_step == 0` would miss lost lives.
+        # The row after an end is a reset. Testing `elapsed_step == 0` would miss lost lives.
         is_first, self._ends = self._ends, terminated | truncated
         ends = self._ends if game_over is terminated else game_over.astype(np.bool_) | truncated
         return EnvOutput(
@@ -121,17 +122,17 @@ class EnvpoolAdapter:
         pool = self._open_pool()
         if not sys.platform.startswith("linux"):
             return f"envpool has its XLA interface on Linux only, not on {sys.platform}"
-        with jax.enable_x64(True):  # it asks JAX for the dtypes of its arrays
+        with jax.enable_x64(True):  # envpool asks JAX for the dtypes of its arrays
             handle, _, _, pool_step = pool.xla()
         space = self.spec.action_space
         action = jax.ShapeDtypeStruct((self.num_envs, *(space.shape or ())), space.dtype)
         pool_step = functools.partial(_narrow_step, pool_step, self._native_action)
-        pool_step = without_side_effects(pool_step, handle, action)  # the handle chains them
+        pool_step = without_side_effects(pool_step, handle, action)  # the handle chains the calls
         step = functools.partial(_fused_step, pool_step, self.spec)
         return FusedEnv((handle, np.zeros(self.num_envs, np.bool_)), step)
 
     def state(self) -> str:
-        """Return the reason why there is none."""
+        """Return why there is no state."""
         return "envpool cannot save its environments"
 
     def put_back(self, state: bytes) -> None:
@@ -151,22 +152,22 @@ class EnvpoolAdapter:
         return self._pool
 
     def _order(self, info: dict) -> np.ndarray | None:
-        """Return the environments that the rows are of, None if they are in order."""
+        """Return the environments that the rows belong to, or None if they are in order."""
         order = info["env_id"]
-        # Bytes are compared in a fraction of the time that arrays are; envpool's are int32.
+        # Comparing bytes takes a fraction of the time of comparing arrays; these are int32.
         return None if order.tobytes() == self._bytes_in_order else order
 
 
 def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
     """Return ``pool.step`` for checked actions without the Python around its native calls.
 
-    That Python is 10 of 60 us a step of 16 CartPoles, all of it under the interpreter's lock. It
-    goes by envpool's own description of its arrays.
+    That Python takes 10 of the 60 us of a step of 16 CartPoles, all under the interpreter's lock.
+    The replacement relies on envpool's own description of its arrays.
 
     Returns:
-      A function of an action in envpool's dtype, or None where the pool has no such description,
-      a step of its own, or observations of several arrays. Of ``info`` it returns what the adapter
-      reads.
+      A function of an action in envpool's dtype, whose ``info`` has only what the adapter reads.
+      None if the pool has no such description, has a step method of its own, or observes several
+      arrays.
     """
     if not all(_is_of_envpool(pool, name) for name in ("step", "send", "recv")):
         return None
@@ -179,7 +180,7 @@ def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
         return None
     send, receive = pool._send, pool._recv
     obs, reward, done, trunc = (state_keys.index(k) for k in ("obs", "reward", "done", "trunc"))
-    # Some families tell both ends apart where they fall together (envpool 1.2.7).
+    # Some families report termination apart, also in a step that truncates (envpool 1.2.7).
     end = state_keys.index("terminated") if "terminated" in state_keys else None
     infos = [
         (key, state_keys.index(f"info:{key}"))
@@ -189,7 +190,7 @@ def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
     env_id = np.arange(int(pool.config["num_envs"]), dtype=np.int32)
 
     def step(action: np.ndarray) -> tuple:
-        # A copy, because it wants arrays that could be written.
+        # Copy the action: envpool accepts only writable arrays.
         send([env_id, env_id, np.array(action, order="C")])
         state = receive()
         truncated = state[trunc]
@@ -201,14 +202,14 @@ def native_step(pool: Any) -> Callable[[np.ndarray], tuple] | None:
 
 
 def _is_of_envpool(pool: Any, name: str) -> bool:
-    """Tell whether a method is envpool's and not a subclass's or an instance's."""
+    """Tell whether a method is envpool's, and not that of a subclass or of the instance."""
     method = getattr(type(pool), name, None)
     module = getattr(method, "__module__", "")
     return name not in vars(pool) and module.split(".")[0] == "envpool"
 
 
 def _game(reward: Any, terminated: Any, info: dict) -> tuple[Any, Any]:
-    """Return the unclipped reward and whether the game is over, not only a life (Atari)."""
+    """Return the unclipped reward, and whether the whole game is over, not only a life (Atari)."""
     if "lives" in info and "reward" in info and "terminated" in info:
         return info["reward"], info["terminated"]
     return reward, terminated
@@ -228,9 +229,9 @@ def _scatter(tree: PyTree, order: np.ndarray) -> PyTree:
 
 
 def _make_obs_cast(canonical: gymnasium.Space) -> Callable[[PyTree], PyTree]:
-    """Return a cast of observations, NumPy or JAX, to the canonical dtypes.
+    """Return a function that casts observations, NumPy or JAX, to the canonical dtypes.
 
-    envpool hands out fresh memory at every call, so what needs no cast needs no copy.
+    envpool returns fresh memory at every call, so arrays that need no cast are not copied.
     """
     if not isinstance(canonical, gymnasium.spaces.Dict):
         dtype = canonical.dtype
@@ -247,7 +248,7 @@ def _narrow_step(
     def narrow(array: jax.Array) -> jax.Array:
         return array.astype(f"{array.dtype.kind}4") if array.dtype.itemsize == 8 else array
 
-    # Row by row, as its bounds are those of one environment.
+    # Convert row by row: the bounds of native_action are those of one environment.
     handle, output = pool_step(handle, jax.vmap(native_action)(action))
     return handle, jax.tree.map(narrow, output)
 
@@ -255,7 +256,7 @@ def _narrow_step(
 def _fused_step(
     pool_step: Any, spec: EnvSpec, state: PyTree, action: jax.Array
 ) -> tuple[PyTree, EnvOutput, jax.Array]:
-    """Clamp, step and put in order, as one pure function; see ``FusedEnv.step``."""
+    """Clamp actions, step, and put rows in order, as one pure function; see ``FusedEnv.step``."""
     handle, ends = state
 
     def after(ends: jax.Array, rows: jax.Array | None, pool_output: tuple) -> tuple:
@@ -289,17 +290,17 @@ def _fused_step(
 
 
 def _places(order: jax.Array) -> jax.Array:
-    """Return where each environment is in ``order``, the environments of the rows, ``[B]``."""
+    """Return the row of each environment, ``[B]``; ``order`` has the environment of each row."""
     return jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
 
 
 def _places_by_comparison(order: jax.Array) -> jax.Array:
-    """Return the same without a scatter, which would be a kernel of its own, in ``B * B`` steps."""
+    """Return the same in ``B * B`` steps, without a scatter, which needs a kernel of its own."""
     return jnp.argmax(order[None] == jnp.arange(len(order), dtype=order.dtype)[:, None], axis=1)
 
 
 def _clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Array]:
-    """Return actions ``[B, ...]`` inside ``space`` and how many were not; NaN is not."""
+    """Return actions ``[B, ...]`` clamped into ``space``, and how many were outside (or NaN)."""
     if isinstance(space, gymnasium.spaces.Box):
         limit = np.finfo(space.dtype).max
         low, high = np.clip(space.low, -limit, limit), np.clip(space.high, -limit, limit)
@@ -339,7 +340,7 @@ def pool_spec(pool: Any, config: dict, name: str) -> EnvSpec:
 
 
 def envpool_id(env: str) -> str | None:
-    """Return envpool's name of an id (``ALE/Pong-v5`` is ``Pong-v5`` there), None if unknown."""
+    """Return envpool's name of an id (``Pong-v5`` of ``ALE/Pong-v5``), or None if unknown."""
     import envpool
 
     known = envpool.list_all_envs()
@@ -348,7 +349,7 @@ def envpool_id(env: str) -> str | None:
 
 
 def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
-    """Raise UsageError for options that envpool would not know, or would abort on."""
+    """Raise UsageError for options that envpool does not know, or would abort on."""
     import envpool
 
     with warnings.catch_warnings():
@@ -356,7 +357,7 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
         try:
             defaults = envpool.make_spec(env_id).config._asdict()
         except Exception as error:
-            # Families check for files and system libraries here, each with its own exception.
+            # Families look for files and system libraries here; each raises errors of its own.
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
     _check_one_player(defaults, env_id)
     for name in options:
@@ -376,8 +377,8 @@ def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
             raise UsageError(f"{where} must be a {type(default).__name__}, such as {default!r}")
         return
     is_int = isinstance(default, int)
-    # Sizes and counts below their usual sign abort or hang in native code: whatever is 1 or more by
-    # default stays so, and what is 0 or -1 by default goes no lower.
+    # Sizes and counts that are too low abort or hang in native code. So an option whose default is
+    # 1 or more must be at least 1, and one whose default is 0 or -1 must be at least that.
     smallest = min(default, 1) if is_int else None
     largest = _LARGEST.get(name)
     if name == "repeat_action_probability":
@@ -386,10 +387,10 @@ def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
 
 
 def default_num_threads(env_id: str) -> int:
-    """Return a number of envpool threads for two Inferencers that share the cores.
+    """Return the number of envpool threads for each of two Inferencers that share the cores.
 
-    One for environments so cheap that waking a thread costs more than a step (classic control, toy
-    text); otherwise half of the cores each.
+    It is 1 for environments so cheap that waking a thread costs more than a step (classic control,
+    toy text), and half of the cores for all others.
     """
     from envpool.registration import registry
 
@@ -408,16 +409,16 @@ def make_envpool(
 ) -> EnvpoolAdapter:
     """Make an envpool whose environment i has ``seeds[i]``; ``options`` have been checked.
 
-    It has no more threads than environments.
+    The pool has no more threads than environments.
 
     Raises:
-      UsageError: Wrong seeds, or an environment that is not supported.
+      UsageError: The seeds break a rule, or the environment is not supported.
     """
     import envpool
 
     seeds = check_seeds(seeds, num_envs)
     with warnings.catch_warnings():
-        # Spaces warn about precision when they are built.
+        # Spaces warn of lost precision when they are made.
         warnings.simplefilter("ignore")
         try:
             pool = envpool.make(

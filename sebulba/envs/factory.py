@@ -1,4 +1,4 @@
-"""Environment factories of every form, and the spec of what they make."""
+"""Environment factories from ids, callables and module attributes, and specs of environments."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import Any, Literal
 import gymnasium
 from gymnasium.vector import VectorEnv
 
+from sebulba.checks import nearest
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.gymnasium_adapter import (
     STEP_TIMEOUT_S,
     GymnasiumAdapter,
     vector_env_spec,
 )
-from sebulba.envs.option_checks import check_number, check_option_names, is_one_of, nearest
+from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
 from sebulba.errors import UsageError, shown
@@ -30,7 +31,7 @@ Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
 
 _MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
-"""Options of ``gymnasium.make`` itself; the others go to the environment."""
+"""Options of ``gymnasium.make`` itself; all others go to the environment."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +41,11 @@ class _Factory:
     make: Callable[[int, list[int]], EnvAdapter]
     name: str
     make_spec: Callable[[], EnvSpec] | None = None
-    """A shorter way to the spec than making a vector environment of one."""
+    """Makes the spec more cheaply than by making a vector of one environment."""
     make_one: Callable[[], gymnasium.Env] | None = None
-    """Makes one of the environments that are vectorised here."""
+    """Makes a single environment; None if ``make`` only makes vectors."""
     num_threads: int | None = None
-    """Most threads that step a vector environment; None if that is not known here."""
+    """Most threads that step a vector environment; None if that is unknown."""
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
         check_number(
@@ -67,28 +68,30 @@ def make_env_factory(
     step_timeout_s: float = STEP_TIMEOUT_S,
     **options: Any,
 ) -> EnvFactory:
-    """Return what makes the vector environment of one Inferencer.
+    """Return a factory of the vector environment of one Inferencer.
 
     Args:
       env: One of
 
-        * an id: ``"CartPole-v1"``, by envpool where it has it, else by Gymnasium;
-        * ``"module:attribute"``, one of the callables below;
-        * a callable ``() -> gymnasium.Env`` (a class is one): vectorised here, next-step autoreset,
-          seeded at its first reset;
+        * an id such as ``"CartPole-v1"``, made by envpool if it has it, else by Gymnasium;
+        * ``"module:attribute"``, which names one of the callables below;
+        * a callable ``() -> gymnasium.Env``, such as a class: its environments are vectorised with
+          next-step autoreset, and seeded at their first reset;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
-        * what this function returned.
+        * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
-      num_threads: Threads of each envpool. None: 1 for classic control and toy text, where waking a
-        thread costs more than a step, otherwise half of the cores, for two Inferencers.
+      num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
+        waking a thread costs more than a step, and otherwise half of the cores, as for two
+        Inferencers.
       vectorization: ``"sync"`` or ``"async"`` (a process per environment, which pays above about
         0.3 ms per step) for single environments.
-      step_timeout_s: Longest that worker processes may take for a step.
-      **options: For the environment: of ``envpool.make``, ``gymnasium.make`` or the callable.
+      step_timeout_s: Longest time that worker processes may take for a step.
+      **options: Options of ``envpool.make``, ``gymnasium.make`` or the callable.
 
     Raises:
-      UsageError: An unknown id (the nearest is named), module, attribute or option, or a bad value.
+      UsageError: An id (the message names the nearest), module, attribute or option is unknown, or
+        a value breaks a rule.
     """
     if backend is not None and not is_one_of(backend, "envpool", "gymnasium"):
         raise UsageError(f"backend={shown(backend)} must be 'envpool', 'gymnasium' or None")
@@ -149,12 +152,12 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
     """Return the spaces and frame structure of one environment.
 
     Args:
-      env: What ``make_env_factory`` takes (one environment is made and closed); or an EnvAdapter, a
-        vector environment or a ``gymnasium.Env``, which is only looked at.
-      **options: Those of ``make_env_factory``.
+      env: Anything that ``make_env_factory`` takes, of which one environment is made and closed; or
+        an EnvAdapter, a vector environment or a ``gymnasium.Env``, which is only looked at.
+      **options: Options of ``make_env_factory``.
 
     Raises:
-      UsageError: As ``make_env_factory``, or a space that is not supported.
+      UsageError: ``make_env_factory`` refuses its arguments, or a space is not supported.
     """
     if isinstance(getattr(env, "spec", None), EnvSpec):
         return env.spec
@@ -181,7 +184,7 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
 
 
 def _is_attribute(env: str) -> bool:
-    """Tell ``module:attribute`` from ids, also Gymnasium's ``module:Id-v0``."""
+    """Tell whether this is ``module:attribute``, not an id such as Gymnasium's ``module:Id-v0``."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", env) is not None
 
 
@@ -226,7 +229,7 @@ def _import(module: str, env: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise  # the module exists, and what it imports does not
+            raise  # the module exists, but one that it imports does not
         raise UsageError(
             f"env={env!r} names the module {module!r}, which is not found; check the name, the "
             "folder you are in and PYTHONPATH"
@@ -322,7 +325,7 @@ def _envpool_factory(env: str, num_threads: int | None, options: dict[str, Any])
 
 
 def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
-    # In "module:Id" the module, which registers the id, has been imported.
+    # The module of "module:Id", which registers the id, has been imported already.
     entry_point: Any = gymnasium.spec(env.rpartition(":")[2]).entry_point
     if isinstance(entry_point, str):
         entry_point = gymnasium.envs.registration.load_env_creator(entry_point)
@@ -335,7 +338,7 @@ def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasiu
 
 def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
     with warnings.catch_warnings():
-        # Spaces warn about precision, versions about their age, when they are made.
+        # Spaces warn of lost precision, and outdated versions of their age.
         warnings.simplefilter("ignore")
         try:
             return gymnasium.make(env, **options)
@@ -391,7 +394,7 @@ def _is_envpool(env: Any) -> bool:
 
 
 def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) -> EnvAdapter:
-    """Put an adapter before a vector environment, which is closed if it does not fit."""
+    """Put an adapter in front of a vector environment, which is closed if that fails."""
     if not isinstance(vector_env, VectorEnv):
         raise UsageError(
             f"{name!r} has the parameters num_envs and seeds and returned a "

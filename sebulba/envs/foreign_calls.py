@@ -15,16 +15,17 @@ from sebulba.types import PyTree
 def without_side_effects(function: Callable[..., PyTree], *example: PyTree) -> Callable[..., Any]:
     """Return ``function`` with its foreign calls declared to be free of side effects.
 
-    JAX dispatches a program that has side effects in Python, half a millisecond of the
-    interpreter's lock a call where three threads want it, and any other in C++.
+    JAX dispatches a program without side effects in C++, but one that has some in Python, where
+    each call holds the interpreter's lock for half a millisecond if three threads want it.
 
-    Only for calls that form a chain: each takes what the one before it returned, and what the last
-    one returns is used. Then no compiler can drop or reorder them; XLA repeats no foreign call.
+    Use this only for calls that form a chain: each takes what the one before returned, and what the
+    last one returns is used. Then no compiler can drop or reorder the calls. XLA repeats no foreign
+    call.
 
     Args:
-      function: Of arrays. It is kept, with what its calls need to stay alive. Arrays inside may be
-        64 bits wide, whatever JAX is set to; what it takes and returns may not.
-      example: Arguments of the shapes that it will be called with.
+      function: A function of arrays. A reference to it keeps alive what its calls need. Arrays
+        inside it may be 64 bits wide, whatever JAX is set to, but not its arguments and results.
+      example: Arguments with the shapes and dtypes of later calls.
     """
     with jax.enable_x64(True):
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*example)
@@ -42,4 +43,4 @@ def without_side_effects(function: Callable[..., PyTree], *example: PyTree) -> C
         with jax.enable_x64(True):
             return jax.tree.unflatten(treedef, flat(*jax.tree.leaves(arguments)))
 
-    return functools.wraps(function)(pure_function)  # keeps it as __wrapped__
+    return functools.wraps(function)(pure_function)  # wraps() refers to it by __wrapped__

@@ -33,15 +33,15 @@ from sebulba.errors import EnvError, UsageError, shown, text_of
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 
 STEP_TIMEOUT_S = 60.0
-"""A worker process that needs longer than this for one step is taken for hung."""
+"""Seconds after which a worker process that has not finished a step counts as hung."""
 
 
 class GymnasiumAdapter:
     """A Gymnasium vector environment in any of the three autoreset modes.
 
-    NEXT_STEP passes through. SAME_STEP and DISABLED deliver, in the step that ended an episode,
-    its reward and flags together with the next episode's first observation (``is_first``), so no
-    row is inserted and the last observation of a truncated episode is not seen.
+    With NEXT_STEP, rows pass through unchanged. With SAME_STEP and DISABLED, the row of the step
+    that ended an episode has its reward and flags, but the next episode's first observation
+    (``is_first``). So no row is inserted, and the last observation of a truncated episode is lost.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class GymnasiumAdapter:
         name: str = "",
         step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
-        """Take over ``vector_env`` and close it in the end.
+        """Take over ``vector_env``, which ``close`` closes.
 
         Args:
-          vector_env: Any Gymnasium vector environment that says its autoreset mode.
+          vector_env: Any Gymnasium vector environment that states its autoreset mode.
           seeds: ``[B]`` non-negative int32, given to the first ``reset``.
-          name: For messages.
-          step_timeout_s: Longest that worker processes may take for one step or reset.
+          name: Name for messages.
+          step_timeout_s: Longest time that worker processes may take for a step or reset.
 
         Raises:
-          UsageError: Spaces or the autoreset mode are not supported.
+          UsageError: The spaces or the autoreset mode are not supported.
         """
         self._vector_env = vector_env
         self._is_closed = False
@@ -79,13 +79,13 @@ class GymnasiumAdapter:
         self._fault_of_copies: str | None = None
 
     def reset(self) -> EnvOutput:
-        """Begin new episodes everywhere; the first time with the seeds."""
+        """Begin new episodes in all environments, the first time with the seeds."""
         self._check_open()
         seed: Any = self._seeds
         if seed is not None and not isinstance(
             self._vector_env.unwrapped, SyncVectorEnv | AsyncVectorEnv
         ):
-            # The base class promises no more than one integer.
+            # The base class promises only that it takes one integer.
             seed = seed[0]
         with self._worker_errors():
             result = self._reset_raw(seed=seed)
@@ -95,9 +95,10 @@ class GymnasiumAdapter:
         return EnvOutput.first(self._own(obs), self.num_envs)
 
     def step(self, action: np.ndarray) -> EnvOutput:
-        """Act; raises ActionError before an invalid action gets through.
+        """Act in all environments.
 
         Raises:
+          ActionError: An action is invalid; no environment has received it.
           EnvError: A worker died or hung, or the environment broke its contract.
         """
         self._check_open()
@@ -129,11 +130,11 @@ class GymnasiumAdapter:
         return "a Gymnasium environment is Python code, not JAX functions"
 
     def state(self) -> bytes | str:
-        """Return what is needed to go on from here, or the reason why there is none.
+        """Return the state from which to go on, or the reason why there is none.
 
-        Environments that were vectorised here are saved one by one (``pickled_env.save``), a ready
-        made vector environment as a whole. The first time, copies of the first are tried
-        (``pickled_env.fault_of_copies``).
+        Single environments that ``make_vector_env`` vectorised are saved one by one
+        (``pickled_env.save``), a ready-made vector environment as a whole. The first call tests
+        whether copies work (``pickled_env.fault_of_copies``).
         """
         self._check_open()
         saved = self._saved_envs()
@@ -143,16 +144,16 @@ class GymnasiumAdapter:
         return seal(content, of=self._who(), num_envs=self.num_envs)
 
     def put_back(self, state: bytes) -> None:
-        """Go on from ``state``; begins new episodes first.
+        """Begin new episodes, then go on from ``state``.
 
-        It is a pickle: give this nothing but what a run of your own has saved.
+        Unpickling can run any code: pass only what a run of your own has saved.
 
         Raises:
-          EnvError: It does not fit, or a worker died or hung; ``reset`` is possible then.
+          EnvError: ``state`` does not fit, or a worker died or hung; ``reset`` is still possible.
         """
         self._check_open()
         ends, num_steps, seeds, saved = unseal(state, of=self._who(), num_envs=self.num_envs)
-        # So that nothing is left over from what was before, in worker processes neither.
+        # Reset first, so that nothing of the earlier state is left, not even in worker processes.
         seeds_of_now = self._seeds
         self.reset()
         self._seeds = seeds_of_now
@@ -164,7 +165,7 @@ class GymnasiumAdapter:
         self._ends, self._num_steps, self._seeds = ends, num_steps, seeds
 
     def close(self) -> None:
-        """Close the vector environment; worker processes that hang or failed are ended."""
+        """Close the vector environment; kill worker processes that hang or have failed."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -180,7 +181,7 @@ class GymnasiumAdapter:
         return f"environment {self.spec.name!r}"
 
     def _saved_envs(self) -> list[bytes] | bytes | str:
-        """Return one state for each environment vectorised here, else one for all, or a reason."""
+        """Return a state per single environment, one for the whole vector, or a reason for none."""
         env = self._vector_env
         if holds_checked_envs(env):
             with self._worker_errors():
@@ -199,7 +200,7 @@ class GymnasiumAdapter:
     def _put_back_whole(self, saved: bytes) -> None:
         try:
             self._vector_env = pickled_env.restore(saved, self._vector_env)
-        except Exception as error:  # whatever a user's code does when it is put back
+        except Exception as error:  # a user's code may raise anything here
             raise EnvError(f"{self._who()} could not be put back: {text_of(error)}") from error
 
     def _reset_raw(self, **arguments: Any) -> tuple:
@@ -237,7 +238,7 @@ class GymnasiumAdapter:
         return obs
 
     def _own(self, obs: Any) -> PyTree:
-        """Return a checked copy: vector environments write their buffers again."""
+        """Return a checked copy, because vector environments overwrite their buffers."""
         if isinstance(self._leaves, tuple):
             return _own_leaf(obs, "obs", *self._leaves)
         if not isinstance(obs, dict) or obs.keys() != self._leaves.keys():
@@ -252,7 +253,7 @@ class GymnasiumAdapter:
         reward = _as_array(reward, "reward")
         if not np.can_cast(reward.dtype, np.float32, "same_kind"):
             raise EnvError(f"reward must be numbers; got dtype {reward.dtype}")
-        with np.errstate(over="ignore"):  # infinite then, which is found below
+        with np.errstate(over="ignore"):  # too large a number becomes infinite: found below
             reward = np.array(reward, np.float32)
         if reward.shape != (self.num_envs,):
             raise EnvError(f"reward must have shape ({self.num_envs},); got {reward.shape}")
@@ -278,8 +279,8 @@ class GymnasiumAdapter:
 
     @contextlib.contextmanager
     def _worker_errors(self) -> Iterator[None]:
-        """Turn what a dead or hung worker process shows itself as into an EnvError."""
-        self._has_failed = True  # until the block has run to its end
+        """Raise EnvError in place of the errors by which a dead or hung worker process shows."""
+        self._has_failed = True  # stays so unless the block ends without an error
         try:
             yield
             self._has_failed = False
@@ -293,8 +294,8 @@ class GymnasiumAdapter:
             if not isinstance(self._vector_env.unwrapped, AsyncVectorEnv):
                 raise
             workers = guilty_workers(self._vector_env.unwrapped, has_died)
-            # Its frames hold what was to be sent, in a buffer; Python 3.12.1 crashes when it
-            # collects such a buffer in a reference cycle, which a traceback soon is in.
+            # Drop the traceback: its frames hold a buffer of what was to be sent, and often become
+            # part of a reference cycle, in which Python 3.12.1 crashes when it collects the buffer.
             cause = error.with_traceback(None)
             raise EnvError(f"the worker process of environment {workers} died") from cause
 
@@ -346,14 +347,14 @@ def _own_leaf(leaf: Any, name: str, shape: tuple[int, ...], dtype: Any) -> np.nd
         raise EnvError(
             f"{name} must have shape {shape} and dtype {dtype}; got {array.shape} and {array.dtype}"
         )
-    with np.errstate(over="ignore"):  # infinite then, which is found at the end of the cycle
+    with np.errstate(over="ignore"):  # infinities are found at the end of the cycle
         return np.array(array, dtype, order="C")
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(value)
-    except Exception as error:  # whatever a user's object does when it is converted
+    except Exception as error:  # a user's object may raise anything when converted
         raise EnvError(f"{name} must be an array; got {shown(value)} ({text_of(error)})") from error
 
 

@@ -16,17 +16,17 @@ from sebulba.envs.spaces import make_action_check
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
 
 EPISODES_A_RESET = 2**20
-"""After each reset, so many episodes are left for the environment before those of the next."""
+"""Numbers of episodes that are reserved for the time between two resets."""
 
 
 def cartpole_without_velocities(num_envs: int, seeds: list[int]) -> EnvAdapter:
-    """Return envpool's CartPole-v1 of which only cart position and pole angle are observed."""
+    """Return envpool's CartPole-v1, observing only the cart's position and the pole's angle."""
     env = make_envpool("CartPole-v1", num_envs, seeds, num_threads=1, options={})
     return SelectedComponents(env, (0, 2))
 
 
 class SelectedComponents:
-    """An environment of which some components of its observation, a vector, are observed."""
+    """Shows only some components of an environment's observation, which is a vector."""
 
     def __init__(self, env: EnvAdapter, components: tuple[int, ...]) -> None:
         """Show ``components`` of ``env``, whose observation is a Box of one dimension."""
@@ -49,7 +49,7 @@ class SelectedComponents:
         return self._selected(self._env.step(action))
 
     def fused(self) -> FusedEnv | str:
-        """Return the environment as JAX functions, if that inside is one."""
+        """Return the environment as JAX functions, if the inner one can be had so."""
         inside = self._env.fused()
         if isinstance(inside, str):
             return inside
@@ -62,15 +62,15 @@ class SelectedComponents:
         return FusedEnv(inside.state, step)
 
     def state(self) -> bytes | str:
-        """Return the state of the environment inside, or the reason why it has none."""
+        """Return the state of the inner environment, or the reason why it has none."""
         return self._env.state()
 
     def put_back(self, state: bytes) -> None:
-        """Put the environment inside back."""
+        """Put the inner environment back."""
         self._env.put_back(state)
 
     def close(self) -> None:
-        """Free the environment inside."""
+        """Free the inner environment."""
         self._env.close()
 
     def _selected(self, output: EnvOutput) -> EnvOutput:
@@ -78,10 +78,10 @@ class SelectedComponents:
 
 
 class RepeatObservation:
-    """Observes a random symbol at every step and rewards repeating that of ``delay`` steps ago.
+    """Shows a random symbol at every step and rewards repeating that of ``delay`` steps ago.
 
-    The best return is ``episode_length - delay``, blind guessing has a ``num_symbols``-th of it.
-    Symbols are a hash of seed, episode and time, so that the state is two counters.
+    The best return is ``episode_length - delay``; guessing blindly gets that over ``num_symbols``.
+    Symbols are a hash of seed, episode and time, so that the state consists of two counters.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class RepeatObservation:
         self._sizes = delay, num_symbols, episode_length
         self._check_action = make_action_check(symbols, num_envs)
         self._num_resets = 0
-        # Episode and time after a reset; arrays that a fused cycle reads again after each.
+        # Episode and time after a reset, in arrays that a fused cycle reads again after each reset.
         self._first = np.zeros(num_envs, np.int32), np.zeros(num_envs, np.int32)
         self._state = self._first
 
     def reset(self) -> EnvOutput:
         """Begin episodes that were not played before."""
-        # In a fused cycle it is not known here how many episodes there were.
+        # This object does not know how many episodes a fused cycle has played.
         self._first[0][:] = self._num_resets * EPISODES_A_RESET % 2**31
         self._num_resets += 1
         self._state = self._first
@@ -120,12 +120,12 @@ class RepeatObservation:
         return output
 
     def state(self) -> bytes:
-        """Return the seed and the two counters of every task, and how often they were reset."""
+        """Return the seed and the counters of every task, and the number of resets."""
         content = (self._seed, self._num_resets, self._state)
         return seal(content, of=self._who(), num_envs=self.num_envs)
 
     def put_back(self, state: bytes) -> None:
-        """Go on from ``state``, with its seeds."""
+        """Go on from ``state``, which includes the seeds."""
         content = unseal(state, of=self._who(), num_envs=self.num_envs)
         self._seed, self._num_resets, self._state = content
 
@@ -144,13 +144,13 @@ class RepeatObservation:
         return FusedEnv(self._first, step)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to free."""
 
 
 def _repeat_step(
     xp: Any, seed: np.ndarray, sizes: tuple[int, int, int], state: PyTree, action: Any
 ) -> tuple[PyTree, EnvOutput]:
-    """Step all environments; one whose episode is over is reset and ignores its action."""
+    """Step all environments; one whose episode has ended is reset and ignores its action."""
     delay, num_symbols, length = sizes
     episode, t = state
     is_first = t == length
@@ -179,7 +179,7 @@ def _symbol(seed: Any, episode: Any, t: Any, num_symbols: int) -> Any:
 
 
 def _mix(hashed: Any, x: Any) -> Any:
-    """Return a hash of two uint32 (a multiply-xorshift round; wraps as it should)."""
+    """Return a hash of two uint32 (a multiply-xorshift round, which is meant to overflow)."""
     y = hashed + x * np.uint32(0x9E3779B9) + np.uint32(0x7F4A7C15)
     y = (y ^ (y >> np.uint32(16))) * np.uint32(0x7FEB352D)
     y = (y ^ (y >> np.uint32(15))) * np.uint32(0x846CA68B)

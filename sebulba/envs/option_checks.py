@@ -1,24 +1,15 @@
-"""Checks of options by name and value."""
+"""Checks of the names and values of options."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
+from sebulba.checks import nearest
 from sebulba.errors import UsageError
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``"; the nearest are A, B"``, or nothing if none is near."""
-    by_lower: dict[str, str] = {}
-    for one in known:
-        by_lower.setdefault(one.lower(), one)
-    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
-    return f"; the nearest are {', '.join(by_lower[one] for one in near)}" if near else ""
 
 
 def is_one_of(value: Any, *choices: str) -> bool:
@@ -46,12 +37,12 @@ def check_number(
     """Raise UsageError unless ``value`` is a number of the right kind and size.
 
     Args:
-      where: Name and value, the beginning of the message.
-      value: To check.
-      is_int: It must be an int that fits 32 bits (a bool is not one), else any finite number.
-      smallest: Inclusive, None for no bound.
-      largest: Inclusive, None for no bound.
-      default: Named as the remedy.
+      where: Name and value, with which the message begins.
+      value: Value to check.
+      is_int: It must be an int of 32 bits (a bool is none); otherwise any finite number.
+      smallest: Smallest allowed value; None for no bound.
+      largest: Largest allowed value; None for no bound.
+      default: Default that the message names as the remedy.
     """
     kind = "an integer" if is_int else "a finite number"
     allowed = (int, np.integer) if is_int else (int, float, np.integer, np.floating)

@@ -1,4 +1,4 @@
-"""What an environment is, as bytes, and back; and whether such a copy is any good.
+"""Environments saved as bytes and restored, and a test of whether such copies work.
 
 This module needs no JAX: worker processes import it.
 """
@@ -24,18 +24,18 @@ from sebulba.errors import EnvError, text_of
 
 REMEDY = "give it the methods get_state() and set_state(state)"
 STEPS_COMPARED = 16
-"""Steps through which a copy and a copy of the copy are held against each other, at most."""
+"""Most steps through which a copy is compared with a copy of that copy."""
 COMPARE_S = 2.0
-"""No step of that begins after so many seconds."""
+"""Seconds after which no further step of that comparison begins."""
 _STEPS_BEFORE = 2
 
 
 def save(env: Any) -> bytes | str:
     """Return the state of a single or vector environment, or the reason why there is none.
 
-    The outermost layer of its wrappers that offers ``get_state()`` and ``set_state(state)`` is
-    asked for its state, which is kept with its random generator; the wrappers around that layer
-    are pickled. Where none offers them, all of it is pickled, by cloudpickle if pickle cannot.
+    The outermost wrapper (or the environment) that has ``get_state()`` and ``set_state(state)`` is
+    asked for its state, which is saved with its random generator; the wrappers around it are
+    pickled. If none has these methods, all of it is pickled, by cloudpickle if pickle cannot.
     """
     layer = _layer_with_state(env)
     try:
@@ -44,24 +44,25 @@ def save(env: Any) -> bytes | str:
             random = getattr(layer.unwrapped, "_np_random", None)
             inner = _dumps((layer.get_state(), random))
         return pickle.dumps((inner, _dumps(env, without=layer)))
-    except Exception as error:  # whatever a user's code does when it is asked for its state
+    except Exception as error:  # a user's code may raise anything here
         who = type(_unwrapped(env)).__name__
         what = "could not be pickled" if layer is None else "gave no state"
         return f"{who} {what} ({_describe(error)}); {REMEDY}"
 
 
 def restore(data: bytes, env: Any) -> Any:
-    """Return the environment whose ``save`` is ``data``.
+    """Return the environment that was saved as ``data``.
 
-    Unpickling runs what the pickle says: give this nothing but what a run of your own has saved.
+    Unpickling can run any code: pass only what a run of your own has saved.
 
     Args:
-      data: What ``save`` returned.
-      env: Made in the same way, and reset. Its layer that has ``set_state``, if there is one,
-        becomes a part of what is returned, otherwise it is closed.
+      data: Return value of ``save``.
+      env: An environment that was made in the same way, and reset. Its layer that has
+        ``set_state``, if there is one, becomes a part of the result; otherwise ``env`` is closed.
 
     Raises:
-      Exception: Whatever a user's code raises; EnvError if the spaces are not those of ``env``.
+      EnvError: The saved spaces are not those of ``env``.
+      Exception: A user's code raised it.
     """
     inner, outer = pickle.loads(data)
     layer = _layer_with_state(env)
@@ -83,17 +84,16 @@ def restore(data: bytes, env: Any) -> Any:
 
 
 def fault_of_copies(data: bytes) -> str | None:
-    """Say how the copies of an environment go wrong, None if they do not.
+    """Return how the copies of an environment go wrong, or None if they do not.
 
-    An environment may be pickled without an error and yet not whole: what it keeps outside of
-    Python, reads from the clock or draws from a global generator is missing. So a copy is reset
-    and stepped, copied again, and both are stepped with the same random actions and reset once
-    more. Observations, rewards and flags must be equal. That is what this promises and no more:
-    what shows only later, or only in another process, is not seen. An environment with
-    ``get_state`` is taken at its word.
+    An environment may be pickled without an error and still lack something: what it keeps outside
+    of Python, reads from the clock or draws from a global generator. So a copy is reset, stepped
+    and copied again; then both copies are stepped with the same random actions and reset once more.
+    Observations, rewards and flags must be equal. Differences that show only later, or only in
+    another process, are not found. An environment with ``get_state`` is trusted.
 
     Args:
-      data: What ``save`` returned; the environment itself is not touched.
+      data: Return value of ``save``; the environment itself is not touched.
     """
     inner, outer = pickle.loads(data)
     if inner is not None:
@@ -103,18 +103,18 @@ def fault_of_copies(data: bytes) -> str | None:
             one = _loads(outer)
             copies.callback(one.close)
             return _compare_with_copy(one, copies)
-    except Exception as error:  # of a copy: the environment itself would have shown it before
+    except Exception as error:  # only a copy fails so: the environment itself has been played
         return f"a copy by pickle failed with {_describe(error)}; {REMEDY}"
 
 
 def _put_back_random(env: Any, random: np.random.Generator | None) -> None:
-    """Let ``env.np_random`` go on from ``random``; in place, since others may hold it."""
+    """Let ``env.np_random`` go on from ``random``; in place, because others may refer to it."""
     if random is not None:
         env.np_random.bit_generator.state = random.bit_generator.state
 
 
 def _layer_with_state(env: Any) -> Any:
-    """Return the outermost layer that offers its state, None if there is none."""
+    """Return the outermost layer that offers its state, or None if there is none."""
     return next((layer for layer in _layers(env) if _offers_state(layer)), None)
 
 
@@ -130,9 +130,9 @@ def _unwrapped(env: Any) -> Any:
 
 
 def _offers_state(layer: Any) -> bool:
-    """Tell whether there are ``get_state()`` and ``set_state(state)``, called like this.
+    """Tell whether ``get_state()`` and ``set_state(state)`` can be called like this.
 
-    MuJoCo environments have a ``set_state(qpos, qvel)``, which is something else.
+    MuJoCo environments have a ``set_state(qpos, qvel)``, which is another method.
     """
     try:
         inspect.signature(layer.get_state).bind()
@@ -143,14 +143,14 @@ def _offers_state(layer: Any) -> bool:
 
 
 def _dumps(value: Any, *, without: Any = None) -> bytes:
-    """Return ``value`` pickled, a place holder where the object ``without`` is in it."""
+    """Return ``value`` pickled, with a placeholder for the object ``without`` inside it."""
     try:
         return _dump(_Pickler, value, without)
     except _NotWhole:
         raise
     except Exception:
-        # It knows lambdas and classes of functions; but it also takes a class of a script along,
-        # so that it would no longer be the one that the script defines.
+        # cloudpickle can pickle lambdas and local classes. It is second because it also pickles a
+        # class of the main script, whose copy would then not be the class that the script defines.
         return _dump(_CloudPickler, value, without)
 
 
@@ -163,7 +163,7 @@ def _dump(pickler_class: Any, value: Any, without: Any) -> bytes:
 
 
 class _NotWhole(pickle.PicklingError):
-    """Pickling would work and leave something out."""
+    """Pickling would succeed, but leave something out."""
 
 
 class _LookingPickler:
@@ -201,7 +201,7 @@ def _loads(data: bytes, *, without: Any = None) -> Any:
 
 
 def _compare_with_copy(one: Any, copies: contextlib.ExitStack) -> str | None:
-    """Say where ``one`` and a copy of it, which ``copies`` will close, part."""
+    """Return where ``one`` and a copy of it, which ``copies`` closes, differ, or None."""
     actions = copy.deepcopy(one.action_space)
     actions.seed(0)
     one.reset(seed=0)
@@ -222,7 +222,7 @@ def _compare_with_copy(one: Any, copies: contextlib.ExitStack) -> str | None:
 
 
 def _advance(env: Any, action: Any) -> tuple:
-    """Step ``env``, reset what has to be, and return all that was observed."""
+    """Step ``env``, reset what has ended, and return all that was observed."""
     obs, reward, terminated, truncated, _ = env.step(copy.deepcopy(action))
     seen = copy.deepcopy((obs, reward, terminated, truncated))
     ends = np.logical_or(terminated, truncated)

@@ -1,4 +1,4 @@
-"""States of environments and cycles as bytes that show when they are damaged or of another."""
+"""Saved states as bytes that reveal damage, and whether they belong to something else."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def seal(content: Any, *, of: str, num_envs: int) -> bytes:
-    """Return ``content`` as bytes, with a version, a checksum, and whose state it is.
+    """Return ``content`` as bytes with a version, a checksum, and whose state it is.
 
     Args:
       content: Anything that can be pickled.
-      of: What it is the state of, in words; ``unseal`` compares it.
-      num_envs: Of how many environments; ``unseal`` compares it.
+      of: Description of what has this state; ``unseal`` compares it.
+      num_envs: Number of environments with this state; ``unseal`` compares it.
     """
     payload = pickle.dumps((of, num_envs, content), pickle.HIGHEST_PROTOCOL)
     return b"%s%d\n%s%s" % (_MAGIC, VERSION, hashlib.sha256(payload).digest(), payload)
@@ -28,12 +28,12 @@ def seal(content: Any, *, of: str, num_envs: int) -> bytes:
 def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
     """Return what was sealed.
 
-    The content is a pickle, and unpickling runs what it says: give this nothing but what a run of
-    your own has saved. The checksum guards against damage, not against malice.
+    The content is a pickle, and unpickling can run any code: pass only what a run of your own has
+    saved. The checksum protects against damage, not against malice.
 
     Raises:
-      EnvError: It is no sealed state, one of another version, a damaged one, or that of something
-        else or of another number of environments.
+      EnvError: ``data`` is not a sealed state, has another version, is damaged, or is the state of
+        something else or of another number of environments.
     """
     if not isinstance(data, bytes) or not data.startswith(_MAGIC):
         raise EnvError(f"this is not the saved state of {of}; give what a run has saved")

@@ -1,4 +1,4 @@
-"""Seeds of environments: one block per Inferencer, no two blocks overlap."""
+"""Seeds of environments: one block per Inferencer, and no two blocks overlap."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MASK = (1 << _BITS) - 1
 ENVS_A_GENERATION = 2**18
 """Environments that a run may have, on all hosts, if some of them are ever made anew."""
 LAST_GENERATION = 2**_BITS // ENVS_A_GENERATION - 2
-"""The seeds after its own are those of evaluations."""
+"""Last generation of environments; the seeds after it are those of evaluations."""
 
 
 def check_seed(seed: Any, name: str = "seed") -> int:
     """Return ``seed`` as a Python int.
 
     Raises:
-      UsageError: It is not an integer (a bool is not one) that fits 32 bits.
+      UsageError: ``seed`` is not an integer (a bool is none), or does not fit 32 bits.
     """
     if isinstance(seed, bool | np.bool_) or not isinstance(seed, int | np.integer):
         raise UsageError(
@@ -40,7 +40,7 @@ def check_seeds(seeds: Any, num_envs: int) -> list[int]:
     """Return seeds, one per environment, as Python ints.
 
     Raises:
-      UsageError: They are something else, or one is not an int32.
+      UsageError: There are not ``num_envs`` of them, or one is not an int32.
     """
     is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes)
     if not is_list and not (isinstance(seeds, np.ndarray) and seeds.ndim == 1):
@@ -61,20 +61,21 @@ def seed_block(
 ) -> list[int]:
     """Return the seeds of one Inferencer's environments.
 
-    Every environment of every host has an index of its own; a bijection of the 31-bit numbers,
-    chosen by ``seed``, turns it into a seed. So within a run no two environments share a seed, and
-    neighbouring indices or run seeds do not give neighbouring seeds. Environments that are made
-    anew in the same run, because it was resumed or they were restarted, share no seed with those
-    of another generation, nor with an evaluation's (of up to 2^17 environments).
+    Every environment of every host has an index of its own, which a bijection of the 31-bit numbers
+    maps to a seed; ``seed`` chooses the bijection. So no two environments of a run share a seed,
+    and neighbouring indices or run seeds do not give neighbouring seeds. Environments that are made
+    anew, because the run was resumed or they were restarted, share no seed with those of another
+    generation, nor with those of an evaluation (of up to 2^17 environments).
 
     Args:
-      seed: Of the run, an int32.
-      inferencer: Which Inferencer on this host, from 0.
+      seed: Seed of the run, an int32.
+      inferencer: Index of the Inferencer on this host, from 0.
       num_inferencers: Inferencers per host.
       num_envs: Environments per Inferencer.
-      host: Which host, from 0.
-      generation: How often the environments were made anew, at most ``LAST_GENERATION``. From 1 on
-        a run has at most ``ENVS_A_GENERATION`` environments on all its hosts.
+      host: Index of the host, from 0.
+      generation: Number of times that the environments were made anew, at most
+        ``LAST_GENERATION``. From 1 on a run has at most ``ENVS_A_GENERATION`` environments on all
+        its hosts.
 
     Returns:
       ``num_envs`` non-negative int32 seeds (Gymnasium takes no negative ones).
@@ -85,7 +86,7 @@ def seed_block(
     """
     key = check_seed(seed) & 0xFFFFFFFF
     for name, value in (("inferencer", inferencer), ("host", host), ("generation", generation)):
-        check_seed(value, name)  # other numbers of the kind
+        check_seed(value, name)  # the same rule holds for these
     first = (host * num_inferencers + inferencer) * num_envs
     if not 0 <= inferencer < num_inferencers or host < 0 or num_envs < 0:
         raise UsageError(
@@ -114,7 +115,7 @@ def seed_block(
 def _permute(x: int, key: int) -> int:
     """Map 31-bit ``x`` to a 31-bit number, one to one for each ``key``.
 
-    Each line is invertible: adding, multiplying by an odd number, xor with the own high bits.
+    Each line is invertible: it adds, multiplies by an odd number, or xors ``x`` with its high bits.
     """
     for round_constant in (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35):
         key = (key * 0x5851F42D4C957F2D + round_constant) & 0xFFFFFFFFFFFFFFFF

@@ -1,4 +1,4 @@
-"""Spaces as they reach JAX, and checks of what goes through them.
+"""Spaces as they reach JAX, and checks of their values.
 
 This module needs no JAX: worker processes import it.
 """
@@ -20,14 +20,14 @@ ACTION_SPACES = "Box of floats, Discrete or MultiDiscrete"
 _NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 _LARGEST = 1e30
 """A bound beyond this, or nearer to 0 than its inverse without being 0, is no bound: environments
-report the largest and the smallest positive float where they know none."""
+that know no bound report the largest or the smallest positive float."""
 
 
 def canonical_observation_space(space: Any) -> gymnasium.Space:
     """Return ``space`` with the dtypes that reach JAX (no 64-bit ones).
 
     Raises:
-      UsageError: Naming the path of a space that is not supported.
+      UsageError: A space is not supported; the message names its path.
     """
     if not isinstance(space, spaces.Dict):
         return _canonical(space, "observation_space", OBSERVATION_SPACES)
@@ -48,7 +48,7 @@ def canonical_action_space(space: Any) -> gymnasium.Space:
     """Return ``space`` with the dtypes that reach JAX (no 64-bit ones).
 
     Raises:
-      UsageError: It is not supported.
+      UsageError: ``space`` is not supported.
     """
     name = "action_space"
     if isinstance(space, spaces.Dict | spaces.MultiBinary) or (
@@ -83,7 +83,7 @@ def _canonical_box(space: spaces.Box, path: str) -> spaces.Box:
         raise UsageError(f"{path}={space} has bounds that are NaN or crossed; mend low and high")
     if space.dtype.kind != "f":
         return spaces.Box(*_narrow_int_bounds(path, space, dtype), dtype=dtype)
-    # Over the bounds that the environment declared, before they are rounded.
+    # Ask this of the bounds that the environment declared, before they are rounded.
     no_low, no_high = _is_no_bound(low), _is_no_bound(high)
     low, high = low.astype(np.float64), high.astype(np.float64)
     return spaces.Box(
@@ -138,7 +138,7 @@ def make_action_check(space: gymnasium.Space, num_envs: int) -> ActionCheck:
     is_inside = _make_is_inside(space)
 
     def check(action: np.ndarray) -> None:
-        # `type` before `shape`: a list has neither a shape nor a dtype.
+        # Test `type` first: a list has neither a shape nor a dtype.
         if type(action) is not np.ndarray or action.shape != shape or action.dtype != dtype:
             raise ActionError(_describe_wrong_array(action, shape, dtype))
         if not is_inside(action):
@@ -190,13 +190,13 @@ def _describe_outside(action: np.ndarray, space: gymnasium.Space) -> str:
 def make_native_action(
     native: gymnasium.Space, dtype: Any = None
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what turns checked actions, NumPy or JAX, into those that the environment declared.
+    """Return a function from checked actions, NumPy or JAX, to those of the declared space.
 
-    A bound rounded to float32 may lie just outside the float64 one, so actions are clipped there.
+    A bound rounded to float32 may lie just outside the float64 bound, so they are clipped.
 
     Args:
-      native: The action space as declared.
-      dtype: What the environment receives, if not the dtype of ``native``.
+      native: The action space as the environment declares it.
+      dtype: Dtype that the environment receives, if not that of ``native``.
     """
     dtype = np.dtype(native.dtype if dtype is None else dtype)
     if dtype != np.float64:

@@ -1,4 +1,4 @@
-"""Vector environments of single ones: in this thread, or in worker processes."""
+"""Vector environments made of single ones, in this thread or in worker processes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError, UsageError
 
 SIGTERM_GRACE_S = 120
-"""How long a worker process that gets SIGTERM works on, if the main process does, and how long one
-may take to close its environment."""
+"""Seconds that a worker process works on after SIGTERM if the main process does, and seconds that
+it may take to close its environment."""
 POLL_S = 1.0
-"""The wait for a worker is counted in pieces of this length."""
+"""Seconds of one piece of the wait for a worker."""
 
 
 class SafeAsyncVectorEnv(AsyncVectorEnv):
-    """AsyncVectorEnv that raises a worker's exception as it was, with its notes.
+    """AsyncVectorEnv that raises a worker's exception unchanged, with its notes.
 
-    Worker processes do not outlive it, except to close their environments.
+    Worker processes outlive it only to close their environments.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         """Make the worker processes, and their environments in them."""
-        # multiprocessing ends its processes by SIGTERM, at which these take their time.
+        # multiprocessing ends its processes by SIGTERM, after which these go on for a while.
         try:
             super().__init__(*arguments, **options)
         except BaseException:
@@ -42,20 +42,20 @@ class SafeAsyncVectorEnv(AsyncVectorEnv):
         Finalize(self, _kill, args=(self.processes,), exitpriority=1)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Close the environments and end the processes; those that cannot be asked are killed."""
+        """Close the environments and end the processes; kill those that do not answer."""
         if not terminate and timeout is None and self._state == AsyncState.DEFAULT:
             try:
                 super().close_extras()
                 return
-            except (EOFError, OSError):  # one is gone
+            except (EOFError, OSError):  # a process has died
                 pass
         end_workers(self)
 
     def _poll_pipe_envs(self, timeout: float | None = None) -> bool:
         """Wait until every worker has answered.
 
-        In pieces that are counted, not by the clock: if all processes stood still (SIGSTOP, a
-        suspended machine), that is not the workers' fault.
+        The wait is counted in pieces, not read from the clock: a time during which all processes
+        stood still (SIGSTOP, a suspended machine) is not the workers' fault.
         """
         self._assert_is_running()
         if timeout is None:
@@ -100,12 +100,12 @@ def make_vector_env(
     num_envs: int,
     vectorization: Literal["sync", "async"],
 ) -> VectorEnv:
-    """Make a next-step vector environment of ``num_envs`` checked single environments.
+    """Make a vector environment, with next-step autoreset, of checked single environments.
 
     Args:
-      make_env: Makes one; called once per environment.
-      num_envs: B.
-      vectorization: "sync" in this thread, or "async" in worker processes, which pays above
+      make_env: Makes a single environment; called once for each.
+      num_envs: B, the number of environments.
+      vectorization: "sync" steps in this thread, "async" in worker processes, which pays above
         about 0.3 ms per environment step. Workers import the main module again, so a script needs
         ``if __name__ == "__main__":``.
     """
@@ -139,7 +139,7 @@ def make_vector_env(
 
 
 def holds_checked_envs(vector_env: VectorEnv) -> bool:
-    """Tell whether ``vector_env`` is one that ``make_vector_env`` made."""
+    """Tell whether ``make_vector_env`` made ``vector_env``."""
     return isinstance(vector_env, SafeAsyncVectorEnv) or (
         isinstance(vector_env, SyncVectorEnv)
         and all(isinstance(env, CheckedEnv) for env in vector_env.envs)
@@ -147,7 +147,7 @@ def holds_checked_envs(vector_env: VectorEnv) -> bool:
 
 
 def states_of(vector_env: VectorEnv, timeout_s: float) -> list[bytes] | str:
-    """Return the states of the environments that ``make_vector_env`` made, or a reason."""
+    """Return the states of environments that ``make_vector_env`` made, or why there is none."""
     if isinstance(vector_env, AsyncVectorEnv):
         vector_env.call_async("saved")
         states = vector_env.call_wait(timeout_s)
@@ -158,10 +158,10 @@ def states_of(vector_env: VectorEnv, timeout_s: float) -> list[bytes] | str:
 
 
 def restore_states(vector_env: VectorEnv, states: list[bytes], timeout_s: float) -> None:
-    """Put environments, which have been reset, where those of ``states`` stood.
+    """Put environments, which have been reset, into ``states``.
 
     Raises:
-      EnvError: One of them does not fit.
+      EnvError: A state does not fit.
     """
     if isinstance(vector_env, SafeAsyncVectorEnv):
         problems = vector_env.call_each("restored", states, timeout_s)
@@ -176,7 +176,7 @@ def restore_states(vector_env: VectorEnv, states: list[bytes], timeout_s: float)
 
 
 def guilty_workers(env: Any, is_guilty: Callable[[Any, Any], bool]) -> str:
-    """Name the worker processes that are to blame, with exit codes."""
+    """Return the indices of the worker processes that are to blame, with exit codes."""
     guilty = [
         f"{i}" + (f" (exit code {process.exitcode})" if process.exitcode is not None else "")
         for i, (pipe, process) in enumerate(zip(env.parent_pipes, env.processes, strict=True))
@@ -186,14 +186,14 @@ def guilty_workers(env: Any, is_guilty: Callable[[Any, Any], bool]) -> str:
 
 
 def has_died(pipe: Any, process: Any) -> bool:
-    """Tell whether a worker process is gone."""
+    """Tell whether a worker process has died."""
     # The pipe breaks a moment before the process can be waited for.
     process.join(0.2)
     return not process.is_alive()
 
 
 def end_workers(env: AsyncVectorEnv) -> None:
-    """Kill the worker processes, whatever they are at, and close what leads to them."""
+    """Kill the worker processes, whatever they are doing, and close their pipes."""
     _kill(env.processes)
     for pipe in env.parent_pipes:
         if pipe is not None:
@@ -206,7 +206,7 @@ def end_workers(env: AsyncVectorEnv) -> None:
 def _kill(processes: Sequence[Any]) -> None:
     for process in processes:
         if process.pid is not None:
-            process.kill()  # does nothing where it is known to have ended
+            process.kill()  # no effect on one that is known to have ended
 
 
 def _make_in_worker(
@@ -214,10 +214,10 @@ def _make_in_worker(
 ) -> CheckedEnv:
     """Make an environment in its worker process.
 
-    The process outlives signals that go to the whole group, as Ctrl-C on a terminal and a
-    scheduler's SIGTERM do: the main process finishes its update and saves first, and then ends its
-    workers. ``SIGALRM`` ends one whose main process does not. Gymnasium makes one environment in
-    the main process, too, to look at its spaces: signals stay as they are there.
+    The process survives signals that go to the whole group, such as Ctrl-C on a terminal or a
+    scheduler's SIGTERM, because the main process first finishes its update and saves, and then ends
+    its workers. If the main process does not end them, ``SIGALRM`` does. Gymnasium also makes one
+    environment in the main process to look at its spaces; there the signals are left alone.
     """
     if os.getpid() == main_process:
         return CheckedEnv(make_env, index, in_worker=True)
@@ -228,10 +228,10 @@ def _make_in_worker(
 
 
 def _end_with_main_process() -> None:
-    """Have the system kill this process when the main process is gone, whatever this one is at.
+    """Have the system kill this process when the main process ends, whatever this one is doing.
 
-    Of a pipe whose other end only the main process holds open, the system tells by ``SIGIO`` that
-    it was closed; the signal's default is the end of the process.
+    The system sends ``SIGIO`` when a pipe closes whose other end only the main process holds open,
+    and the default of that signal is to end the process.
     """
     main = multiprocessing.parent_process()
     assert main is not None
@@ -239,14 +239,15 @@ def _end_with_main_process() -> None:
     fcntl.fcntl(main.sentinel, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(main.sentinel, fcntl.F_GETFL)
     fcntl.fcntl(main.sentinel, fcntl.F_SETFL, flags | os.O_ASYNC)
-    if not main.is_alive():  # before this could tell
+    if not main.is_alive():  # it ended before the signal was asked for
         os._exit(1)
 
 
 def _close_in_worker() -> None:
-    """Let this process end its environment, though the main process does not wait for it.
+    """Let this process close its environment even if the main process does not wait for it.
 
-    It does not where the whole group got SIGTERM: the server that started this process is gone.
+    The main process does not wait if the whole group got SIGTERM, which also ended the server that
+    started this process.
     """
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     signal.alarm(SIGTERM_GRACE_S)

@@ -1,4 +1,4 @@
-"""Which way an Inferencer runs its cycles."""
+"""The rule that chooses between a stepped and a fused cycle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ def make_cycle(
     *,
     schedule: Schedule = "async",
 ) -> tuple[Cycle, str]:
-    """Choose the way a cycle runs, by rule: fused where it can be and inference is on a CPU.
+    """Make the cycle of one Inferencer; "auto" is fused where possible and inference is on a CPU.
+
+    Args:
+      kind: How the cycle runs, or a function that makes it.
+      env: The environment of the Inferencer.
+      programs: Compiled pieces that all Inferencers share.
+      device: The inference device.
+      timer: Times the Inferencer's thread.
 
     Args:
       kind: As the user said, or a function that makes one.

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterator
 
 Cores = frozenset[int]
-"""Numbers of cores, as the system counts them."""
+"""Numbers that the operating system gives to cores."""
 
 
 def num_cores() -> int:
-    """Return how many this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -20,20 +20,20 @@ def num_cores() -> int:
 def shares_of_cores(num_inferencers: int, num_threads: int | None) -> list[Cores | None]:
     """Return each Inferencer's share of the cores that this process may run on.
 
-    An Inferencer and its environment wake each other at every step, and a thread that wakes on the
-    core on which the other has just gone to sleep finds its data there, and no other core in the
-    way. Nobody else is kept off: the update and XLA's own threads run where the system puts them.
-    Shares are of neighbouring numbers; which of these are threads of one core is not looked at.
+    An Inferencer and its environment wake each other at every step. A thread that wakes on the core
+    on which the other has just gone to sleep finds the data in that core's cache. The shares are
+    not exclusive: the update and XLA's own threads run where the system puts them. A share is a
+    range of neighbouring numbers; whether two of these are hyper-threads of one core is ignored.
 
     Args:
-      num_inferencers: Of this process.
-      num_threads: Of the environment of each; None if that is not known.
+      num_inferencers: Inferencers of this process.
+      num_threads: Threads of each Inferencer's environment; None if the number is not known.
 
     Returns:
-      One an Inferencer, all of one size. None for each where that would not help: there is but one
-      Inferencer, its environment has more threads than the share cores (it uses those of the others
-      while they act) or an unknown number, cores and Inferencers do not divide, or the system
-      cannot bind threads to cores.
+      A share for each Inferencer, all of one size; or None for each where shares would not help:
+      there is only one Inferencer, an environment has more threads than a share has cores (it uses
+      the others' cores while they act), the number of threads is not known, the cores cannot be
+      divided evenly, or the system cannot bind threads to cores.
     """
     none: list[Cores | None] = [None] * num_inferencers
     if num_inferencers < 2 or num_threads is None or not hasattr(os, "sched_setaffinity"):
@@ -48,9 +48,9 @@ def shares_of_cores(num_inferencers: int, num_threads: int | None) -> list[Cores
 
 
 def run_on(cores: Cores | None) -> None:
-    """Let the calling thread, and those that it starts, run on ``cores`` only; None: as it is.
+    """Let the calling thread, and those that it starts, run on ``cores`` only; None does nothing.
 
-    It is a matter of speed alone: where the system refuses, they run where it likes.
+    This matters for speed only, so that a refusal of the system is ignored.
     """
     if cores is not None:
         with contextlib.suppress(OSError):
@@ -59,7 +59,10 @@ def run_on(cores: Cores | None) -> None:
 
 @contextlib.contextmanager
 def threads_run_on(cores: Cores | None) -> Iterator[None]:
-    """Let threads that are started inside run on ``cores`` only; the calling one does meanwhile."""
+    """Let the calling thread, and threads that it starts inside, run on ``cores`` only.
+
+    On leaving, the calling thread gets its own cores back. None changes nothing.
+    """
     if cores is None:
         yield
         return

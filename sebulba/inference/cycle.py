@@ -1,7 +1,7 @@
-"""What an inference cycle is: its protocol, its output, and what both of its ways share.
+"""The inference cycle: its protocol, its output, and what its two implementations share.
 
 ``SteppedCycle`` serves any environment, ``FusedCycle`` those that have JAX code. Both return the
-same trajectories; they differ in who calls the environment.
+same trajectories. Python calls the environment in the first, the compiled program in the second.
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ from sebulba.trees import copy_tree, is_key
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
 ROWS_A_STACK = 64
-"""Rows that one program stacks."""
+"""Rows that one call of the stacking program takes."""
 CORES_A_COMPILE = 2
-"""As many can be used by XLA when it compiles one program of a cycle."""
+"""Cores that XLA can use while it compiles one program of a cycle."""
 LONGEST_WAIT_TO_COMPILE_S = 10.0
-"""For a turn; then a program is compiled without one."""
+"""After this wait for its turn, an Inferencer compiles without one."""
 
 
 class CycleOutput(NamedTuple):
-    """What a cycle makes; arrays that nobody writes again, on the inference device or the host."""
+    """What a cycle makes: arrays on the inference device or the host that are not written again."""
 
     env_step: EnvStep
-    """``[T+1, B, ...]``."""
+    """``[T+1, B, ...]``; row T is the bootstrap row."""
     action: jax.Array | np.ndarray
     """``[T, B, ...]``."""
     extras: PyTree
     """``[T, B, ...]``."""
     initial_step_state: PyTree
+    """A copy of the step state before row 0."""
     final_step_state: PyTree
+    """A copy of the step state before row T."""
     step_infos: StepInfos
+    """Statistics of episodes, on the host."""
 
 
 class Cycle(Protocol):
-    """One Inferencer's environment and where it stands, between and during cycles."""
+    """Runs the cycles of one Inferencer and keeps its environment's position between them."""
 
     kind: str
     """``"stepped"`` or ``"fused"``."""
@@ -63,12 +66,11 @@ class Cycle(Protocol):
 
         Args:
           networks: Acting networks on the inference device.
-          step_state: Donated.
+          step_state: The Inferencer's step state; donated.
           stop: Ends the cycle early, between two environment steps or two chunks.
 
         Returns:
-          The output, None if stopped; and the step state that goes with the environment's
-          present position.
+          The output, or None if stopped; and the step state for the next step.
         """
         ...
 
@@ -77,30 +79,30 @@ class Cycle(Protocol):
         ...
 
     def position(self) -> bytes | str:
-        """Return where the environment stands, between two cycles, or the reason why it cannot.
+        """Return the saved state of the environment, or the reason why it cannot be saved.
 
-        With it goes what the cycle itself keeps: the row that the next cycle begins with and the
-        running statistics of episodes. The step state is not in it.
+        Call it between two cycles. The position also has the row that the next cycle begins with
+        and the running statistics of episodes, but not the step state.
         """
         ...
 
     def put_back(self, position: bytes) -> None:
-        """Go on from ``position``, in a cycle on an environment newly made in the same way.
+        """Go on from ``position``; the environment was newly made in the same way as the saved one.
 
         Raises:
-          EnvError: It does not fit, or is damaged; then ``reset`` comes first.
+          EnvError: The position does not fit, or is damaged; call ``reset`` before the next cycle.
         """
         ...
 
 
 class KeyData:
-    """Typed PRNG keys as plain arrays and back.
+    """Replaces the typed PRNG keys of a step state by plain arrays, and puts them back.
 
     JAX dispatches a program in C++ only if none of its arguments and results is a typed key.
     """
 
     def __init__(self, step_state: PyTree) -> None:
-        """Look for the keys in ``step_state``."""
+        """Remember where ``step_state`` has keys, and of which kinds."""
         self._impls = _key_impls(step_state)
 
     def fits(self, step_state: PyTree) -> bool:
@@ -108,11 +110,11 @@ class KeyData:
         return _key_impls(step_state) == self._impls
 
     def unwrap(self, step_state: PyTree) -> PyTree:
-        """Return ``step_state`` with the uint32 arrays in its keys instead of them, uncopied."""
+        """Return ``step_state`` with each key replaced by its uint32 array, without a copy."""
         return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, step_state)
 
     def wrap(self, data: PyTree) -> PyTree:
-        """Return the step state that ``unwrap`` made ``data`` of, uncopied."""
+        """Return the step state that ``unwrap`` turned into ``data``, without a copy."""
         leaves, structure = jax.tree.flatten(data)
         wrapped = [
             x if impl is None else jax.random.wrap_key_data(x, impl=impl)
@@ -129,21 +131,21 @@ def _key_impls(step_state: PyTree) -> list[Any]:
 class CyclePrograms:
     """The compiled pieces of a cycle, shared by all Inferencers of a run.
 
-    A fused cycle has a program of its own beside them, since its environment is part of it.
-    Networks and environment steps are passed as lists of leaves, step states as ``KeyData``: a
-    program is called once a step, and JAX takes its arguments apart at every call.
+    A fused cycle compiles programs of its own in addition, since its environment is part of them.
+    Networks and environment steps are passed as lists of leaves, step states as ``KeyData`` makes
+    them: JAX flattens the arguments at every call, and a program is called once a step.
     """
 
     def __init__(
         self, agent: Agent, acting_networks: PyTree, step_state: PyTree, run: RunSpec
     ) -> None:
-        """Prepare, but not yet compile, the programs.
+        """Prepare the programs; each is compiled when it is first called.
 
         Args:
-          agent: Whose ``step`` runs.
-          acting_networks: Their shapes.
-          step_state: Of an Inferencer.
-          run: The sizes.
+          agent: The agent whose ``step`` runs.
+          acting_networks: Arrays or shapes of the acting networks.
+          step_state: The step state of any Inferencer, as an example.
+          run: The sizes of the run.
         """
         self.agent = agent
         self.run = run
@@ -151,7 +153,7 @@ class CyclePrograms:
         self.shapes = jax.eval_shape(
             lambda acting: agent.empty_trajectory(acting, run), acting_networks
         )
-        """Of a trajectory."""
+        """Shapes of a trajectory."""
         self._networks_structure = jax.tree.structure(acting_networks)
         self.env_step_structure = jax.tree.structure(empty_env_step(agent.spec, run.num_envs))
         self.act = jax.jit(self.act_once, donate_argnums=1)
@@ -162,14 +164,14 @@ class CyclePrograms:
 
     @contextlib.contextmanager
     def turn_to_compile(self, stop: threading.Event, timer: PhaseTimer) -> Iterator[None]:
-        """Wait until cores are free to compile on, for a while, or until stopped.
+        """Wait for a turn to compile, for ``LONGEST_WAIT_TO_COMPILE_S`` or until stopped.
 
-        Inferencers that compile at once all end late. In turns, the first trajectory, and with it
-        the first update, is there while the next one still compiles. It is a matter of speed
-        alone: whose turn does not come (one before it may hang) goes on without.
+        If all Inferencers compile at once, all are ready late. In turns, the first trajectory, and
+        with it the first update, comes while the next Inferencer still compiles. This matters for
+        speed only: an Inferencer whose turn does not come (another may hang) compiles without one.
         """
         deadline = time.monotonic() + LONGEST_WAIT_TO_COMPILE_S
-        with timer.phase("take"):  # in which waiting is no hang
+        with timer.phase("take"):  # a phase in which waiting is not taken for a hang
             while not (is_mine := self._compiling.acquire(timeout=WAKE_S)):
                 if stop.is_set() or time.monotonic() > deadline:
                     break
@@ -182,15 +184,15 @@ class CyclePrograms:
     def act_once(
         self, networks: list, step_state: PyTree, env_step: list
     ) -> tuple[jax.Array, PyTree, PyTree]:
-        """Act once.
+        """Call ``Agent.step`` once, with exploration.
 
         Args:
           networks: Leaves of the acting networks; not donated, other Inferencers read them too.
-          step_state: As ``KeyData``; donated.
+          step_state: As ``KeyData.unwrap`` returns it; ``act`` donates it.
           env_step: Leaves ``[B, ...]``; not donated, since JAX may alias the host arrays in them.
 
         Returns:
-          Action ``[B, ...]``, extras ``[B, ...]``, and the next step state as ``KeyData``.
+          Action ``[B, ...]``, extras ``[B, ...]``, and the next step state, unwrapped.
         """
         output, step_state = self.agent.step(
             jax.tree.unflatten(self._networks_structure, networks),
@@ -201,9 +203,9 @@ class CyclePrograms:
         return output.action, output.extras, self.keys.unwrap(step_state)
 
     def stack(self, rows: list[PyTree]) -> PyTree:
-        """Return T trees of ``[B, ...]`` on the device as one of ``[T, B, ...]``.
+        """Stack T trees of ``[B, ...]`` on the device into one of ``[T, B, ...]``.
 
-        In groups, since the time to compile grows faster than the number of arguments.
+        They are stacked in groups, since compile time grows faster than the number of arguments.
         """
         groups = [
             self._stack(rows[i : i + ROWS_A_STACK]) for i in range(0, len(rows), ROWS_A_STACK)
@@ -212,7 +214,6 @@ class CyclePrograms:
 
 
 def _stack(rows: list[PyTree]) -> PyTree:
-    """Return T trees of ``[B, ...]`` as one of ``[T, B, ...]``."""
     return jax.tree.map(lambda *x: jnp.stack(x), *rows)
 
 
@@ -221,42 +222,31 @@ def _concatenate(groups: list[PyTree]) -> PyTree:
 
 
 def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
-    """Return what an agent sees of ``output``."""
+    """Return the part of ``output`` that the agent sees, with the action before it."""
     return EnvStep(
-        output.obs,
-        prev_action,
-        output.reward,
-        output.terminated,
-        output.truncated,
-        output.is_first,
+        output.obs, prev_action, output.reward, output.terminated, output.truncated, output.is_first
     )
 
 
 def env_state(env: EnvAdapter) -> bytes | str:
-    """Return the state of an environment, or the reason why there is none."""
+    """Return the saved state of an environment, or the reason why it cannot be saved."""
     if not (hasattr(env, "state") and hasattr(env, "put_back")):
         return f"{type(env).__name__} has no methods state() and put_back(state)"
     return env.state()
 
 
 def no_action(env: EnvAdapter) -> np.ndarray:
-    """Return the action that stands for none, ``[B, ...]``."""
+    """Return zeros, ``[B, ...]``, which stand for the previous action after a reset."""
     return np.asarray(empty_env_step(env.spec, env.num_envs).prev_action)
 
 
 def info_columns(true_reward: PyTree, episode_end: PyTree, env_step: EnvStep) -> tuple:
     """Return (true_reward, episode_end, inserted, masked_truncation) of ``[..., B]`` steps."""
-    is_first, terminated, truncated = env_step.is_first, env_step.terminated, env_step.truncated
-    return (
-        true_reward,
-        episode_end,
-        is_first & ~(terminated | truncated),
-        is_first & truncated & ~terminated,
-    )
+    return true_reward, episode_end, env_step.inserted, env_step.masked_truncation
 
 
 def find_not_finite(env_step: EnvStep) -> str | None:
-    """Say where observations or rewards ``[T+1, B, ...]`` are first NaN or infinite."""
+    """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are."""
     named = {"obs": env_step.obs, "reward": env_step.reward}
     for path, leaf in jax.tree_util.tree_leaves_with_path(named):
         array = np.asarray(leaf)

@@ -1,4 +1,4 @@
-"""Episode statistics, reduced once a cycle."""
+"""Episode statistics, computed once a cycle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sebulba.types import StepInfos
 
 
 class EpisodeStatistics:
-    """Returns and lengths of the episodes of B environments, over cycles."""
+    """Sums up returns and lengths of the episodes of B environments from cycle to cycle."""
 
     def __init__(
         self,
@@ -16,14 +16,14 @@ class EpisodeStatistics:
         running_return: np.ndarray | None = None,
         running_length: np.ndarray | None = None,
     ) -> None:
-        """Begin at the start of an episode in all environments, or with what ``running`` said."""
+        """Begin new episodes, or go on with the two arrays ``[B]`` that ``running()`` returned."""
         self._running = np.zeros((2, num_envs), np.float64)
-        """Returns, and lengths: both at once is half the calls."""
+        """Returns and lengths in one array, which halves the number of NumPy calls."""
         if running_return is not None and running_length is not None:
             self._running[:] = running_return, running_length
 
     def running(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the returns and lengths so far of the episodes that have not ended, ``[B]``."""
+        """Return the returns and lengths so far of the unfinished episodes, each ``[B]``."""
         return self._running[0].copy(), self._running[1].astype(np.int64)
 
     def add(
@@ -33,13 +33,13 @@ class EpisodeStatistics:
         inserted: np.ndarray,
         masked_truncation: np.ndarray,
     ) -> StepInfos:
-        """Add the rows of one cycle (or of the part of it that was run).
+        """Add the rows of one cycle, or of the part of it that ran before a stop.
 
         Args:
           true_reward: ``[T, B]``, unclipped.
           episode_end: ``[T, B]`` bool.
           inserted: ``[T, B]`` bool: the row is a reset, not a transition.
-          masked_truncation: ``[T, B]`` bool, passed through.
+          masked_truncation: ``[T, B]`` bool, returned unchanged.
 
         Returns:
           The rows with the returns and lengths of the episodes that ended in them, ordered by
@@ -51,21 +51,17 @@ class EpisodeStatistics:
         np.cumsum(totals, axis=1, out=totals)
         totals += self._running[:, None]
         self._running = totals[:, -1].copy()
-        ended = self._ended(totals, episode_end)
+        returns, lengths = self._ended(totals, episode_end)
         return StepInfos(
-            true_reward,
-            episode_end,
-            inserted,
-            masked_truncation,
-            ended[0],
-            ended[1].astype(np.int64),
+            true_reward, episode_end, inserted, masked_truncation, returns, lengths.astype(np.int64)
         )
 
     def _ended(self, totals: np.ndarray, episode_end: np.ndarray) -> np.ndarray:
-        """Return totals of the episodes that ended ``[2, E]``, and take them off those that run.
+        """Return totals ``[2, E]`` of the E episodes that ended; subtract them from the running.
 
         Args:
-          totals: Running, ``[2, T, B]``, over the ends of episodes.
+          totals: Returns and lengths summed over the rows, not reset where episodes end;
+            ``[2, T, B]``.
           episode_end: ``[T, B]`` bool.
         """
         envs, rows = np.nonzero(episode_end.T)

@@ -29,50 +29,53 @@ from sebulba.trees import copy_tree
 from sebulba.types import EnvAdapter, EnvStep, FusedEnv, PyTree, Trajectory
 
 FIRST_CHUNK_ENV_STEPS = 16384
-"""Environment steps in one chunk of the first fused cycle, before its speed is known."""
+"""Most environment steps in a chunk of the first fused cycle, whose speed is not known yet."""
 CHUNK_S = 1.0
-"""A chunk of a fused cycle that ran longer than this is split in the next cycle."""
+"""If a chunk of the first cycle takes longer than this, later cycles have more chunks."""
 
 _NO_POSITION = "a fused cycle cannot save the environment that runs in its program"
 
 
 class Row(NamedTuple):
-    """What a step leaves, ``[B, ...]``."""
+    """What one step yields, ``[B, ...]``."""
 
     env_step: EnvStep
-    """After the step; its ``prev_action`` is the action of the step."""
+    """What the step led to; its ``prev_action`` is the action of the step."""
     extras: PyTree
-    """Of the action."""
+    """What ``Agent.step`` returned beside the action."""
     true_reward: jax.Array
+    """The reward before any clipping."""
     episode_end: jax.Array
+    """Whether the whole game ended."""
 
 
 class Recording(NamedTuple):
-    """A cycle being written, on the inference device."""
+    """A cycle while it is being recorded, on the inference device."""
 
     rows: Packed
-    """``[T+1, B, ...]``, each a ``Row``: the one before the first step, and one a step."""
+    """``Row`` by ``Row``, ``[T+1, B, ...]``: the one before the first step, then one a step."""
     num_steps: jax.Array
-    """Scalar int32: steps that have been written."""
+    """Scalar int32: steps that have been recorded."""
     initial_step_state: PyTree
-    """As ``KeyData``."""
+    """As ``KeyData.unwrap`` returns it."""
 
 
 class Position(NamedTuple):
     """Where an Inferencer stands between two steps."""
 
     step_state: PyTree
-    """As ``KeyData``."""
+    """As ``KeyData.unwrap`` returns it."""
     env_state: PyTree
+    """The state that ``FusedEnv.step`` takes."""
     env_step: EnvStep
-    """What the next action answers."""
+    """The row that ``Agent.step`` gets next."""
 
 
 class Chunk(NamedTuple):
-    """What a chunk of a cycle leaves beside the recording."""
+    """What the host reads after each chunk of a cycle."""
 
     columns: tuple[jax.Array, ...]
-    """Of ``info_columns``, ``[t, B]``."""
+    """What ``info_columns`` returns for the chunk's t steps, ``[t, B]``."""
     num_invalid: jax.Array
     """Scalar int32: actions that had to be clamped."""
 
@@ -87,9 +90,9 @@ class Finished(NamedTuple):
     extras: PyTree
     """``[T, B, ...]``."""
     final_step_state: PyTree
-    """As ``KeyData``; a copy."""
+    """A copy, as ``KeyData.unwrap`` returns it."""
     finite: jax.Array
-    """Scalar bool: every observation and reward is."""
+    """Scalar bool: all observations and rewards are finite."""
 
 
 class FusedCycle:
@@ -144,12 +147,12 @@ class FusedCycle:
         self._statistics = EpisodeStatistics(self._env.num_envs)
 
     def position(self) -> str:
-        """Return the reason why there is none."""
+        """Return the reason why the environment cannot be saved."""
         of_env = env_state(self._env)
-        return of_env if isinstance(of_env, str) else f"{_NO_POSITION}, cycle='stepped' can"
+        return of_env if isinstance(of_env, str) else f"{_NO_POSITION}; cycle='stepped' can"
 
     def put_back(self, position: bytes) -> None:
-        """Raise EnvError."""
+        """Raise EnvError, since a fused cycle has no position."""
         raise EnvError(f"{_NO_POSITION}; use cycle='stepped'")
 
     def run(
@@ -171,7 +174,7 @@ class FusedCycle:
                     break
                 began = time.perf_counter()
                 position, recording, finished, chunk = program(leaves, position, recording)
-                # Not device_get, which takes four times as long for arrays of the host.
+                # np.asarray takes a quarter of the time of device_get for arrays in host memory.
                 chunks.append(jax.tree.map(np.asarray, chunk))
                 slowest_s = max(slowest_s, time.perf_counter() - began)
         self._env_state, self._env_step = position.env_state, position.env_step
@@ -195,9 +198,9 @@ class FusedCycle:
         return CycleOutput(*finished[:3], initial, final, step_infos), step_state
 
     def _program(self, number: int, stop: threading.Event, *example: PyTree) -> Callable | None:
-        """Return the program of a chunk, compiled ahead of its first call, to keep that fast.
+        """Return the compiled program of a chunk, or None if stopped before it was compiled.
 
-        None if it was stopped before that.
+        It is compiled apart from its first call, so that the time of that call can be taken.
         """
         is_first, is_last = number == 0, number == self._num_chunks - 1
         if (is_first, is_last) not in self._compiled:
@@ -217,7 +220,7 @@ class FusedCycle:
         return jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
 
     def _split_if_slow(self, chunk_s: float) -> None:
-        """After the first cycle, choose the number of chunks for good."""
+        """After the first cycle, choose the number of chunks of all later ones."""
         if self._speed_is_known:
             return
         self._speed_is_known = True
@@ -241,17 +244,17 @@ def _run_chunk(
     """Run ``length`` steps of policy and environment.
 
     Args:
-      programs: Whose ``act`` acts.
-      packing: Of rows.
+      programs: Provide ``act_once`` and the shapes of a trajectory.
+      packing: Packs rows and unpacks them.
       env_step_fn: ``FusedEnv.step``.
-      length: Steps.
-      is_last: Finish the recording.
+      length: Number of steps.
+      is_last: Whether this is the last chunk, which finishes the recording.
       networks: Leaves of the acting networks.
       position: Where the chunk begins; donated.
-      recording: Of the chunks before, None in the first; donated.
+      recording: What the chunks before recorded, None in the first chunk; donated.
 
     Returns:
-      The position and the recording at the end, what was made of it if ``is_last``, and the rest.
+      The new position, the recording, the finished trajectory if ``is_last``, and the ``Chunk``.
     """
     first = packing.pack(_row_before(programs.shapes, position.env_step))
     if recording is None:
@@ -285,7 +288,7 @@ def _run_chunk(
 
 
 def _row_shapes(shapes: Trajectory) -> Row:
-    """Return the shapes of a row, ``[B, ...]``, of those of a trajectory."""
+    """Return the shapes of a row, ``[B, ...]``, given those of a trajectory."""
     env_step, extras = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (shapes.env_step, shapes.extras)
     )
@@ -293,13 +296,13 @@ def _row_shapes(shapes: Trajectory) -> Row:
 
 
 def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:
-    """Return the row of a step of which only what it led to is known."""
+    """Return the row before a chunk: ``env_step``, and zeros for what a step would add."""
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _row_shapes(shapes))
     return empty._replace(env_step=env_step)
 
 
 def _begin(first: Packed, num_rows: int, step_state: PyTree) -> Recording:
-    """Return a recording of nothing but where it begins."""
+    """Return a recording that has only the row before the first step."""
     rows = jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), first)
     return Recording(_write(rows, jnp.int32(0), first), jnp.int32(0), copy_tree(step_state))
 
@@ -311,28 +314,28 @@ def _write(rows: PyTree, row: jax.Array, tree: PyTree) -> PyTree:
 
 
 def _finish(rows: Row, step_state: PyTree) -> Finished:
-    """Return the trajectory of ``[T+1, B, ...]`` rows."""
+    """Return the trajectory that ``[T+1, B, ...]`` rows make."""
     action, extras = jax.tree.map(lambda x: x[1:], (rows.env_step.prev_action, rows.extras))
     final = copy_tree(step_state)
     return Finished(rows.env_step, action, extras, final, _is_finite(rows.env_step))
 
 
 def _is_finite(env_step: EnvStep) -> jax.Array:
-    """Tell whether every observation and reward is."""
+    """Tell whether all observations and rewards are finite."""
     leaves = jax.tree.leaves((env_step.obs, env_step.reward))
     floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
 
 
 def equal_chunks(length: int, most: float) -> int:
-    """Return the smallest number of equal chunks of ``length`` that are no longer than ``most``."""
+    """Return the smallest divisor of ``length`` that makes chunks of at most ``most`` (or of 1)."""
     return next(
         n for n in range(1, length + 1) if length % n == 0 and (length / n <= most or n == length)
     )
 
 
 def _describe_invalid(env: EnvAdapter, action: np.ndarray, num_invalid: int) -> str:
-    """Say which of the actions ``[t, B, ...]`` are outside the action space."""
+    """Count the actions outside the action space, and name the first of ``[t, B, ...]``."""
     space = env.spec.action_space
     for row, actions in enumerate(action):
         for index, one in enumerate(actions):

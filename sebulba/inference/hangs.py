@@ -1,4 +1,4 @@
-"""Threads that do not end or are silent: waited for, named, and shown where they are."""
+"""Waits for threads to end, and describes those that do not end or stay silent."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sebulba.errors import EnvHangError, HangError
 from sebulba.inference.inferencer import ENV_PHASES, Inferencer
 
 JOIN_S = 60.0
-"""How long a stop waits for the program or the compile in flight in a thread."""
+"""How long a stop waits for a thread to end the program or the compile that it is in."""
 SAVE_FIRST_S = 5.0
-"""A stop that has waited so long saves what was learned before it waits on."""
+"""A stop that has waited this long saves what was learned before it waits on."""
 
 
 def join(threads: Sequence[threading.Thread], wait_s: float) -> list[threading.Thread]:
-    """Wait for threads that were told to end; return those that have not after ``wait_s``."""
+    """Wait up to ``wait_s`` seconds for threads to end; return those that have not ended."""
     deadline = time.monotonic() + wait_s
     for thread in threads:
         if thread.ident is not None:  # it was started
@@ -27,11 +27,11 @@ def join(threads: Sequence[threading.Thread], wait_s: float) -> list[threading.T
 
 
 def hang_error(threads: Sequence[threading.Thread], waited_s: float) -> HangError:
-    """Say which of these still run, and where they are."""
+    """Return the error that names the threads that still run and shows their stacks."""
     alive = [thread for thread in threads if thread.is_alive()]
     return HangError(
         f"{len(alive)} threads did not end within {waited_s:.0f} s of being stopped; an "
-        f"environment that does not return from step is the usual cause. They are in:\n"
+        f"environment that does not return from step is the usual cause. Their stacks:\n"
         f"{stacks(alive)}"
     )
 
@@ -52,7 +52,7 @@ def silence_error(inferencer: Inferencer, phase: str, silent_s: float) -> HangEr
 
 
 def stacks(threads: Sequence[threading.Thread]) -> str:
-    """Return what each thread is doing, as Python sees it."""
+    """Return the Python stack of each thread, under its name."""
     frames = sys._current_frames()
     return "\n".join(
         f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"

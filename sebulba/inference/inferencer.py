@@ -25,62 +25,63 @@ from sebulba.types import EnvAdapter, PyTree, Trajectory
 
 INFERENCER_PHASES = ("take", "compile", "act", "env_step", "cycle", "finish", "shard", "put")
 WAITING_PHASES = ("take", "put")
-"""In which an Inferencer waits for others; any other that lasts is a hang."""
+"""Phases in which an Inferencer waits for others; any other phase that lasts is a hang."""
 ENV_PHASES = ("env_step", "cycle")
-"""In which its environment works."""
+"""Phases in which its environment works."""
 
 
 class InferencerPosition(NamedTuple):
     """Where an Inferencer stands between two cycles."""
 
     cycle: int
-    """Number of the next."""
+    """Number of the next cycle."""
     step_state: PyTree
-    """A copy, on the inference device; None if it was lost."""
+    """The step state, on the inference device; None if it was lost."""
     env: bytes | str
     """What ``Cycle.position`` returned: the environment's position, or why there is none."""
 
 
 @dataclasses.dataclass
 class Inferencer:
-    """One vector environment on one inference device, and where they stand.
-
-    The fields below ``cores`` are written by the running cycles only, and by the loop between
-    runs.
-    """
+    """One vector environment on one inference device, and where they stand."""
 
     index: int
     """Its number, over all inference devices."""
     device: jax.Device
+    """Where ``Agent.step`` runs."""
     env: EnvAdapter
+    """Its vector environment."""
     run_cycle: Cycle
+    """Runs its cycles."""
     staging: Staging
-    """Its device's slot."""
+    """The slot of its device, from which it takes networks."""
     timer: PhaseTimer
+    """The time of its thread, by ``INFERENCER_PHASES``."""
     cores: Cores | None = None
-    """Those that its thread runs on; None: any."""
+    """Cores that its thread may run on; None lets it run on any."""
     needs_reset: bool = True
     """Begin new episodes before the next cycle."""
     step_state: PyTree = None
-    """Goes with the environment's present position."""
+    """The step state for the next step."""
     cycle: int = 0
     """Number of the next cycle."""
     dropped_cycles: int = 0
     """Cycles that a stop cut short."""
     position_wanted: threading.Event = dataclasses.field(default_factory=threading.Event)
-    """Leave ``left_position`` at the end of the next cycle."""
+    """Set to ask for a ``left_position`` at the end of the next cycle."""
     left_position: InferencerPosition | None = None
+    """Where it stood at the end of a cycle, for a checkpoint that has been begun."""
     failure: BaseException | None = None
-    """What ended its run, or why it was given up: the first of both."""
+    """What ended its run, or why it was given up, whichever came first."""
     _failing: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
     @property
     def thread_name(self) -> str:
-        """What its thread is called."""
+        """The name of its thread."""
         return f"inferencer-{self.index}"
 
     def fail(self, error: BaseException) -> bool:
-        """Take note of ``error``; False if it has failed before, which ``error`` may follow from.
+        """Keep ``error`` as the failure; False if there is an earlier one, which may be its cause.
 
         A thread that was given up because it hangs may still raise when it comes back.
         """
@@ -91,7 +92,7 @@ class Inferencer:
             return True
 
     def position(self) -> InferencerPosition:
-        """Return where it stands; not while a cycle runs."""
+        """Return where it stands; call this only between cycles."""
         step_state = owned_copy(self.step_state, self.device)
         return InferencerPosition(self.cycle, step_state, self._env_position())
 
@@ -103,11 +104,12 @@ class Inferencer:
         return self.run_cycle.position()
 
     def leave_position_if_wanted(self) -> None:
-        """Leave it for a checkpoint."""
+        """Set ``left_position`` if a checkpoint has asked for it."""
         if self.position_wanted.is_set():
             position = self.position()
-            # Not before: if that raised, who comes next is asked. Not after the next line, at which
-            # the checkpoint may be finished and another begun, which asks again.
+            # Clear the request only after position() has succeeded: if it raises, the Inferencer
+            # that takes this one's place is asked instead. Clear it before left_position is set:
+            # from then on the checkpoint may be finished, and another may ask.
             self.position_wanted.clear()
             self.left_position = position
 
@@ -123,19 +125,19 @@ def run_cycles(
 ) -> Iterator[Item]:
     """Yield one item a cycle until stopped.
 
-    In lockstep, round r acts with the networks published after round r-2, and those for the next
-    round are taken before this round is handed over: until then the update loop cannot publish
-    any newer, so no Inferencer ever sees others. There a stop ends the wait for networks that
-    will not come, never a round for which they are there.
+    In lockstep, round r acts with the networks published after round r-2. Those for the next round
+    are taken before this round is handed over: until then the update loop cannot publish newer
+    ones, so all Inferencers act with the same networks. ``stop.soon`` ends a wait for networks that
+    will not come, but a round whose networks are there is still played.
 
     Args:
-      inferencer: Whose environment steps.
-      staged: What the first cycle acts with: the newest networks when the run began.
+      inferencer: The Inferencer whose environment steps.
+      staged: The networks that the first cycle acts with: the newest when the run began.
       hand_off: Places a cycle's output on the update devices.
       schedule: async takes the newest networks after every cycle.
       next_version: Lockstep: the policy version that the second of these cycles acts with.
       permits: Async: how many cycles may begin.
-      stop: How it is told to end.
+      stop: Tells it to end.
     """
     timer = inferencer.timer
     lockstep = schedule == "lockstep"
@@ -155,8 +157,8 @@ def run_cycles(
     newest: Staged | None = staged if lockstep or permit() else None
     while newest is not None and (lockstep or not stop.soon.is_set()):
         with timer.phase("take"):
-            # Otherwise the first step's dispatch waits for the transfer, and with it those of
-            # every other thread.
+            # Wait for the transfer here: if the first step's dispatch waited for it, the dispatch
+            # of every other thread would wait too.
             jax.block_until_ready(newest)
         output, inferencer.step_state = inferencer.run_cycle.run(
             newest.networks, inferencer.step_state, stop.now
@@ -174,7 +176,7 @@ def run_cycles(
             inferencer.leave_position_if_wanted()
         with timer.phase("shard"):
             item = _hand_over(inferencer.index, cycle, version, output, hand_off)
-        del output  # a trajectory that is kept here is kept while the next one is made
+        del output  # else this trajectory would stay in memory while the next one is made
         yield item
         del item
         if not lockstep:
@@ -199,9 +201,9 @@ def _hand_over(
 def inferencer_thread(
     inferencer: Inferencer, cycles: Iterator[Item], queue: TrajectoryQueue[Item], stop: Stop
 ) -> None:
-    """Run the ``cycles`` of an Inferencer: the target of its thread.
+    """Put the items of ``cycles`` into ``queue``; the target of an Inferencer's thread.
 
-    Every way out leaves the queue usable: a failure goes to the update loop, a stop loses at most
+    However it ends, the queue stays usable: a failure goes to the update loop; a stop loses at most
     the cycle in flight, which is counted.
     """
     try:
@@ -218,22 +220,22 @@ def inferencer_thread(
             queue.fail(error)
     finally:
         if isinstance(inferencer.failure, EnvHangError):
-            # It was given up, but came back: nobody else could close these.
+            # This thread was given up and came back: no other thread could close its environments.
             with contextlib.suppress(Exception):
                 inferencer.env.close()
 
 
 def explained(raised: BaseException, where: str, inferencer: Inferencer) -> BaseException:
-    """Return what to raise for what ended an Inferencer, with a note that says where it was."""
+    """Return the error that ended an Inferencer, with a note that says where it was raised."""
     error = without_exit(raised)
     error.add_note(f"in {where} (Inferencer {inferencer.index}), cycle {inferencer.cycle}")
     return error
 
 
 def without_exit(raised: BaseException) -> BaseException:
-    """Return ``raised``, or, for a SystemExit, an error that says who called for it.
+    """Return ``raised``, but for a SystemExit an error that says who called ``sys.exit``.
 
-    SystemExit would end the interpreter, silently and often with a success for an exit code.
+    SystemExit would end the interpreter silently, and often with an exit code that means success.
     """
     if not isinstance(raised, SystemExit):
         return raised

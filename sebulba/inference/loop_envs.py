@@ -1,4 +1,4 @@
-"""The environments of a loop: one vector environment an Inferencer, each with seeds of its own."""
+"""The environments of a loop: each Inferencer has one vector environment with its own seeds."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ that of the second generation would be the step key of ``Agent.new_state``: spli
 def cores_of_inferencers(
     factory: EnvFactory, num_inferencers: int, *, pin: bool
 ) -> list[Cores | None]:
-    """Return on which cores each Inferencer and its environment run; None: any, all if not ``pin``.
+    """Return the cores of each Inferencer and its environment; None lets them run on any core.
 
-    Only a factory of envpools says how many threads an environment has.
+    Without ``pin`` all are None, and also if ``factory`` does not make envpools: no other factory
+    says how many threads an environment has.
     """
     return shares_of_cores(num_inferencers, getattr(factory, "num_threads", None) if pin else None)
 
 
 class LoopEnvs:
-    """Makes the environments, and makes some anew with seeds that the run never had."""
+    """Makes the environments, and replaces some by new ones with seeds the run has not used yet."""
 
     def __init__(
         self,
@@ -39,17 +40,18 @@ class LoopEnvs:
         num_envs: int,
         cores: Sequence[Cores | None],
     ) -> None:
-        """Make all; none stays open if one cannot be made.
+        """Make all environments; if one cannot be made, close those that were.
 
         Args:
-          factory: Makes one.
-          spec: Of the agent, whose spaces they must have.
-          seed: Of the run, an int32.
-          num_envs: B, environments in each.
-          cores: One an Inferencer: those that the threads of its environment run on; None: any.
+          factory: Makes one vector environment.
+          spec: The agent's; the environments must have its spaces.
+          seed: Seed of the run, an int32.
+          num_envs: B, environments in each vector environment.
+          cores: For each Inferencer, the cores that the threads of its environment may run on; None
+            lets them run on any.
 
         Raises:
-          UsageError: Their spaces are not the agent's.
+          UsageError: The spaces of an environment are not the agent's.
         """
         self._factory = factory
         self._spec = spec
@@ -57,7 +59,7 @@ class LoopEnvs:
         self._num_envs = num_envs
         self.cores = tuple(cores)
         self.num_generations = 0
-        """How often environments were made: each time has its own seeds."""
+        """How often environments were made; each generation has its own seeds."""
         self._envs: list[EnvAdapter] = []
         with contextlib.ExitStack() as close_again:
             for index in range(len(self.cores)):
@@ -70,12 +72,12 @@ class LoopEnvs:
         return self._envs[inferencer]
 
     def fresh_key(self) -> jax.Array:
-        """Return the key of what is made anew beside the environments of the next generation."""
+        """Return the key for step states that are made together with the next environments."""
         stream = jax.random.fold_in(jax.random.key(self._seed), FRESH_STREAM)
         return jax.random.fold_in(stream, self.num_generations)
 
     def make_anew(self, inferencers: Collection[int]) -> None:
-        """Make those of some Inferencers anew; who calls has closed the old ones."""
+        """Make new environments for some Inferencers; the caller has closed the old ones."""
         for index in inferencers:
             self._envs[index] = self._make(index)
         self.num_generations += 1
@@ -107,8 +109,8 @@ class LoopEnvs:
                 )
 
     def close(self, but: Collection[int] = ()) -> None:
-        """Close all but those of some Inferencers."""
-        with contextlib.ExitStack() as stack:  # one that raises does not keep the others open
+        """Close all environments except those of the Inferencers in ``but``."""
+        with contextlib.ExitStack() as stack:  # closes the others even if one raises
             for index, env in enumerate(self._envs):
                 if index not in but:
                     stack.callback(env.close)

@@ -1,4 +1,4 @@
-"""Rows of many small arrays as few: one array for each dtype."""
+"""Rows of many small arrays, joined into one array for each dtype."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sebulba.one_kernel import one_kernel
 from sebulba.types import PyTree
 
 MOST_PACKED_ELEMENTS = 4096
-"""A leaf of more elements in a row stays by itself: to copy it would cost more than a kernel."""
+"""A leaf with more elements in a row is not joined: copying it would cost more than a kernel."""
 
 
 class Packed(NamedTuple):
-    """A row, or ``[T, ...]`` rows."""
+    """One packed row, or several with a leading dimension ``[T, ...]``."""
 
     joined: list[jax.Array]
-    """``[B, W]`` for each dtype, the small leaves side by side."""
+    """One ``[B, W]`` array for each dtype: the small leaves, flattened, side by side."""
     loose: list[jax.Array]
-    """The other leaves, ``[B, ...]``."""
+    """The large leaves, ``[B, ...]``."""
 
 
 class RowPacking:
@@ -32,7 +32,7 @@ class RowPacking:
     """
 
     def __init__(self, row: PyTree) -> None:
-        """Take structure, shapes and dtypes from ``row``, leaves ``[B, ...]``."""
+        """Take structure, shapes and dtypes from ``row``, whose leaves are ``[B, ...]``."""
         leaves, self._structure = jax.tree.flatten(row)
         self._shapes = [tuple(leaf.shape) for leaf in leaves]
         self._loose = [i for i, s in enumerate(self._shapes) if math.prod(s) > MOST_PACKED_ELEMENTS]
@@ -55,7 +55,7 @@ class RowPacking:
         ]
 
     def unpack(self, packed: Packed) -> PyTree:
-        """Return the tree of ``packed``, whose arrays may have dimensions before ``[B, W]``."""
+        """Return the tree that was packed; arrays may have dimensions in front, such as T."""
         leaves: list[Any] = [None] * len(self._shapes)
         for index, leaf in zip(self._loose, packed.loose, strict=True):
             leaves[index] = leaf

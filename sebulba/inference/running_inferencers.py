@@ -1,4 +1,4 @@
-"""The Inferencers of one run, in threads or inline: started, listened to, replaced, ended."""
+"""Starts the Inferencers of a run, collects what they make, replaces them and ends them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Replace = Callable[[Inferencer], Inferencer]
 
 
 class RunningInferencers:
-    """Runs the Inferencers of a session and passes on what they make."""
+    """Runs the Inferencers of a session, in threads or inline, and passes on what they make."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class RunningInferencers:
         """Prepare a run; nothing starts yet.
 
         Args:
-          options: Of the loop: schedule, queue, restarts, inline or in threads.
-          session: Whose Inferencers run.
+          options: The loop's; they say the schedule, queue size, restarts, and whether inline.
+          session: Has the Inferencers to run.
           hand_off: Places what a cycle made on the update devices.
-          stop_requested: By the user; ends every wait here.
+          stop_requested: Set when the user asks for a stop; ends every wait here.
           replace: Called when an environment failed.
           while_idle: Called whenever no trajectory has come for a moment.
         """
@@ -59,18 +59,19 @@ class RunningInferencers:
         self._inline = options.inline
         self._permits = CyclePermits(0)
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
-        """Between the threads and the update loop."""
+        """Carries items from the threads to the update loop."""
+        self.threads: list[threading.Thread] = []
+        """One per Inferencer; the thread of a replaced Inferencer is left out. Empty inline."""
         self.silent: list[threading.Thread] = []
-        """Threads that hang: nobody waits for them any more."""
+        """Threads that hang; nobody waits for them any more."""
         self._soon = threading.Event()
         self._stops: list[Stop] = []
-        self._threads: list[threading.Thread] = []
         self._turns: Iterator[tuple[Inferencer, Iterator[Item]]] | None = None
         self._second_version = 0
         self._num_items: collections.Counter[int] = collections.Counter()
 
     def start(self, num_cycles: int) -> None:
-        """Start; the first networks have been published.
+        """Start the Inferencers; the first networks have been published.
 
         Args:
           num_cycles: Async: how many cycles may begin.
@@ -80,7 +81,7 @@ class RunningInferencers:
         self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
         for inferencer in inferencers:
             inferencer.failure = None
-        # A round of the run before, which the update loop begins with, makes one version more.
+        # The update loop begins with the round kept from the last run, and publishes after it.
         self._second_version = self._session.counters.policy_version + bool(
             self._session.kept_round
         )
@@ -89,15 +90,15 @@ class RunningInferencers:
             # One item of each in turn: the order that threads of equal speed would have.
             self._turns = itertools.cycle(zip(inferencers, cycles, strict=True))
             return
-        self._threads = [self._thread(i, c) for i, c in zip(inferencers, cycles, strict=True)]
-        for thread in self._threads:
+        self.threads = [self._thread(i, c) for i, c in zip(inferencers, cycles, strict=True)]
+        for thread in self.threads:
             thread.start()
 
     def _cycles(self, inferencer: Inferencer) -> Iterator[Item]:
         index = inferencer.index
         staged = inferencer.staging.newest()
         assert staged is not None, "publishing comes first"
-        # By the Inferencer in whose place this one is, perhaps.
+        # Not 0 if this Inferencer replaces one that has made items in this run.
         num_made = self._num_items[index] + self.queue.count(lambda item: item.inferencer == index)
         return run_cycles(
             inferencer,
@@ -117,25 +118,25 @@ class RunningInferencers:
             daemon=True,
         )
 
-    # What they make.
+    # Collecting what they make.
 
     def next_item(self, wait_s: float) -> Item | None:
-        """Return the next trajectory, whoever made it; raises what its maker raised.
+        """Return the next trajectory of any Inferencer; raise what an Inferencer raised.
 
         Args:
-          wait_s: How long to wait on after a stop was requested.
+          wait_s: Seconds to wait for it after a stop was requested.
 
         Returns:
           None if a stop was requested and nothing came.
 
         Raises:
-          RuntimeError: Nobody is left to make one.
+          RuntimeError: All threads have ended without an error or a stop.
         """
         if self._turns is not None:
             return _next_inline(*next(self._turns))
         deadline = None
         while True:
-            nobody_left = not any(thread.is_alive() for thread in self._threads)
+            nobody_left = not any(thread.is_alive() for thread in self.threads)
             try:
                 item = self.queue.get()
             except Exception as error:
@@ -155,14 +156,14 @@ class RunningInferencers:
                 self._while_idle()
 
     def give_permit(self) -> None:
-        """Permit one cycle more: what one made was not consumed."""
+        """Permit one more cycle in the place of one whose trajectory was not consumed."""
         self._permits.give()
 
     def are_getting_on(self, within_s: float) -> bool:
-        """Tell whether one works and has not been in the same phase for so long."""
+        """Tell whether any Inferencer works, and has been in its phase for less than this."""
         at_work = [
             inferencer.timer.present()
-            for inferencer, thread in zip(self._session.inferencers, self._threads, strict=True)
+            for inferencer, thread in zip(self._session.inferencers, self.threads, strict=True)
             if thread.is_alive()
         ]
         return any(
@@ -170,10 +171,10 @@ class RunningInferencers:
             for present in at_work
         )
 
-    # An environment that failed.
+    # Replacing an environment that failed.
 
     def _mend(self, error: BaseException, *, goes_on: bool = True) -> bool:
-        """Replace the Inferencer that ``error`` ended; False where that is not to be done."""
+        """Replace the Inferencer that ``error`` ended; False if the error has to be raised."""
         session = self._session
         guilty = next((i for i in session.inferencers if i.failure is error), None)
         if guilty is None or not self._max_replaced or not is_env_failure(error):
@@ -195,13 +196,13 @@ class RunningInferencers:
         self.queue.forgive(error)
         if goes_on:
             self._stops[new.index] = Stop(self._soon, threading.Event())
-            self._threads[new.index] = self._thread(new, self._cycles(new))
-            self._threads[new.index].start()
+            self.threads[new.index] = self._thread(new, self._cycles(new))
+            self.threads[new.index].start()
         return True
 
     def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
         counters = self._session.counters
-        # A thread that hangs is left behind: whatever it still makes goes nowhere.
+        # A thread that hangs is left behind; what it still makes is dropped.
         self._stops[guilty.index].now.set()
         try:
             new = self._replace(guilty)
@@ -219,13 +220,13 @@ class RunningInferencers:
         return new
 
     def fail(self, inferencer: Inferencer, error: HangError) -> None:
-        """End the run for, or replace, an Inferencer whose thread is silent."""
+        """Report an Inferencer whose thread is silent: it is replaced, or the run ends."""
         if inferencer.fail(error):
-            self.silent.append(self._threads[inferencer.index])
+            self.silent.append(self.threads[inferencer.index])
             self.queue.fail(error)
 
     def raise_failures(self) -> None:
-        """Raise what ended an Inferencer while it was told to end, unless it can be replaced."""
+        """Raise the errors of Inferencers that failed while ending and cannot be replaced."""
         while True:
             try:
                 self.queue.raise_failure()
@@ -235,25 +236,20 @@ class RunningInferencers:
             else:
                 return
 
-    # The end.
+    # Ending.
 
     def begin_no_more(self) -> None:
-        """Let every Inferencer end with the cycle it is in, without waiting for that."""
+        """Tell every Inferencer to end after the cycle it is in; do not wait for that."""
         self._soon.set()
 
     def stop(self) -> None:
-        """Let every Inferencer end with the program it is in; what is under way is dropped."""
+        """Tell every Inferencer to end after the program it is in; cycles in flight are dropped."""
         self.begin_no_more()
         for stop in self._stops:
             stop.now.set()
         self._permits.wake()
-        # And wakes who waits to put.
+        # Draining also wakes Inferencers that wait for room in the queue.
         self._session.counters.dropped_stop_cycles += len(self.queue.drain())
-
-    @property
-    def threads(self) -> list[threading.Thread]:
-        """Of the Inferencers, but for those left behind."""
-        return self._threads
 
 
 def _next_inline(inferencer: Inferencer, cycles: Iterator[Item]) -> Item:

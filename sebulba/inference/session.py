@@ -1,4 +1,4 @@
-"""What of a loop goes on over several runs."""
+"""What a loop keeps from one run to the next."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from sebulba.transport.staging import Staging
 
 @dataclasses.dataclass
 class Session:
-    """What goes on over several runs of one loop."""
+    """What a loop keeps from one run to the next."""
 
     inferencers: list[Inferencer]
+    """All Inferencers, in the order of their index."""
     staging: Mapping[jax.Device, Staging]
+    """The slot of each inference device."""
     counters: Counters = dataclasses.field(default_factory=Counters)
+    """Totals over all runs."""
     episodes: RecentEpisodes = dataclasses.field(default_factory=RecentEpisodes)
+    """The last training episodes that ended."""
     kept_round: list[Item] = dataclasses.field(default_factory=list)
     """Lockstep: the round that was in flight when the last run stopped."""
     seconds_before: float = 0.0
-    """Seconds of the runs of earlier processes, for a run that was resumed."""
+    """After a resume: seconds that the run lasted in earlier processes."""

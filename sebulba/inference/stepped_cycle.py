@@ -1,4 +1,4 @@
-"""The stepped cycle, for any environment: one program a step, ``env.step`` between."""
+"""The stepped cycle, for any environment: a program acts, then Python calls ``env.step``."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from sebulba.trees import named_leaves
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, empty_env_step
 
 ALIGNMENT = 64
-"""Bytes; JAX reads an array that begins at a multiple of this without copying it (on a CPU)."""
+"""Bytes. On a CPU, JAX uses an array without a copy if its address is a multiple of this."""
 
 
 class SteppedCycle:
-    """Acts by one program a step and keeps what the environment returns on the host.
+    """Calls one program a step to act, and keeps what the environment returns on the host.
 
-    Whatever Python does in a step, it does while another Inferencer waits for the interpreter's
-    lock, so rows are put together once a cycle. Until then they are in flat lists of arrays: tuples
-    or lists that are kept, one a step, would bring Python's garbage collector in.
+    While Python works in a step, other Inferencers wait for the interpreter's lock, so rows are
+    stacked only once a cycle. Until then they are kept in flat lists of arrays: a tuple or list
+    kept for each step would make Python's garbage collector run.
     """
 
     kind = "stepped"
@@ -41,7 +41,7 @@ class SteppedCycle:
     def __init__(
         self, env: EnvAdapter, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
     ) -> None:
-        """Step ``env`` with ``programs``, which run where the networks are."""
+        """Step ``env``; ``programs`` run on the device that holds the networks."""
         self._env = env
         self._programs = programs
         self._timer = timer
@@ -62,9 +62,9 @@ class SteppedCycle:
         self._statistics = EpisodeStatistics(self._env.num_envs)
 
     def last_transition(self) -> dict[str, np.ndarray]:
-        """Return what the environments had shown (``obs``) and were given (``action``) last.
+        """Return the latest observation and the action given in it, ``[B, ...]`` by name.
 
-        Or before the first row that was not finite. ``[B, ...]`` by name; empty after ``reset``.
+        If a row was not finite, those before the first such row; empty right after ``reset``.
         """
         if self._given is None:
             return {}
@@ -92,7 +92,7 @@ class SteppedCycle:
         if shapes != expected_shapes:
             raise EnvError(
                 f"the saved state of {self._who()} has arrays {shapes}, the environment "
-                f"{expected_shapes}; use the same environment"
+                f"{expected_shapes}; use the environment that was saved"
             )
         self._leaves = None
         self._env.put_back(state)
@@ -173,14 +173,14 @@ class SteppedCycle:
             raise EnvError(f"an environment returned {got}; expected {expected}")
 
     def _stack(self, rows: list[np.ndarray]) -> EnvStep:
-        """Return rows, one leaf ``[B, ...]`` after the other, as one of ``[T+1, B, ...]``."""
+        """Stack a flat list of the leaves ``[B, ...]`` of T+1 rows into ``[T+1, B, ...]``."""
         structure = self._programs.env_step_structure
         num_leaves = structure.num_leaves  # type: ignore[attr-defined]
         columns = [_stack_aligned(rows[i::num_leaves]) for i in range(num_leaves)]
         return jax.tree.unflatten(structure, columns)
 
     def _raise_if_not_finite(self, rows: list[np.ndarray], cause: ActionError) -> None:
-        """Raise EnvError if a value of the environment's explains an invalid action."""
+        """Raise EnvError if a NaN or infinity from the environment explains an invalid action."""
         if where := find_not_finite(self._stack(rows)):
             raise EnvError(
                 f"an environment returned a value that is not finite: {where}"
@@ -188,7 +188,7 @@ class SteppedCycle:
 
 
 def _leaves_of(output: EnvOutput, prev_action: np.ndarray) -> list[np.ndarray]:
-    """Return the leaves of ``env_step_of``, which would take six times as long."""
+    """Return the leaves of ``env_step_of(...)``, six times as fast as flattening it."""
     obs = output.obs
     of_obs = [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
     flags = (output.terminated, output.truncated, output.is_first)
@@ -201,7 +201,7 @@ def _floats(env_step: EnvStep) -> list[np.ndarray]:
 
 
 def _stack_aligned(rows: list[np.ndarray]) -> np.ndarray:
-    """Return ``rows`` ``[B, ...]`` as ``[T, B, ...]`` in memory that JAX reads without a copy."""
+    """Stack ``rows`` ``[B, ...]`` into ``[T, B, ...]``, in memory that JAX uses without a copy."""
     first = rows[0]
     memory = np.empty(len(rows) * first.nbytes + ALIGNMENT, np.uint8)
     begin = -memory.__array_interface__["data"][0] % ALIGNMENT

@@ -1,1 +1,1 @@
-"""Learning: the pmapped update and the loop that feeds it."""
+"""Learning: the update, mapped over the update devices, and the loop that feeds it."""

@@ -1,4 +1,4 @@
-"""Programs that take over as many of their arguments' buffers as their results can use."""
+"""Programs that donate exactly those arguments whose buffers their results can reuse."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import jax
 from sebulba.types import PyTree
 
 DEBUGGING = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
-"""Options of JAX for which a program has to be run by ``jax.jit``: it finds the operation."""
+"""Debugging options of JAX, which take effect only if a program is called through ``jax.jit``."""
 
 
 class DonatingProgram:
-    """``function(*donated, *others)`` jitted, with those leaves donated that an output can take.
+    """Jits ``function(*donated, *others)`` and donates the leaves whose buffers an output can take.
 
-    Donating more is a warning from JAX at every compile, donating less costs memory. A leaf is
-    usable for an output of the same shape, dtype and shards that no leaf before it has taken.
+    If more is donated, JAX warns at every compile; if less, memory is wasted. A leaf is usable if
+    an output that no earlier leaf has taken has the same shape, dtype and shards.
     """
 
     def __init__(
         self, function: Callable, donated: PyTree, result: PyTree, out: PyTree = None
     ) -> None:
-        """Choose the leaves; nothing is compiled before the first call, or ``compile``.
+        """Choose the leaves to donate; nothing is compiled before the first call, or ``compile``.
 
         Args:
-          function: Takes the elements of ``donated``, then others.
-          donated: A tuple of arguments, as examples.
-          result: What it returns, as an example.
-          out: Shardings of the outputs, a prefix tree of ``result``, or None.
+          function: Takes the elements of ``donated``, then other arguments.
+          donated: Tuple of the arguments that may be donated, as examples.
+          result: An example, or shapes, of what ``function`` returns.
+          out: Shardings of the outputs, a prefix tree of ``result``; None lets JAX choose.
         """
         leaves, treedef = jax.tree.flatten(donated)
         self._usable = usable = _usable(leaves, result, out)
@@ -44,21 +44,21 @@ class DonatingProgram:
         self._run: Callable = self.jitted
 
     def __call__(self, donated: PyTree, *others: PyTree) -> PyTree:
-        """Run it; ``donated`` is a tuple as the example was."""
+        """Run the program; ``donated`` is a tuple of the same structure as the example."""
         arguments = *self._parted(donated), *others
         try:
             return self._run(*arguments)
         except (TypeError, ValueError):
             if self._run is self.jitted or any(leaf.is_deleted() for leaf in arguments[0]):
                 raise
-            # It was compiled for others than it is given, and has not run.
+            # It was compiled for other shapes or devices and has not run: let jax.jit compile it.
             self._run = self.jitted
             return self._run(*arguments)
 
     def compile(self, donated: PyTree, *others: PyTree) -> None:
-        """Compile it ahead of its first call, for arguments of these shapes.
+        """Compile the program ahead of its first call, for arguments of these shapes.
 
-        A call with other shapes or on other devices is compiled anew.
+        A call with other shapes or on other devices compiles it again.
         """
         if any(getattr(jax.config, name) for name in DEBUGGING):
             return
@@ -72,7 +72,7 @@ class DonatingProgram:
 
 
 def _usable(leaves: Sequence[Any], result: PyTree, out: PyTree) -> list[bool]:
-    """Tell of each leaf whether an output can take it over."""
+    """Return for each leaf whether an output can take its buffer."""
 
     def key(leaf: Any, sharding: Any) -> tuple:
         shape = tuple(leaf.shape)

@@ -17,25 +17,25 @@ from sebulba.trees import copy_tree, is_finite, owned_copy
 from sebulba.types import PyTree, Trajectory
 
 SKIPPED = "skipped"
-"""Among the sums of metrics: how many updates were not taken."""
+"""Name, in the sums of metrics, of the number of updates that were skipped."""
 
 
 class Updater:
-    """Owns networks, optimizer and experience on the update devices, and their programs.
+    """Owns networks, optimizer state and experience on the update devices, and their programs.
 
-    Used by one thread only: collectives that two threads launch can deadlock.
+    Only one thread may use it: collectives that two threads launch can deadlock.
     """
 
     def __init__(
         self, agent: Agent, mesh: Mesh, update_key: jax.Array, *, skip_not_finite: bool = False
     ) -> None:
-        """Prepare the programs; ``place`` comes before anything else.
+        """Prepare the programs; call ``place`` before any other method.
 
         Args:
-          agent: Whose ``update_experience``, ``loss`` and ``optimize`` run.
-          mesh: Of the update devices, axis ``"learner"``.
+          agent: The agent whose ``update_experience``, ``loss`` and ``optimize`` run.
+          mesh: The update devices, on the axis ``"learner"``.
           update_key: Typed key from which the key of every loss is folded.
-          skip_not_finite: Leave networks and optimizer as they are where an update's gradient or
+          skip_not_finite: Leave networks and optimizer state as they are if an update's gradient or
             one of its metrics is NaN or infinite.
         """
         self._skip_not_finite = skip_not_finite
@@ -76,17 +76,17 @@ class Updater:
         self._one_in_flight = first.platform == "cpu"
 
     def _map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
-        # check_vma=False: otherwise JAX sums the gradient of replicated networks over the axis by
-        # itself, and the pmean below changes nothing (the gradient is then too large).
+        # With check_vma=True JAX itself sums the gradient of replicated networks over the axis; the
+        # pmean below then changes nothing, and the gradient is too large.
         return jax.shard_map(
             function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
     def place(self, state: AgentState) -> None:
-        """Take copies of networks, optimizer and experience; the caller's stay valid."""
-        self._metric_sums, self._updates_summed = None, 0  # of a run that failed, perhaps
+        """Copy networks, optimizer state and experience; the caller's arrays stay valid."""
+        self._metric_sums, self._updates_summed = None, 0  # a failed run may have left some
         self._num_skipped = 0
-        # One program for both. Experience can be large: one field at a time.
+        # One program copies both. The experience can be large, so it is copied field by field.
         self._networks, self._opt = owned_copy((state.networks, state.opt), self._replicated)
         self._experience = jax.tree.map(
             lambda sharding, subtree: owned_copy(subtree, sharding),
@@ -95,19 +95,19 @@ class Updater:
         )
 
     def parts(self) -> tuple[PyTree, PyTree, PyTree]:
-        """Return networks, optimizer state and experience, to be copied before the next update."""
+        """Return networks, optimizer state and experience, which the next update donates."""
         self.wait()
         return self._networks, self._opt, self._experience
 
     def is_whole(self) -> bool:
-        """Tell whether an update that failed has left everything in place, and finite."""
+        """Tell whether no part has been deleted, as by a failed update, and networks are finite."""
         leaves = jax.tree.leaves((self._networks, self._opt, self._experience))
         if any(leaf.is_deleted() for leaf in leaves):
             return False
         return is_finite(self._networks)
 
     def state(self, step: Sequence[PyTree]) -> AgentState:
-        """Return the agent state, which the caller then owns, with these step states."""
+        """Return the agent state with these step states; from now on the caller owns it."""
         return AgentState(self._networks, self._opt, self._experience, tuple(step))
 
     def consume(
@@ -115,19 +115,19 @@ class Updater:
     ) -> PyTree | None:
         """Give one trajectory to the agent and take the optimizer steps that are then due.
 
-        One update is one program with what comes before and after it, so that the device does not
-        wait for Python in between. Several are one program each: XLA's convolutions are 20 times
-        slower in a loop on a CPU.
+        A single update is one program with what comes before and after it, so that the device does
+        not wait for Python in between. Several updates are one program each, not a loop in one:
+        in a loop XLA's convolutions are 20 times slower on a CPU.
 
         Args:
-          trajectory: Donated, as are the step states.
+          trajectory: On the update devices, split over B; donated, as are the step states.
           initial: Step state before its row 0.
           final: Step state before its row T.
           updates: Optimizer steps taken before these, over all runs; folded into their keys.
-          due: How many to take.
+          due: Number of optimizer steps to take.
 
         Returns:
-          What ``acting_networks`` returns after that; None where nothing was due.
+          What ``acting_networks`` returns afterwards; None if nothing was due.
         """
         self.wait()
         given = (trajectory, initial, final, self._experience)
@@ -151,13 +151,13 @@ class Updater:
     def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, due: int) -> None:
         """Do ahead of ``consume`` what can be done before there is a trajectory.
 
-        Where one update will be due, its program is compiled; else its metrics are found.
+        The names of the metrics are found; if one update will be due, its program is compiled too.
 
         Args:
-          trajectory: Its shapes, as those of the step states.
-          initial: Of ``consume``.
-          final: Of ``consume``.
-          due: How many updates will be after the next trajectory.
+          trajectory: Shapes of the trajectory that ``consume`` will get.
+          initial: Shapes of its initial step state.
+          final: Shapes of its final step state.
+          due: Number of updates that will be due after the next trajectory.
         """
         given = (trajectory, initial, final, self._experience)
         self._find_metrics(given)
@@ -167,7 +167,7 @@ class Updater:
             self._take_and_update.compile(owned, self._key_data, np.uint32(0))
 
     def _find_metrics(self, given: tuple) -> None:
-        """Begin the sums of the metrics, whose names and shapes only a traced update tells."""
+        """Begin the sums of the metrics; an update is traced to learn their names and shapes."""
         if self._metric_sums is None:
             self._metric_sums = self._zeros(self._metric_shapes(given))
 
@@ -185,17 +185,12 @@ class Updater:
         return acting
 
     def _specs_of(self, initial: PyTree, final: PyTree) -> tuple:
-        """Return the specs of (trajectory, initial, final, experience); step states as they are."""
+        """Return specs of (trajectory, initial, final, experience): step states stay as placed."""
 
         def step_spec(step_state: PyTree) -> PyTree:
             return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), step_state)
 
-        return (
-            TRAJECTORY_SPEC,
-            step_spec(initial),
-            step_spec(final),
-            self._agent.experience_spec(),
-        )
+        return TRAJECTORY_SPEC, step_spec(initial), step_spec(final), self._agent.experience_spec()
 
     def _make_take(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree, experience: PyTree
@@ -237,9 +232,9 @@ class Updater:
         )
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the mean metrics of the updates since the last call; empty without updates.
+        """Return means of the metrics of the updates since the last call, without skipped ones.
 
-        Those that were skipped are left out.
+        The result is empty if no update was taken.
         """
         if self._metric_sums is None or not self._updates_summed:
             return {}
@@ -251,15 +246,15 @@ class Updater:
         return {name: float(total) / taken for name, total in sums.items()} if taken else {}
 
     def pop_skipped(self) -> int:
-        """Return how many updates were skipped since the last call, as far as metrics tell."""
+        """Return the skipped updates that ``take_metrics`` has counted since the last call."""
         skipped, self._num_skipped = self._num_skipped, 0
         return skipped
 
     def wait(self) -> None:
         """Wait for the programs in flight.
 
-        On a CPU before every update: collectives of two programs in flight can starve each other
-        of threads and abort the process. Elsewhere before the next trajectory.
+        On a CPU this is called before every update: collectives of two programs in flight can
+        starve each other of threads and abort the process. Elsewhere, before every trajectory.
         """
         jax.block_until_ready((self._networks, self._experience, self._metric_sums))
 
@@ -282,7 +277,7 @@ class Updater:
         key_data: jax.Array,
         updates: jax.Array,
     ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-        """Take one optimizer step, and add its metrics to ``sums``: a window costs one fetch."""
+        """Take one optimizer step and add its metrics to ``sums``, which are fetched rarely."""
         *state, metrics = self._metrics_shard(networks, opt, experience, key_data, updates)
         return *state, jax.tree.map(jnp.add, sums, metrics)  # type: ignore[return-value]
 
@@ -294,7 +289,7 @@ class Updater:
         key_data: jax.Array,
         updates: jax.Array,
     ) -> tuple[PyTree, PyTree, PyTree, dict[str, jax.Array]]:
-        # The key comes as data: JAX dispatches a program with a typed key in Python.
+        # The key comes as plain data, since JAX dispatches a program with a typed key in Python.
         key = jax.random.wrap_key_data(key_data, impl=self._key_impl)
         key = jax.random.fold_in(key, updates)
         key = jax.random.fold_in(key, jax.lax.axis_index(LEARNER_AXIS))
@@ -305,7 +300,7 @@ class Updater:
         before = networks, opt
         networks, opt = self._agent.optimize(networks, opt, grads)
         if self._skip_not_finite:
-            # The means are the same on all devices, and so is what they decide.
+            # The means are equal on all devices, so all devices decide alike.
             taken = _all_finite((grads, metrics))
             networks, opt = jax.tree.map(
                 lambda new, old: jnp.where(taken, new, old), (networks, opt), before
@@ -330,9 +325,9 @@ class Updater:
         return networks, opt, experience, sums, self._acting_shard(networks, experience)
 
     def acting_networks(self) -> PyTree:
-        """Return a copy of the acting networks, replicated over the update devices.
+        """Return the acting networks, replicated over the update devices.
 
-        A copy, because the next update donates the originals.
+        They are copies, because the next update donates the originals.
         """
         return self._acting(self._networks, self._experience)
 

@@ -1,4 +1,4 @@
-"""The update loop: takes trajectories, counts them, updates, publishes networks."""
+"""The update loop: takes and counts trajectories, learns from them, and publishes networks."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ ObserveCycle = Callable[[Trajectory, StepInfos], Mapping[str, Any] | None]
 
 
 class Beside(Protocol):
-    """What a run does beside learning; the update loop says when."""
+    """What a run does beside learning; the update loop calls it at the right moments."""
 
     window: MetricWindow
     """The window of metrics that is open."""
 
     def consumed(self, item: Item) -> None:
-        """Hear of every trajectory that is taken, in the order of its Inferencer."""
+        """Note a trajectory that was taken; those of one Inferencer come in their order."""
         ...
 
     def checkpoint_when_due(self) -> None:
-        """Begin a checkpoint: networks, counters and trajectories belong together now."""
+        """Begin a checkpoint if one is due; networks, counters and trajectories agree now."""
         ...
 
     def finish_checkpoint(self, round_in_flight: list[Item]) -> None:
@@ -43,16 +43,16 @@ class Beside(Protocol):
         ...
 
     def published(self) -> None:
-        """Evaluate and write metrics, where they are due."""
+        """Evaluate and write metrics, if they are due."""
         ...
 
     def end_takes_long(self) -> None:
-        """Save what was learned: Inferencers that were told to end still play."""
+        """Save what was learned, since Inferencers that were told to end still run."""
         ...
 
 
 class UpdateLoop:
-    """Consumes what the Inferencers of a run make, until a number of cycles is reached."""
+    """Consumes what the Inferencers of a run make until a number of trajectories is reached."""
 
     def __init__(
         self,
@@ -72,10 +72,10 @@ class UpdateLoop:
           options: How the loop runs.
           observe_cycle: Called with every trajectory before it is donated; returns more metrics.
           agent: Says how many updates are due.
-          session: Goes on over runs.
+          session: Counters, Inferencers and staging, which last over several runs.
           updater: Holds the state to train.
-          timer: Of the calling thread, with ``LEARNER_PHASES``.
-          stop_requested: By the user.
+          timer: Times the calling thread in ``LEARNER_PHASES``.
+          stop_requested: Set when the user asks for a stop.
           inference_only: Never update.
         """
         self._options = options
@@ -87,7 +87,7 @@ class UpdateLoop:
         self._stop_requested = stop_requested
         self._inference_only = inference_only
         self._acting: PyTree | None = None
-        """Acting networks as they are now; None where they have to be asked for."""
+        """The acting networks of now; None if the updater has to be asked for them."""
         self._expected: HandedOver | None = None
         self._target = 0
 
@@ -95,12 +95,12 @@ class UpdateLoop:
         """Publish the first networks.
 
         Args:
-          num_cycles: How many trajectories this run consumes.
-          steps_per_cycle: T.
+          num_cycles: Number of trajectories that this run consumes.
+          steps_per_cycle: T, environment steps in a cycle.
           expected: Shapes of what the Inferencers will hand over; None if they are not known.
 
         Returns:
-          The count of cycles at which the run ends.
+          The number of cycles, over all runs, at which this run ends.
         """
         session = self._session
         self._env_steps_per_cycle = steps_per_cycle * session.inferencers[0].env.num_envs
@@ -119,11 +119,11 @@ class UpdateLoop:
 
     @property
     def stopped(self) -> bool:
-        """A stop ended the run before its last cycle."""
+        """Whether a stop ended the run before its last cycle."""
         return self._session.counters.cycles < self._target
 
     def prepare_while_idle(self) -> None:
-        """Prepare the update, once, while the Inferencers compile and play their first cycles."""
+        """Prepare the update, once, while the Inferencers compile and run their first cycles."""
         expected, self._expected = self._expected, None
         if expected is not None:
             due = self._due_after(self._session.counters.cycles + 1)
@@ -133,7 +133,7 @@ class UpdateLoop:
     # The two schedules.
 
     def _consume_stream(self) -> None:
-        """Async: first come, first served; publish after each trajectory that had updates due."""
+        """Async: take trajectories as they come; publish after each that had updates due."""
         counters, beside = self._session.counters, self._beside
         while counters.cycles < self._target and not self._stop_requested.is_set():
             with self._timer.phase("get"):
@@ -149,8 +149,8 @@ class UpdateLoop:
     def _consume_rounds(self) -> None:
         """Lockstep: one trajectory of each Inferencer, in their order, then one publish.
 
-        Nothing is published after the last round, so every Inferencer finishes exactly the round
-        that is in flight, and finds no networks for another; that round is kept for the next run.
+        Nothing is published after the last round. So every Inferencer finishes exactly the round
+        that is in flight and finds no networks for another; that round is kept for the next run.
         """
         counters, session, beside = self._session.counters, self._session, self._beside
         while True:
@@ -162,8 +162,8 @@ class UpdateLoop:
             counters.policy_version += 1
             if counters.cycles >= self._target or self._stop_requested.is_set():
                 break
-            # Before the publish that lets the Inferencers go on: where they stand after the round
-            # that they are in belongs to where the learner stands now.
+            # Begin a checkpoint before the publish that lets the Inferencers go on: it then gets
+            # their positions after the round that they are in, which fit the learner's state.
             beside.checkpoint_when_due()
             self._publish()
             beside.published()
@@ -178,7 +178,7 @@ class UpdateLoop:
         return sorted(items, key=lambda item: item.inferencer)
 
     def _next_of_round(self) -> Item:
-        """Return one more; at the end of a run, however slow the environments play it."""
+        """Return the next item; at a stop wait for it as long as any Inferencer gets on."""
         item = self._running.next_item(wait_s=hangs.SAVE_FIRST_S)
         if item is None:
             self._beside.end_takes_long()
@@ -191,7 +191,7 @@ class UpdateLoop:
     # One trajectory.
 
     def _consume(self, item: Item) -> bool:
-        """Count, show and learn from one trajectory; True if updates were due."""
+        """Count, observe and learn from one trajectory; True if updates were due."""
         counters, timer, window = self._session.counters, self._timer, self._beside.window
         self._beside.consumed(item)
         lag, most = counters.policy_version - item.policy_version, self._options.max_policy_lag
@@ -220,7 +220,7 @@ class UpdateLoop:
         return due > 0
 
     def _due_after(self, cycles: int) -> int:
-        """Return how many updates are due after that trajectory, counted from 1."""
+        """Return how many updates are due after trajectory number ``cycles``, counted from 1."""
         warm_up_from = self._session.counters.warm_up_from
         return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
 

@@ -15,8 +15,9 @@ import numpy as np
 from sebulba.agent import Agent
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.errors import UsageError, is_env_failure, text_of
+from sebulba.inference.cycle import env_step_of
 from sebulba.policies.policy import Policy
-from sebulba.types import EnvAdapter, EnvFactory, EnvOutput, PyTree
+from sebulba.types import EnvAdapter, EnvFactory, PyTree
 
 CONFIDENCE = 0.95
 
@@ -300,7 +301,7 @@ def _play(
         )
         output = adapter.step(action)
         running_return += output.true_reward
-        running_length += ~_inserted(output)
+        running_length += ~env_step_of(output, action).inserted
         for i in np.flatnonzero(output.episode_end):
             returns[i].append(float(running_return[i]))
             lengths[i].append(int(running_length[i]))
@@ -309,8 +310,3 @@ def _play(
         np.array([r for done, n in zip(returns, quota, strict=True) for r in done[:n]]),
         np.array([r for done, n in zip(lengths, quota, strict=True) for r in done[:n]]),
     )
-
-
-def _inserted(output: EnvOutput) -> np.ndarray:
-    """Tell which rows are not a step but the reset that follows an end, ``[B]`` bool."""
-    return output.is_first & ~(output.terminated | output.truncated)

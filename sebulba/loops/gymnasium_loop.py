@@ -16,7 +16,7 @@ from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
 from sebulba.checkpoints.snapshot_trees import SnapshotReader
-from sebulba.checks import check_count
+from sebulba.checks import check_count, check_divisible
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
@@ -27,10 +27,10 @@ from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
-from sebulba.loops.argument_checks import check_divisible, check_state
 from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.run import Attached, Run
+from sebulba.loops.state_check import check_state
 from sebulba.loops.supervisor import OnHang
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
@@ -134,13 +134,14 @@ class GymnasiumLoop:
             options.inference_devices if inference_devices is None else inference_devices,
             options.update_devices if update_devices is None else update_devices,
         )
-        check_divisible(num_envs, len(self.update_devices))
+        devices = len(self.update_devices)
+        check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")
         self.agent = agent
         self.num_envs = num_envs
         self._inference_only = inference_only
         self._attached = Attached(metric_writer, observe_cycle, evaluator, checkpointer, on_hang)
         self._mesh = learner_mesh(self.update_devices)
-        self._hand_off = HandOffToMesh(agent, self._mesh, num_envs)
+        self._hand_off = HandOffToMesh(agent, self._mesh)
         self._stop_requested = threading.Event()
         self._running = threading.Lock()
         self._hangs = False

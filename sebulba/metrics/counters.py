@@ -1,4 +1,4 @@
-"""What a run has counted."""
+"""Counters of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass
 class Counters:
-    """Python integers, which do not wrap; they go on over several ``run()`` of one loop."""
+    """Python integers, which do not wrap; they count on over several ``run()`` of one loop."""
 
     updates: int = 0
     """Optimizer steps."""
@@ -18,7 +18,7 @@ class Counters:
     cycles: int = 0
     """Trajectories consumed."""
     policy_version: int = 0
-    """Publishes."""
+    """Version of the newest networks: rises by one whenever trained networks are published."""
     dropped_lag_cycles: int = 0
     """Trajectories dropped because their policy lag was above ``max_policy_lag``."""
     dropped_stop_cycles: int = 0
@@ -30,10 +30,10 @@ class Counters:
     skipped_updates: int = 0
     """Optimizer steps not taken because the loss or the gradient was not finite."""
     warm_up_from: int = 0
-    """``cycles`` at which the experience was last begun anew, and with it the warm-up."""
+    """``cycles`` when the experience, and with it the warm-up, last began from nothing."""
     evaluated_at: int = 0
-    """``env_steps`` of the networks that the newest evaluation played. A run that goes on plays at
-    once what was due by then and was cut short, with the networks it has."""
+    """``env_steps`` of the networks that the newest evaluation played. If a stop cut an evaluation
+    short, the resumed run plays it at once with the networks it has."""
     episodes: int = 0
     """Episodes that ended in consumed trajectories."""
     masked_truncations: int = 0

@@ -1,4 +1,4 @@
-"""A live panel on a terminal: is it learning, how fast, where does the time go, how long still."""
+"""A live panel on a terminal: learning progress, speed, use of time, and time left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KNOWN = frozenset(
         *("eval_env_steps", "eval_seconds", "eval_skipped"),
     )
 )
-"""Metrics that have their own place; the agent's own follow the loss."""
+"""Metrics that have their own place in the panel; those of the agent follow the loss."""
 
 
 class PanelWriter:
@@ -43,21 +43,16 @@ class PanelWriter:
     def __init__(
         self, title: str, folder: str, describe: Callable[[], str], console: Console | None = None
     ) -> None:
-        """Show nothing yet.
+        """Make the panel; ``start`` shows it.
 
         Args:
-          title: What runs.
-          folder: Where it writes.
-          describe: Says which devices do what; asked again at every redraw.
-          console: None takes the terminal.
+          title: Name of what runs.
+          folder: Folder into which it writes.
+          describe: Says which devices do what; called at every redraw.
+          console: Where to draw; None takes the terminal.
         """
         self._view = PanelView(title, folder, describe)
-        self._live = Live(
-            self._view,
-            console=console,
-            refresh_per_second=REFRESH_PER_S,
-            transient=False,
-        )
+        self._live = Live(self._view, console=console, refresh_per_second=REFRESH_PER_S)
         self._started = False
 
     def start(self) -> None:
@@ -71,7 +66,7 @@ class PanelWriter:
         self._view.add(metrics)
 
     def close(self) -> None:
-        """Draw the last record once more and leave it on the screen."""
+        """Draw the last record once more and leave the panel on the screen."""
         if self._started:
             self._started = False
             self._view.finished = True
@@ -82,7 +77,7 @@ class PanelView:
     """What the panel shows; rich asks for it at every redraw, in another thread."""
 
     def __init__(self, title: str, folder: str, describe: Callable[[], str]) -> None:
-        """Begin without a record."""
+        """Begin without a record; the arguments are those of ``PanelWriter``."""
         self._title = title
         self._folder = folder
         self._describe = describe
@@ -95,7 +90,7 @@ class PanelView:
         self.finished = False
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Take a record in."""
+        """Add a record."""
         mean = metrics.get("episode_return_mean")
         if mean is not None:
             self._returns = [*self._returns, mean]
@@ -156,7 +151,7 @@ class PanelView:
         elapsed = metrics.get("seconds") or 0.0
         left = seconds_left(metrics)
         text = f" {share:4.0%}  {count(metrics.get('env_steps'))} env steps  {duration(elapsed)}"
-        # Most of the first window is compiling: its pace says nothing about the time left.
+        # The first window is mostly compiling, so its pace says nothing about the time left.
         if left is not None and self._num_records > 1 and not self.finished:
             text += f", {duration(left)} left"
         return bar(share, max(8, width - len(text) - 1), "green") + Text(text)
@@ -227,13 +222,13 @@ def _phases(metrics: Mapping[str, Any], side: str) -> dict[str, float]:
 
 
 def bar(share: float, width: int, color: str) -> Text:
-    """Return a bar of ``width`` cells, ``share`` (0 to 1) of them full."""
+    """Return a bar of ``width`` cells, of which ``share`` (0 to 1) are full."""
     full = round(min(1.0, max(0.0, share)) * width)
     return Text.assemble(("━" * full, color), ("─" * (width - full), "grey35"))
 
 
 def stacked_bar(phases: Mapping[str, float], width: int) -> Text:
-    """Return one bar with a segment a phase; what is missing to 1 stays dim."""
+    """Return one bar with a segment for each phase's share; what is missing to 1 is dim."""
     text, used, total = Text(), 0, 0.0
     scale = max(1.0, sum(phases.values()))
     for color, share in zip(_colors(phases), phases.values(), strict=True):
@@ -246,7 +241,7 @@ def stacked_bar(phases: Mapping[str, float], width: int) -> Text:
 
 
 def legend(phases: Mapping[str, float], width: int) -> Text:
-    """Name the segments of ``stacked_bar``, largest first, as many as fit."""
+    """Return names and shares of the segments of ``stacked_bar``, largest first, as many as fit."""
     text = Text()
     colors = dict(zip(phases, _colors(phases), strict=True))
     for name in sorted(phases, key=phases.__getitem__, reverse=True):
@@ -262,9 +257,9 @@ def _colors(phases: Mapping[str, float]) -> list[str]:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """Return the course of ``values`` in ``width`` characters, from their lowest to their highest.
+    """Return a curve of ``values`` in ``width`` characters, scaled from their lowest to highest.
 
-    More values than characters are averaged in groups.
+    If there are more values than characters, groups of values are averaged.
     """
     if not values or width < 1:
         return ""

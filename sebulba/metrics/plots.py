@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture."""
+"""Draws the learning curves of runs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ COLOURS = ("#2a78b5", "#d1602a", "#3a9a5b", "#8a5bb5", "#b0892a")
 
 
 def learning_curve(metrics: str | Path, picture: str | Path, title: str = "") -> bool:
-    """Draw mean return over environment steps, and the evaluations where there were any.
+    """Draw mean return over environment steps, and the evaluations if there were any.
 
     Args:
-      metrics: ``metrics.jsonl`` of a run; a last line cut short is left out.
-      picture: PNG to write.
-      title: Of the picture.
+      metrics: ``metrics.jsonl`` of a run; an incomplete last line is ignored.
+      picture: PNG file to write.
+      title: Title of the picture.
 
     Returns:
       Whether there was anything to draw.
@@ -58,12 +58,12 @@ def learning_curves(
     """Draw several runs: lines for training episodes, points for evaluations.
 
     Args:
-      runs: By label, training and evaluations, each in the order of time.
-      picture: PNG to write.
-      title: Of the picture.
-      line: A return to mark.
+      runs: Label to points of training and of evaluations, each in the order of time.
+      picture: PNG file to write.
+      title: Title of the picture.
+      line: Return to mark by a horizontal line.
     """
-    # The object interface draws without a display and leaves pyplot's global state alone.
+    # matplotlib's object interface draws without a display and leaves pyplot's state alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -94,10 +94,10 @@ def learning_curves(
 
 
 def read_records(metrics: str | Path) -> list[dict]:
-    """Return the records of a ``metrics.jsonl``.
+    """Return the records of a ``metrics.jsonl``; an incomplete last line is ignored.
 
     Raises:
-      UsageError: It cannot be read.
+      UsageError: The file cannot be read.
     """
     try:
         lines = Path(metrics).read_text(encoding="utf-8").split("\n")
@@ -105,5 +105,5 @@ def read_records(metrics: str | Path) -> list[dict]:
         raise UsageError(
             f"{metrics} cannot be read ({error.strerror}); give the metrics.jsonl of a run"
         ) from error
-    # A process killed while it wrote leaves half a line at the end.
+    # A process that was killed while it wrote leaves half a line at the end.
     return [json.loads(line) for line in lines[:-1] if line]

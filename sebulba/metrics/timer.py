@@ -3,54 +3,48 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 
 class _Phase:
-    """Adds the seconds between entering and leaving; reusable, not reentrant."""
+    """Adds up the seconds between entering and leaving; reusable, not reentrant."""
 
     __slots__ = ("_reading",)
 
     def __init__(self) -> None:
-        # (seconds of finished visits, when the present one began): replaced whole, so that
-        # another thread never reads the one without the other.
+        # (seconds of finished visits, when the present visit began). The tuple is replaced as a
+        # whole, so that another thread never reads values that do not belong together.
         self._reading: tuple[float, float | None] = (0.0, None)
 
     def __enter__(self) -> None:
         self._reading = (self._reading[0], time.perf_counter())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         finished, began = self._reading
         self._reading = (finished + time.perf_counter() - (began or 0.0), None)
 
     def present_s(self) -> float | None:
-        """Return for how long it has been on; None if it is not."""
+        """Return for how many seconds the phase has been on; None if it is not on."""
         began = self._reading[1]
         return None if began is None else time.perf_counter() - began
 
     def seconds(self) -> float:
-        """Return the seconds so far, those of a phase that is still on included."""
+        """Return the seconds so far, including those of a visit that has not ended."""
         finished, began = self._reading
         return finished if began is None else finished + time.perf_counter() - began
 
 
 class PhaseTimer:
-    """Where one thread's time goes: ``with timer.phase("act"): ...``.
+    """Measures where one thread's time goes: ``with timer.phase("act"): ...``.
 
-    Written by its own thread; others may read it at any time.
+    Only that thread enters phases; others may read the timer at any time.
     """
 
     def __init__(self, *phases: str) -> None:
-        """Make a timer with exactly these phases; another name is a KeyError."""
+        """Make a timer with exactly these phases; any other name raises KeyError."""
         self._phases = {name: _Phase() for name in phases}
 
     def phase(self, name: str) -> _Phase:
-        """Return the context manager that adds to ``name``."""
+        """Return the context manager that adds to the phase ``name``."""
         return self._phases[name]
 
     def seconds(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Gathers the metrics of a window of updates into one record."""
+"""Gathers the metrics of a window of time into one record."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sebulba.metrics.counters import Counters
 from sebulba.types import StepInfos
 
 EPISODES_AVERAGED = 100
-"""Finished training episodes behind ``episode_return_mean``."""
+"""Number of finished training episodes whose mean is ``episode_return_mean``."""
 
 
 class RecentEpisodes:
-    """True returns and lengths of the last episodes that ended."""
+    """True returns and lengths of the last ``EPISODES_AVERAGED`` episodes that ended."""
 
     def __init__(self) -> None:
         self._returns: collections.deque[float] = collections.deque(maxlen=EPISODES_AVERAGED)
@@ -36,7 +36,7 @@ class RecentEpisodes:
 
     @classmethod
     def restored(cls, state: list[list[float]]) -> RecentEpisodes:
-        """Return what ``state`` was of."""
+        """Return the episodes whose ``state()`` this is."""
         episodes = cls()
         episodes._returns.extend(state[0])
         episodes._lengths.extend(int(length) for length in state[1])
@@ -53,10 +53,10 @@ class RecentEpisodes:
 
 
 class MetricWindow:
-    """What happened since the last record."""
+    """Gathers what happened since the last record."""
 
     def __init__(self, counters: Counters, began: float) -> None:
-        """Open the first window of a run that began at ``began`` (``time.perf_counter()``)."""
+        """Open the first window of a run; ``began`` is its start by ``time.perf_counter()``."""
         self._counters = counters
         self._began = began
         self._open()
@@ -71,7 +71,7 @@ class MetricWindow:
 
     @property
     def is_empty(self) -> bool:
-        """No trajectory was consumed since the window opened."""
+        """Whether no trajectory was consumed since the window opened."""
         return not self._lags
 
     @property
@@ -85,12 +85,12 @@ class MetricWindow:
         return time.perf_counter() - self._opened
 
     def add_cycle(self, lag: int, queue_fill: float) -> None:
-        """Add a consumed trajectory: its policy lag, and how full (0 to 1) it found the queue."""
+        """Add a consumed trajectory: its policy lag, and how full the queue was then (0 to 1)."""
         self._lags.append(lag)
         self._queue_fill.append(queue_fill)
 
     def add_observed(self, metrics: Mapping[str, Any] | None) -> None:
-        """Add what ``observe_cycle`` returned: numbers are averaged, images replaced."""
+        """Add what ``observe_cycle`` returned: numbers are averaged, the last image is kept."""
         for name, value in (metrics or {}).items():
             if np.ndim(value) == 0:
                 self._observed[name].append(float(value))
@@ -107,8 +107,8 @@ class MetricWindow:
 
         Args:
           update_metrics: Means over the window's updates.
-          episodes: The last that ended.
-          more: Goes into the record as it is.
+          episodes: The last training episodes.
+          more: Further metrics for the record.
 
         Raises:
           NotFiniteError: The loss or another metric of an update is NaN or infinite.
@@ -143,7 +143,7 @@ class MetricWindow:
         return record
 
     def check_finite(self, update_metrics: Mapping[str, float]) -> None:
-        """Raise NotFiniteError if one of these is NaN or infinite."""
+        """Raise NotFiniteError if one of these metrics is NaN or infinite."""
         for name, value in update_metrics.items():
             if not math.isfinite(value):
                 raise NotFiniteError(
@@ -158,7 +158,7 @@ def time_shares(
 ) -> dict[str, float]:
     """Return the share of ``elapsed_s`` that each phase took between two readings of a timer.
 
-    0 where the timer is that of an Inferencer which is newer than the first reading.
+    A share that would be negative is 0: the timer is that of an Inferencer replaced meanwhile.
     """
     seconds = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in after}
     return {name: one / max(elapsed_s, 1e-9) for name, one in seconds.items()}

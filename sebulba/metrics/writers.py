@@ -1,7 +1,7 @@
-"""Where the metrics of a run go: JSON lines, TensorBoard, plain lines.
+"""Writers of metrics: JSON lines, TensorBoard, plain lines.
 
-Every writer opens its file at the first record, so that a run that never starts leaves nothing.
-The live panel has a module of its own, :mod:`sebulba.metrics.live_panel`.
+Every writer opens its file at the first record, so that a run that never starts leaves no file.
+The live panel has its own module, :mod:`sebulba.metrics.live_panel`.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 class CompositeWriter:
-    """Gives every record to several writers; one that raises is warned about, and tried again."""
+    """Gives every record to several writers; warns of one that raises, and tries it again."""
 
     def __init__(self, *writers: MetricWriter) -> None:
-        """Write to these, in order."""
+        """Write to these writers, in order."""
         self._writers = list(writers)
         self._failing: list[MetricWriter] = []
 
     def add(self, writer: MetricWriter) -> None:
-        """Write to this one too."""
+        """Write to this writer too."""
         self._writers.append(writer)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write one record everywhere."""
+        """Write one record to every writer."""
         self._each(lambda writer: writer.write(metrics))
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class CompositeWriter:
 
 
 class JsonLinesWriter:
-    """One JSON object a record; unknown and not finite numbers are null, images are left out."""
+    """Writes each record as a JSON object; unknown or not finite numbers are null, no images."""
 
     def __init__(self, path: str | Path) -> None:
         """Write to ``path``, which is made at the first record."""
@@ -72,9 +72,9 @@ class JsonLinesWriter:
         self._file: IO[str] | None = None
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write one line and flush it, so that a reader sees whole lines as they happen.
+        """Write one line and flush it, so that a reader sees whole lines at once.
 
-        Of a line that could not be written whole, as on a full disk, nothing is left.
+        If the line cannot be written whole, as on a full disk, the part written is removed.
         """
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
@@ -99,7 +99,7 @@ class JsonLinesWriter:
 
 
 def to_json(value: Any) -> Any:
-    """Return a scalar (or a dict of scalars) as JSON can hold it: NaN and infinities are None."""
+    """Return a scalar, or a dict of scalars, in a form for JSON: NaN and infinities are None."""
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, str | bool | None):
@@ -109,20 +109,20 @@ def to_json(value: Any) -> Any:
 
 
 class TensorBoardWriter:
-    """TensorBoard events, over environment steps."""
+    """Writes TensorBoard events, over environment steps."""
 
     FLUSH_S = 10.0
-    """Seconds between records that TensorBoard sees at once."""
+    """Seconds between flushes, which make records visible to TensorBoard."""
     RETRY_S = 60.0
-    """Seconds without records after one that could not be written."""
+    """After an error, records are dropped for this many seconds."""
 
     def __init__(self, folder: str | Path, resumed_at: int | None = None) -> None:
         """Write into ``folder``, which is made at the first record.
 
         Args:
-          folder: Of the events.
-          resumed_at: Environment steps at which the run goes on; what is there of later ones is
-            hidden from TensorBoard.
+          folder: Folder of the event files.
+          resumed_at: Environment steps at which a run is resumed; TensorBoard hides the events of
+            later steps that an earlier process wrote.
         """
         self._folder = Path(folder)
         self._resumed_at = resumed_at
@@ -132,7 +132,7 @@ class TensorBoardWriter:
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Write numbers as scalars and ``[H, W, C]`` uint8 arrays as images.
 
-        After an error a new file is begun: TensorBoard reads none on beyond half a record.
+        After an error a new file is begun, since TensorBoard reads no file beyond half a record.
         """
         if time.monotonic() < self._retry_at:
             return
@@ -150,7 +150,7 @@ class TensorBoardWriter:
 
         if self._events is None:
             self._events = self._open()
-        # What an evaluation found belongs to when its networks were taken.
+        # Results of an evaluation are written at the step at which its networks were taken.
         events = {"eval_env_steps": Event(), "env_steps": Event()}
         for name, value in metrics.items():
             if np.ndim(value) == 3:
@@ -170,8 +170,8 @@ class TensorBoardWriter:
             self._events.flush()
 
     def _open(self) -> EventsWriter:
-        # Not tensorboardX's SummaryWriter: where the disk is full the thread in it ends, and
-        # whoever writes next waits for that thread for ever.
+        # tensorboardX's SummaryWriter would not do: on a full disk its thread ends, and the next
+        # write waits for that thread for ever.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
@@ -180,7 +180,7 @@ class TensorBoardWriter:
         if self._resumed_at is not None:
             start = SessionLog(status=SessionLog.START)
             events.write_event(Event(step=self._resumed_at + 1, session_log=start))
-            self._resumed_at = None  # said once; a file that is begun later hides nothing
+            self._resumed_at = None  # only the first file hides later steps
         return events
 
     def close(self) -> None:
@@ -195,13 +195,13 @@ def _is_number(value: Any) -> bool:
 
 
 class LinesWriter:
-    """A plain line now and then, for logs."""
+    """Writes a plain line now and then, for logs."""
 
     MIN_S, MAX_S = 1.0, 30.0
-    """Seconds between lines: a twentieth of the run so far, within these."""
+    """Limits of the seconds between lines, which are a twentieth of the run so far."""
 
     def __init__(self, stream: IO[str], describe: Callable[[], str] = str) -> None:
-        """Write to ``stream``; ``describe()`` is said before the first line."""
+        """Write to ``stream``, and what ``describe()`` returns before the first line."""
         self._stream = stream
         self._describe = describe
         self._next_s = 0.0
@@ -224,19 +224,19 @@ class LinesWriter:
 
     def _show(self) -> None:
         assert self._last is not None
-        # Most of the first window is compiling: its pace says nothing about the time left.
+        # The first window is mostly compiling, so its pace says nothing about the time left.
         line = plain_line(self._last, with_time_left=not self._is_first)
         print(line, file=self._stream, flush=True)
         self._shown = True
 
     def close(self) -> None:
-        """Write the last record if it has not been."""
+        """Write the last record if it has not been written."""
         if self._last is not None and not self._shown:
             self._show()
 
 
 def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> str:
-    """Return the heart of a record in one line."""
+    """Return the main numbers of a record in one line."""
     parts = [
         f"{duration(metrics.get('seconds') or 0.0):>8}",
         f"{count(metrics.get('env_steps')):>7} env steps",
@@ -253,7 +253,7 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
 
 
 def evaluation_line(metrics: Mapping[str, Any]) -> str:
-    """Return the evaluation in a record in one line."""
+    """Return one line with the evaluation that a record contains."""
     return (
         f"{duration(metrics.get('seconds') or 0.0):>8}  evaluation: "
         f"return {number(metrics.get('eval_return_mean'))} "
@@ -263,11 +263,11 @@ def evaluation_line(metrics: Mapping[str, Any]) -> str:
     )
 
 
-# Numbers for people.
+# Numbers as short text.
 
 
 def number(value: float | None) -> str:
-    """Return a number in about four digits; a dash for what is not known."""
+    """Return a number in about four digits; a dash if it is not known."""
     if value is None or not math.isfinite(value):
         return "-"
     magnitude = abs(value)
@@ -279,7 +279,7 @@ def number(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """Return a count in three digits with k, M or G; a dash for what is not known."""
+    """Return a count in about three digits with k, M or G; a dash if it is not known."""
     if value is None or not math.isfinite(value):
         return "-"
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -297,7 +297,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_left(metrics: Mapping[str, Any]) -> float | None:
-    """Return the time left at the pace of the last window, None if it is not known."""
+    """Return the seconds left at the pace of the last window; None if they are not known."""
     names = ("cycles", "total_cycles", "env_steps", "env_steps_per_s")
     cycles, total, env_steps, pace = (metrics.get(name) for name in names)
     if not (cycles and total and env_steps and pace):

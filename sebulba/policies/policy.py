@@ -194,6 +194,7 @@ def save_policy(
             "name": agent.spec.name,
             "frame_stack": agent.spec.frame_stack,
             "frame_skip": agent.spec.frame_skip,
+            "channels_first": agent.spec.channels_first,
             "observation_space": space_to_json(agent.spec.observation_space),
             "action_space": space_to_json(agent.spec.action_space),
         },
@@ -244,6 +245,7 @@ def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Pol
             frame_stack=record["spec"]["frame_stack"],
             frame_skip=record["spec"]["frame_skip"],
             name=record["spec"]["name"],
+            channels_first=record["spec"].get("channels_first"),  # older policies do not say it
         )
         agent_class = _import_class(record["agent"], file)
         if not issubclass(agent_class, Agent):

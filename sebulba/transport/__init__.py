@@ -1,1 +1,1 @@
-"""Transport: networks to the Inferencers, trajectories to the learner; what a cluster replaces."""
+"""Transport: brings networks to the Inferencers and trajectories to the update loop."""

@@ -1,4 +1,4 @@
-"""The hand-off: what a cycle made, placed on the update devices."""
+"""The hand-off places trajectories and step states on the update devices."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from sebulba.trees import copy_tree, is_on
 from sebulba.types import PyTree, Trajectory
 
 MOST_COPIED_BYTES = 1 << 18
-"""Up to here a program that copies is faster than ``jax.device_put``, which takes 15 us a leaf: 25
-against 135 us for a cycle of 16 steps of 32 CartPoles."""
+"""Up to this size a jitted copy is faster than ``jax.device_put``, which takes 15 us a leaf: 25
+instead of 135 us for a cycle of 16 steps of 32 CartPoles."""
 
 
 class HandOffToMesh:
-    """Places what a cycle made on the update devices, environments split over them."""
+    """Places the results of a cycle on the update devices, environments split over them."""
 
-    def __init__(self, agent: Agent, mesh: Mesh, num_envs: int) -> None:
-        """Hand over to ``mesh``; B = ``num_envs`` is a multiple of its size."""
+    def __init__(self, agent: Agent, mesh: Mesh) -> None:
+        """Prepare for ``mesh``, whose size must divide B."""
         self._agent = agent
-        self._num_envs = num_envs
         self._split = NamedSharding(mesh, P(LEARNER_AXIS))
         self._split_rows = NamedSharding(mesh, P(None, LEARNER_AXIS))
         self._copy = jax.jit(copy_tree, out_shardings=SingleDeviceSharding(mesh.devices.flat[0]))
@@ -30,17 +29,17 @@ class HandOffToMesh:
     def __call__(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree
     ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Return (trajectory, initial, final) placed; the arguments are not used again."""
+        """Return all three on the update devices; the caller must not use the arguments again."""
         shard = self._agent.shard_step_state
         env_step, action, extras = self._place(trajectory[:3])
         return (
             trajectory._replace(env_step=env_step, action=action, extras=extras),
-            shard(initial, self._split, num_envs=self._num_envs),
-            shard(final, self._split, num_envs=self._num_envs),
+            shard(initial, self._split),
+            shard(final, self._split),
         )
 
     def _place(self, rows: PyTree) -> PyTree:
-        """Split ``[T, B, ...]`` over the mesh; what is where it is to go already is left alone."""
+        """Split ``[T, B, ...]`` over the mesh; arrays that are in place already are not copied."""
         devices = self._split.mesh.devices
         device = devices.flat[0]
         if devices.size > 1:
@@ -49,7 +48,7 @@ class HandOffToMesh:
             return rows
         leaves = jax.tree.leaves(rows)
         is_small = sum(leaf.nbytes for leaf in leaves) <= MOST_COPIED_BYTES
-        # A program takes arrays of the host and of its own device.
+        # A jitted program takes arrays of the host and of its own device only.
         if is_small and all(isinstance(x, np.ndarray) or is_on(x, device) for x in leaves):
             return self._copy(rows)
         return jax.device_put(rows, device)

@@ -1,4 +1,4 @@
-"""How many cycles may begin, and how who waits is told to end. Free of JAX."""
+"""Permits to begin cycles, and the stop that ends waits and cycles. Free of JAX."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ WAKE_S = 0.25
 
 
 class Stop(NamedTuple):
-    """How an Inferencer is told to end."""
+    """The two events that tell an Inferencer to end."""
 
     soon: threading.Event
-    """Begin no further cycle."""
+    """Set: begin no further cycle."""
     now: threading.Event
-    """End every wait, and the cycle in flight at its next step or chunk; its rows are lost."""
+    """Set: end every wait, and the cycle in flight at its next step or chunk; its rows are lost."""
 
     @classmethod
     def new(cls) -> Stop:
@@ -24,9 +24,9 @@ class Stop(NamedTuple):
 
 
 class CyclePermits:
-    """How many cycles the Inferencers of an asynchronous run may still begin between them.
+    """Counts how many cycles the Inferencers of an asynchronous run may still begin in all.
 
-    So that none is begun which the update loop will not consume.
+    With it no cycle is begun that the update loop will not consume.
     """
 
     def __init__(self, number: int) -> None:
@@ -35,7 +35,7 @@ class CyclePermits:
         self._changed = threading.Condition()
 
     def take(self, stop: threading.Event) -> bool:
-        """Use up one, or wait for one; False if ``stop`` was set first."""
+        """Wait for a permit and use it up; False if ``stop`` is set."""
         with self._changed:
             while not self._number:
                 if stop.is_set():
@@ -45,12 +45,12 @@ class CyclePermits:
             return not stop.is_set()
 
     def give(self) -> None:
-        """Permit one more: what a cycle made was not consumed."""
+        """Permit one more cycle, since the trajectory of another was not consumed."""
         with self._changed:
             self._number += 1
             self._changed.notify()
 
     def wake(self) -> None:
-        """Make all who wait look at their ``stop``."""
+        """Make all threads that wait look at their ``stop``."""
         with self._changed:
             self._changed.notify_all()

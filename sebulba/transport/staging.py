@@ -1,4 +1,4 @@
-"""Staging: per inference device, the newest networks and nothing else."""
+"""Staging: a slot per inference device that holds only the newest networks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class Staged(NamedTuple):
     """What a slot holds."""
 
     policy_version: int
+    """Rises by one whenever trained networks are published."""
     networks: PyTree
-    """Acting networks, owned by the slot's device; read by its Inferencers, donated by nobody."""
+    """Acting networks on the slot's device; its Inferencers read them, and nobody donates them."""
 
 
 class Staging:
-    """A slot of one; publishing never blocks and the newest wins."""
+    """A slot for one ``Staged``; publishing never blocks, and replaces what was there."""
 
     def __init__(self) -> None:
         self._slot: collections.deque[Staged] = collections.deque(maxlen=1)
@@ -37,14 +38,14 @@ class Staging:
             return self._slot[-1] if self._slot else None
 
     def take(self, stop: threading.Event, at_least: int = 0) -> Staged | None:
-        """Return the newest networks, which stay staged for the device's other Inferencers.
+        """Wait for networks and return them; they stay for the device's other Inferencers.
 
         Args:
           stop: Ends the wait.
-          at_least: Wait for this policy version (lockstep).
+          at_least: Wait until the policy version is this or higher (lockstep).
 
         Returns:
-          None if ``stop`` was set before that version came.
+          The newest networks; None if ``stop`` was set before they came.
         """
         with self._published:
             while not self._slot or self._slot[-1].policy_version < at_least:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class TrajectoryQueue(Generic[T]):
-    """Between the Inferencers, which block when it is full, and the update loop."""
+    """Carries items from the Inferencers, which wait while it is full, to the update loop."""
 
     def __init__(self, size: int) -> None:
         """Make a queue for at most ``size`` items."""
@@ -39,13 +39,13 @@ class TrajectoryQueue(Generic[T]):
             return True
 
     def fail(self, error: BaseException) -> None:
-        """Make every ``get`` from now on raise ``error``, or an earlier failure."""
+        """Make every ``get`` from now on raise ``error``, or an earlier failure if there is one."""
         with self._changed:
             self._failures.append(error)
             self._changed.notify_all()
 
     def forgive(self, error: BaseException) -> None:
-        """Forget a failure that has been mended."""
+        """Forget a failure whose Inferencer has been replaced."""
         with self._changed:
             self._failures = [failure for failure in self._failures if failure is not error]
 
@@ -66,17 +66,17 @@ class TrajectoryQueue(Generic[T]):
             return item
 
     def raise_failure(self) -> None:
-        """Raise the first failure, if there was one that was not forgiven."""
+        """Raise the first failure that was not forgiven, if there is one."""
         if self._failures:
             raise self._failures[0]
 
     def count(self, is_counted: Callable[[T], bool]) -> int:
-        """Return how many of the items that wait are to be counted."""
+        """Return the number of waiting items for which ``is_counted`` is true."""
         with self._changed:
             return sum(map(is_counted, self._items))
 
     def drain(self) -> list[T]:
-        """Remove and return everything."""
+        """Remove and return all items."""
         with self._changed:
             items = list(self._items)
             self._items.clear()

@@ -27,9 +27,10 @@ import envpool
 import jax
 
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.bare import bare_loop
 from sebulba.benchmarks.memory import slope_error, theil_sen
-from sebulba.commands.experiment import build_agent, configure_jax
+from sebulba.benchmarks.project.bare import bare_loop
+from sebulba.commands.experiment import build_agent
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.types import RunSpec

@@ -52,7 +52,7 @@ pytestmark = pytest.mark.timeout(3600)
 CONFIGS = {
     cls: {}
     for name in agent_configs.__all__
-    if dataclasses.is_dataclass(cls := getattr(agent_configs, name))
+    if dataclasses.is_dataclass(cls := getattr(agent_configs, name)) and dataclasses.fields(cls)
 } | {
     CheckpointOptions: {},
     FaultOptions: {},

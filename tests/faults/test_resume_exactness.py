@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.agents.configs import ReplayConfig, TorsoConfig
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import ReplayConfig, TorsoConfig, make_agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import UsageError
 from sebulba.trees import host_copy

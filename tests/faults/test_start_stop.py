@@ -142,9 +142,9 @@ def test_loops_start_and_stop_without_a_deadlock_or_a_leak(world, schedule, monk
     delays.put_before(monkeypatch, Staging, "take")
 
     class Agent(TinyAgent):
-        def shard_step_state(self, step_state, sharding, *, num_envs):
+        def shard_step_state(self, step_state, sharding):
             delays()
-            return super().shard_step_state(step_state, sharding, num_envs=num_envs)
+            return super().shard_step_state(step_state, sharding)
 
     factory = sebulba.make_env_factory(env, **make_options)
     agent = Agent(sebulba.env_spec(factory), TinyConfig())

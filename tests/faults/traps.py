@@ -122,10 +122,10 @@ def agent_with(
                 jax.debug.callback(lambda _: step(), step_state["steps"][0])
             return super().step(networks, step_state, env_step, explore=explore)
 
-        def shard_step_state(self, step_state, sharding, *, num_envs):
+        def shard_step_state(self, step_state, sharding):
             if hand_off is not None:
                 hand_off()
-            return super().shard_step_state(step_state, sharding, num_envs=num_envs)
+            return super().shard_step_state(step_state, sharding)
 
         def update_experience(self, experience, initial, final, trajectory, networks):
             if take is not None:

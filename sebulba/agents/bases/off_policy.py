@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import OptimizerConfig, ReplayConfig, TargetConfig, TorsoConfig
-from sebulba.agents.kernels.optimizer import make_optimizer
-from sebulba.agents.nets.networks import ObservationEncoder
+from sebulba.agents.configs.off_policy import OffPolicyConfig
 from sebulba.agents.replay.frame_stack import StackState
-from sebulba.agents.replay.layouts import Draw, Replay, SequenceReplay, TransitionReplay
+from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
 
-
-class OffPolicyConfig(Protocol):
-    """The hyper-parameters that every off-policy agent has."""
-
-    @property
-    def learning_rate(self) -> float:
-        """Step size of the optimizer."""
-        ...
-
-    @property
-    def discount(self) -> float:
-        """Discount per environment step."""
-        ...
-
-    @property
-    def torso(self) -> TorsoConfig:
-        """Network from observation to features."""
-        ...
-
-    @property
-    def optimizer(self) -> OptimizerConfig:
-        """From gradient to update."""
-        ...
-
-    @property
-    def replay(self) -> ReplayConfig:
-        """What is kept, what is drawn of it, and how often."""
-        ...
-
-    @property
-    def target(self) -> TargetConfig:
-        """How target networks follow."""
-        ...
-
-
 ConfigT = TypeVar("ConfigT", bound=OffPolicyConfig)
+ReplayT = TypeVar("ReplayT", bound=ReplayLayout)
 
 
 class Opt(NamedTuple):
@@ -66,41 +30,42 @@ class Opt(NamedTuple):
     """Updates so far, int32."""
 
 
-class OffPolicyAgent(Agent[ConfigT]):
+class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     """An agent whose experience is a replay; a subclass adds networks, ``step`` and ``loss``."""
 
-    replay: TransitionReplay | SequenceReplay
-    """Where batches are drawn; a subclass says which of the two."""
-
     def __init__(
-        self, spec: EnvSpec, config: ConfigT, replay: TransitionReplay | SequenceReplay
+        self,
+        spec: EnvSpec,
+        config: ConfigT,
+        replay: ReplayT,
+        optimizer: optax.GradientTransformation,
     ) -> None:
-        """Build encoder and optimizer; no arrays are made.
+        """Take the components. A subclass describes its networks before it calls this.
 
-        A subclass with several learning rates sets ``self.optimizer`` to one for all its networks.
+        Raises:
+          UsageError: An observation space that the networks cannot take.
         """
         super().__init__(spec, config)
         self.replay = replay
-        self.encode = ObservationEncoder(spec, config.torso)
-        self.optimizer: optax.GradientTransformation = make_optimizer(
-            config.learning_rate, config.optimizer
-        )
+        self.optimizer = optimizer
+        # An observation space that does not fit raises here and not later in a thread.
+        jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
-    # What a subclass may say of itself.
+    # What a subclass may override.
 
     def with_target(self, networks: PyTree) -> PyTree:
         """Return the part of ``networks`` that has a target network."""
         return networks
 
     def recurrent_state(self, step_state: PyTree) -> PyTree:
-        """Return what of a step state is stored with the first row of a trajectory."""
+        """Return the part of a step state that the replay stores with each trajectory."""
         del step_state
         return ()
 
     # The contract.
 
     def check_run(self, run: RunSpec) -> None:
-        """Check the batch over the update devices, and that warm-up fills what is drawn from.
+        """Check that the update devices can share a batch, and that warm-up fills enough.
 
         Raises:
           UsageError: A hyper-parameter does not fit ``run``.
@@ -114,7 +79,7 @@ class OffPolicyAgent(Agent[ConfigT]):
         return Opt(self.optimizer.init(networks), target, jnp.int32(0))
 
     def optimize(self, networks: PyTree, opt: Opt, grads: PyTree) -> tuple[PyTree, Opt]:
-        """Take one optimizer step and move the target when its period is over."""
+        """Take one optimizer step, and move the target at the end of its period."""
         updates, optimizer = self.optimizer.update(grads, opt.optimizer, networks)
         networks = optax.apply_updates(networks, updates)
         config = self.config.target
@@ -146,7 +111,7 @@ class OffPolicyAgent(Agent[ConfigT]):
         return self.replay.spec()
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return the updates due: 0 in warm-up, then in a fixed ratio to trajectories."""
+        """Return the number of updates: 0 in warm-up, then a fixed ratio to trajectories."""
         return self.config.replay.updates_due(cycle)
 
     # For a loss.
@@ -159,7 +124,7 @@ class OffPolicyAgent(Agent[ConfigT]):
         return draw, self.replay.importance_weights(experience, draw, exponent)
 
     def set_priority(self, experience: Replay, draw: Draw, priority: jax.Array) -> Replay:
-        """Give what was drawn its new priorities ``[N]``; uniform replay has none."""
+        """Set the priorities ``[N]`` of what was drawn; a uniform replay has none."""
         if not self.config.replay.prioritized:
             return experience
         return self.replay.set_priority(experience, draw, priority)
@@ -167,15 +132,14 @@ class OffPolicyAgent(Agent[ConfigT]):
     def replay_metrics(
         self, experience: Replay, opt: Opt, rows_per_sample: int = 1
     ) -> dict[str, jax.Array]:
-        """Return how full the replay is, how often a row was drawn, on average over all, and how
-        many frame stacks could not be kept as frames.
+        """Return how full the replay is, draws per inserted row, and frame stacks that were lost.
 
-        The ratio counts from the beginning of the run, warm-up included, this update's draws too.
+        The ratio counts from the beginning of the run, including warm-up and this update.
 
         Args:
           experience: This device's shard.
           opt: Counts the updates before this one.
-          rows_per_sample: Environment steps that are learned from in one draw.
+          rows_per_sample: Environment steps in each item of a batch.
         """
         rows_per_update = self.config.replay.batch_size * rows_per_sample
         inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
@@ -186,23 +150,6 @@ class OffPolicyAgent(Agent[ConfigT]):
         if isinstance(experience.stack, StackState):
             metrics["replay_stacks_lost"] = experience.stack.lost.astype(jnp.float32)
         return metrics
-
-
-class ReplayOptions(TypedDict):
-    """What both layouts of a replay take."""
-
-    capacity: int
-    priority_exponent: float
-    frame_stack: int
-
-
-def replay_options(spec: EnvSpec, config: ReplayConfig) -> ReplayOptions:
-    """Return the options of a replay of ``spec``'s environments."""
-    return ReplayOptions(
-        capacity=config.capacity,
-        priority_exponent=config.priority_exponent if config.prioritized else 0.0,
-        frame_stack=spec.frame_stack,
-    )
 
 
 def moved_target(
@@ -216,9 +163,9 @@ def moved_target(
     Args:
       target: Laid out as ``networks``.
       networks: After the update.
-      updates: Updates so far, that one included, int32.
+      updates: Updates so far, including the one that made ``networks``, int32.
       period: Updates between two moves.
-      rate: How much of the way to ``networks`` a move goes, in (0, 1].
+      rate: Share of the way to ``networks`` that a move goes, in (0, 1].
     """
     moved = networks if rate == 1.0 else optax.incremental_update(networks, target, rate)
     if period == 1:
@@ -227,7 +174,7 @@ def moved_target(
 
 
 def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None:
-    """Raise UsageError unless some Inferencer has made a whole start when updates begin.
+    """Raise UsageError unless the replay is sure to have something to draw after warm-up.
 
     Args:
       warm_up_cycles: Trajectories before the first update, over all Inferencers.

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
-from sebulba.agents.configs.actor_critic import require_actor_critic
-from sebulba.agents.configs.checks import require_number, require_size
-from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
-from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
-from sebulba.checks import check_types
+from sebulba.agents.configs.off_policy import ContinuousControlConfig
+from sebulba.checks import require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)
-class DDPGConfig:
-    """Hyper-parameters of DDPG (Lillicrap et al. 2015, arXiv 1509.02971) and its refinements.
+class DDPGConfig(ContinuousControlConfig):
+    """Hyper-parameters of DDPG (Lillicrap et al. 2015, arXiv 1509.02971) and its refinements."""
 
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    agent_class: ClassVar[str] = "sebulba.agents.ddpg:DDPG"
 
-    learning_rate: float = 3e-4
-    """Step size of the actor's optimizer."""
-    critic_learning_rate: float = 1e-3
-    """Step size of the critics' optimizer."""
-    discount: float = 0.99
-    """Discount per environment step."""
-    reward_scale: float = 1.0
-    """Rewards are multiplied by this before anything else."""
     num_steps: int = 1
     """Rewards in a target before it bootstraps (n)."""
     num_critics: int = 1
@@ -41,21 +29,10 @@ class DDPGConfig:
     noise_exponent: float = 0.0
     """A ladder: environment i of N has noise_scale ** (1 + noise_exponent * i / (N - 1))
     (as epsilon in Horgan et al. 2018, arXiv 1803.00933); 0 has all the same."""
-    random_env_steps: int = 0
-    """Environment steps of all Inferencers that take uniformly random actions at the beginning."""
-    torso: TorsoConfig = TorsoConfig(hidden_sizes=(256, 256), activation="relu")
-    """Network from observation to features; its MLP ends each critic."""
-    optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=0.0, epsilon=1e-8)
-    """From gradient to update; actor and critics have each their own."""
-    replay: ReplayConfig = ReplayConfig(capacity=1_000_000, batch_size=256)
-    """What is kept, what is drawn of it, and how often."""
-    target: TargetConfig = TargetConfig(rate=0.005)
-    """How target actor and target critics follow."""
 
     def __post_init__(self) -> None:
         """Check every field."""
-        check_types(self)
-        require_actor_critic(self)
+        super().__post_init__()
         require_size("num_steps", self.num_steps, 1, "use 1 or 5")
         require_size("num_critics", self.num_critics, 1, "use 1 or 2")
         require_number("target_noise", self.target_noise, 0, math.inf, "use 0.2, or 0")

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from typing import ClassVar
 
-from sebulba.agents.configs.checks import require_number, require_positive, require_size
+from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
-from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
-from sebulba.checks import check_types
+from sebulba.agents.configs.shared import OptimizerConfig
+from sebulba.checks import require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)
-class R2D2Config:
+class R2D2Config(ValueBasedConfig):
     """Hyper-parameters of R2D2 (Kapturowski et al. 2019, openreview.net/forum?id=r1lyTjAqYX).
 
     The defaults are the paper's (table 2), but for the size of the replay. A batch is of sequences;
     one begins at the first row of every trajectory, where the recurrent state is stored, so that
     ``steps_per_cycle`` is the paper's replay period.
-
-    Raises:
-      UsageError: A field is out of its range.
     """
+
+    agent_class: ClassVar[str] = "sebulba.agents.r2d2:R2D2"
 
     learning_rate: float = 1e-4
     """Step size of the optimizer."""
     discount: float = 0.997
     """Discount per environment step."""
-    reward_scale: float = 1.0
-    """Rewards are multiplied by this before anything else."""
     num_steps: int = 5
     """Rewards in a target before it bootstraps (n)."""
     sequence_length: int = 80
@@ -51,8 +48,6 @@ class R2D2Config:
     """Sum a value and advantages to the values of actions."""
     head_hidden_sizes: tuple[int, ...] = (512,)
     """Units of each hidden layer between LSTM and values; with dueling, of both streams."""
-    torso: TorsoConfig = TorsoConfig(activation="relu")
-    """Network from observation to features."""
     optimizer: OptimizerConfig = OptimizerConfig(epsilon=1e-3, max_grad_norm=40.0)
     """From gradient to update."""
     replay: ReplayConfig = ReplayConfig(
@@ -64,16 +59,9 @@ class R2D2Config:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        check_types(self)
-        require_positive("learning_rate", self.learning_rate, "use 1e-4")
-        require_number("discount", self.discount, 0, 1, "use 0.997")
-        require_positive("reward_scale", self.reward_scale, "use 1")
-        require_size("num_steps", self.num_steps, 1, "use 5")
+        super().__post_init__()
         require_size("sequence_length", self.sequence_length, 1, "use 80")
         require_size("burn_in", self.burn_in, 0, "use 40, or 0 for none")
         require_number("priority_max_share", self.priority_max_share, 0, 1, "use 0.9")
         require_number("epsilon", self.epsilon, 0, 1, "use 0.4")
-        require_number("epsilon_exponent", self.epsilon_exponent, 0, math.inf, "use 7")
         require_size("lstm_size", self.lstm_size, 0, "use 512, or 0 for no LSTM")
-        for size in self.head_hidden_sizes:
-            require_size("head_hidden_sizes", size, 1, "use sizes such as 512, or none")

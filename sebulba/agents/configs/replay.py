@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sebulba.agents.configs.checks import require, require_number, require_size
-from sebulba.checks import check_types
+from sebulba.checks import check_types, require, require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,14 +16,14 @@ class ReplayConfig:
     """
 
     capacity: int = 100_000
-    """Environment steps that are kept, over all Inferencers and environments; whole trajectories
-    are kept, so that it is rounded down to them."""
+    """Environment steps that are kept, over all Inferencers and environments, rounded down to
+    whole trajectories."""
     batch_size: int = 64
     """What one update draws, over all update devices: transitions, or sequences."""
     updates_per_cycle: int = 1
     """Updates after each trajectory."""
     cycles_per_update: int = 1
-    """Trajectories before each update; for ratios below one update a trajectory."""
+    """Trajectories before each update; more than 1 gives less than one update a trajectory."""
     warm_up_cycles: int = 1
     """Trajectories, over all Inferencers, that are gathered before the first update."""
     prioritized: bool = False
@@ -32,7 +31,7 @@ class ReplayConfig:
     priority_exponent: float = 0.6
     """How far priorities count: 0 is uniform, 1 proportional (alpha)."""
     importance_exponent: float = 0.4
-    """How far weights of the loss undo what priorities favour: 1 does wholly (beta)."""
+    """How far weights in the loss undo the bias of prioritized draws: 1 undoes all of it (beta)."""
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -1,4 +1,4 @@
-"""Hyper-parameters that several agents have: networks and optimizer."""
+"""Hyper-parameters that every agent of this package has; networks and optimizer among them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import dataclasses
 import math
 from typing import Literal
 
-from sebulba.agents.configs.checks import (
+from sebulba.agents.configs.agent_config import AgentConfig
+from sebulba.checks import (
+    check_types,
     require,
-    require_choice,
     require_number,
     require_positive,
     require_size,
 )
-from sebulba.checks import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,6 @@ class TorsoConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(self, "torso.")
-        require_choice("torso.kind", self.kind, ("auto", "mlp", "nature_cnn", "impala_resnet"))
-        require_choice("torso.activation", self.activation, ("tanh", "relu"))
         require_size("torso.image_features", self.image_features, 1, "use 512")
         for size in self.hidden_sizes:
             require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
@@ -81,8 +79,6 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(self, "optimizer.")
-        require_choice("optimizer.kind", self.kind, ("adam", "rmsprop", "sgd"))
-        require_choice("optimizer.schedule", self.schedule, ("constant", "linear"))
         norm_remedy = "use 0.5, or 0 for no clipping"
         require_number("optimizer.max_grad_norm", self.max_grad_norm, 0, math.inf, norm_remedy)
         require_positive("optimizer.epsilon", self.epsilon, "use 1e-5")
@@ -94,3 +90,30 @@ class OptimizerConfig:
             least,
             "use the number of updates of the run",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonConfig(AgentConfig):
+    """Hyper-parameters that all agents have; a subclass has its own defaults and more fields.
+
+    Raises:
+      UsageError: A field is out of its range.
+    """
+
+    learning_rate: float = 1e-3
+    """Step size of the optimizer."""
+    discount: float = 0.99
+    """Discount per environment step."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before anything else."""
+    torso: TorsoConfig = TorsoConfig()
+    """Network from observation to features."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """From gradient to update."""
+
+    def __post_init__(self) -> None:
+        """Check types of all fields, and the ranges of these."""
+        check_types(self)
+        require_positive("learning_rate", self.learning_rate, f"use {type(self).learning_rate}")
+        require_number("discount", self.discount, 0, 1, f"use {type(self).discount}")
+        require_positive("reward_scale", self.reward_scale, "use 1")

@@ -1,9 +1,10 @@
 """Distributions over actions, one for each action space.
 
-A distribution is a set of pure functions of ``params [..., num_params]``. What it samples is raw:
-class indices, or Gaussian numbers before any squashing. ``action`` turns raw into what the
-environment receives. Log-probability and entropy are those of the raw sample, whose ratio between
-two policies is that of the actions, because the map from one to the other is fixed.
+A distribution is a set of pure functions of ``params [..., num_params]``. Its samples are raw:
+class indices, or Gaussian numbers before any squashing. ``action`` turns raw samples into what the
+environment receives. Log-probability and entropy are those of the raw sample. Ratios of
+probabilities between two policies are the same for raw samples and for actions, because the map
+from one to the other does not change.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ class Categorical:
         """Return the index as an element of the space."""
         return (raw + self._start).astype(self._dtype)
 
+    def index(self, action: jax.Array) -> jax.Array:
+        """Return the index of an element of the space."""
+        return action - self._start
+
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
         """Return the log-probability of an index, ``[...]``."""
         # A one-hot product: gathers and their gradient (a scatter) are slow on CPU.
@@ -158,8 +163,8 @@ class MultiCategorical:
 class Gaussian:
     """Independent Gaussians for a Box; raw is ``[..., K]`` float32, before squashing.
 
-    Squashed as ``Squashing`` says. The logarithms of the standard
-    deviations are the free parameters, the last K of ``params``.
+    ``Squashing`` squashes it. The free parameters, the last K of ``params``, are the logarithms of
+    the standard deviations.
     """
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
@@ -213,7 +218,7 @@ class SquashedGaussian:
         return self._gaussian.sample(params, key)
 
     def mode(self, params: jax.Array) -> jax.Array:
-        """Return the raw vector in the middle, ``[..., K]``."""
+        """Return the mean, ``[..., K]``."""
         return self._gaussian.mode(params)
 
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:

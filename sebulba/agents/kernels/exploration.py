@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from sebulba.agent import LEARNER_AXIS
 from sebulba.types import RunSpec
 
 
@@ -38,9 +40,9 @@ class FallingEpsilon(NamedTuple):
     final: jax.Array
     """In the end, ``[B]``."""
     share: jax.Array
-    """How much of the way is gone, scalar from 0 to 1."""
+    """Share of the way from initial to final that is done, scalar from 0 to 1."""
     share_per_step: jax.Array
-    """How much of it a step of the vector environment goes, scalar."""
+    """What a step of the vector environment adds to ``share``, scalar."""
 
     @classmethod
     def new(cls, initial: float, final: jax.Array, env_steps: int, run: RunSpec) -> FallingEpsilon:
@@ -55,8 +57,12 @@ class FallingEpsilon(NamedTuple):
         return self.initial + (self.final - self.initial) * self.share
 
     def stepped(self) -> FallingEpsilon:
-        """Return what follows a step of the vector environment."""
+        """Return the state after a step of the vector environment."""
         return self._replace(share=jnp.minimum(self.share + self.share_per_step, 1.0))
+
+
+FALLING_EPSILON_SPEC = FallingEpsilon(P(), P(LEARNER_AXIS), P(), P())  # type: ignore[arg-type]
+"""PartitionSpecs of a FallingEpsilon."""
 
 
 def epsilon_greedy(

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.agents.nets.networks import is_image
+from sebulba.agents.nets.encoder import is_image
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree
 
@@ -27,10 +27,10 @@ _INITIAL_COUNT = 1e-4
 
 
 class Moments(NamedTuple):
-    """What is known of a quantity; spec ``P()``."""
+    """Running moments of a quantity; the same on all update devices (spec ``P()``)."""
 
     num_samples: jax.Array
-    """Scalar float32; from 2^24 times a batch on, old samples fade away."""
+    """Scalar float32, so that from 2^24 batches on, old samples lose weight."""
     mean: jax.Array
     """``[...]``."""
     variance: jax.Array
@@ -38,7 +38,7 @@ class Moments(NamedTuple):
 
 
 def new_moments(shape: tuple[int, ...] = ()) -> Moments:
-    """Return mean 0 and variance 1 of next to no samples."""
+    """Return mean 0 and variance 1 with almost no weight."""
     return Moments(jnp.float32(_INITIAL_COUNT), jnp.zeros(shape), jnp.ones(shape))
 
 
@@ -77,8 +77,7 @@ def updated_moments(moments: Moments, x: jax.Array, weight: jax.Array) -> Moment
 class Scaling(NamedTuple):
     """How to normalise one array of an observation.
 
-    The leading dimension of 1 tells it from what has a row for each environment, so that it is
-    copied to the update devices and not split.
+    The leading dimension of 1 is how checkpoints and trained policies have always stored it.
     """
 
     mean: jax.Array
@@ -94,7 +93,7 @@ class ObservationNormalizer:
     """
 
     def __init__(self, spec: EnvSpec, *, images_are_flattened: bool) -> None:
-        """Look for numbers in the observation space.
+        """Find the vectors of numbers in the observation space.
 
         Raises:
           UsageError: There are none.
@@ -111,11 +110,11 @@ class ObservationNormalizer:
             )
 
     def new(self) -> tuple[Moments, ...]:
-        """Return statistics of nothing."""
+        """Return statistics without samples."""
         return tuple(new_moments(shape) for shape in self._shapes)
 
     def update(self, statistics: tuple[Moments, ...], obs: PyTree) -> tuple[Moments, ...]:
-        """Return the statistics after observations ``[T, B, ...]``, inserted ones included."""
+        """Return the statistics after observations ``[T, B, ...]``, including those of resets."""
         leaves = zip(jax.tree.leaves(obs), self._chosen, strict=True)
         arrays = [jnp.asarray(leaf, jnp.float32) for leaf, chosen in leaves if chosen]
         return tuple(
@@ -124,7 +123,7 @@ class ObservationNormalizer:
         )
 
     def scaling(self, statistics: tuple[Moments, ...]) -> tuple[Scaling, ...]:
-        """Return what policies normalise with."""
+        """Return mean and factor with which policies normalise."""
         return tuple(
             Scaling(m.mean[None], jax.lax.rsqrt(m.variance + _EPSILON)[None]) for m in statistics
         )
@@ -159,12 +158,12 @@ def _scaled(scaling: Scaling, x: Any) -> jax.Array:
 
 
 class RewardStatistics(NamedTuple):
-    """What is known of the discounted sum of rewards so far in an episode."""
+    """Running statistics of the discounted sum of rewards so far in an episode."""
 
     moments: Moments
-    """Of it, over all environments."""
+    """Moments of that sum, over all environments."""
     so_far: jax.Array
-    """``[J, B]`` where each environment of each Inferencer stands."""
+    """``[J, B]``, the sum now in each environment of each Inferencer."""
 
 
 REWARD_STATISTICS_SPEC = RewardStatistics(
@@ -174,7 +173,7 @@ REWARD_STATISTICS_SPEC = RewardStatistics(
 
 
 def new_reward_statistics(num_inferencers: int, num_envs: int) -> RewardStatistics:
-    """Return statistics of nothing."""
+    """Return statistics without samples."""
     return RewardStatistics(new_moments(), jnp.zeros((num_inferencers, num_envs)))
 
 
@@ -183,13 +182,13 @@ def normalized_rewards(
 ) -> tuple[jax.Array, RewardStatistics]:
     """Divide rewards by the standard deviation of the discounted sum of rewards so far.
 
-    ``sum_t = gamma sum_{t-1} + reward_t``, from 0 in every episode. A trajectory that was dropped
-    on its way is missing in it; the statistics hardly feel that.
+    ``sum_t = gamma sum_{t-1} + reward_t``, from 0 in every episode. The sum lacks the rewards of a
+    trajectory that was dropped, which hardly changes the statistics.
 
     Args:
       statistics: Before.
-      env_step: ``[T+1, B, ...]``; row 0 was there before.
-      inferencer: Scalar int32, whose environments these are.
+      env_step: ``[T+1, B, ...]``; row 0 was the last row of the trajectory before.
+      inferencer: Scalar int32, index of the Inferencer.
       gamma: Discount per environment step.
 
     Returns:
@@ -200,8 +199,7 @@ def normalized_rewards(
     goes_on = gamma * (1.0 - ended[:-1].astype(jnp.float32))
     before = statistics.so_far[inferencer]
     last, sums = jax.lax.scan(_add_reward, before, (reward[1:], goes_on), unroll=8)
-    inserted = jnp.asarray(env_step.is_first[1:]) & ~ended[1:]
-    moments = updated_moments(statistics.moments, sums, ~inserted)
+    moments = updated_moments(statistics.moments, sums, ~jnp.asarray(env_step.inserted[1:]))
     factor = jax.lax.rsqrt(moments.variance + _EPSILON)
     so_far = statistics.so_far.at[inferencer].set(last)
     scaled = jnp.clip(factor * reward, -LARGEST, LARGEST)

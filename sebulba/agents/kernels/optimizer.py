@@ -1,6 +1,8 @@
-"""From the gradient to the update, as every agent does it."""
+"""Optimizers from configurations, and the mean of a loss over valid cells of all devices."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +15,15 @@ from sebulba.agents.configs import OptimizerConfig
 def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
     """Return this device's part of the mean of ``x`` over valid cells of all devices.
 
-    The mean of it over devices is the mean over all valid cells, also where devices hold unequal
-    numbers of them.
+    The mean of these parts over devices is the mean over all valid cells, even if devices hold
+    unequal numbers of them.
 
     Args:
       x: ``[T, B]``.
       valid: ``[T, B]`` bool.
     """
     count = jax.lax.pmean(jnp.sum(valid, dtype=jnp.float32), LEARNER_AXIS)
-    # At least one: a batch without any valid cell gives 0, not NaN.
+    # The lower bound lets a batch without any valid cell give 0 and not NaN.
     return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(count, 1e-8)
 
 
@@ -39,3 +41,13 @@ def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.Gradi
     if config.max_grad_norm:
         optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
     return optimizer
+
+
+def make_optimizers(
+    learning_rates: Mapping[str, float], config: OptimizerConfig
+) -> optax.GradientTransformation:
+    """Return an optimizer for networks that are a dict, each part with its own learning rate."""
+    return optax.multi_transform(
+        {name: make_optimizer(rate, config) for name, rate in learning_rates.items()},
+        {name: name for name in learning_rates},
+    )

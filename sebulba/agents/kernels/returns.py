@@ -2,7 +2,7 @@
 
 Every kernel takes the three arrays that :func:`transitions` makes from the flags of a trajectory:
 ``discount = gamma * (1 - terminated)``, ``last = terminated | truncated``, which ends a trace after
-bootstrapping, and ``valid``: a transition that is none has weight 0 and ends a trace too.
+bootstrapping, and ``valid``. A transition that is not valid has weight 0 and ends a trace too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Transitions(NamedTuple):
     last: jax.Array
     """The episode ended, by termination or truncation, bool."""
     valid: jax.Array
-    """False for a reset that an environment inserted: the action had no effect, bool."""
+    """``EnvStep.valid``: False for instance for a reset, where the action had no effect, bool."""
 
 
 def transitions(trajectory: Trajectory, gamma: float, reward_scale: float = 1.0) -> Transitions:
@@ -36,19 +36,19 @@ def transitions(trajectory: Trajectory, gamma: float, reward_scale: float = 1.0)
       gamma: Discount per environment step.
       reward_scale: Multiplies rewards.
     """
-    row = trajectory.env_step
-    terminated = jnp.asarray(row.terminated[1:])
+    flags = trajectory.env_step._replace(obs=(), prev_action=())  # type: ignore[arg-type]
+    after = jax.tree.map(lambda x: jnp.asarray(x)[1:], flags)
     return Transitions(
-        reward=reward_scale * jnp.asarray(row.reward[1:], jnp.float32),
-        discount=gamma * (1.0 - terminated.astype(jnp.float32)),
-        last=terminated | row.truncated[1:],
-        valid=terminated | ~row.is_first[1:],
+        reward=reward_scale * after.reward.astype(jnp.float32),
+        discount=gamma * (1.0 - after.terminated.astype(jnp.float32)),
+        last=after.terminated | after.truncated,
+        valid=after.valid,
     )
 
 
 def _backward_sum(x: jax.Array, carry: jax.Array, beyond: jax.typing.ArrayLike) -> jax.Array:
     """Return ``y_t = x_t + carry_t y_{t+1}``, ``[T]``, with ``y_T = beyond``."""
-    # Unrolled: on a CPU a turn of a loop costs more than what is computed in it.
+    # Unrolled: on a CPU the overhead of a loop iteration exceeds its computation.
     _, y = jax.lax.scan(_back, jnp.asarray(beyond, x.dtype), (x, carry), reverse=True, unroll=8)
     return y
 
@@ -60,7 +60,7 @@ def _back(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ja
 
 
 def _carry(step: Transitions, trace: jax.typing.ArrayLike) -> jax.Array:
-    """Return what goes on from row t+1 to row t: ``discount_t trace_t``, 0 where a trace ends."""
+    """Return the factor from row t+1 to row t: ``discount_t trace_t``, 0 where a trace ends."""
     return jnp.where(step.valid & ~step.last, step.discount * trace, 0.0)
 
 
@@ -116,14 +116,14 @@ def vtrace(
 def n_step_returns(value: jax.Array, step: Transitions, num_steps: int | None = None) -> jax.Array:
     """Return sums of discounted rewards, bootstrapped after ``num_steps`` or at an end before.
 
-    ``G_t = r_t + discount_t G_{t+1}``, where the last of them is ``V`` of the row that it reaches:
-    the end of the episode, the end of the stream, or row t + num_steps.
+    ``G_t = r_t + discount_t G_{t+1}``, where the last ``G`` is ``V`` of the row that the sum
+    reaches: the end of the episode, the end of the stream, or row t + num_steps.
     Source: Sutton and Barto 2018, equation 7.1.
 
     Args:
-      value: ``[T+1]``, what rows are worth; zeros for plain Monte-Carlo sums.
+      value: ``[T+1]``, ``V`` of every row; zeros for plain Monte-Carlo sums.
       step: Leaves ``[T]``.
-      num_steps: n, at least 1; None goes on to the end of the episode or the stream.
+      num_steps: n, at least 1; None sums to the end of the episode or the stream.
 
     Returns:
       ``[T]``, constant to differentiation; the value itself where the transition is not valid.
@@ -205,14 +205,14 @@ def retrace(
     """
     q_taken, value, rho = jax.lax.stop_gradient((q_taken, value, rho))
     delta = step.reward + step.discount * value[1:] - q_taken
-    # Of the next row: the action of row t is given, only what follows it is weighted.
+    # Of the next row: the action of row t is given, so only later ones are weighted.
     trace = jnp.where(step.valid, trace_decay * jnp.minimum(rho, 1.0), 0.0)
     carry = _carry(step, jnp.append(trace[1:], 0.0))
     return q_taken + _backward_sum(jnp.where(step.valid, delta, 0.0), carry, 0.0)
 
 
 def double_q_values(q_target: jax.Array, q_online: jax.Array) -> jax.Array:
-    """Return ``Q_target`` of the action that ``Q_online`` likes best, ``[...]``.
+    """Return ``Q_target`` of the action with the greatest ``Q_online``, ``[...]``.
 
     With ``reward + discount * it`` this is the one-step target, as ``value`` of
     :func:`n_step_returns` the n-step one.

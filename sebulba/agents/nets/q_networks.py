@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.kernels.distributions import Categorical
-from sebulba.agents.nets.networks import MLP, Core, Encoded, Torso, orthogonal
+from sebulba.agents.nets.encoder import Encoded
+from sebulba.agents.nets.torso import MLP, Core, Torso, dense
 from sebulba.errors import UsageError
 from sebulba.types import PyTree
 
@@ -46,7 +47,7 @@ class QHead(nn.Module):
 
     def _stream(self, features: jax.Array, size: int, name: str) -> jax.Array:
         hidden = MLP(self.hidden_sizes, "relu", name=f"{name}_hidden")(features)
-        return nn.Dense(size, kernel_init=orthogonal(1.0), name=name)(hidden)
+        return dense(size, 1.0, name)(hidden)
 
 
 class QNetwork(nn.Module):

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 def draw_in_proportion(key: jax.Array, weight: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
     """Draw indices with replacement, index i with probability ``weight_i / sum(weight)``.
 
-    In three stages, so that no array is larger than ``num`` times about the cube root of the number
-    of weights M: a block of neighbours by the sums of blocks, a smaller block of it, a weight of
-    that. Each stage has a uniform number of its own: the 23 bits of one would give each of a
-    million equal weights 8 of its values, or 7, or 9.
+    It draws in three stages, so that no array is larger than ``num`` times about the cube root of
+    the number of weights M: first a block of neighbours by the sums of blocks, then a smaller block
+    in it, then a weight in that. Each stage has its own uniform number. The 23 bits of a single one
+    are too few: of a million equal weights some would get 7 of its values and others 9.
 
     The distribution is that of Schaul et al. 2016 (arXiv 1511.05952), equation 1. The paper keeps a
     tree of sums, which costs a chain of small scatters wherever a weight changes; one pass over the
@@ -24,8 +24,8 @@ def draw_in_proportion(key: jax.Array, weight: jax.Array, num: int) -> tuple[jax
       num: N.
 
     Returns:
-      Indices ``[N]`` int32, never of a weight that is 0 (any, if all are), and the sum of the
-      weights.
+      Indices ``[N]`` int32, and the sum of the weights. A weight of 0 is never drawn, unless all
+      are 0.
     """
     size = weight.size
     inner = _largest_divisor(size, round(size ** (1 / 3)))
@@ -53,14 +53,14 @@ def pick_in_rows(weight: jax.Array, uniform: jax.Array) -> jax.Array:
       uniform: ``[N]``, the share, in [0, 1).
 
     Returns:
-      ``[N]``; of a weight that is 0 only where a row has no other.
+      ``[N]``; the index of a weight of 0 only where a row has no other.
     """
     sums = _cumulative(weight)
     return jnp.argmax(sums > (uniform * sums.max(axis=1))[:, None], axis=1)
 
 
 def pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Return the same for one row ``[L]``, which is not repeated N times."""
+    """Return the same as ``pick_in_rows`` for one row ``[L]`` without repeating it N times."""
     sums = jax.lax.cummax(_cumulative(weight))
     index = jnp.searchsorted(sums, uniform * sums[-1], side="right")
     return jnp.minimum(index, weight.size - 1)
@@ -69,7 +69,7 @@ def pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
 def _cumulative(weight: jax.Array) -> jax.Array:
     """Return cumulative sums, 0 at weights that are 0.
 
-    A parallel sum need not be monotone in its last bits, so that a weight of 0 could be the first
-    to exceed something; and what is drawn must be less than the sum at the last weight above 0.
+    The last bits of a parallel sum need not be monotone. Without the zeros, a weight of 0 could
+    then be the first whose sum exceeds a share.
     """
     return jnp.where(weight > 0, jnp.cumsum(weight, axis=-1), 0.0)

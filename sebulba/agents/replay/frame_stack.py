@@ -1,4 +1,4 @@
-"""Frames kept once: stacks taken apart when rows are stored, rebuilt when they are drawn.
+"""Stores frames once: takes stacks apart when rows are inserted, rebuilds them when drawn.
 
 A row of a frame-stacked environment repeats K-1 of its K frames from the rows before. Only the
 newest is kept, with one byte a row that says how far back in the store the older ones are:
@@ -8,9 +8,9 @@ newest is kept, with one byte a row that says how far back in the store the olde
 - ``K .. 2K-2``: the stack restarted with frames that are nowhere in the store, ``code - K`` rows
   ago, so that this row cannot be rebuilt.
 
-A stack restarts where its older frames are not the previous row's newer ones, which is compared.
-``is_first`` does not tell: envpool fills the stack with the first frame when a game begins, and
-goes on with the old stack after a lost life.
+A stack restarts where its older frames differ from the newer frames of the previous row, which are
+compared. ``is_first`` does not tell that: envpool fills the stack with the first frame when a game
+begins, but continues the old stack after a lost life.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _same(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def can_rebuild(code: jax.Array, depth: int) -> jax.Array:
-    """Return of which rows all frames went into the store.
+    """Return for each row whether all its frames were stored.
 
     Args:
       code: Any shape.
@@ -121,7 +121,7 @@ def can_rebuild(code: jax.Array, depth: int) -> jax.Array:
 
 
 def keeps_older_frames(code: jax.Array, num_before: jax.Array) -> jax.Array:
-    """Return of which rows no frame was overwritten, ``[N, B]``.
+    """Return for each row whether none of its frames was overwritten, ``[N, B]``.
 
     Args:
       code: ``[N, B]``.

@@ -58,8 +58,8 @@ class Sequence(NamedTuple):
 class TransitionReplay(ReplayLayout):
     """Draws transitions over ``num_steps`` environment steps; every row may be a start.
 
-    A transition that an environment inserted (``~valid``: from the last observation of an episode
-    to the reset) is no start and is never bridged.
+    A transition that is not valid (from the last observation of an episode to the reset) is never
+    a start, and no transition over several steps contains it.
     """
 
     num_steps: int = 1
@@ -76,14 +76,13 @@ class TransitionReplay(ReplayLayout):
         return 1
 
     def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
-        """Return the weights after a trajectory was written at ``place``, of S."""
+        """Return the weights after a trajectory was written at ``place`` (of S places)."""
         n, steps, num_rows = self.num_steps, replay.steps_per_cycle, replay.num_rows
         head = place * steps
-        # The first T of these rows are the starts that are complete now, the others follow them.
+        # The first T of these rows are the starts that this trajectory completes.
         window = (head - n + jnp.arange(steps + n)) % num_rows
-        flags = (replay.rows.is_first, replay.rows.terminated)
-        first, terminated = (flag[inferencer, window[1:]] for flag in flags)
-        can_start = (~first | terminated)[:steps]
+        after = jax.tree.map(lambda x: x[inferencer, window[1:]], replay.rows.consequences)
+        can_start = after.valid[:steps]
         rows_before = (replay.stream[inferencer] - 1) * steps
         can_start &= (jnp.arange(steps) >= n - rows_before)[:, None]
         if isinstance(replay.stack, StackState):
@@ -114,9 +113,9 @@ class TransitionReplay(ReplayLayout):
         j, row, env, num_rows = draw.inferencer, draw.row, draw.env, replay.num_rows
         step = jnp.arange(self.num_steps)[:, None]
         index = _time_major(j, (row[None] + 1 + step) % num_rows, env)
-        reward, terminated, truncated, first = rows_at(replay.rows[3:], index)
-        valid = ~first | terminated
-        goes_on = jnp.cumprod(valid & ~terminated & ~truncated, axis=0) > 0
+        after = rows_at(replay.rows.consequences, index)
+        valid, terminated = after.valid, after.terminated
+        goes_on = jnp.cumprod(valid & ~terminated & ~after.truncated, axis=0) > 0
         is_summed = valid & jnp.concatenate([jnp.ones_like(valid[:1]), goes_on[:-1]])
         num_summed = jnp.sum(is_summed, axis=0, dtype=jnp.int32)
         factor = jnp.where(is_summed, jnp.float32(gamma) ** step, 0.0)
@@ -125,7 +124,7 @@ class TransitionReplay(ReplayLayout):
             obs=self.obs_at(replay, (j, row, env)),
             action=rows_at(replay.rows.action, (j, row, env)),
             extras=rows_at(replay.rows.extras, (j, row, env)),
-            reward=jnp.sum(factor * reward, axis=0),
+            reward=jnp.sum(factor * after.reward, axis=0),
             discount=jnp.where(terminates, 0.0, jnp.float32(gamma) ** num_summed),
             next_obs=self.obs_at(replay, (j, (row + num_summed) % num_rows, env)),
         )
@@ -159,7 +158,7 @@ class SequenceReplay(ReplayLayout):
         """Return the weights after a trajectory was written at ``place``, of S."""
         steps, num_places = replay.steps_per_cycle, replay.cycle.shape[1]
         needed = -(-self.rows_of_start // steps)
-        # The first of these trajectories is the start that is complete now.
+        # This trajectory completes the start at the first of these.
         window = (place - needed + 1 + jnp.arange(needed)) % num_places
         can_start = jnp.full(replay.weight.shape[2], replay.stream[inferencer] >= needed)
         if isinstance(replay.stack, StackState):

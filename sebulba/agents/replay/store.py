@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.configs import ReplayConfig
 from sebulba.agents.replay.draw import draw_in_proportion
 from sebulba.agents.replay.frame_stack import (
     STACK_SPEC,
@@ -29,25 +30,31 @@ from sebulba.agents.replay.frame_stack import (
     rebuild,
     take_apart,
 )
+from sebulba.checks import check_divisible
 from sebulba.errors import UsageError
-from sebulba.types import PyTree, RunSpec, Trajectory
+from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
 
 MIN_PRIORITY = 1e-6
-"""Smaller priorities count as this: what has weight 0 would never be drawn again."""
+"""Smaller priorities count as this: a start of weight 0 would never be drawn again."""
 
 
 class Rows(NamedTuple):
-    """What is kept of each row, ``[J, R, B, ...]``: an ``EnvStep`` and what was done at it."""
+    """What is kept of each row, ``[J, R, B, ...]``: an ``EnvStep`` and the action taken there."""
 
     obs: PyTree
     """Observations; where frames are stacked the newest frame only."""
     action: PyTree
     extras: PyTree
     reward: jax.Array
-    """Of the action of the row before, as are the flags."""
+    """Consequence of the action of the row before, as are the flags."""
     terminated: jax.Array
     truncated: jax.Array
     is_first: jax.Array
+
+    @property
+    def consequences(self) -> EnvStep:
+        """Reward and flags as an ``EnvStep``, without observation and action."""
+        return EnvStep((), (), *self[3:])  # type: ignore[arg-type]
 
 
 class Replay(NamedTuple):
@@ -64,13 +71,13 @@ class Replay(NamedTuple):
     weight: jax.Array
     """``[J, starts, B]`` float32: ``priority ** priority_exponent``, 0 where none can start."""
     cycle: jax.Array
-    """``[J, S]`` int32: which trajectory is in which place; negative where none is."""
+    """``[J, S]`` int32: cycle of the trajectory in each place; negative where there is none."""
     trajectories: jax.Array
-    """``[J]`` int32: how many were inserted; modulo S the place of the next."""
+    """``[J]`` int32: trajectories inserted so far; modulo S, the place of the next one."""
     stream: jax.Array
-    """``[J]`` int32: trajectories without a gap up to the newest, at most S."""
+    """``[J]`` int32: trajectories since the last gap, including the newest, at most S."""
     max_priority: jax.Array
-    """Scalar: the largest priority so far, at least 1; that of new starts."""
+    """Scalar: the largest priority so far, at least 1; new starts get it."""
 
     @property
     def num_rows(self) -> int:
@@ -92,9 +99,9 @@ class Draw(NamedTuple):
     env: jax.Array
     """Environment, counted on this device."""
     cycle: jax.Array
-    """Of the trajectory that the row is of: tells whether it was overwritten since."""
+    """Cycle of the trajectory of this row, which tells later whether it was overwritten."""
     probability: jax.Array
-    """With which a draw of the batch of all devices takes this start: its share of this device's
+    """Probability that a draw of the whole batch takes this start: its share of this device's
     weights, divided by the number of devices. 0 where nothing could be drawn."""
 
 
@@ -110,7 +117,17 @@ class ReplayLayout(abc.ABC):
     """K where observations are ``[K, H, W]`` stacks (``EnvSpec.frame_stack``): frames are kept
     once and stacks rebuilt (see ``frame_stack.py``). 0 keeps observations as they are."""
 
-    # What a subclass says.
+    @classmethod
+    def of(cls, spec: EnvSpec, config: ReplayConfig, **sizes: int) -> Self:
+        """Return the layout for observations of ``spec``; ``sizes`` are the subclass's own."""
+        return cls(
+            capacity=config.capacity,
+            priority_exponent=config.priority_exponent if config.prioritized else 0.0,
+            frame_stack=spec.frame_stack,
+            **sizes,
+        )
+
+    # What a subclass decides.
 
     @property
     @abc.abstractmethod
@@ -119,7 +136,7 @@ class ReplayLayout(abc.ABC):
 
     @abc.abstractmethod
     def rows_between_starts(self, steps_per_cycle: int) -> int:
-        """Return how far apart starts are."""
+        """Return the number of rows from one start to the next."""
 
     @abc.abstractmethod
     def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
@@ -139,7 +156,8 @@ class ReplayLayout(abc.ABC):
           UsageError: They do not.
         """
         steps, row_size = run.steps_per_cycle, run.num_inferencers * run.num_envs
-        # The newest trajectory, what its starts need before it, what the oldest stack has lost.
+        # The newest trajectory, the rows that its first starts need before it, and the rows whose
+        # frame stacks are incomplete because older frames were overwritten.
         needed = steps + self.rows_of_start - 1 + max(self.frame_stack - 1, 0)
         needed = -(-needed // steps) * steps * row_size
         if self.num_rows(run) * row_size < needed:
@@ -149,13 +167,7 @@ class ReplayLayout(abc.ABC):
                 f"{run.num_envs} environments insert trajectories of {steps}; use {needed} or more"
             )
         devices = run.num_update_devices
-        if batch_size % devices:
-            less = batch_size // devices * devices
-            nearest = f"{less} or {less + devices}" if less else f"{devices}"
-            raise UsageError(
-                f"batch_size={batch_size} must be divisible by the {devices} update devices; "
-                f"use {nearest}"
-            )
+        check_divisible("batch_size", batch_size, devices, f"the {devices} update devices")
 
     def num_rows(self, run: RunSpec) -> int:
         """Return R: the capacity in whole trajectories of each Inferencer."""
@@ -204,7 +216,7 @@ class ReplayLayout(abc.ABC):
     def insert(self, replay: Replay, trajectory: Trajectory, core: PyTree = ()) -> Replay:
         """Take one trajectory in, over the oldest of the same Inferencer.
 
-        Starts that it completes get the largest priority so far.
+        Starts that this trajectory completes get the largest priority so far.
 
         Args:
           replay: Donated by the loop; written in place.
@@ -243,7 +255,7 @@ class ReplayLayout(abc.ABC):
         return replay._replace(weight=self.weigh(replay, j, place))
 
     def weight_of_new(self, replay: Replay) -> jax.Array:
-        """Return the weight of starts that were not drawn yet, scalar."""
+        """Return the weight of starts that have not been drawn yet, scalar."""
         return replay.max_priority**self.priority_exponent
 
     def draw(self, replay: Replay, key: jax.Array, batch_size: int) -> Draw:
@@ -264,13 +276,13 @@ class ReplayLayout(abc.ABC):
         return Draw(j, row, env, cycle, share / devices)
 
     def set_priority(self, replay: Replay, draw: Draw, priority: jax.Array) -> Replay:
-        """Give starts new priorities; one that can no longer be drawn stays so.
+        """Set the priorities of starts; one that can no longer be drawn keeps weight 0.
 
         Args:
           replay: Donated by the loop.
           draw: Of this replay; trajectories may have been inserted since.
-          priority: ``[N]``, at least 0; below ``MIN_PRIORITY`` it counts as that. Where it is not
-            finite (an update that is skipped), the start keeps its own.
+          priority: ``[N]``, at least 0; smaller ones count as ``MIN_PRIORITY``. Where it is not
+            finite (the update is then skipped), the start keeps its priority.
         """
         if not self.priority_exponent:
             return replay
@@ -281,7 +293,7 @@ class ReplayLayout(abc.ABC):
         cycle = replay.cycle[draw.inferencer, draw.row // replay.steps_per_cycle]
         is_there = (cycle == draw.cycle) & (old > 0) & jnp.isfinite(priority)
         new = jnp.where(is_there, priority**self.priority_exponent, old)
-        # What was drawn twice gets the larger one: a scatter's order is not defined.
+        # A start drawn twice gets the larger priority: the order of a scatter is not defined.
         weight = replay.weight.at[index].set(jnp.where(is_there, 0.0, old)).at[index].max(new)
         largest = jax.lax.pmax(jnp.max(jnp.where(is_there, priority, 0.0)), LEARNER_AXIS)
         return replay._replace(
@@ -321,7 +333,7 @@ class ReplayLayout(abc.ABC):
         return trajectories * (replay.steps_per_cycle * num_envs)
 
     def obs_at(self, replay: Replay, index: tuple[jax.Array, jax.Array, jax.Array]) -> PyTree:
-        """Return the observations at (inferencer, row, env), each ``[...]``, as they were."""
+        """Return the observations at (inferencer, row, env), each ``[...]``, as inserted."""
         if isinstance(replay.stack, StackState):
             return rebuild(replay.rows.obs, replay.stack.code, index, self.frame_stack)
         return rows_at(replay.rows.obs, index)

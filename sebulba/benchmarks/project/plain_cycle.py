@@ -1,4 +1,4 @@
-"""A stepped cycle whose bookkeeping is plain Python: what jitting and donating it is worth."""
+"""A stepped cycle with plain Python bookkeeping, to measure what jitting and donating it gains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sebulba.types import EnvAdapter, EnvStep, PyTree
 
 
 class PlainCycle:
-    """Acts by the same jitted policy, undonated; lists of rows, stacked eagerly at the end."""
+    """Acts by the same jitted policy without donation, and stacks lists of rows at the end."""
 
     kind = "plain"
 
     def __init__(
         self, env: EnvAdapter, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
     ) -> None:
-        """Take what ``SteppedCycle`` takes."""
+        """Make the cycle; it takes the arguments of ``SteppedCycle``."""
         self._env = env
         self._device = device
         self._timer = timer
@@ -50,8 +50,8 @@ class PlainCycle:
         self._statistics = EpisodeStatistics(self._env.num_envs)
 
     def position(self) -> str:
-        """Return the reason why there is none."""
-        return "a plain cycle is there to be measured"
+        """Return why there is no position."""
+        return "a plain cycle exists to be measured"
 
     def put_back(self, position: bytes) -> None:
         """Raise EnvError."""

@@ -1,4 +1,4 @@
-"""An environment and an agent that do nothing, so that what is left of a run is the loop's own."""
+"""An environment and an agent that do nothing, so that all a run costs is the loop's own work."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sebulba.agent import Agent
 from sebulba.types import ActionOutput, EnvStep, PyTree, RunSpec, Trajectory
 
 OBSERVATION_SHAPE, NUM_ACTIONS = (4,), 2
-"""Those of CartPole."""
+"""The same as in CartPole."""
 
 
 class NullVectorEnv(VectorEnv):
-    """A ready-made vector environment whose rows never change; nobody writes them."""
+    """A ready-made vector environment whose rows never change."""
 
     def __init__(self, num_envs: int, seeds: Sequence[int]) -> None:
-        """Make the rows of all steps to come; ``seeds`` make no difference."""
+        """Make the one row that every step returns; ``seeds`` have no effect."""
         del seeds
         self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
         self.num_envs = num_envs
@@ -48,10 +48,10 @@ class NullVectorEnv(VectorEnv):
 
 
 class NullPool(NullVectorEnv):
-    """The same with what else the adapter for envpool asks of a pool."""
+    """The same, with all that the adapter for envpool asks of a pool."""
 
     def __init__(self, num_envs: int, seeds: Sequence[int]) -> None:
-        """Take envpool's place in synchronous mode."""
+        """Make what looks like an envpool in synchronous mode."""
         super().__init__(num_envs, seeds)
         self.observation_space = self.single_observation_space
         self.action_space = self.single_action_space
@@ -67,20 +67,15 @@ class NullConfig:
 
 
 class NullAgent(Agent[NullConfig]):
-    """Compares a number with a threshold; learns nothing."""
-
-    config_class = NullConfig
+    """Compares a number with a threshold, and learns nothing."""
 
     def new_networks(self, key: jax.Array) -> PyTree:
-        """Return the threshold."""
         return {"threshold": jnp.float32(0)}
 
     def new_opt(self, networks: PyTree) -> PyTree:
-        """Return nothing."""
         return ()
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
-        """Return nothing."""
         return ()
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
@@ -102,19 +97,15 @@ class NullAgent(Agent[NullConfig]):
         trajectory: Trajectory,
         networks: PyTree,
     ) -> PyTree:
-        """Keep nothing."""
         return experience
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
     ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
-        """Return the square of the threshold."""
         return networks["threshold"] ** 2, (experience, {})
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-        """Change nothing."""
         return networks, opt
 
     def experience_spec(self) -> PyTree:
-        """Return the specs of nothing."""
         return ()

@@ -1,9 +1,9 @@
 """``bench overhead``: microseconds of our own code per vector step of one Inferencer.
 
-The stepped loop minus the bare loop, with the same environment that does nothing and the same
-policy that does nearly nothing. All that the loop adds counts, the recording of the trajectory
-included. The environment has envpool's public interface, not its native calls: the adapter steps
-it by ``step``, where it steps a real pool by calls that cost less Python.
+This is the time of the stepped loop minus that of the bare loop, both with the same environment
+that does nothing and the same policy that does nearly nothing. All that the loop adds counts, the
+recording of the trajectory included. The environment has envpool's public interface, not its native
+calls: the adapter calls its ``step``, while it steps a real pool by calls that cost less Python.
 """
 
 from __future__ import annotations
@@ -18,40 +18,37 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.bare import bare_loop
-from sebulba.benchmarks.null import NullAgent, NullConfig, NullPool, NullVectorEnv
-from sebulba.commands.experiment import configure_jax
+from sebulba.benchmarks.project.bare import bare_loop
+from sebulba.benchmarks.project.inference import acting_loop
+from sebulba.benchmarks.project.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.inference.inferencer import INFERENCER_PHASES
-from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.types import EnvStep, RunSpec
 
 NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE = 16, 10, 1000
 ENVS: dict[str, type[NullVectorEnv]] = {"envpool": NullPool, "gymnasium": NullVectorEnv}
-"""By the adapter in front of them; the promised key is that of the first, the fast default."""
+"""Environments by the adapter in front of them. The key of the JSON is that of the first, which is
+the default and the faster one."""
 
 
 class LoopCase:
     """The stepped loop on one null environment."""
 
     def __init__(self, make_env: type[NullVectorEnv], num_cycles: int, steps_per_cycle: int):
-        """Make the loop; nothing runs yet."""
+        """Make the loop."""
         factory = make_env_factory(make_env)
         agent = NullAgent(env_spec(factory), NullConfig())
         self._num_cycles, self._steps_per_cycle = num_cycles, steps_per_cycle
         self._consumed: list[float] = []
-        self.loop = GymnasiumLoop(
+        self.loop = acting_loop(
             factory,
             agent,
             NUM_ENVS,
-            cycle="stepped",
-            inference_only=True,
-            num_inferencers_per_device=1,
-            inference_devices=[0],
-            update_devices=[0],
-            metrics_interval_s=3600.0,
+            1,
+            "stepped",
             observe_cycle=lambda trajectory, infos: self._consumed.append(time.perf_counter()),
         )
         self._state = self.loop.new_state(0, steps_per_cycle)
@@ -61,7 +58,7 @@ class LoopCase:
     def measure(self) -> float:
         """Return microseconds per vector step, from the first trajectory's arrival to the last's.
 
-        So the start and the end of a run, which have a price of their own, do not count.
+        The start and the end of a run, which cost time of their own, do not count.
         """
         self._consumed.clear()
         result = self.loop.run(self._state, self._num_cycles, self._steps_per_cycle)
@@ -97,11 +94,11 @@ def _bare_parts(make_env: type[NullVectorEnv]) -> tuple[VectorEnv, NullAgent, An
 
 
 def pieces_us(make_env: type[NullVectorEnv], num_calls: int) -> dict[str, float]:
-    """Call the parts of a step alone and return the microseconds of each per vector step.
+    """Call each part of a step alone; return its microseconds per vector step.
 
     Args:
-      make_env: The environment.
-      num_calls: Of each part.
+      make_env: Makes the environment.
+      num_calls: Number of calls of each part.
     """
     env, agent, networks, step_state = _bare_parts(make_env)
     adapter = make_env_factory(make_env)(NUM_ENVS, list(range(NUM_ENVS)))
@@ -158,14 +155,7 @@ def run(
 ) -> dict:
     """Measure, print tables, write JSON.
 
-    Args:
-      repeats: Interleaved rounds.
-      num_cycles: Cycles a round, at least 2.
-      steps_per_cycle: Vector steps in a cycle.
-      json_file: Where to write, or None.
-
-    Returns:
-      The record that was written.
+    The command has options for ``repeats`` and ``json_file``; a round needs 2 cycles at least.
     """
     configure_jax(compile_cache="off")  # and otherwise as sebulba train does
     loops = {name: LoopCase(env, num_cycles, steps_per_cycle) for name, env in ENVS.items()}
@@ -196,23 +186,15 @@ def run(
             ["in the loop, us", "of these alone, us"],
             breakdown(figures[f"{name} loop"][-1], phases[name], pieces[name]),
         )
-    result = harness.record(
-        keys,
-        figures,
-        {
-            "num_envs": NUM_ENVS,
-            "num_cycles": num_cycles,
-            "steps_per_cycle": steps_per_cycle,
-            "repeats": repeats,
-        },
-    )
-    result |= {"phases_us": phases, "pieces_us": pieces}
+    sizes = {"num_envs": NUM_ENVS, "num_cycles": num_cycles, "steps_per_cycle": steps_per_cycle}
+    keys_and_parts = {**keys, "phases_us": phases, "pieces_us": pieces}
+    result = harness.record(keys_and_parts, figures, {**sizes, "repeats": repeats})
     harness.write_json(json_file, result)
     return result
 
 
 def keys_of(figures: Mapping[str, list[float]]) -> dict[str, float]:
-    """Return the promised key, its spread, and the same of a ready-made Gymnasium environment."""
+    """Return the keys of the JSON: median and spread, and the median with Gymnasium's adapter."""
     fast = figures["envpool overhead"]
     return {
         "overhead_us_per_step": statistics.median(fast),
@@ -225,12 +207,12 @@ def keys_of(figures: Mapping[str, list[float]]) -> dict[str, float]:
 def breakdown(
     total_us: float, phases_us: Mapping[str, float], pieces_us: Mapping[str, float]
 ) -> dict[str, list[str]]:
-    """Return rows of (phase in the loop, what it consists of when called alone).
+    """Return, by phase, its microseconds in the loop and those of its parts when called alone.
 
     Args:
       total_us: Microseconds per vector step of the loop.
-      phases_us: Of the phases of its Inferencer; what is left of the total is between them.
-      pieces_us: As ``pieces_us`` returned them.
+      phases_us: Microseconds in each phase of its Inferencer; the rest is spent between them.
+      pieces_us: Return value of the function of that name.
     """
     alone = {
         "act": ["policy program"],

@@ -1,6 +1,6 @@
 """The least that acting can cost: one jitted, donated program and the environment's own step.
 
-Nothing here imports the runtime or the adapters: it is what they are measured against.
+Loop and adapters are measured against this, so nothing here imports them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sebulba.types import EnvStep, PyTree
 def bare_loop(
     step: Callable, networks: PyTree, step_state: PyTree, env: Any, num_steps: int
 ) -> PyTree:
-    """Act and step; no storing, checking or statistics.
+    """Act and step, without storing, checking or statistics.
 
     Args:
       step: ``jax.jit(agent.step, donate_argnums=1)``.
       networks: Acting networks.
-      step_state: Donated.
+      step_state: Step state, which is donated.
       env: A vector environment with Gymnasium's interface.
-      num_steps: Vector steps.
+      num_steps: Number of vector steps.
 
     Returns:
       The last step state.

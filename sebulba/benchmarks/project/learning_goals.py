@@ -1,46 +1,11 @@
-"""What each agent is to have learned, where, and by when. Free of JAX."""
+"""What each agent has to learn, and within which budget. Free of JAX."""
 
 from __future__ import annotations
 
-import dataclasses
-
-
-@dataclasses.dataclass(frozen=True)
-class Goal:
-    """A mean return, and where it is read.
-
-    Training episodes reach it if the mean of the last 100 does at any time within the budget. An
-    evaluated goal is reached by both of the last two evaluations of the budget, not by the best.
-    """
-
-    preset: str
-    """Configuration of ``sebulba train``."""
-    mean_return: float
-    """To be reached."""
-    env_steps: int
-    """The budget."""
-    evaluated: bool = True
-    """Read from the evaluation policy, not from the training episodes."""
-    is_limit: bool = False
-    """To stay at or below instead: what the agent cannot do without a part that was taken away."""
-    seconds: float | None = None
-    """Time of the run, compile included, by when it is to be reached."""
-    options: tuple[str, ...] = ()
-    """Of ``sebulba train``, beside the preset."""
-    seeds: int = 3
-    """Every one of them is to reach it."""
-    reference: str = ""
-    """What others measured."""
-
-    def __str__(self) -> str:
-        where = "both last evaluations" if self.evaluated else "mean of 100 training episodes"
-        time = "" if self.seconds is None else f" and {self.seconds:g} s"
-        sign = "≤" if self.is_limit else "≥"
-        return f"{where} {sign} {self.mean_return:g} within {self.env_steps:,} env steps{time}"
-
+from sebulba.benchmarks.learn import Goal
 
 _OFTEN = ("--metrics-interval-s", "0.1")
-"""In half a second they train 200,000 env steps."""
+"""Options for presets that train 200,000 env steps in half a second."""
 
 _SB3_ZOO = "Stable-Baselines3 with its zoo's settings"
 
@@ -99,4 +64,4 @@ GOALS: dict[str, Goal] = {
         reference="CleanRL: 9.6k at 1M",
     ),
 }
-"""By the name of the result, ``learn-NAME.json``; mostly that of a preset."""
+"""Goals by the NAME of the result, ``learn-NAME.json``; it is mostly that of a preset."""

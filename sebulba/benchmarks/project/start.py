@@ -1,8 +1,9 @@
-"""``bench start``: how soon ``sebulba train`` makes its first update, compiled programs kept.
+"""``bench start``: the time until ``sebulba train`` makes its first update, compiled programs kept.
 
-Measured from outside, as a user waits: from starting the process to its first record, which is
-written right after the first update. Against it, in turn, an interpreter that only imports what
-training cannot do without. The first round, which does not count, fills the compile cache.
+It is measured from outside, as a user waits for it: from the start of the process to its first
+record, which is written right after the first update. It is compared, in turn, with an interpreter
+that only imports what training cannot do without. The first round, which does not count, fills the
+compile cache.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from typing import Any
 from sebulba.commands.huge_pages import environment_before_restart
 from sebulba.errors import UsageError
 
-# JAX is imported by what needs it: `train_with_marks` runs in a process whose start is measured.
+# Only functions import JAX here: `train_with_marks` runs in a process whose start is measured.
 
 IMPORTS = "import jax, flax, optax, gymnasium, envpool"
 POLL_S = 0.005
 LONGEST_S = 300.0
-"""A first update that takes longer than this is taken for a hang."""
+"""Seconds after which a start without a first update counts as a hang."""
 
 MARKS = (
-    ("sebulba.commands.experiment:configure_jax", "JAX configured"),
-    ("sebulba.commands.experiment:env_spec", "environment described"),
+    ("sebulba.commands.train:configure_jax", "JAX configured"),
+    ("sebulba.commands.train:env_spec", "environment described"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.__init__", "environments made"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.new_state", "agent state made"),
     ("sebulba.commands.run_folder:RunFolder.write_config", "run folder made"),
@@ -43,19 +44,13 @@ MARKS = (
     ("sebulba.learning.update:Updater.consume", "first update dispatched"),
     ("sebulba.metrics.writers:JsonLinesWriter.write", "first update done, record written"),
 )
-"""Functions, and what is true when each has returned for the first time."""
+"""Functions, and what has been reached when each returns for the first time."""
 
 
 def run(*, repeats: int = 5, preset: str = "cartpole", json_file: str | None = None) -> dict:
     """Measure, print tables, write JSON.
 
-    Args:
-      repeats: Interleaved rounds.
-      preset: Configuration of ``sebulba train``.
-      json_file: Where to write, or None.
-
-    Returns:
-      The record that was written.
+    The command has options for ``repeats`` and ``json_file``.
 
     Raises:
       UsageError: The training ended or hung before its first update.
@@ -84,14 +79,14 @@ def run(*, repeats: int = 5, preset: str = "cartpole", json_file: str | None = N
     harness.print_rows(
         "one more start, with marks", ["at, s", "after the one before, s"], mark_rows(marks)
     )
-    result = harness.record(keys, figures, {"preset": preset, "repeats": repeats})
-    result |= {"marks_s": marks}
+    settings = {"preset": preset, "repeats": repeats}
+    result = harness.record({**keys, "marks_s": marks}, figures, settings)
     harness.write_json(json_file, result)
     return result
 
 
 def keys_of(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the promised keys: medians."""
+    """Return the keys of the JSON, which are medians."""
     return {
         "first_update_beyond_imports_s": statistics.median(figures["beyond imports"]),
         "first_update_s": statistics.median(figures["train"]),
@@ -100,7 +95,7 @@ def keys_of(figures: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def mark_rows(marks: Mapping[str, float]) -> dict[str, list[str]]:
-    """Return a row for each mark: when, and how long after the mark before it."""
+    """Return a row for each mark: its seconds, and those after the mark before it."""
     rows, before = {}, 0.0
     for name, at in sorted(marks.items(), key=lambda mark: mark[1]):
         rows[name] = [f"{at:.2f}", f"{at - before:.2f}"]
@@ -115,14 +110,14 @@ def train_arguments(preset: str, folder: str) -> list[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """Return a user's: byte code is kept for the second start, which begins without huge pages."""
+    """Return a user's environment: byte code is kept, and huge pages are not yet asked for."""
     environ = environment_before_restart(os.environ)
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     return environ
 
 
 def seconds_to_import() -> float:
-    """Start an interpreter and return when it had imported what training cannot do without."""
+    """Return the seconds in which an interpreter starts and imports what training needs."""
     began = time.time()
     code = f"{IMPORTS}; import time; print(time.time())"
     done = subprocess.run(
@@ -136,14 +131,14 @@ def seconds_to_import() -> float:
 
 
 def seconds_to_first_record(command: Sequence[str], folder: Path) -> float:
-    """Start a training, return when its first record was there, and end it.
+    """Start a training, end it at its first record, and return the seconds until then.
 
     Args:
-      command: Trains in ``folder / "run"``, which is removed again.
-      folder: Holds that, and the compile cache.
+      command: Command that trains in ``folder / "run"``, which is removed again.
+      folder: Folder of that run and of the compile cache.
 
     Raises:
-      UsageError: It ended or hung before.
+      UsageError: The training ended or hung before its first record.
     """
     metrics = folder / "run" / "metrics.jsonl"
     with open(folder / "output", "w+") as output:
@@ -153,21 +148,21 @@ def seconds_to_first_record(command: Sequence[str], folder: Path) -> float:
         ) as process:
             try:
                 seconds = _wait_for_line(metrics, process, began)
-                process.terminate()  # as Ctrl-C would: it saves its policy and ends
+                process.terminate()  # as with Ctrl-C, it saves its policy and ends
                 process.wait(LONGEST_S)
             except UsageError as error:
                 output.seek(0)
                 raise UsageError(f"{error}; it said: {output.read()[-2000:].strip()}") from None
             finally:
-                process.kill()  # nothing, if it has ended
+                process.kill()  # no effect if it has ended
     shutil.rmtree(folder / "run")
     return seconds
 
 
 def _wait_for_line(file: Path, process: subprocess.Popen, began: float) -> float:
-    """Return the seconds from ``began`` until the file's first line was whole."""
+    """Return the seconds from ``began`` until the first line of ``file`` was whole."""
     while True:
-        # Read before the process is asked: it may write and end in between.
+        # Ask the process first: it may write and end before the file is read.
         has_ended = process.poll() is not None
         if file.exists() and b"\n" in file.read_bytes():
             return time.time() - began
@@ -178,10 +173,10 @@ def _wait_for_line(file: Path, process: subprocess.Popen, began: float) -> float
 
 
 def marks_of_a_start(preset: str, folder: Path) -> dict[str, float]:
-    """Start a training that notes its own progress; return seconds from the start, by mark."""
+    """Start a training that notes its own progress; return the seconds to each mark."""
     file = folder / "marks.json"
     call = f"train_with_marks({train_arguments(preset, str(folder))!r}, {str(file)!r})"
-    code = f"from sebulba.benchmarks.start import train_with_marks; {call}"
+    code = f"from sebulba.benchmarks.project.start import train_with_marks; {call}"
     command = [sys.executable, "-c", code]
     began = time.time()
     seconds_to_first_record(command, folder)
@@ -189,14 +184,14 @@ def marks_of_a_start(preset: str, folder: Path) -> dict[str, float]:
 
 
 def train_with_marks(arguments: Sequence[str], file: str) -> None:
-    """Run ``sebulba`` in this process and note when it got where.
+    """Run ``sebulba`` in this process and note when it reaches each mark.
 
     Args:
-      arguments: Of ``sebulba``.
-      file: Gets ``{mark: time.time()}`` as JSON when the last of ``MARKS`` is reached.
+      arguments: Arguments of ``sebulba``.
+      file: JSON to write when the last of ``MARKS`` is reached: ``{mark: time.time()}``.
     """
     marks = {"interpreter started": time.time()}
-    importlib.import_module("sebulba.commands.experiment")
+    importlib.import_module("sebulba.commands.train")
     marks["sebulba imported"] = time.time()
 
     def note(name: str) -> None:
@@ -213,7 +208,7 @@ def train_with_marks(arguments: Sequence[str], file: str) -> None:
 
 
 def find(target: str) -> tuple[Any, str]:
-    """Return the module or class that holds a ``module:attribute``, and the last name in it."""
+    """Return the module or class that holds ``module:attribute``, and the attribute's name."""
     module, _, path = target.partition(":")
     *owners, attribute = path.split(".")
     return functools.reduce(getattr, owners, importlib.import_module(module)), attribute

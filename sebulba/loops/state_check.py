@@ -1,4 +1,4 @@
-"""Rules that hold between the arguments of a loop, each with its remedy."""
+"""Whether an agent state fits a loop."""
 
 from __future__ import annotations
 
@@ -6,17 +6,6 @@ import jax
 
 from sebulba.agent import AgentState
 from sebulba.errors import UsageError
-
-
-def check_divisible(num_envs: int, num_devices: int) -> None:
-    """Raise unless environments split evenly over the update devices."""
-    if num_envs % num_devices:
-        below = num_envs // num_devices * num_devices
-        nearest = f"{below} or {below + num_devices}" if below else f"{num_devices}"
-        raise UsageError(
-            f"num_envs={num_envs} must be divisible by the {num_devices} update devices; "
-            f"use {nearest}"
-        )
 
 
 def check_state(state: AgentState, expected: AgentState) -> None:

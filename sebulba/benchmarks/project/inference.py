@@ -1,51 +1,61 @@
-"""``bench inference``: how near the loop's acting is to a bare loop, and what its parts are worth.
+"""``bench inference``: how near the loop's acting is to a bare loop, and what jitting it brings.
 
-SimplePolicyGradient with 5 hidden layers of 200 on CartPole-v1, 16 environments an Inferencer,
-inference only, 20 cycles of 100 steps.
+SimplePolicyGradient with 5 hidden layers of 200 units acts in CartPole-v1 without learning:
+20 cycles of 100 steps, 16 environments an Inferencer.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import functools
+import contextlib
 import statistics
 import time
-import warnings
 from collections.abc import Callable
 
 import jax
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import SimplePolicyGradientConfig
-from sebulba.agents.registry import make_agent
+from sebulba.agents.configs import SimplePolicyGradientConfig, make_agent
 from sebulba.benchmarks import harness
-from sebulba.benchmarks.bare import bare_loop
-from sebulba.benchmarks.plain_cycle import PlainCycle
-from sebulba.commands.experiment import configure_jax
+from sebulba.benchmarks.project.bare import bare_loop
+from sebulba.benchmarks.project.plain_cycle import PlainCycle
+from sebulba.benchmarks.project.prototype import make_pool
+from sebulba.commands.jax_setup import configure_jax
 from sebulba.envs import env_spec, seed_block
 from sebulba.inference.choose_cycle import MakeCycle
+from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.options import CycleKind
-from sebulba.types import RunSpec
+from sebulba.types import EnvFactory, RunSpec
 
 ENV, NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE, NUM_INFERENCERS = "CartPole-v1", 16, 20, 100, 2
 
 
-def loop_case(
-    agent: Agent, cycle: CycleKind | MakeCycle, num_cycles: int
-) -> tuple[GymnasiumLoop, Callable[[], float]]:
-    """Return a loop and what measures it, in environment steps per second."""
-    loop = GymnasiumLoop(
-        ENV,
+def acting_loop(
+    env: str | EnvFactory,
+    agent: Agent,
+    num_envs: int,
+    num_inferencers: int,
+    cycle: CycleKind | MakeCycle,
+    observe_cycle: ObserveCycle | None = None,
+) -> GymnasiumLoop:
+    """Return a loop that only acts, on one device."""
+    return GymnasiumLoop(
+        env,
         agent,
-        NUM_ENVS,
+        num_envs,
         cycle=cycle,
         inference_only=True,
-        num_inferencers_per_device=NUM_INFERENCERS,
+        num_inferencers_per_device=num_inferencers,
         inference_devices=[0],
         update_devices=[0],
         metrics_interval_s=3600.0,
+        observe_cycle=observe_cycle,
     )
+
+
+def loop_case(loop: GymnasiumLoop, num_cycles: int) -> Callable[[], float]:
+    """Return what measures a loop, in environment steps per second."""
     state = loop.new_state(0, STEPS_PER_CYCLE)
 
     def measure() -> float:
@@ -54,28 +64,24 @@ def loop_case(
         state = loop.run(state, num_cycles, STEPS_PER_CYCLE).state
         return num_cycles * STEPS_PER_CYCLE * NUM_ENVS / (time.perf_counter() - began)
 
-    return loop, measure
+    return measure
 
 
 def bare_case(agent: Agent, num_cycles: int) -> Callable[[], float]:
-    """Return what measures the bare loop, in as many threads, in environment steps per second."""
-    import envpool
-
+    """Return what measures the bare loop in as many threads, in environment steps per second."""
     run = RunSpec(NUM_ENVS, NUM_INFERENCERS, STEPS_PER_CYCLE, 1)
     state = agent.new_state(jax.random.key(0), run)
     states = list(state.step)
     step = jax.jit(agent.step, donate_argnums=1)
-    pools = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # spaces warn about precision when they are first read
-        for i in range(NUM_INFERENCERS):
-            seeds = seed_block(0, inferencer=i, num_inferencers=NUM_INFERENCERS, num_envs=NUM_ENVS)
-            pools.append(
-                envpool.make(
-                    ENV, env_type="gymnasium", num_envs=NUM_ENVS, num_threads=1, seed=seeds
-                )
-            )
-            assert pools[i].observation_space and pools[i].action_space
+    pools = [
+        make_pool(
+            ENV,
+            num_envs=NUM_ENVS,
+            num_threads=1,
+            seed=seed_block(0, inferencer=i, num_inferencers=NUM_INFERENCERS, num_envs=NUM_ENVS),
+        )
+        for i in range(NUM_INFERENCERS)
+    ]
     num_steps = num_cycles * STEPS_PER_CYCLE // NUM_INFERENCERS
 
     def one(i: int) -> None:
@@ -84,7 +90,7 @@ def bare_case(agent: Agent, num_cycles: int) -> Callable[[], float]:
     def measure() -> float:
         began = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(NUM_INFERENCERS) as threads:
-            list(threads.map(one, range(NUM_INFERENCERS)))  # raises what a thread raised
+            list(threads.map(one, range(NUM_INFERENCERS)))  # list() raises what a thread raised
         return num_steps * NUM_INFERENCERS * NUM_ENVS / (time.perf_counter() - began)
 
     return measure
@@ -93,55 +99,44 @@ def bare_case(agent: Agent, num_cycles: int) -> Callable[[], float]:
 def run(*, repeats: int, num_cycles: int = NUM_CYCLES, json_file: str | None = None) -> dict:
     """Measure, print a table, write JSON.
 
-    Args:
-      repeats: Interleaved rounds.
-      num_cycles: Cycles a round, over all Inferencers.
-      json_file: Where to write, or None.
-
-    Returns:
-      The record that was written.
+    The command has options for ``repeats`` and ``json_file``; ``num_cycles`` are those of a round.
     """
     configure_jax(compile_cache="off")  # and otherwise as sebulba train does
     config = SimplePolicyGradientConfig()
     agent = make_agent(env_spec(ENV), config)
-    make = functools.partial(loop_case, agent, num_cycles=num_cycles)
-    loops = {"fused": make("fused"), "stepped": make("stepped"), "plain": make(PlainCycle)}
-    cases = {name: measure for name, (_, measure) in loops.items()}
-    cases["bare"] = bare_case(agent, num_cycles)
-    try:
+    kinds: dict[str, CycleKind | MakeCycle]
+    kinds = {"fused": "fused", "stepped": "stepped", "plain": PlainCycle}
+    with contextlib.ExitStack() as stack:
+        cases = {}
+        for name, kind in kinds.items():
+            loop = stack.enter_context(acting_loop(ENV, agent, NUM_ENVS, NUM_INFERENCERS, kind))
+            cases[name] = loop_case(loop, num_cycles)
+        cases["bare"] = bare_case(agent, num_cycles)
         figures = harness.interleave(cases, repeats)
-    finally:
-        for loop, _ in loops.values():
-            loop.close()
     keys = keys_of(figures)
+    ratios = ("fused_over_bare", "stepped_over_bare", "jit_gain")
     harness.print_table(
         f"bench inference: {ENV}, {NUM_INFERENCERS} x {NUM_ENVS} environments, 5 x 200 units",
         "env steps/s",
         figures,
-        [
-            f"{name}: {keys[name]:.2f}"
-            for name in ("fused_over_bare", "stepped_over_bare", "jit_gain")
-        ],
+        [f"{name}: {keys[name]:.2f}" for name in ratios],
     )
-    result = harness.record(
-        keys,
-        figures,
-        {
-            "env": ENV,
-            "num_envs": NUM_ENVS,
-            "num_inferencers": NUM_INFERENCERS,
-            "num_cycles": num_cycles,
-            "steps_per_cycle": STEPS_PER_CYCLE,
-            "hidden_sizes": config.torso.hidden_sizes,
-            "repeats": repeats,
-        },
-    )
+    settings = {
+        "env": ENV,
+        "num_envs": NUM_ENVS,
+        "num_inferencers": NUM_INFERENCERS,
+        "num_cycles": num_cycles,
+        "steps_per_cycle": STEPS_PER_CYCLE,
+        "hidden_sizes": config.torso.hidden_sizes,
+        "repeats": repeats,
+    }
+    result = harness.record(keys, figures, settings)
     harness.write_json(json_file, result)
     return result
 
 
 def keys_of(figures: dict[str, list[float]]) -> dict[str, float]:
-    """Return the promised keys: medians of speeds, and of ratios within a round."""
+    """Return the keys of the JSON: medians of speeds, and of ratios within a round."""
     return {
         "fused_env_steps_per_s": statistics.median(figures["fused"]),
         "stepped_env_steps_per_s": statistics.median(figures["stepped"]),

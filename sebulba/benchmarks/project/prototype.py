@@ -1,8 +1,8 @@
-"""What someone would write without this library: the same training, bare.
+"""The same training as somebody would write it without this library.
 
-Two or more Python threads act, store and step an envpool of their own; one thread updates. Nothing
-here imports the runtime, the loops or the adapters: it is what they are measured against. Nothing
-is checked, counted, recovered or stopped in time. Only the agent's pure functions are the same.
+Several Python threads act, store and step an envpool each; one thread updates. Only the agent's
+pure functions are Sebulba's. Loops and adapters are measured against this, so nothing here imports
+them. Nothing is checked, counted, recovered or stopped in time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Agent, AgentState
+from sebulba.trees import is_key
 from sebulba.types import EnvStep, PyTree, RunSpec, Trajectory
 
 QUEUE_SIZE = 2
@@ -32,45 +33,33 @@ class Prototype:
     def __init__(
         self, env_id: str, agent: Agent, run: RunSpec, seeds: Sequence[Any], **options: Any
     ) -> None:
-        """Make one envpool a thread.
+        """Make one envpool for each thread.
 
         Args:
-          env_id: Known to envpool.
-          agent: Its ``step``, ``update_experience``, ``loss`` and ``optimize`` are used.
+          env_id: An id of envpool's.
+          agent: The agent, of which the pure functions are used.
           run: The sizes; ``num_inferencers`` is the number of acting threads.
-          seeds: One int32 an environment, per acting thread.
-          options: Of ``envpool.make``.
+          seeds: For each acting thread, one int32 for each environment.
+          options: Options of ``envpool.make``.
         """
-        import envpool
-
         self._agent = agent
         self._length = run.steps_per_cycle
         self.env_steps_per_cycle = run.steps_per_cycle * run.num_envs
         state: AgentState = jax.jit(lambda key: agent.new_state(key, run))(jax.random.key(0))
         self.networks, self._opt, self._experience = state[:3]
         self._updates = 0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # spaces warn about precision
-            pools = [
-                envpool.make(
-                    env_id, env_type="gymnasium", num_envs=run.num_envs, seed=seed, **options
-                )
-                for seed in seeds
-            ]
-            for pool in pools:
-                assert pool.observation_space and pool.action_space
         self._actors = [
-            _Actor(pool, agent, step) for pool, step in zip(pools, state.step, strict=True)
+            _Actor(make_pool(env_id, num_envs=run.num_envs, seed=seed, **options), agent, step)
+            for seed, step in zip(seeds, state.step, strict=True)
         ]
         self._act = jax.jit(functools.partial(_act, agent), donate_argnums=1)
         self._update = make_update(agent)
 
     def train(self, num_trajectories: int) -> list[tuple[float, float]]:
-        """Learn from so many trajectories.
+        """Learn from this many trajectories, rounded up to whole rounds of all threads.
 
         Returns:
-          For each, when its update began and its loss: seconds of ``time.perf_counter()``, and a
-          number.
+          For each trajectory, the ``time.perf_counter()`` when its update began, and its loss.
         """
         trajectories: queue.Queue = queue.Queue(QUEUE_SIZE)
         num_each = -(-num_trajectories // len(self._actors))
@@ -113,12 +102,23 @@ class Prototype:
             actor.pool.close()
 
 
+def make_pool(env_id: str, **options: Any) -> Any:
+    """Return an envpool, whose spaces do not warn of lost precision when they are used."""
+    import envpool
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pool = envpool.make(env_id, env_type="gymnasium", **options)
+        assert pool.observation_space and pool.action_space  # they warn when first read
+    return pool
+
+
 class _Actor:
-    """One thread's environments, and where they stand."""
+    """One thread's environments and their state."""
 
     def __init__(self, pool: Any, agent: Agent, step_state: PyTree) -> None:
         self.pool = pool
-        # Keys as plain arrays, as jax.random.PRNGKey makes them: calls with typed ones are slower.
+        # Calls with typed keys are slower than with plain arrays, which jax.random.PRNGKey makes.
         self._step_state = unwrap_keys(step_state)
         self._obs_dtype = agent.spec.observation_space.dtype
         *_, action_array = pool.spec.action_array_spec.values()
@@ -138,7 +138,7 @@ class _Actor:
     def cycle(
         self, act: Callable, networks: PyTree, length: int
     ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Return a trajectory with the step states before and after it."""
+        """Return a trajectory, and the step states before and after it."""
         initial = jax.tree.map(np.array, self._step_state)
         rows, actions, extras = [self._env_step], [], []
         for _ in range(length):
@@ -169,7 +169,7 @@ def _stack(rows: Sequence[PyTree]) -> PyTree:
 
 
 def _act(agent: Agent, networks: PyTree, step_state: PyTree, env_step: EnvStep) -> PyTree:
-    """Act with a step state whose keys are plain arrays; it is donated."""
+    """Act with a step state whose keys are plain arrays."""
     like = jax.eval_shape(lambda: _step_state_like(agent, env_step))
     output, step_state = agent.step(networks, wrap_keys(step_state, like), env_step)
     return output, unwrap_keys(step_state)
@@ -181,24 +181,20 @@ def _step_state_like(agent: Agent, env_step: EnvStep) -> PyTree:
 
 def unwrap_keys(tree: PyTree) -> PyTree:
     """Return ``tree`` with plain arrays for typed keys."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
 
 
 def wrap_keys(tree: PyTree, like: PyTree) -> PyTree:
     """Return ``tree`` with typed keys where ``like`` has them."""
-    return jax.tree.map(lambda x, y: jax.random.wrap_key_data(x) if _is_key(y) else x, tree, like)
-
-
-def _is_key(x: Any) -> bool:
-    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda x, y: jax.random.wrap_key_data(x) if is_key(y) else x, tree, like)
 
 
 def make_update(agent: Agent) -> Callable:
-    """Return one program: take a trajectory, differentiate the loss, optimize.
+    """Return one program that takes a trajectory in, differentiates the loss and optimizes.
 
-    It takes ``(networks, opt, experience, trajectory, initial, final, updates)``, donates ``opt``,
-    and returns the new first three with the loss. Networks are not donated: the threads that act
-    hold them, and get the new ones by looking at a variable.
+    Its arguments are ``(networks, opt, experience, trajectory, initial, final, updates)``, and it
+    returns the new first three and the loss. It donates ``opt``, but not the networks, which the
+    acting threads hold until they read the new ones from a variable.
     """
 
     def update(
@@ -220,7 +216,7 @@ def make_update(agent: Agent) -> Callable:
         networks, opt = agent.optimize(networks, opt, grads)
         return networks, opt, experience, loss
 
-    # The agent's functions speak of the axis "learner": a mesh of one device binds it.
+    # The agent's functions use the axis "learner", which a mesh of one device binds.
     mesh = Mesh(np.array(jax.devices()[:1]), (LEARNER_AXIS,), axis_types=(AxisType.Auto,))
     mapped = jax.shard_map(update, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     return jax.jit(mapped, donate_argnums=1)

@@ -7,53 +7,51 @@ import os
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from sebulba.benchmarks.learning_goals import GOALS
+from sebulba.benchmarks.learn import RESULTS
+from sebulba.benchmarks.pictures import BLUE, RED, open_frame, picture
+from sebulba.benchmarks.project.learning_goals import GOALS
 from sebulba.errors import UsageError
 from sebulba.files import read_json_object
 
-RESULTS, PAGE = "benchmarks/results", "benchmarks/README.md"
+PAGE = "benchmarks/README.md"
 
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """What a figure is to reach; one of the two is None."""
+    """The value that a figure has to reach."""
 
-    at_least: float | None = None
-    at_most: float | None = None
+    value: float
+    """The least, or the most, that the figure may be."""
+    is_limit: bool = False
+    """The figure may be at most ``value``, not at least."""
 
     def __str__(self) -> str:
-        return (
-            f"≥ {show(self.at_least)}" if self.at_least is not None else f"≤ {show(self.at_most)}"
-        )
+        return f"{'≤' if self.is_limit else '≥'} {show(self.value)}"
 
     def is_met(self, figure: float) -> bool:
         """Tell whether ``figure`` reaches it."""
-        if self.at_least is not None:
-            return figure >= self.at_least
-        assert self.at_most is not None
-        return figure <= self.at_most
+        return figure <= self.value if self.is_limit else figure >= self.value
 
     def reached(self, figure: float) -> float:
         """Return how much of it was reached, 1 where it is just met."""
-        if self.at_least is not None:
-            return figure / self.at_least
-        assert self.at_most is not None
+        if not self.is_limit:
+            return figure / self.value
         # At or below zero there is no ratio, and nothing left to reach.
-        return self.at_most / figure if figure > 0 else float("inf")
+        return self.value / figure if figure > 0 else float("inf")
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """What makes a result, and what it is to reach on 2 cores with JAX on a CPU."""
+    """What makes a result, and what the result has to reach on 2 cores with JAX on a CPU."""
 
     arguments: str
-    """Of ``sebulba bench``, without the files that it writes."""
+    """Words after ``sebulba bench``, without the files to write."""
     bars: Mapping[str, Bar] = dataclasses.field(default_factory=dict)
-    """By key of the JSON."""
+    """Bars by key of the JSON."""
     has_picture: bool = False
-    """It draws a PNG of its own."""
+    """The benchmark draws a PNG of its own."""
 
     def command(self, name: str) -> str:
         """Return the command that makes ``results/NAME.json``."""
@@ -61,24 +59,16 @@ class Benchmark:
         return f"sebulba bench {self.arguments} --json {RESULTS}/{name}.json{picture}"
 
 
-_CEILING = {"achieved_over_ceiling": Bar(at_least=0.85)}
+_CEILING = {"achieved_over_ceiling": Bar(0.85)}
 
 BENCHMARKS: dict[str, Benchmark] = {
     "inference": Benchmark(
         "inference",
-        {
-            "fused_over_bare": Bar(at_least=2.2),
-            "stepped_over_bare": Bar(at_least=0.85),
-            "jit_gain": Bar(at_least=1.37),
-        },
+        {"fused_over_bare": Bar(2.2), "stepped_over_bare": Bar(0.85), "jit_gain": Bar(1.37)},
     ),
     "train-cartpole": Benchmark(
         "train cartpole --compare stepped fused prototype",
-        {
-            **_CEILING,
-            "fused_over_stepped": Bar(at_least=2.8),
-            "stepped_over_prototype": Bar(at_least=0.90),
-        },
+        {**_CEILING, "fused_over_stepped": Bar(2.8), "stepped_over_prototype": Bar(0.90)},
         has_picture=True,
     ),
     "train-pong": Benchmark(
@@ -87,38 +77,37 @@ BENCHMARKS: dict[str, Benchmark] = {
         has_picture=True,
     ),
     "train-halfcheetah": Benchmark("train halfcheetah", _CEILING, has_picture=True),
-    "overhead": Benchmark("overhead", {"overhead_us_per_step": Bar(at_most=15)}),
-    "memory": Benchmark("memory pong", {"rss_slope_mb_per_min": Bar(at_most=1)}, has_picture=True),
-    "start": Benchmark("start", {"first_update_beyond_imports_s": Bar(at_most=2.5)}),
+    "overhead": Benchmark("overhead", {"overhead_us_per_step": Bar(15, is_limit=True)}),
+    "memory": Benchmark(
+        "memory pong", {"rss_slope_mb_per_min": Bar(1, is_limit=True)}, has_picture=True
+    ),
+    "start": Benchmark("start", {"first_update_beyond_imports_s": Bar(2.5, is_limit=True)}),
     "scale": Benchmark("scale cartpole", has_picture=True),
     "tune": Benchmark("tune cartpole"),
     "learn": Benchmark("learn cartpole"),
-    **{
-        f"learn-{name}": Benchmark(f"learn {name}", {"share_of_seeds": Bar(at_least=1)})
-        for name in GOALS
-    },
+    **{f"learn-{name}": Benchmark(f"learn {name}", {"share_of_seeds": Bar(1)}) for name in GOALS},
 }
-"""By name of the JSON file. ``NAME-MORE.json`` is the same on another machine: without bars."""
+"""Benchmarks by name of the JSON file. ``NAME-MORE.json`` is a result of another machine and has no
+bars."""
 
 _ABOUT = ("figures", "config", "machine", "versions", "commit", "commit_date", "is_modified")
-"""Fields of a record that are not its keys."""
-_COLOURS = {True: "#2a78b5", False: "#b5452a"}
+"""Fields of a record that say how its keys came about."""
 _WIDEST = 2.5
-"""Where the picture of the bars ends."""
+"""Longest line in the picture of the bars, as a multiple of the bar."""
 
 
 def run(folder: str = RESULTS, page: str = PAGE) -> dict:
     """Write the page, and the picture of the bars beside the results.
 
     Args:
-      folder: Holds ``NAME.json``, and ``NAME.png`` where a benchmark drew one.
+      folder: Folder of the results: ``NAME.json``, and ``NAME.png`` if a benchmark drew one.
       page: Markdown file to write.
 
     Returns:
       The results, by name.
 
     Raises:
-      UsageError: There is nothing to show, a file has an unknown name, or a key is missing.
+      UsageError: There is no result, a file has an unknown name, or a key is missing.
     """
     files = sorted(Path(folder).glob("*.json"))
     if not files:
@@ -128,18 +117,16 @@ def run(folder: str = RESULTS, page: str = PAGE) -> dict:
     for file in files:
         _check(file, results[file.stem])
     bars = bar_rows(results)
-    picture = Path(folder) / "bars.png"
     if bars:
-        draw_bars(bars, picture)
+        draw_bars(bars, Path(folder) / "bars.png")
     Path(page).write_text(markdown(results, bars, Path(folder), Path(page)), encoding="utf-8")
-    print(
-        f"{page}: {len(results)} results, {sum(row.is_met for row in bars)} of {len(bars)} bars met"
-    )
+    num_met = sum(row.bar.is_met(row.figure) for row in bars)
+    print(f"{page}: {len(results)} results, {num_met} of {len(bars)} bars met")
     return results
 
 
 def _check(file: Path, result: Mapping[str, Any]) -> None:
-    """Raise unless the file is a known benchmark's and has what will be shown."""
+    """Raise UsageError unless a known benchmark made the file and it has all that is shown."""
     name = benchmark_of(file.stem)
     if name is None:
         raise UsageError(
@@ -153,7 +140,7 @@ def _check(file: Path, result: Mapping[str, Any]) -> None:
 
 
 def benchmark_of(stem: str) -> str | None:
-    """Return the name in ``BENCHMARKS`` that a result's name is, or begins with."""
+    """Return the longest name in ``BENCHMARKS`` that a result's name is, or begins with."""
     names = [name for name in BENCHMARKS if stem == name or stem.startswith(f"{name}-")]
     return max(names, key=len, default=None)
 
@@ -163,23 +150,21 @@ def bars_of(stem: str) -> Mapping[str, Bar]:
     return BENCHMARKS[stem].bars if stem in BENCHMARKS else {}
 
 
-@dataclasses.dataclass(frozen=True)
-class BarRow:
+class BarRow(NamedTuple):
     """A figure and its bar."""
 
     name: str
+    """Name of the result."""
     key: str
+    """Key of the figure in its JSON."""
     figure: float
+    """The figure."""
     bar: Bar
-
-    @property
-    def is_met(self) -> bool:
-        """The figure reaches the bar."""
-        return self.bar.is_met(self.figure)
+    """What it has to reach."""
 
 
 def bar_rows(results: Mapping[str, Mapping[str, Any]]) -> list[BarRow]:
-    """Return all figures that have a bar and were measured."""
+    """Return the measured figures that have a bar."""
     return [
         BarRow(name, key, results[name][key], bar)
         for name, benchmark in BENCHMARKS.items()
@@ -188,13 +173,10 @@ def bar_rows(results: Mapping[str, Mapping[str, Any]]) -> list[BarRow]:
     ]
 
 
-# The page.
-
-
 def markdown(
     results: Mapping[str, Mapping[str, Any]], bars: Sequence[BarRow], folder: Path, page: Path
 ) -> str:
-    """Return the page."""
+    """Return the page, in Markdown."""
     pictures = Path(os.path.relpath(folder, page.parent))
     rows = [
         [
@@ -202,7 +184,7 @@ def markdown(
             f"`{row.key}`",
             show(row.figure),
             str(row.bar),
-            "met" if row.is_met else "**short**",
+            "met" if row.bar.is_met(row.figure) else "**short**",
             *_commit(results[row.name]),
         ]
         for row in bars
@@ -230,7 +212,7 @@ def markdown(
 
 
 def section(stem: str, result: Mapping[str, Any]) -> list[str]:
-    """Return a result's heading, where it is from, its keys and its figures."""
+    """Return the parts of a result's section: heading, origin, keys and figures."""
     name = benchmark_of(stem)
     assert name is not None
     command = result.get("command") or BENCHMARKS[name].command(stem)
@@ -258,7 +240,7 @@ def section(stem: str, result: Mapping[str, Any]) -> list[str]:
 
 
 def scalars(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a record that hold one value, also those one level down."""
+    """Return the keys of a record that hold a single value, those one level down included."""
     found: dict[str, Any] = {}
     for key, value in result.items():
         if key in _ABOUT or key == "command":
@@ -283,7 +265,7 @@ def _is_numbers(values: Any) -> bool:
 
 
 def _commit(result: Mapping[str, Any]) -> list[str]:
-    """Return the commit, marked where files differed from it, and its date."""
+    """Return the commit, with a mark if files differed from it, and its date."""
     if result["commit"] is None:
         return ["unknown", "unknown"]
     return [
@@ -301,7 +283,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def show(value: Any) -> str:
-    """Return a value as the page shows it: numbers in four digits or as whole ones."""
+    """Return a value as the page shows it: numbers with four digits, or whole from 1000 on."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, int | float):
@@ -309,24 +291,19 @@ def show(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def draw_bars(bars: Sequence[BarRow], picture: Path) -> None:
+def draw_bars(bars: Sequence[BarRow], png_file: Path) -> None:
     """Draw how much of each bar was reached."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 0.6 + 0.35 * len(bars)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
     reached = [min(max(row.bar.reached(row.figure), 0.0), _WIDEST) for row in bars]
-    colours = [_COLOURS[row.is_met] for row in bars]
-    axes.barh(range(len(bars)), reached, color=colours, height=0.6)
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(bars)), [f"{row.name}: {row.key}" for row in bars], fontsize="small")
-    axes.invert_yaxis()
-    for i, (row, length) in enumerate(zip(bars, reached, strict=True)):
-        axes.text(
-            max(length, 1.0), i, f" {show(row.figure)} ({row.bar})", va="center", fontsize="small"
-        )
-    axes.set(xlabel="of the bar (1 is met)", xlim=(0, _WIDEST + 0.8))
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(picture, dpi=100)
+    colours = [BLUE if row.bar.is_met(row.figure) else RED for row in bars]
+    names = [f"{row.name}: {row.key}" for row in bars]
+    with picture(png_file, 8, 0.6 + 0.35 * len(bars), dots_per_inch=100) as figure:
+        axes = figure.add_subplot()
+        axes.barh(range(len(bars)), reached, color=colours, height=0.6)
+        axes.axvline(1, color="black", linewidth=1)
+        axes.set_yticks(range(len(bars)), names, fontsize="small")
+        axes.invert_yaxis()
+        for i, (row, length) in enumerate(zip(bars, reached, strict=True)):
+            text = f" {show(row.figure)} ({row.bar})"
+            axes.text(max(length, 1.0), i, text, va="center", fontsize="small")
+        axes.set(xlabel="of the bar (1 is met)", xlim=(0, _WIDEST + 0.8))
+        open_frame(axes)

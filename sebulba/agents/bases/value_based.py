@@ -1,0 +1,129 @@
+"""What agents that learn the values of discrete actions share: network, memory, exploration."""
+
+from __future__ import annotations
+
+import abc
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.bases.off_policy import OffPolicyAgent, ReplayT
+from sebulba.agents.configs.off_policy import ValueBasedConfig
+from sebulba.agents.kernels.exploration import epsilon_greedy
+from sebulba.agents.kernels.optimizer import make_optimizer
+from sebulba.agents.nets.encoder import ObservationEncoder
+from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions
+from sebulba.agents.nets.torso import zero_core
+from sebulba.one_kernel import after
+from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
+
+ConfigT = TypeVar("ConfigT", bound=ValueBasedConfig)
+
+
+class StepState(NamedTuple):
+    """What a value-based agent carries from step to step."""
+
+    key: jax.Array
+    """Typed PRNG key of exploration."""
+    epsilon: PyTree
+    """How much each environment explores, as ``ValueBasedAgent.new_epsilon`` returns it."""
+    core: PyTree
+    """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
+
+
+class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT]):
+    """An agent that takes the action of the greatest value; a subclass adds ``loss``."""
+
+    def __init__(self, spec: EnvSpec, config: ConfigT, replay: ReplayT) -> None:
+        """Build the network's description; no arrays are made.
+
+        Raises:
+          UsageError: A space that the agent cannot take.
+        """
+        self.actions = discrete_actions(spec.action_space, type(self).__name__)
+        self.encode = ObservationEncoder(spec, config.torso)
+        self.network = QNetwork(
+            num_actions=self.actions.num_params,
+            torso=config.torso,
+            head_hidden_sizes=config.head_hidden_sizes,
+            dueling=config.dueling,
+            lstm_size=config.lstm_size,
+        )
+        super().__init__(
+            spec, config, replay, make_optimizer(config.learning_rate, config.optimizer)
+        )
+
+    # Exploration, which a subclass decides.
+
+    @abc.abstractmethod
+    def new_epsilon(self, run: RunSpec, inferencer: int) -> PyTree:
+        """Return the initial state of exploration of an Inferencer's environments."""
+
+    def stepped_epsilon(self, epsilon: PyTree) -> tuple[jax.Array, PyTree]:
+        """Return the probability of a random action now, ``[B]``, and the state for the next step.
+
+        The default is for a state that is the probability itself and stays constant.
+        """
+        return epsilon, epsilon
+
+    # Networks.
+
+    def evaluate(self, networks: PyTree, rows: EnvStep, core: PyTree) -> QOutput:
+        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
+        return self.network.apply({"params": networks}, *self._inputs(rows, core))  # type: ignore[return-value]
+
+    def _inputs(self, rows: EnvStep, core: PyTree) -> tuple:
+        """Return the arguments of the network.
+
+        Where an episode begins, the network sees nothing of the one before: the recurrent state is
+        reset, and the last action and reward are zeros.
+        """
+        encoded = self.encode(rows.obs, num_leading=2)
+        is_first = jnp.asarray(rows.is_first)
+        if not self.config.lstm_size:
+            return encoded, core, is_first, None
+        index = self.actions.index(jnp.asarray(rows.prev_action))
+        reward = self.config.reward_scale * jnp.asarray(rows.reward)
+        one_hot = jax.nn.one_hot(index, self.actions.num_params)
+        past = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
+        past = jnp.where(is_first[..., None], 0.0, past)
+        return encoded, core, is_first, past.reshape(is_first.size, -1)
+
+    def new_networks(self, key: jax.Array) -> PyTree:
+        """Return initial parameters."""
+        row = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1))
+        return self.network.init(key, *self._inputs(row, zero_core(self.config.lstm_size, 1)))[
+            "params"
+        ]
+
+    # Acting.
+
+    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
+        """Return a key, the exploration of these environments, and a recurrent state of zeros."""
+        return StepState(
+            key, self.new_epsilon(run, inferencer), zero_core(self.config.lstm_size, run.num_envs)
+        )
+
+    def step_state_spec(self) -> StepState:
+        """Split exploration, which has a row for each environment, and recurrent states."""
+        return StepState(P(), P(LEARNER_AXIS), P(LEARNER_AXIS))  # type: ignore[arg-type]
+
+    def step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, StepState]:
+        """Take the best action, or a random one with the probability of the environment."""
+        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step)
+        values, core = self.evaluate(networks, row, step_state.core)
+        key, explore_key = jax.random.split(after(step_state.key, values))
+        index = self.actions.mode(values[0])
+        probability, epsilon = self.stepped_epsilon(step_state.epsilon)
+        if explore:
+            index = epsilon_greedy(explore_key, index, self.actions.num_params, probability)
+        return ActionOutput(self.actions.action(index)), StepState(key, epsilon, core)
+
+    def recurrent_state(self, step_state: StepState) -> PyTree:
+        """Return the recurrent state, which is stored with the first row of a trajectory."""
+        return step_state.core

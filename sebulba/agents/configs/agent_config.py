@@ -1,0 +1,55 @@
+"""The base of all configurations of agents, and the agent that a configuration names."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from sebulba.errors import UsageError
+
+if TYPE_CHECKING:
+    from sebulba.agent import Agent
+    from sebulba.types import EnvSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+    """The hyper-parameters of an agent; a subclass adds them and names the agent."""
+
+    agent_class: ClassVar[str] = ""
+    """The agent, as ``module:class``; the module is imported when the agent is made."""
+
+
+def make_agent(spec: EnvSpec, config: AgentConfig) -> Agent:
+    """Return the agent that ``config`` names.
+
+    Raises:
+      UsageError: It names none, or the agent cannot take the spaces of ``spec``.
+    """
+    module, _, name = getattr(config, "agent_class", "").partition(":")
+    if not name:
+        raise UsageError(
+            f"config={config!r} belongs to no agent; use a subclass of AgentConfig whose "
+            "agent_class is 'module:class', such as ImpalaConfig()"
+        )
+    return getattr(importlib.import_module(module), name)(spec, config)
+
+
+def agent_configs() -> dict[str, type[AgentConfig]]:
+    """Return all configurations that name an agent, by class name.
+
+    These are those of this package, and those from elsewhere that have been imported.
+    """
+    package = importlib.import_module("sebulba.agents.configs")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return {cls.__name__: cls for cls in _subclasses(AgentConfig) if cls.agent_class}
+
+
+def _subclasses(cls: type[AgentConfig]) -> Iterator[type[AgentConfig]]:
+    for subclass in cls.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

@@ -1,0 +1,74 @@
+"""Hyper-parameters of agents that learn from a replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
+from sebulba.agents.configs.shared import CommonConfig, OptimizerConfig, TorsoConfig
+from sebulba.checks import require_number, require_positive, require_size
+
+
+@dataclasses.dataclass(frozen=True)
+class OffPolicyConfig(CommonConfig):
+    """Hyper-parameters of an agent that learns from what it draws out of a replay."""
+
+    torso: TorsoConfig = TorsoConfig(activation="relu")
+    """Network from observation to features."""
+    replay: ReplayConfig = ReplayConfig()
+    """What is kept, what is drawn of it, and how often."""
+    target: TargetConfig = TargetConfig()
+    """How the target network follows."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueBasedConfig(OffPolicyConfig):
+    """Hyper-parameters of an agent that learns the values of discrete actions."""
+
+    num_steps: int = 1
+    """Rewards in a target before it bootstraps (n)."""
+    epsilon_exponent: float = 0.0
+    """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
+    dueling: bool = False
+    """Sum a value and advantages to the values of actions (Wang et al. 2016)."""
+    head_hidden_sizes: tuple[int, ...] = ()
+    """Units of each hidden layer between features and values; with dueling, of both streams."""
+
+    # Without an annotation this is a constant and not an option; R2D2 makes it an option.
+    lstm_size = 0
+    """Units of an LSTM; there is none."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
+        require_size("num_steps", self.num_steps, 1, "use 1 or 5")
+        require_number("epsilon_exponent", self.epsilon_exponent, 0, math.inf, "use 7, or 0")
+        for size in self.head_hidden_sizes:
+            require_size("head_hidden_sizes", size, 1, "use sizes such as 512, or none")
+
+
+@dataclasses.dataclass(frozen=True)
+class ContinuousControlConfig(OffPolicyConfig):
+    """Hyper-parameters of an agent whose critics teach its actor continuous actions."""
+
+    learning_rate: float = 3e-4
+    """Step size of the actor's optimizer."""
+    critic_learning_rate: float = 1e-3
+    """Step size of the critics' optimizer."""
+    random_env_steps: int = 0
+    """Environment steps of all Inferencers that take uniformly random actions at the beginning."""
+    torso: TorsoConfig = TorsoConfig(hidden_sizes=(256, 256), activation="relu")
+    """Network from observation to features; its MLP ends each critic."""
+    optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=0.0, epsilon=1e-8)
+    """From gradient to update; each part of the networks has its own."""
+    replay: ReplayConfig = ReplayConfig(capacity=1_000_000, batch_size=256)
+    """What is kept, what is drawn of it, and how often."""
+    target: TargetConfig = TargetConfig(rate=0.005)
+    """How the target networks follow."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
+        require_positive("critic_learning_rate", self.critic_learning_rate, "use 1e-3")
+        require_size("random_env_steps", self.random_env_steps, 0, "use 1000, or 0")

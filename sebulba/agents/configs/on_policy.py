@@ -1,0 +1,81 @@
+"""Hyper-parameters of agents that learn from the newest trajectory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from sebulba.agents.configs.shared import CommonConfig
+from sebulba.checks import require, require_number, require_positive, require_size
+
+
+@dataclasses.dataclass(frozen=True)
+class OnPolicyConfig(CommonConfig):
+    """Hyper-parameters of a policy that learns by its gradient."""
+
+    entropy_coefficient: float = 0.0
+    """Weight of the entropy bonus."""
+    initial_std: float = 0.5
+    """Standard deviation of continuous actions before training, in units of half the range where
+    the action is bounded."""
+
+    # Without annotations these are constants and not options; an actor-critic makes them options.
+    value_head = False
+    """Whether the network also estimates a value."""
+    lstm_size = 0
+    """Units of an LSTM; there is none."""
+    separate_value_torso = False
+    """Whether the value has its own torso."""
+    normalize_observations = False
+    """Whether observations are normalised."""
+    normalize_rewards = False
+    """Whether rewards are normalised."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
+        require_number("entropy_coefficient", self.entropy_coefficient, 0, math.inf, "use 0.01")
+        require_positive("initial_std", self.initial_std, "use 0.5")
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorCriticConfig(OnPolicyConfig):
+    """Hyper-parameters of an on-policy actor with one critic, an estimate of the value."""
+
+    value_coefficient: float = 0.5
+    """Weight of the value loss, which is half the mean square."""
+    trace_decay: float = 1.0
+    """Lambda: how much of the errors of later steps counts in a target or an advantage."""
+    normalize_observations: bool = False
+    """Subtract the running mean of vector observations and divide by their standard deviation."""
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of their discounted sum."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this, after any normalisation."""
+    lstm_size: int = 0
+    """Units of an LSTM between torso and heads; 0 has none."""
+    separate_value_torso: bool = False
+    """Give the value its own torso instead of sharing the policy's."""
+
+    value_head = True
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
+        require_number("value_coefficient", self.value_coefficient, 0, math.inf, "use 0.5")
+        require_number("trace_decay", self.trace_decay, 0, 1, f"use {type(self).trace_decay}")
+        require_size("lstm_size", self.lstm_size, 0, "use 256, or 0 for no LSTM")
+        require(
+            not (self.separate_value_torso and self.lstm_size),
+            "separate_value_torso",
+            self.separate_value_torso,
+            f"cannot go with lstm_size={self.lstm_size}, which policy and value share",
+            "set one of them to False or 0",
+        )
+        require(
+            not (self.normalize_observations and self.torso.scale_bounded_observations),
+            "normalize_observations",
+            self.normalize_observations,
+            "cannot go with torso.scale_bounded_observations=True, which scales by the bounds",
+            "set one of them to False",
+        )

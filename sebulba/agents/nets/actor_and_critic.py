@@ -1,0 +1,44 @@
+"""The networks of continuous actions: an actor, and a critic that values actions."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sebulba.agents.configs import TorsoConfig
+from sebulba.agents.nets.encoder import Encoded
+from sebulba.agents.nets.torso import MLP, Torso, dense
+
+
+class Actor(nn.Module):
+    """From an encoded observation to numbers that say what to do, ``[N, num_params]``."""
+
+    torso: TorsoConfig
+    num_params: int
+
+    @nn.compact
+    def __call__(self, encoded: Encoded) -> jax.Array:
+        """Return numbers near 0 before training."""
+        features = Torso(self.torso, name="torso")(encoded)
+        return dense(self.num_params, 0.01, "head")(features)
+
+
+class Critic(nn.Module):
+    """From an encoded observation and a unit action ``[N, K]`` to what they are worth, ``[N]``.
+
+    The action joins the vector parts of the observation, and the features of its images, in front
+    of the MLP.
+    """
+
+    torso: TorsoConfig
+
+    @nn.compact
+    def __call__(self, encoded: Encoded, action: jax.Array) -> jax.Array:
+        """Return the values."""
+        parts = [encoded.vector, action]
+        if encoded.images:
+            only_images = encoded._replace(vector=encoded.vector[:, :0])
+            parts.insert(0, Torso(self.torso, name="torso")(only_images))
+        mlp = MLP(self.torso.hidden_sizes, self.torso.activation, name="mlp")
+        return dense(1, 1.0, "head")(mlp(jnp.concatenate(parts, axis=-1)))[:, 0]

@@ -1,0 +1,149 @@
+"""From encoded observations to features: MLP, image networks, recurrent core."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from sebulba.agents.configs import TorsoConfig
+from sebulba.agents.nets.encoder import Encoded
+from sebulba.errors import UsageError
+from sebulba.types import PyTree
+
+_NATURE_CNN_LEAST_PIXELS = 36
+
+
+@functools.cache
+def orthogonal(scale: float) -> nn.initializers.Initializer:
+    """Return what makes kernels of orthogonal rows or columns, times ``scale`` (Saxe et al. 2014).
+
+    Whenever a network is traced flax asks each initializer for a shape, and this one has a QR
+    decomposition to trace. One that is jitted is traced for a shape once, or once more in programs
+    for several devices.
+    """
+    return jax.jit(nn.initializers.orthogonal(scale), static_argnums=(1, 2))
+
+
+def dense(size: int, scale: float, name: str | None = None) -> nn.Dense:
+    """Return a dense layer whose kernel is orthogonal, times ``scale``, before training."""
+    return nn.Dense(size, kernel_init=orthogonal(scale), name=name)
+
+
+class MLP(nn.Module):
+    """Dense layers, each followed by the activation: ``[N, V] -> [N, sizes[-1]]``."""
+
+    sizes: tuple[int, ...]
+    activation: str
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Apply all layers."""
+        activation: Callable[[jax.Array], jax.Array] = getattr(nn, self.activation)
+        for size in self.sizes:
+            x = activation(dense(size, math.sqrt(2))(x))
+        return x
+
+
+class NatureCNN(nn.Module):
+    """Three convolutions and a dense layer (Mnih et al. 2015): ``[N, H, W, C] -> [N, features]``.
+
+    Raises:
+      UsageError: An image of fewer than 36 x 36 pixels, which the strides would use up.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Apply all layers."""
+        if min(x.shape[1:3]) < _NATURE_CNN_LEAST_PIXELS:
+            raise UsageError(
+                f"torso.kind='nature_cnn' cannot take images of {x.shape[1]} x {x.shape[2]} "
+                "pixels, it needs 36 x 36; use impala_resnet or mlp"
+            )
+        init = orthogonal(math.sqrt(2))
+        for channels, window, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+            conv = nn.Conv(channels, (window, window), stride, padding="VALID", kernel_init=init)
+            x = nn.relu(conv(x))
+        return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(x.shape[0], -1)))
+
+
+class ImpalaResNet(nn.Module):
+    """The deep network of IMPALA (Espeholt et al. 2018, figure 3, right).
+
+    ``[N, H, W, C] -> [N, features]``. Each section halves height and width.
+    """
+
+    channels: tuple[int, ...]
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Apply all sections and the dense layer."""
+        for channels in self.channels:
+            x = nn.Conv(channels, (3, 3))(x)
+            x = nn.max_pool(x, (3, 3), (2, 2), padding="SAME")
+            for _ in range(2):
+                y = nn.Conv(channels, (3, 3))(nn.relu(x))
+                x = x + nn.Conv(channels, (3, 3))(nn.relu(y))
+        x = nn.relu(x)
+        return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(x.shape[0], -1)))
+
+
+class Torso(nn.Module):
+    """From an encoded observation to features, ``[N, F]``: images by CNN, vectors by MLP."""
+
+    config: TorsoConfig
+
+    @nn.compact
+    def __call__(self, encoded: Encoded) -> jax.Array:
+        """Return the features of all parts, side by side."""
+        parts = [self._image_network(image)(image) for image in encoded.images]
+        if encoded.vector.shape[-1]:
+            parts.append(MLP(self.config.hidden_sizes, self.config.activation)(encoded.vector))
+        return jnp.concatenate(parts, axis=-1)
+
+    def _image_network(self, image: jax.Array) -> nn.Module:
+        kind = self.config.kind
+        if kind == "auto":
+            large = min(image.shape[1:3]) >= _NATURE_CNN_LEAST_PIXELS
+            kind = "nature_cnn" if large else "impala_resnet"
+        if kind == "nature_cnn":
+            return NatureCNN(self.config.image_features)
+        return ImpalaResNet(self.config.resnet_channels, self.config.image_features)
+
+
+class Core(nn.Module):
+    """An LSTM over time whose state is zero where an episode begins."""
+
+    size: int
+
+    @nn.compact
+    def __call__(
+        self, state: PyTree, features: jax.Array, is_first: jax.Array
+    ) -> tuple[PyTree, jax.Array]:
+        """Run over ``features [T, B, F]`` and ``is_first [T, B]``.
+
+        Returns:
+          The state after row T-1, ``([B, size], [B, size])``, and outputs ``[T, B, size]``.
+        """
+
+        def row(cell: Any, state: PyTree, x: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
+            features_t, is_first_t = x
+            state = jax.tree.map(lambda leaf: jnp.where(is_first_t[:, None], 0.0, leaf), state)
+            return cell(state, features_t)
+
+        scan = nn.scan(row, variable_broadcast="params", split_rngs={"params": False})
+        cell = nn.OptimizedLSTMCell(self.size, recurrent_kernel_init=orthogonal(1.0))
+        return scan(cell, state, (features, is_first))
+
+
+def zero_core(size: int, num_envs: int) -> PyTree:
+    """Return the state of a ``Core`` of B environments before any step; ``()`` for size 0."""
+    return tuple(jnp.zeros((num_envs, size)) for _ in range(2)) if size else ()
