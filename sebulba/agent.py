@@ -186,6 +186,20 @@ class Agent(abc.ABC, Generic[ConfigT]):
         specs = spec_of_each_leaf(self._step_state_spec, step_state)
         return jax.tree.map(place, specs, step_state, is_leaf=is_spec)
 
+    def advance_step_state(self, step_state: PyTree, num_steps: int) -> PyTree:
+        """Return a new step state whose exploration is where a run in progress has come.
+
+        For an Inferencer that takes the place of one that failed, and for a run that is resumed
+        where step states begin anew. The default, for exploration that does not change over the
+        run, returns ``step_state``.
+
+        Args:
+          step_state: From ``new_step_state``.
+          num_steps: Steps of its vector environment since the beginning of the run.
+        """
+        del num_steps
+        return step_state
+
     # What the update loop runs.
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:

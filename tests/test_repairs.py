@@ -12,11 +12,16 @@ import threading
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sebulba
 from sebulba import UsageError
+from sebulba.agents.configs import DQNConfig, ReplayConfig, SACConfig, TorsoConfig
+from sebulba.agents.dqn import DQN
+from sebulba.agents.kernels.exploration import FallingEpsilon
+from sebulba.agents.sac import SAC
 from sebulba.errors import is_env_failure
 from sebulba.inference.fused_cycle import FusedCycle
 from sebulba.inference.hangs import silence_error
@@ -31,6 +36,7 @@ from tests.loop_helpers import counting, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
 
 STEPS = 5
+ONE_DEVICE = {"inference_devices": [0], "update_devices": [0]}
 
 
 def bits(key: jax.Array) -> bytes:
@@ -339,3 +345,121 @@ def test_a_crash_in_native_code_prints_where_python_was(tmp_path):
     done = run_command(tmp_path, "train", "cartpole", *options)
     assert done.returncode == -11
     assert "Segmentation fault" in done.stderr and 'crashes.py", line 6 in step' in done.stderr
+
+
+# Exploration.
+
+
+def small_dqn(env, **options):
+    config = DQNConfig(
+        initial_epsilon=1.0,
+        final_epsilon=0.0,
+        exploration_env_steps=400,
+        torso=TorsoConfig(hidden_sizes=(8,)),
+        replay=ReplayConfig(capacity=400, batch_size=4, **options),
+    )
+    return DQN(sebulba.env_spec(env), config)
+
+
+def steps_of(loop):
+    return [int(i.step_state.epsilon.steps) for i in loop._session.inferencers]
+
+
+def test_an_inferencer_that_is_replaced_explores_no_more_than_the_others():
+    made = itertools.count()
+
+    class FailsOnce(CountingEnv):
+        def __init__(self):
+            super().__init__(fail_at=60 if next(made) == 1 else None)
+
+    loop = sebulba.GymnasiumLoop(
+        FailsOnce, small_dqn(CountingEnv), 1, on_env_failure="restart", **ONE_DEVICE
+    )
+    with loop, pytest.warns(RuntimeWarning, match="gets replaced"):
+        result = loop.run(loop.new_state(0, STEPS), 40, STEPS)
+        assert result.counters.env_restarts == 1
+        assert min(steps_of(loop)) >= 60, "what had been learned from when it failed"
+
+
+@pytest.mark.parametrize(("inferencers", "num_envs"), [(1, 4), (2, 4)])
+def test_exploration_goes_on_where_step_states_are_split_or_begin_anew(
+    inferencers, num_envs, tmp_path
+):
+    env, agent = CountingEnv, small_dqn(CountingEnv)
+    with sebulba.Checkpointer(tmp_path) as checkpointer:
+        with sebulba.GymnasiumLoop(
+            env, agent, 2, schedule="lockstep", **ONE_DEVICE, checkpointer=checkpointer
+        ) as loop:
+            loop.run(loop.new_state(0, STEPS), 20, STEPS)  # 50 steps of each of 4 environments
+        saved = checkpointer.load_newest()
+    options = {"num_inferencers_per_device": inferencers, **ONE_DEVICE}
+    with sebulba.GymnasiumLoop(env, agent, num_envs, **options) as loop:
+        state = loop.restore(saved, drop_replay=True)
+        expected = 200 // (inferencers * num_envs)
+        assert [int(step.epsilon.steps) for step in state.step] == [expected] * inferencers
+
+
+def test_a_step_state_of_another_form_begins_anew_where_exploration_has_come(tmp_path):
+    class Older(DQN):
+        def new_epsilon(self, run, inferencer):
+            return super().new_epsilon(run, inferencer)._replace(steps=jnp.float32(0))
+
+    agent = small_dqn(CountingEnv)
+    with sebulba.Checkpointer(tmp_path) as checkpointer:
+        older = Older(agent.spec, agent.config)
+        with sebulba.GymnasiumLoop(
+            CountingEnv, older, 2, **ONE_DEVICE, checkpointer=checkpointer
+        ) as loop:
+            loop.run(loop.new_state(0, STEPS), 20, STEPS)
+        saved = checkpointer.load_newest()
+    with sebulba.GymnasiumLoop(CountingEnv, agent, 2, **ONE_DEVICE) as loop:
+        state = loop.restore(saved)
+        assert [int(step.epsilon.steps) for step in state.step] == [50, 50]
+        assert "step state of Inferencers [0, 1]" in " ".join(loop.resume_notes)
+        loop.run(state, 2, STEPS)
+
+
+def test_epsilon_does_not_stand_still_over_very_many_steps():
+    run = RunSpec(num_envs=1, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
+    epsilon = FallingEpsilon.new(1.0, jnp.full(1, 0.05), 50_000_000, run)
+    half = epsilon.advanced(25_000_000)
+    assert int(half.stepped().steps) == 25_000_001
+    np.testing.assert_allclose(half.value, 0.525, rtol=1e-6)
+    np.testing.assert_allclose(half.advanced(25_000_000).value, 0.05, rtol=1e-6)
+    assert int(half.advanced(10**12).stepped().steps) == 50_000_000
+
+
+def test_random_steps_are_not_taken_again():
+    spec = sebulba.env_spec("Pendulum-v1")
+    agent = SAC(spec, SACConfig(random_env_steps=100))
+    run = RunSpec(num_envs=5, num_inferencers=2, steps_per_cycle=1, num_update_devices=1)
+    new = agent.new_step_state(jax.random.key(0), run, 0)
+    assert int(new.random_steps) == 10
+    assert int(agent.advance_step_state(new, 4).random_steps) == 6
+    assert int(agent.advance_step_state(new, 10**10).random_steps) == 0
+
+
+def test_samples_per_insert_counts_from_where_the_replay_was_begun(tmp_path):
+    records: list[dict] = []
+
+    class Writer:
+        def write(self, metrics):
+            records.append(dict(metrics))
+
+        def close(self):
+            pass
+
+    agent = small_dqn(CountingEnv, updates_per_cycle=3, warm_up_cycles=2)
+    options = {"schedule": "lockstep", **ONE_DEVICE, "metrics_interval_s": 0.0}
+    with sebulba.Checkpointer(tmp_path) as checkpointer:
+        with sebulba.GymnasiumLoop(
+            CountingEnv, agent, 2, checkpointer=checkpointer, **options
+        ) as loop:
+            loop.run(loop.new_state(0, STEPS), 20, STEPS)
+        saved = checkpointer.load_newest()
+    with sebulba.GymnasiumLoop(CountingEnv, agent, 4, metric_writer=Writer(), **options) as loop:
+        loop.run(loop.restore(saved, drop_replay=True), 8, STEPS)
+    # The 8th trajectory's updates are the 19th to the 21st since the replay was begun, the 7th's
+    # the 16th to the 18th; 4 rows each, of 8 and 7 trajectories of 20 rows.
+    expected = (np.mean([19, 20, 21]) * 4 / 160 + np.mean([16, 17, 18]) * 4 / 140) / 2
+    assert records[-1]["samples_per_insert"] == pytest.approx(expected)

@@ -62,6 +62,10 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
         noise_scale = exploration_ladder(run, inferencer, base=base, exponent=exponent)
         return self.nets.new_step_state(key, run, noise_scale)
 
+    def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
+        """Leave out the random steps that have been taken already."""
+        return self.nets.advanced(step_state, num_steps)
+
     def step_state_spec(self) -> StepState:
         """Split the scale of the noise."""
         return STEP_STATE_SPEC

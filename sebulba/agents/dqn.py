@@ -46,6 +46,10 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
         """Return the probability of a random action, ``[B]``, and the state for the next step."""
         return epsilon.value, epsilon.stepped()
 
+    def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
+        """Let epsilon fall as far as it has after ``num_steps``."""
+        return step_state._replace(epsilon=step_state.epsilon.advanced(num_steps))
+
     def step_state_spec(self) -> StepState:
         """Split the final epsilon; initial epsilon and progress are scalars."""
         return super().step_state_spec()._replace(epsilon=FALLING_EPSILON_SPEC)

@@ -74,6 +74,10 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         del inferencer
         return self.nets.new_step_state(key, run)
 
+    def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
+        """Leave out the random steps that have been taken already."""
+        return self.nets.advanced(step_state, num_steps)
+
     def step_state_spec(self) -> StepState:
         """Replicate everything: there is no noise scale for each environment."""
         return STEP_STATE_SPEC

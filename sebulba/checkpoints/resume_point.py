@@ -104,13 +104,22 @@ def _step_states(
 ) -> list[PyTree]:
     saved = reader.run_spec()
 
-    def fresh(run: RunSpec, index: int) -> PyTree:
+    done = reader.record["counters"]["env_steps"]
+
+    def new(run: RunSpec, index: int) -> PyTree:
         return agent.new_step_state(jax.random.fold_in(key, index), run, index)
 
+    def fresh(run: RunSpec, index: int) -> PyTree:
+        return agent.advance_step_state(
+            new(run, index), done // (run.num_envs * run.num_inferencers)
+        )
+
     def read(run: RunSpec, index: int) -> PyTree | None:
-        if not reader.record["inferencers"][index]["has_step_state"]:
+        like, name = jax.eval_shape(lambda: new(run, index)), f"step/{index}"
+        is_there = reader.record["inferencers"][index]["has_step_state"]
+        if not is_there or reader.differences(name, like):  # of an older version of the agent
             return None
-        return reader.tree(f"step/{index}", jax.eval_shape(lambda: fresh(run, index)))
+        return reader.tree(name, like)
 
     if layout_fits:
         parts = [read(run, index) for index in range(run.num_inferencers)]

@@ -72,12 +72,12 @@ def os_exit_is_seen() -> Iterator[None]:
     """
     process = os.getpid()
 
-    def seen(code: int) -> NoReturn:
+    def seen(status: int) -> NoReturn:
         if os.getpid() == process:
             if threading.current_thread().name.startswith(("inferencer-", "evaluator", "Main")):
-                raise EnvError(f"an environment called os._exit({code!r})")
-            code = code or EXIT_OTHER
-        leave(code)
+                raise EnvError(f"an environment called os._exit({status!r})")
+            status = status or EXIT_OTHER
+        leave(status)
 
     os._exit = seen
     try:

@@ -446,8 +446,10 @@ class GymnasiumLoop:
         key = self._envs.fresh_key()
         self._envs.make_anew([index])
         new = self._new_inferencer(index, self._programs)
-        step_state = self.agent.new_step_state(
-            jax.random.fold_in(key, index), self._run_spec, index
+        run = self._run_spec
+        step_state = self.agent.advance_step_state(
+            self.agent.new_step_state(jax.random.fold_in(key, index), run, index),
+            self._session.counters.env_steps // (run.num_envs * run.num_inferencers),
         )
         new.step_state = owned_copy(step_state, new.device)
         new.cycle = old.cycle + 2  # a gap: what it makes continues nothing

@@ -117,6 +117,12 @@ class ActorAndCritics:
         random_steps = jnp.int32(-(-self._config.random_env_steps // envs))
         return StepState(key, random_steps, noise_scale)
 
+    @staticmethod
+    def advanced(step_state: StepState, num_steps: int) -> StepState:
+        """Return a new step state without the random steps that have been taken already."""
+        left = max(int(step_state.random_steps) - num_steps, 0)
+        return step_state._replace(random_steps=jnp.int32(left))
+
     def act(
         self,
         actor: PyTree,

@@ -134,18 +134,23 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     ) -> dict[str, jax.Array]:
         """Return how full the replay is, draws per inserted row, and frame stacks that were lost.
 
-        The ratio counts from the beginning of the run, including warm-up and this update.
+        The ratio counts from when the replay was begun, including warm-up and this update.
 
         Args:
           experience: This device's shard.
           opt: Counts the updates before this one.
           rows_per_sample: Environment steps in each item of a batch.
         """
-        rows_per_update = self.config.replay.batch_size * rows_per_sample
+        config = self.config.replay
+        rows_per_update = config.batch_size * rows_per_sample
+        # Not ``opt.updates``: a run may have been resumed with an empty replay.
+        cycles = jnp.sum(experience.trajectories) - config.warm_up_cycles
+        updates = -(-cycles // config.cycles_per_update) * config.updates_per_cycle
+        updates = jnp.maximum(updates, 0) + opt.updates % config.updates_per_cycle
         inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
         metrics = {
             "replay_size": self.replay.size(experience),
-            "samples_per_insert": (opt.updates + 1.0) * rows_per_update / inserted,
+            "samples_per_insert": (updates + 1.0) * rows_per_update / inserted,
         }
         if isinstance(experience.stack, StackState):
             metrics["replay_stacks_lost"] = experience.stack.lost.astype(jnp.float32)

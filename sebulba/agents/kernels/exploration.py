@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 from sebulba.agent import LEARNER_AXIS
 from sebulba.types import RunSpec
 
+_LARGEST_INT32 = 2**31 - 1
+
 
 def exploration_ladder(run: RunSpec, inferencer: int, *, base: float, exponent: float) -> jax.Array:
     """Return ``base ** (1 + exponent * i / (N - 1))`` for environment i of all N.
@@ -39,26 +41,32 @@ class FallingEpsilon(NamedTuple):
     """At the beginning, scalar."""
     final: jax.Array
     """In the end, ``[B]``."""
-    share: jax.Array
-    """Share of the way from initial to final that is done, scalar from 0 to 1."""
-    share_per_step: jax.Array
-    """What a step of the vector environment adds to ``share``, scalar."""
+    steps: jax.Array
+    """Steps of the vector environment so far, scalar int32, at most ``last``."""
+    last: jax.Array
+    """Steps after which it stays at ``final``, scalar int32."""
 
     @classmethod
     def new(cls, initial: float, final: jax.Array, env_steps: int, run: RunSpec) -> FallingEpsilon:
         """Return one that is at ``final [B]`` after ``env_steps`` of all Inferencers together."""
-        per_step = run.num_inferencers * run.num_envs / env_steps if env_steps else 1.0
-        begin = 0.0 if env_steps else 1.0
-        return cls(jnp.float32(initial), final, jnp.float32(begin), jnp.float32(per_step))
+        last = min(-(-env_steps // (run.num_inferencers * run.num_envs)), _LARGEST_INT32)
+        return cls(jnp.float32(initial), final, jnp.int32(0), jnp.int32(last))
 
     @property
     def value(self) -> jax.Array:
         """The probability now, ``[B]``."""
-        return self.initial + (self.final - self.initial) * self.share
+        # Of integers: a share that grows by less than 3e-8 a step would stand still in float32.
+        share = jnp.where(self.steps < self.last, self.steps / jnp.maximum(self.last, 1), 1.0)
+        return self.initial + (self.final - self.initial) * share
 
     def stepped(self) -> FallingEpsilon:
         """Return the state after a step of the vector environment."""
-        return self._replace(share=jnp.minimum(self.share + self.share_per_step, 1.0))
+        return self._replace(steps=jnp.minimum(self.steps, self.last - 1) + 1)
+
+    def advanced(self, num_steps: int) -> FallingEpsilon:
+        """Return the state after ``num_steps`` more steps of the vector environment."""
+        left = self.last - self.steps
+        return self._replace(steps=self.steps + jnp.minimum(left, min(num_steps, _LARGEST_INT32)))
 
 
 FALLING_EPSILON_SPEC = FallingEpsilon(P(), P(LEARNER_AXIS), P(), P())  # type: ignore[arg-type]
