@@ -4,8 +4,8 @@
     sebulba check-env examples.custom_environment:Catch
     sebulba train cartpole --env.id examples.custom_environment:Catch --agent.optimizer.epsilon 1e-5
 
-The last two are given the class by name, in the folder above this one. The loop makes as many
-environments as it is told to, seeds each of them once, and checks what they return.
+Run the last two from the folder that contains ``examples/``: they import the class by its name.
+The loop makes as many environments as it is told to, seeds each once, and checks what they return.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from sebulba.errors import UsageError
 from sebulba.types import (
     ActionOutput,
     EnvSpec,
@@ -176,15 +177,24 @@ class Agent(abc.ABC, Generic[ConfigT]):
           sharding: ``NamedSharding(mesh, P("learner"))``.
         """
         mesh = sharding.mesh
-
-        def place(spec: P, leaf: jax.Array) -> jax.Array:
-            if mesh.size > 1:
-                return jax.device_put(leaf, NamedSharding(mesh, spec))
+        if mesh.size == 1:
             only = mesh.devices.flat[0]
-            return leaf if leaf.devices() == {only} else jax.device_put(leaf, only)
-
-        specs = spec_of_each_leaf(self._step_state_spec, step_state)
-        return jax.tree.map(place, specs, step_state, is_leaf=is_spec)
+            return jax.tree.map(
+                lambda x: x if x.devices() == {only} else jax.device_put(x, only), step_state
+            )
+        try:
+            specs = spec_of_each_leaf(self._step_state_spec, step_state)
+        except ValueError as error:
+            raise UsageError(
+                f"{type(self).__name__}.step_state_spec() does not fit its step state ({error}); "
+                "return a prefix tree of PartitionSpec for what new_step_state returns"
+            ) from error
+        return jax.tree.map(
+            lambda spec, leaf: jax.device_put(leaf, NamedSharding(mesh, spec)),
+            specs,
+            step_state,
+            is_leaf=is_spec,
+        )
 
     def advance_step_state(self, step_state: PyTree, num_steps: int) -> PyTree:
         """Return a new step state whose exploration is where a run in progress has come.

@@ -111,7 +111,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in arguments)
     if origin is typing.Literal:
-        return any(type(value) is type(one) and value == one for one in arguments)
+        return any(isinstance(value, type(one)) and value == one for one in arguments)
     if origin is tuple:
         return isinstance(value, tuple) and all(_fits(item, arguments[0]) for item in value)
     if origin is dict:
@@ -119,7 +119,8 @@ def _fits(value: Any, hint: Any) -> bool:
             _fits(key, arguments[0]) and _fits(item, arguments[1]) for key, item in value.items()
         )
     if hint in (int, float) and isinstance(value, int):
-        return not isinstance(value, bool) and abs(value) <= LARGEST_INT
+        is_count = hint is float or abs(value) <= LARGEST_INT
+        return not isinstance(value, bool) and is_count
     return isinstance(value, type(None) if hint is None else hint)
 
 

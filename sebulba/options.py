@@ -7,9 +7,11 @@ experiment has the same fields. The command line parses and refuses them before 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, Literal
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Literal, TypedDict
 
-from sebulba.checks import at_least, at_most, check_types, nearest, require
+from sebulba.checks import at_least, at_most, check_types, nearest, require, require_number
 from sebulba.errors import UsageError, shown
 
 Schedule = Literal["async", "lockstep"]
@@ -44,7 +46,7 @@ class FaultOptions:
     """After so many skipped updates the next one ends the run."""
     hang_timeout_s: float | None = 300.0
     """A thread that stays in one phase for longer than this many seconds ends the run with a
-    HangError (an environment that does not return: as on_env_failure says). The default is longer
+    HangError; if its environment does not return, on_env_failure decides. The default is longer
     than any compile that was seen. None waits for ever, as does every inline run."""
 
     def __post_init__(self) -> None:
@@ -82,8 +84,7 @@ class CheckpointOptions:
         """Check every field."""
         check_types(self, "checkpoint.")
         for name in ("every_s", "replay_every_s"):
-            value = getattr(self, name)
-            require(value >= 0, f"checkpoint.{name}", value, "must not be negative", "use 600")
+            require_number(f"checkpoint.{name}", getattr(self, name), 0, math.inf, "use 600")
         for name in ("every_updates", "keep_last", "milestone_env_steps"):
             at_least(1, f"checkpoint.{name}", getattr(self, name))
 
@@ -124,7 +125,7 @@ class LoopOptions:
     """What becomes of the run when something fails."""
 
     open_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields, of a subclass, whose type is not checked."""
+    """A subclass names its fields here whose types are not to be checked."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -140,10 +141,7 @@ class LoopOptions:
         at_most(MOST_INFERENCERS, "num_inferencers_per_device", self.num_inferencers_per_device)
         at_least(0, "max_policy_lag", self.max_policy_lag)
         at_least(1, "queue_size", self.queue_size)
-        interval_s = self.metrics_interval_s
-        require(
-            interval_s >= 0, "metrics_interval_s", interval_s, "must not be negative", "use 0.5"
-        )
+        require_number("metrics_interval_s", self.metrics_interval_s, 0, math.inf, "use 0.5")
         require(
             self.schedule == "async" or self.max_policy_lag != 0,
             "max_policy_lag",
@@ -158,12 +156,16 @@ class LoopOptions:
         return self.num_inferencers_per_device == 0
 
     @property
-    def max_env_restarts(self) -> int:
+    def env_restarts_allowed(self) -> int:
         """How often environments are replaced; 0 where their failures are raised."""
         return self.faults.max_env_restarts if self.faults.on_env_failure == "restart" else 0
 
-    def changed(self, changes: dict[str, Any]) -> LoopOptions:
+    def changed(self, changes: Mapping[str, Any], others: Collection[str] = ()) -> LoopOptions:
         """Return these options with ``changes``: fields of ``LoopOptions`` or ``FaultOptions``.
+
+        Args:
+          changes: Values by name.
+          others: Names that the caller knows besides, for the message about an unknown one.
 
         Raises:
           UsageError: There is no such option, or a value breaks a rule.
@@ -174,10 +176,31 @@ class LoopOptions:
             if name not in names | of_faults:
                 raise UsageError(
                     f"{name}={shown(value)} is not an option of GymnasiumLoop"
-                    f"{nearest(name, names | of_faults)}"
+                    f"{nearest(name, names | of_faults | set(others))}"
                 )
         own = {name: value for name, value in changes.items() if name in names}
-        faults = {name: value for name, value in changes.items() if name in of_faults}
-        if faults:
-            own["faults"] = dataclasses.replace(own.get("faults", self.faults), **faults)
-        return dataclasses.replace(self, **own)
+        options = dataclasses.replace(self, **own)
+        if faults := {name: value for name, value in changes.items() if name in of_faults}:
+            try:
+                faults = {"faults": dataclasses.replace(options.faults, **faults)}
+            except UsageError as error:  # which names faults.NAME; here it was given as NAME
+                raise UsageError(str(error).removeprefix("faults.")) from None
+        return dataclasses.replace(options, **faults)
+
+
+class LoopKeywords(TypedDict, total=False):
+    """The fields of ``LoopOptions`` and ``FaultOptions`` as keywords, for type checkers."""
+
+    seed: int
+    num_inferencers_per_device: int
+    pin_inferencers: bool
+    schedule: Schedule
+    max_policy_lag: int | None
+    queue_size: int
+    metrics_interval_s: float
+    faults: FaultOptions
+    on_env_failure: Literal["raise", "restart"]
+    max_env_restarts: int
+    on_not_finite: Literal["raise", "skip"]
+    max_skipped_updates: int
+    hang_timeout_s: float | None

@@ -7,10 +7,12 @@ import inspect
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from sebulba import FaultOptions, LoopOptions, UsageError
 from sebulba.configs.experiment import ExperimentConfig
+from sebulba.options import LoopKeywords
 from tests.loop_helpers import make_tiny_loop
 
 
@@ -58,8 +60,14 @@ def test_devices_of_the_options_are_taken_where_no_keyword_names_others():
         ({"queue_size": True}, "queue_size=True must be a whole number"),
         ({"num_inferencers_per_device": 2000}, "must be at most 1024"),
         ({"faults": {"on_env_failure": "restart"}}, "faults=.* must be a FaultOptions"),
-        ({"max_skipped_updates": -1}, r"faults.max_skipped_updates=-1 must be at least 0"),
-        ({"hang_timeout_s": 0}, r"faults.hang_timeout_s=0 must be positive; use 300, or None"),
+        ({"faults": {}, "max_env_restarts": 1}, "faults={} must be a FaultOptions"),
+        ({"max_skipped_updates": -1}, "^max_skipped_updates=-1 must be at least 0"),
+        ({"hang_timeout_s": 0}, "^hang_timeout_s=0 must be positive; use 300, or None"),
+        (
+            {"metrics_interval_s": float("nan")},
+            "metrics_interval_s=nan must be a number at least 0",
+        ),
+        ({"metric_writr": None}, "metric_writr=None is not an option.*nearest are metric_writer"),
         ({"inference_only": 1}, "inference_only=1 must be True or False"),
         ({"options": {"queue_size": 3}}, "options=.* must be a LoopOptions"),
     ],
@@ -73,6 +81,18 @@ def test_an_experiment_has_every_option_of_a_loop_and_repeats_none():
     of_loop = {field.name for field in dataclasses.fields(LoopOptions)}
     assert of_loop < {field.name for field in dataclasses.fields(ExperimentConfig)}
     assert not of_loop & set(inspect.get_annotations(ExperimentConfig))
+
+
+def test_seeds_of_numpy_are_seeds():
+    loop, _ = make_tiny_loop(seed=np.uint32(3), hang_timeout_s=10**17, schedule=np.str_("async"))
+    with loop:
+        assert loop._options.seed == 3 and type(loop._options.seed) is int
+
+
+def test_type_checkers_know_every_keyword():
+    explicit = {"cycle", "inference_devices", "update_devices"}
+    fields = {f.name for cls in (LoopOptions, FaultOptions) for f in dataclasses.fields(cls)}
+    assert fields - explicit == set(LoopKeywords.__annotations__)
 
 
 def test_options_need_no_jax():

@@ -49,7 +49,7 @@ class PPOExperience(NamedTuple):
     core: PyTree
     """Recurrent state before row 0, ``[B, ...]``."""
     statistics: Statistics
-    """Of all trajectories so far."""
+    """Statistics of all trajectories so far."""
     order: jax.Array
     """``[T * B]`` int32, or ``[B]`` with an LSTM: permutation of this epoch, one a device."""
     minibatch: jax.Array

@@ -42,7 +42,7 @@ def build_player(
         num_envs=config.eval_num_envs,
         seed=config.seed,
         on_best=on_best,
-        max_env_restarts=config.max_env_restarts,
+        max_env_restarts=config.env_restarts_allowed,
     )
 
 
@@ -60,11 +60,11 @@ def evaluate_run(
     """Play the trained policy of a run in its environment; see ``sebulba.evaluate``.
 
     Args:
-      folder: Of the run.
+      folder: Folder of the run.
       env: The environment.
-      num_episodes: At least 1.
+      num_episodes: How many episodes to play, at least 1.
       num_envs: Environments side by side.
-      seed: Of environments and policy.
+      seed: Seed of environments and policy.
       explore: Act as in training.
       best: Take the policy that returned most in an evaluation during training, not the last.
       platform: What JAX runs on.

@@ -51,10 +51,11 @@ class StopOnSignal:
                 os.write(STDERR, ENDED)
             leave(EXIT_SIGNAL + which)
         if self._signal is not None:
-            return  # this may have interrupted the stop below, whose lock is then taken
+            return  # this signal may have interrupted the stop below, which still holds its lock
         self._signal = which
         self._loop.stop()
-        # By the system: a handler of ours would have to wait for the program in flight.
+        # A second Ctrl-C is left to the system: a handler in Python would have to wait for the
+        # program in flight.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         with contextlib.suppress(OSError):
             os.write(STDERR, STOPPING)  # print() may be what was interrupted

@@ -51,11 +51,11 @@ def train(
     """Train as ``config`` says and leave everything in ``folder``.
 
     Args:
-      config: What to do.
-      folder: Of the run.
-      stop_on_signal: In force; gets the loop to stop.
+      config: What to train, and how.
+      folder: Folder of the run.
+      stop_on_signal: Turns signals into stops; it is in force already and is given the loop.
       preset: Name of the configuration.
-      command: The words that asked for this.
+      command: The words of the command line, which are kept in the folder.
 
     Returns:
       0, or 128 plus the number of the signal that ended the run early; the policy is saved
@@ -82,16 +82,16 @@ def train(
             code = stop_on_signal.exit_code
             write_end(folder, code=code, metrics=result.metrics)
         finally:
-            run.draw()  # last, as who sends a signal may not wait for long
+            run.draw()  # last, since whoever sent a signal may kill this process soon
     _print_summary(result, folder)
     return code
 
 
 class _Run:
-    """One run of the command: everything around the loop, made and closed together."""
+    """What surrounds the loop in one run of the command: made, used and closed together."""
 
     def __init__(self, config: ExperimentConfig, folder: RunFolder, title: str) -> None:
-        """Nothing is made yet."""
+        """Keep the arguments; nothing is made yet."""
         self._config = config
         self._folder = folder
         self._title = title
@@ -101,7 +101,7 @@ class _Run:
         self._writers = CompositeWriter(self._last)
         self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
         self.env_steps_done = 0
-        """Before this run."""
+        """Environment steps of earlier processes of this run."""
 
     def resume_or_begin(self) -> None:
         """Make everything, take possession of the folder, and say where the run goes on.

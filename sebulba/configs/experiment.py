@@ -16,7 +16,8 @@ from sebulba.options import CheckpointOptions, LoopOptions
 OptionValue: TypeAlias = bool | int | float | str
 
 MOST_ANNEALED_CYCLES = 10**8
-"""Whose updates are counted one cycle after the other, before a run begins."""
+"""Most cycles of a run with a falling learning rate: its updates are counted cycle by cycle before
+it begins."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +27,11 @@ class EnvConfig:
     id: str
     """Id known to envpool or Gymnasium, or module:attribute of an environment class or factory."""
     backend: Literal["envpool", "gymnasium"] | None = None
-    """None: envpool where it has the id, else Gymnasium."""
+    """None takes envpool where it has the id, and Gymnasium elsewhere."""
     num_threads: int | None = None
-    """envpool: threads per Inferencer. None: by the cost of a step in its family."""
+    """Threads of an Inferencer's envpool. None goes by the cost of a step in its family."""
     vectorization: Literal["sync", "async"] = "sync"
-    """Gymnasium: environments in this process, or one process each."""
+    """Whether Gymnasium environments run in this process or in a process each."""
     episodic_life: bool | None = None
     """Atari: a lost life is a terminal state for the learner (not for the episode return)."""
     reward_clip: bool | None = None
@@ -160,7 +161,9 @@ class ExperimentConfig(LoopOptions):
         )
         name = self.name
         is_folder = name is None or (name.strip() not in ("", ".", "..") and "/" not in name)
-        require(is_folder, "name", name, "must be one folder name", "use --run-dir elsewhere")
+        require(
+            is_folder, "name", name, "must be one folder name", "use --run-dir for another place"
+        )
 
     def num_cycles(self, num_inferencers: int, done_env_steps: int = 0) -> int:
         """Return the trajectories that what is left of ``total_env_steps`` takes.

@@ -54,7 +54,7 @@ class RunningInferencers:
         self._schedule = options.schedule
         self._stop_requested = stop_requested
         self._replace = replace
-        self._max_replaced = options.max_env_restarts
+        self._max_replaced = options.env_restarts_allowed
         self._while_idle = while_idle
         self._inline = options.inline
         self._permits = CyclePermits(0)

@@ -1,1 +1,4 @@
-"""Learning: the update, mapped over the update devices, and the loop that feeds it."""
+"""Learning: the update on all update devices, and the loop that feeds it.
+
+Only the thread that runs this room launches updates.
+"""

@@ -42,8 +42,8 @@ class Beside(Protocol):
         """Finish a checkpoint that was begun, once every Inferencer has left its position."""
         ...
 
-    def published(self) -> None:
-        """Evaluate and write metrics, if they are due."""
+    def evaluate_and_write_when_due(self) -> None:
+        """Begin an evaluation and write metrics, each if it is due."""
         ...
 
     def end_takes_long(self) -> None:
@@ -91,23 +91,19 @@ class UpdateLoop:
         self._expected: HandedOver | None = None
         self._target = 0
 
-    def begin(self, num_cycles: int, steps_per_cycle: int, expected: HandedOver | None) -> int:
+    def begin(self, num_cycles: int, steps_per_cycle: int, expected: HandedOver | None) -> None:
         """Publish the first networks.
 
         Args:
           num_cycles: Number of trajectories that this run consumes.
           steps_per_cycle: T, environment steps in a cycle.
           expected: Shapes of what the Inferencers will hand over; None if they are not known.
-
-        Returns:
-          The number of cycles, over all runs, at which this run ends.
         """
         session = self._session
         self._env_steps_per_cycle = steps_per_cycle * session.inferencers[0].env.num_envs
         self._target = session.counters.cycles + num_cycles
         self._expected = None if self._inference_only else expected
         self._publish()
-        return self._target
 
     def consume(self, running: RunningInferencers, beside: Beside) -> None:
         """Consume trajectories until the target is reached or a stop is requested."""
@@ -142,7 +138,7 @@ class UpdateLoop:
                 counters.policy_version += 1
                 self._publish()
             del item  # which would be kept while the next one is made
-            beside.published()
+            beside.evaluate_and_write_when_due()
             beside.checkpoint_when_due()
             beside.finish_checkpoint([])
 
@@ -166,7 +162,7 @@ class UpdateLoop:
             # their positions after the round that they are in, which fit the learner's state.
             beside.checkpoint_when_due()
             self._publish()
-            beside.published()
+            beside.evaluate_and_write_when_due()
         self._running.begin_no_more()
         session.kept_round = self._collect_round()
 

@@ -1,1 +1,5 @@
-"""Loops wire environments, runtime and agents together; ``GymnasiumLoop`` is the first."""
+"""Loops: ``GymnasiumLoop``, the run that it starts and ends, evaluation, and the supervisor.
+
+They put the rooms of the data together. A change of what becomes of a trajectory does not belong
+here but to ``inference/``, ``transport/`` or ``learning/``.
+"""

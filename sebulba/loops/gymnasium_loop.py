@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_sta
 from sebulba.checkpoints.snapshot_trees import SnapshotReader
 from sebulba.checks import check_count, check_divisible
 from sebulba.envs import make_env_factory
-from sebulba.envs.seeds import ENVS_A_GENERATION
+from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
 from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import CyclePrograms
@@ -35,7 +35,7 @@ from sebulba.loops.supervisor import OnHang
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes
-from sebulba.options import CycleKind, LoopOptions
+from sebulba.options import CycleKind, LoopKeywords, LoopOptions
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import HandedOver
 from sebulba.transport.staging import Staging
@@ -87,7 +87,7 @@ class GymnasiumLoop:
         evaluator: Evaluator | None = None,
         checkpointer: Checkpointer | None = None,
         on_hang: OnHang | None = None,
-        **changes: Any,
+        **changes: Unpack[LoopKeywords],
     ) -> None:
         """Make the environments and choose the devices; nothing runs yet.
 
@@ -99,7 +99,7 @@ class GymnasiumLoop:
           num_envs: B, environments per Inferencer; a multiple of the number of update devices.
           options: How the loop runs; None is ``LoopOptions()``.
           inference_devices: Devices, or their indices, instead of those of ``options``.
-          update_devices: Likewise.
+          update_devices: Devices, or their indices, instead of those of ``options``.
           cycle: A kind instead of that of ``options``; or a function of (environment, programs,
             device, timer) that makes a cycle of your own.
           inference_only: Act and never update.
@@ -120,15 +120,18 @@ class GymnasiumLoop:
         Raises:
           UsageError: An argument breaks a rule.
         """
-        self._closed = True  # until all is made
         check_count("num_envs", num_envs, ENVS_A_GENERATION)
         if not isinstance(inference_only, bool):
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
+        given: dict[str, Any] = dict(changes)
         if cycle is not None and not callable(cycle):
-            changes["cycle"] = cycle
+            given["cycle"] = cycle
+        if "seed" in given:
+            given["seed"] = check_seed(given["seed"])
         if not isinstance(options, LoopOptions | None):
             raise UsageError(f"options={shown(options)} must be a LoopOptions; or use keywords")
-        self._options = options = (options or LoopOptions()).changed(changes)
+        others = {field.name for field in dataclasses.fields(Attached)} | {"inference_only"}
+        self._options = options = (options or LoopOptions()).changed(given, others)
         self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
         self.inference_devices, self.update_devices = choose_devices(
             options.inference_devices if inference_devices is None else inference_devices,
@@ -144,7 +147,7 @@ class GymnasiumLoop:
         self._hand_off = HandOffToMesh(agent, self._mesh)
         self._stop_requested = threading.Event()
         self._running = threading.Lock()
-        self._hangs = False
+        self._closed = self._hangs = False
         self._threads: list[threading.Thread] = []
         """Threads of the last run: those of the Inferencers in their order, then others."""
         self._run_spec: RunSpec | None = None
@@ -159,7 +162,6 @@ class GymnasiumLoop:
         pin = options.pin_inferencers and not options.inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
         self._envs = LoopEnvs(factory, agent.spec, options.seed, num_envs, cores)
-        self._closed = False
 
     # Set-up.
 
@@ -440,7 +442,7 @@ class GymnasiumLoop:
         """Return an Inferencer with new environments and a new step state in the place of one."""
         assert self._programs is not None and self._run_spec is not None
         index = old.index
-        if not isinstance(old.failure, EnvHangError):  # from which no other thread can take it
+        if not isinstance(old.failure, EnvHangError):  # which only its own thread may close
             with contextlib.suppress(Exception):  # it has failed already
                 self._envs[index].close()
         key = self._envs.fresh_key()
@@ -483,15 +485,15 @@ class GymnasiumLoop:
     def stop(self) -> None:
         """End ``run()`` cleanly, as if it had reached ``num_cycles``; from any thread.
 
-        Evaluations that are left are played when the run goes on. Before ``run()`` has begun, it
-        ends that as soon as it begins.
+        Evaluations that are left are played when the run goes on. Called before
+        ``run()``, it makes the next run end at once.
         """
         self._stop_requested.set()
 
     def close(self) -> None:
         """Free the environments; may be called twice.
 
-        Those that a thread hangs in stay: in the hands of two threads, native code aborts.
+        Environments in which a thread hangs are left open: native code that two threads use aborts.
         """
         if self._closed:
             return

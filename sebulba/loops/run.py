@@ -33,14 +33,22 @@ class Attached:
     """What a user attaches to a loop; see ``GymnasiumLoop``."""
 
     metric_writer: MetricWriter | None
+    """Gets the records of metrics."""
     observe_cycle: ObserveCycle | None
+    """Sees every trajectory."""
     evaluator: Evaluator | None
+    """Plays the acting networks now and then."""
     checkpointer: Checkpointer | None
+    """Saves the run."""
     on_hang: OnHang | None
+    """Is called if the update loop hangs."""
 
 
 class Run:
-    """Runs the Inferencers and the update loop, and does for it what is done ``Beside``."""
+    """Runs the Inferencers and the update loop; evaluates, saves and writes metrics for it.
+
+    The update loop says when, through the methods of ``Beside``.
+    """
 
     def __init__(
         self,
@@ -62,11 +70,11 @@ class Run:
           options: How the loop runs.
           attached: What the user attached to it.
           agent: The algorithm.
-          session: Goes on over runs.
+          session: What goes on over several runs of the loop.
           updater: Holds the state to train.
           hand_off: Places what a cycle made on the update devices.
-          stop_requested: By the user.
-          replace: Makes an Inferencer anew whose environment failed.
+          stop_requested: Set when the user asks for a stop.
+          replace: Returns a new Inferencer in the place of one whose environment failed.
           about: Returns what checkpoints say of the loop.
           inference_only: Never update.
         """
@@ -189,8 +197,8 @@ class Run:
             with self._timer.phase("checkpoint"):
                 self._checkpoints.finish(round_in_flight)
 
-    def published(self) -> None:
-        """Evaluate and write metrics, where they are due; see ``Beside``."""
+    def evaluate_and_write_when_due(self) -> None:
+        """Begin an evaluation and write metrics, each if it is due; see ``Beside``."""
         self._evaluations.when_due(self._session.counters.env_steps, self._take_networks)
         self._records.write_when_due()
 

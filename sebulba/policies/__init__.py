@@ -1,1 +1,1 @@
-"""Trained policies: on disk and in use."""
+"""Trained policies: on disk and in use, with neither loop nor environment."""

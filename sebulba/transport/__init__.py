@@ -1,1 +1,4 @@
-"""Transport: brings networks to the Inferencers and trajectories to the update loop."""
+"""Transport: networks travel to the Inferencers, trajectories to the learner.
+
+A cluster replaces this room. Nothing here knows environments, agents' losses or files.
+"""

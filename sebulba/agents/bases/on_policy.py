@@ -72,7 +72,7 @@ class Experience(NamedTuple):
     core: PyTree
     """Recurrent state before row 0, ``[B, ...]``."""
     statistics: Statistics
-    """Of all trajectories so far."""
+    """Statistics of all trajectories so far."""
 
 
 class OnPolicyAgent(Agent[ConfigT]):

@@ -46,7 +46,10 @@ def agent_configs() -> dict[str, type[AgentConfig]]:
     package = importlib.import_module("sebulba.agents.configs")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return {cls.__name__: cls for cls in _subclasses(AgentConfig) if cls.agent_class}
+    found = [cls for cls in _subclasses(AgentConfig) if cls.agent_class]
+    # Those of this package last, so that no class from elsewhere takes the name of one of them.
+    found.sort(key=lambda cls: cls.__module__.startswith(f"{package.__name__}."))
+    return {cls.__name__: cls for cls in found}
 
 
 def _subclasses(cls: type[AgentConfig]) -> Iterator[type[AgentConfig]]:

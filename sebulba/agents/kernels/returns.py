@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -44,6 +45,15 @@ def transitions(trajectory: Trajectory, gamma: float, reward_scale: float = 1.0)
         last=after.terminated | after.truncated,
         valid=after.valid,
     )
+
+
+def _check_streams(value: jax.Array, step: Transitions, *of_steps: jax.Array) -> None:
+    """Raise AssertionError unless ``value`` is ``[T+1]`` and all others are ``[T]``.
+
+    Batches ``[T, B]`` would broadcast without an error, and wrongly: the caller maps over B.
+    """
+    chex.assert_rank((value, *step, *of_steps), 1)
+    chex.assert_equal_shape((value[1:], *step, *of_steps))
 
 
 def _backward_sum(x: jax.Array, carry: jax.Array, beyond: jax.typing.ArrayLike) -> jax.Array:
@@ -99,6 +109,7 @@ def vtrace(
       max_c: Clip of ``c``.
       max_policy_rho: Clip of ``rho`` in the advantage.
     """
+    _check_streams(value, step, rho)
     value, rho = jax.lax.stop_gradient((value, rho))
     value_now, value_next = value[:-1], value[1:]
     delta = jnp.minimum(rho, max_rho) * (step.reward + step.discount * value_next - value_now)
@@ -128,6 +139,7 @@ def n_step_returns(value: jax.Array, step: Transitions, num_steps: int | None = 
     Returns:
       ``[T]``, constant to differentiation; the value itself where the transition is not valid.
     """
+    _check_streams(value, step)
     if num_steps is None:
         return lambda_returns(value, step, 1.0)
     value = jax.lax.stop_gradient(value)
@@ -152,6 +164,7 @@ def lambda_returns(value: jax.Array, step: Transitions, trace_decay: float) -> j
     Returns:
       ``[T]``, constant to differentiation; the value itself where the transition is not valid.
     """
+    _check_streams(value, step)
     value = jax.lax.stop_gradient(value)
     share = jnp.where(step.last, 1.0, 1.0 - trace_decay)
     known = jnp.where(step.valid, step.reward + step.discount * share * value[1:], value[:-1])
@@ -173,6 +186,7 @@ def gae(value: jax.Array, step: Transitions, trace_decay: float) -> jax.Array:
     Returns:
       ``[T]``, constant to differentiation; 0 where the transition is not valid.
     """
+    _check_streams(value, step)
     value = jax.lax.stop_gradient(value)
     delta = step.reward + step.discount * value[1:] - value[:-1]
     return _backward_sum(jnp.where(step.valid, delta, 0.0), _carry(step, trace_decay), 0.0)
@@ -203,6 +217,7 @@ def retrace(
     Returns:
       ``[T]``, constant to differentiation; ``q_taken`` itself where the transition is not valid.
     """
+    _check_streams(value, step, q_taken, rho)
     q_taken, value, rho = jax.lax.stop_gradient((q_taken, value, rho))
     delta = step.reward + step.discount * value[1:] - q_taken
     # Of the next row: the action of row t is given, so only later ones are weighted.

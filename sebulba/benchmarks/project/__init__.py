@@ -1,4 +1,4 @@
-"""What measures Sebulba itself; no user needs it.
+"""What measures Sebulba itself rather than a user's run.
 
 ``inference``, ``overhead`` and ``start`` compare it with the least that the same work can cost,
 ``prototype`` is the rival of ``bench train --compare prototype``, ``learning_goals`` says what
