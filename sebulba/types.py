@@ -18,6 +18,10 @@ PyTree: TypeAlias = Any
 """Any nesting of tuples, dicts and arrays that JAX can flatten."""
 
 
+LEAST_PIXELS = 16
+"""Height and width from which on an image of bytes is taken for a picture, not for a map."""
+
+
 class EnvStep(NamedTuple):
     """What a vector environment shows at time t; every leaf is ``[B, ...]``.
 
@@ -236,18 +240,22 @@ class EnvSpec:
     """For messages."""
     channels_first: bool | None = None
     """Whether images are ``[channels, height, width]`` rather than ``[height, width, channels]``;
-    None lets ``has_channels_first`` guess it from the sizes of each image."""
+    None leaves it to the rule of ``has_channels_first`` for each image."""
 
     def has_channels_first(self, image: gymnasium.Space) -> bool:
         """Return whether axis 0 of an image, a Box of 3 dimensions, counts channels.
 
-        Where neither ``frame_stack`` nor ``channels_first`` says so, axis 0 is taken for channels
-        if it is shorter than both others. This guess is wrong for small maps with many channels.
+        Where neither ``frame_stack`` nor ``channels_first`` says so, channels come last, as
+        Gymnasium has it, but in pixels: uint8 images of at least 16 x 16 whose axis 0 is shorter
+        than both others, which are stacks of frames. Maps of grid worlds have many channels and
+        few cells, so sizes tell nothing of them.
         """
         if self.frame_stack or self.channels_first is not None:
             return bool(self.frame_stack or self.channels_first)
         assert image.shape is not None
-        return image.shape[0] < min(image.shape[1:])
+        smallest = min(image.shape[1:])
+        is_pixels = image.dtype == np.uint8 and smallest >= LEAST_PIXELS
+        return is_pixels and image.shape[0] < smallest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,12 +74,27 @@ def test_images_become_channels_last_floats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels_first", "shape"), [(None, (5, 26, 4)), (True, (5, 26, 4)), (False, (4, 5, 26))]
+    ("channels_first", "shape"), [(None, (4, 5, 26)), (True, (5, 26, 4)), (False, (4, 5, 26))]
 )
 def test_the_spec_says_where_channels_are(channels_first: bool | None, shape: Any) -> None:
     obs = np.zeros((4, 5, 26), np.float32)
     _, (image,) = encode(spaces.Box(0, 1, obs.shape), obs, channels_first=channels_first)
     assert image.shape == shape
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize("shape", [(4, 5, 26), (6, 7, 10), (7, 8, 9), (10, 10, 4), (84, 84, 3)])
+def test_maps_and_pictures_with_channels_last_stay_as_they_are(shape: Any, dtype: Any) -> None:
+    obs = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
+    _, (image,) = encode(spaces.Box(0, 1, shape, dtype), obs)
+    scale = 1 / 255 if dtype == np.uint8 else 1
+    np.testing.assert_allclose(image[0], obs * scale, rtol=1e-6)
+
+
+def test_a_stack_of_frames_of_pixels_is_told_by_its_sizes() -> None:
+    obs = np.random.default_rng(0).integers(0, 256, (4, 84, 84), np.uint8)
+    _, (image,) = encode(spaces.Box(0, 255, obs.shape, np.uint8), obs)
+    np.testing.assert_allclose(image[0], np.moveaxis(obs, 0, -1) / 255, rtol=1e-6)
 
 
 def test_a_stack_of_colour_frames_becomes_channels() -> None:

@@ -1,4 +1,8 @@
-"""GymnasiumLoop: Inferencer threads on one side of a queue, the pmapped update on the other."""
+"""GymnasiumLoop: Inferencer threads on one side of a queue, the pmapped update on the other.
+
+Pmapped: one program on each update device with ``lax.pmean`` between them, written as
+``jax.jit(jax.shard_map(...))``, which is what ``jax.pmap`` lowers to (``learning/update.py``).
+"""
 
 from __future__ import annotations
 

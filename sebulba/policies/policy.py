@@ -245,7 +245,7 @@ def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Pol
             frame_stack=record["spec"]["frame_stack"],
             frame_skip=record["spec"]["frame_skip"],
             name=record["spec"]["name"],
-            channels_first=record["spec"].get("channels_first"),  # older policies do not say it
+            channels_first=_channels_first(record["spec"]),
         )
         agent_class = _import_class(record["agent"], file)
         if not issubclass(agent_class, Agent):
@@ -258,6 +258,21 @@ def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Pol
         ) from error
     networks = _read_arrays(folder / ARRAYS_FILE, _acting_networks_shapes(agent, run_spec))
     return Policy(agent, networks, run_spec, explore=explore, seed=seed)
+
+
+def _channels_first(spec: Mapping[str, Any]) -> bool | None:
+    """Return ``EnvSpec.channels_first`` of a saved spec.
+
+    Older policies do not say it; they were trained with axis 0 taken for channels wherever it was
+    shorter than both others.
+    """
+    if "channels_first" in spec:
+        return spec["channels_first"]
+    space = space_from_json(spec["observation_space"])
+    parts = space.values() if isinstance(space, spaces.Dict) else [space]
+    shapes = [part.shape for part in parts if part.shape is not None and len(part.shape) == 3]
+    guessed = {shape[0] < min(shape[1:]) for shape in shapes}
+    return guessed.pop() if len(guessed) == 1 else None
 
 
 def _acting_networks_shapes(agent: Agent, run: RunSpec) -> PyTree:
