@@ -417,7 +417,7 @@ def test_a_disk_that_fails_costs_checkpoints_and_at_the_end_the_exit_code(
             with pytest.raises(CheckpointError) as failed:
                 loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
     assert exit_code_of(failed.value) == EXIT_CHECKPOINT
-    assert "resumed from the one before" in str(failed.value)
+    assert "resumed from the checkpoint before" in str(failed.value)
     assert loop._session.counters.cycles == CYCLES, "the run itself came to its end"
     assert any("the run goes on without it" in str(w.message) for w in caught)
 
