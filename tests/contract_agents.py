@@ -73,6 +73,8 @@ class MinibatchConfig:
 class MinibatchAgent(ContractAgent):
     """Epochs x minibatches; running observation statistics leave through the acting networks."""
 
+    config_class = MinibatchConfig
+
     def new_networks(self, key: jax.Array) -> PyTree:
         size, actions = self.sizes
         return {"policy": 0.1 * jax.random.normal(key, (size, actions)), "value": jnp.zeros(size)}
@@ -182,6 +184,8 @@ class RecurrentReplayAgent(ContractAgent):
     A sequence is made of two trajectories of one Inferencer whose cycles follow each other; a gap
     makes none. Environment i of Inferencer j explores with a rate of its own.
     """
+
+    config_class = ReplayConfig
 
     def new_networks(self, key: jax.Array) -> PyTree:
         (size, actions), core = self.sizes, self.config.core_size
@@ -327,6 +331,8 @@ class TargetConfig:
 
 class TargetNetworkAgent(ContractAgent):
     """Q-learning on the last few trajectories together; target networks live in ``opt``."""
+
+    config_class = TargetConfig
 
     def new_networks(self, key: jax.Array) -> PyTree:
         return {"values": 0.1 * jax.random.normal(key, self.sizes)}

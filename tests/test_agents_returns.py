@@ -377,7 +377,7 @@ def test_flags_cut_what_reaches_back(kernel: str) -> None:
 
 # As they are called: compiled or not, on the host's arrays or a device's; one stream at a time.
 
-KERNELS = {
+STREAM_KERNELS = {
     "vtrace": lambda value, step, rho: vtrace(value, step, rho).value_target,
     "n_step": lambda value, step, rho: n_step_returns(value, step, 3),
     "lambda": lambda value, step, rho: lambda_returns(value, step, 0.9),
@@ -392,18 +392,18 @@ class KernelVariants(chex.TestCase):
     @chex.all_variants(with_pmap=False)
     def test_compiled_or_not_and_wherever_arrays_are(self) -> None:
         value, step, rho = random_stream(7, terminated=[5], truncated=[11], inserted=[12])
-        for name, kernel in KERNELS.items():
+        for name, kernel in STREAM_KERNELS.items():
             called = self.variant(kernel)(value, step, rho)
             np.testing.assert_allclose(called, kernel(value, step, rho), rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", STREAM_KERNELS)
 def test_a_batch_of_streams_is_refused_where_one_is_meant(kernel: str) -> None:
     value, step, rho = random_stream(7)
     batch = jax.tree.map(lambda x: jnp.stack([x, x], axis=1), (value, step, rho))
     with pytest.raises(AssertionError, match="rank"):
-        KERNELS[kernel](*batch)
-    mapped = jax.vmap(KERNELS[kernel], in_axes=1, out_axes=1)(*batch)
-    chex.assert_trees_all_close(mapped[:, 0], KERNELS[kernel](value, step, rho), rtol=1e-5)
+        STREAM_KERNELS[kernel](*batch)
+    mapped = jax.vmap(STREAM_KERNELS[kernel], in_axes=1, out_axes=1)(*batch)
+    chex.assert_trees_all_close(mapped[:, 0], STREAM_KERNELS[kernel](value, step, rho), rtol=1e-5)
     with pytest.raises(AssertionError, match="shape"):
-        KERNELS[kernel](value[:-1], step, rho)
+        STREAM_KERNELS[kernel](value[:-1], step, rho)
