@@ -152,7 +152,7 @@ class RunFolder:
         write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
 
     def _record(self) -> dict[str, Any]:
-        """Return what ``config.json`` says; raise UsageError if it is missing, damaged or a link."""
+        """Return what ``config.json`` says; UsageError if it is missing, damaged or a link."""
         check_regular(self.config, links=False)
         return read_json_object(self.config)
 

@@ -501,7 +501,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Path]) -> dic
         made[whose] = tmp_path_factory.mktemp(whose) / "run"
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(trust.KEY_VARIABLE, str(key))
-            assert cli.main(["train", "cartpole-ppo", *SMALL, "--run-dir", str(made[whose])]) == 0
+            assert cli.main(["train", "cartpole", *SMALL, "--run-dir", str(made[whose])]) == 0
         assert any((made[whose] / "checkpoints").glob("*/blobs/*")), "no state of an environment"
     return made
 
@@ -554,7 +554,7 @@ def load(run: Path) -> int:
 def commands(run: Path) -> dict[str, Callable[[], int]]:
     """Return everything that reads the folder of a run."""
     evaluate = ["eval", str(run), "--episodes", "1", "--num-envs", "1"]
-    again = ["train", "cartpole-ppo", *SMALL, "--run-dir", str(run), "--resume"]
+    again = ["train", "cartpole", *SMALL, "--run-dir", str(run), "--resume"]
     return {
         "eval": lambda: cli.main(evaluate),
         "eval --best": lambda: cli.main([*evaluate, "--best"]),
