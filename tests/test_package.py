@@ -54,7 +54,7 @@ ALLOWED = {
     "metrics": {"errors", "types"},
     "transport": CONTRACTS,
     "inference": CONTRACTS | {"envs", "metrics", "transport"},
-    "learning": CONTRACTS | {"metrics", "transport", "inference"},
+    "learning": CONTRACTS | {"metrics", "transport"},
     "agents": CONTRACTS,
     "policies": CONTRACTS | {"files"},
     "checkpoints": CONTRACTS | {"files", "metrics", "transport", "inference", "learning"},

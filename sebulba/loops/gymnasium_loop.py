@@ -19,6 +19,7 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
+from sebulba.checkpoints.session import Session
 from sebulba.checkpoints.snapshot_trees import SnapshotReader
 from sebulba.checks import check_count, check_divisible
 from sebulba.envs import make_env_factory
@@ -28,7 +29,6 @@ from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.devices import choose_devices, learner_mesh
@@ -161,7 +161,7 @@ class GymnasiumLoop:
         self._cycle_reasons: set[str] = set()
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
-        self._session = Session([], {device: Staging() for device in self.inference_devices})
+        self._session = Session({device: Staging() for device in self.inference_devices})
         factory = make_env_factory(env_factory)
         pin = options.pin_inferencers and not options.inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
@@ -265,7 +265,7 @@ class GymnasiumLoop:
             inference_only=self._inference_only,
         )
         try:
-            metrics = run(num_cycles, steps_per_cycle, began, expected)
+            metrics = run(num_cycles, began, expected)
         finally:
             self._threads = run.threads
             self._hangs = any(thread.is_alive() for thread in self._threads)

@@ -10,11 +10,11 @@ from typing import Any
 from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.run_checkpoints import About, RunCheckpoints
+from sebulba.checkpoints.session import Session
 from sebulba.errors import ActionError, HangError
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.running_inferencers import Replace, RunningInferencers
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import LEARNER_PHASES, ObserveCycle, UpdateLoop
 from sebulba.loops.evaluator import Evaluations, Evaluator
@@ -101,7 +101,8 @@ class Run:
 
         self._running = RunningInferencers(
             options,
-            session,
+            session.inferencers,
+            session.counters,
             hand_off,
             stop_requested,
             replace_in_phase,
@@ -139,34 +140,37 @@ class Run:
         return self._update_loop.stopped
 
     def __call__(
-        self, num_cycles: int, steps_per_cycle: int, began: float, expected: HandedOver | None
+        self, num_cycles: int, began: float, expected: HandedOver | None
     ) -> dict[str, Any]:
         """Consume ``num_cycles`` trajectories, or fewer if a stop was requested.
 
         Args:
           num_cycles: How many to consume in this run.
-          steps_per_cycle: T.
           began: ``time.perf_counter()`` from which ``seconds`` count.
           expected: Shapes of what the Inferencers will hand over; None if they are not known.
 
         Returns:
           The record of the last window.
         """
-        self.window = MetricWindow(self._session.counters, began)
+        session = self._session
+        counters, frame_skip = session.counters, session.inferencers[0].env.spec.frame_skip
+        # The update loop begins with the round kept from the last run, and publishes after it.
+        second_version = counters.policy_version + bool(session.kept_round)
+        self.window = MetricWindow(counters, began)
         self._records = RunRecords(
             self._options,
             self._writer,
-            self._session,
+            session,
             self._updater,
             self._timer,
             self._evaluations,
             self.window,
-            self._session.counters.cycles + num_cycles,
+            counters.cycles + num_cycles,
         )
         try:
             with self._supervisor:
-                self._update_loop.begin(num_cycles, steps_per_cycle, expected)
-                self._running.start(num_cycles)
+                self._update_loop.begin(num_cycles, frame_skip, expected)
+                self._running.start(num_cycles, second_version)
                 if not self._options.inline:
                     self._evaluations.start()
                 self._update_loop.consume(self._running, self)

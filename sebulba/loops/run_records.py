@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from sebulba.checkpoints.session import Session
 from sebulba.errors import NotFiniteError
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
 from sebulba.metrics.timer import PhaseTimer
