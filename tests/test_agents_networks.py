@@ -100,11 +100,8 @@ def test_a_stack_of_frames_of_pixels_is_told_by_its_sizes() -> None:
 def test_each_image_of_a_dict_has_a_layout_of_its_own() -> None:
     rng = np.random.default_rng(0)
     first, last = rng.integers(0, 256, (4, 20, 24), np.uint8), rng.integers(0, 2, (4, 5, 26))
-    parts = {
-        "first": spaces.Box(0, 255, first.shape, np.uint8),
-        "last": spaces.Box(0, 1, last.shape),
-    }
     obs = {"first": first, "last": last.astype(np.float32)}
+    pixels, cells = spaces.Box(0, 255, first.shape, np.uint8), spaces.Box(0, 1, last.shape)
     space = spaces.Dict({"first": pixels, "last": cells})
     for channels_first in (None, ("first",), ["first"]):
         _, images = encode(space, obs, channels_first=channels_first)
