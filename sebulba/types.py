@@ -119,10 +119,15 @@ class EnvOutput(NamedTuple):
     """
 
     obs: PyTree
+    """``EnvStep.obs``."""
     reward: Any
+    """``EnvStep.reward``."""
     terminated: Any
+    """``EnvStep.terminated``."""
     truncated: Any
+    """``EnvStep.truncated``."""
     is_first: Any
+    """``EnvStep.is_first``."""
     true_reward: Any
     """``[B]`` float32: the reward before any clipping."""
     episode_end: Any

@@ -48,6 +48,18 @@ class Run:
     """Runs the Inferencers and the update loop; evaluates, saves and writes metrics for it.
 
     The update loop says when, through the methods of ``Beside``.
+
+    Args:
+      options: How the loop runs.
+      attached: What the user attached to it.
+      agent: The algorithm.
+      session: What goes on over several runs of the loop.
+      updater: Holds the state to train.
+      hand_off: Places what a cycle made on the update devices.
+      stop_requested: Set when the user asks for a stop.
+      replace: Returns a new Inferencer in the place of one whose environment failed.
+      about: Returns what checkpoints say of the loop.
+      inference_only: Never update.
     """
 
     def __init__(
@@ -64,25 +76,13 @@ class Run:
         *,
         inference_only: bool,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-          options: How the loop runs.
-          attached: What the user attached to it.
-          agent: The algorithm.
-          session: What goes on over several runs of the loop.
-          updater: Holds the state to train.
-          hand_off: Places what a cycle made on the update devices.
-          stop_requested: Set when the user asks for a stop.
-          replace: Returns a new Inferencer in the place of one whose environment failed.
-          about: Returns what checkpoints say of the loop.
-          inference_only: Never update.
-        """
+        """Prepare a run; nothing starts yet."""
         self._options = options
-        self._writer = attached.metric_writer
+        self._attached = attached
         self._session = session
         self._updater = updater
         self._stop_requested = stop_requested
+        self._replace = replace
         self._timer = PhaseTimer(*LEARNER_PHASES)
         self._update_loop = UpdateLoop(
             options,
@@ -94,18 +94,13 @@ class Run:
             stop_requested,
             inference_only=inference_only,
         )
-
-        def replace_in_phase(old: Inferencer) -> Inferencer:
-            with self._timer.phase("restart"):
-                return replace(old)
-
         self._running = RunningInferencers(
             options,
             session.inferencers,
             session.counters,
             hand_off,
             stop_requested,
-            replace_in_phase,
+            self._replace_in_phase,
             self._update_loop.prepare_while_idle,
         )
         self._evaluations = Evaluations(
@@ -119,15 +114,16 @@ class Run:
         self._checkpoints = RunCheckpoints(
             attached.checkpointer, session, updater, about, lambda: self.window.seconds
         )
-        self._supervisor = Supervisor(
-            # Inline is for debuggers, which may keep any phase as long as they like.
-            None if options.inline else options.faults.hang_timeout_s,
-            self._timer,
-            session,
-            self._running,
-            self._evaluations,
-            attached.on_hang,
-        )
+
+    def _replace_in_phase(self, old: Inferencer) -> Inferencer:
+        with self._timer.phase("restart"):
+            return self._replace(old)
+
+    def _make_supervisor(self) -> Supervisor:
+        # Inline is for debuggers, which may keep any phase as long as they like.
+        limit_s = None if self._options.inline else self._options.faults.hang_timeout_s
+        watched = self._timer, self._session, self._running, self._evaluations
+        return Supervisor(limit_s, *watched, self._attached.on_hang)
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -159,7 +155,7 @@ class Run:
         self.window = MetricWindow(counters, began)
         self._records = RunRecords(
             self._options,
-            self._writer,
+            self._attached.metric_writer,
             session,
             self._updater,
             self._timer,
@@ -168,7 +164,7 @@ class Run:
             counters.cycles + num_cycles,
         )
         try:
-            with self._supervisor:
+            with self._make_supervisor():
                 self._update_loop.begin(num_cycles, frame_skip, expected)
                 self._running.start(num_cycles, second_version)
                 if not self._options.inline:

@@ -31,8 +31,11 @@ class Transition(NamedTuple):
     """N transitions over up to n environment steps, leaves ``[N, ...]``."""
 
     obs: PyTree
+    """Observation in which the action was taken."""
     action: jax.Array
+    """Action of the first step."""
     extras: PyTree
+    """``ActionOutput.extras`` of that action."""
     reward: jax.Array
     """Discounted sum of the rewards of k steps: n, or fewer where the episode ended."""
     discount: jax.Array
