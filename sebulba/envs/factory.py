@@ -52,14 +52,7 @@ class _Factory:
     """What the user says of images; None leaves ``EnvSpec.channels_first`` as it is."""
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
-        check_number(
-            f"num_envs={shown(num_envs)}",
-            num_envs,
-            is_int=True,
-            smallest=1,
-            largest=None,
-            default=16,
-        )
+        check_number(f"num_envs={shown(num_envs)}", num_envs, default=16, smallest=1)
         env = self.make(int(num_envs), seeds)
         if self.channels_first is not None:
             try:
@@ -160,23 +153,11 @@ class _OwnOptions:
             raise UsageError(
                 f"channels_first={shown(self.channels_first)} must be True, False or None"
             )
-        check_number(
-            f"step_timeout_s={shown(self.step_timeout_s)}",
-            self.step_timeout_s,
-            is_int=False,
-            smallest=0.001,
-            largest=None,
-            default=STEP_TIMEOUT_S,
-        )
-        if self.num_threads is not None:
-            check_number(
-                f"num_threads={shown(self.num_threads)}",
-                self.num_threads,
-                is_int=True,
-                smallest=1,
-                largest=1024,
-                default=1,
-            )
+        where, seconds = f"step_timeout_s={shown(self.step_timeout_s)}", self.step_timeout_s
+        check_number(where, seconds, default=STEP_TIMEOUT_S, is_int=False, smallest=0.001)
+        if (threads := self.num_threads) is not None:
+            where = f"num_threads={shown(threads)}"
+            check_number(where, threads, default=1, smallest=1, largest=1024)
 
     def changed(self) -> dict[str, Any]:
         """Return those that were given."""

@@ -49,17 +49,12 @@ class Run:
 
     The update loop says when, through the methods of ``Beside``.
 
-    Args:
-      options: How the loop runs.
-      attached: What the user attached to it.
-      agent: The algorithm.
+    Args as for ``UpdateLoop`` and:
+      attached: What the user attached to the loop.
       session: What goes on over several runs of the loop.
-      updater: Holds the state to train.
       hand_off: Places what a cycle made on the update devices.
-      stop_requested: Set when the user asks for a stop.
       replace: Returns a new Inferencer in the place of one whose environment failed.
       about: Returns what checkpoints say of the loop.
-      inference_only: Never update.
     """
 
     def __init__(

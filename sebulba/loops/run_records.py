@@ -34,7 +34,7 @@ class RunRecords:
         """Begin with ``window``, which has just been opened.
 
         Args:
-          options: Of the loop: how long a window lasts, how many updates may be skipped.
+          options: Say how long a window lasts, and how many updates may be skipped.
           writer: Gets the records.
           session: Its counters, episodes and Inferencers go into the records.
           updater: Has the metrics of the updates.

@@ -338,7 +338,7 @@ class ReplayLayout(abc.ABC):
         trajectories = jnp.sum(replay.trajectories, dtype=jnp.float32)
         return trajectories * (replay.steps_per_cycle * num_envs)
 
-    def obs_at(self, replay: Replay, index: tuple[jax.Array, jax.Array, jax.Array]) -> PyTree:
+    def obs_at(self, replay: Replay, index: tuple[jax.Array, ...]) -> PyTree:
         """Return the observations at (inferencer, row, env), each ``[...]``, as inserted."""
         if isinstance(replay.stack, StackState):
             return rebuild(replay.rows.obs, replay.stack.code, index, self.frame_stack)
