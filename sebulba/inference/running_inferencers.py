@@ -87,12 +87,11 @@ class RunningInferencers:
         self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
         for inferencer in inferencers:
             inferencer.failure = None
-        cycles = [self._cycles(inferencer) for inferencer in inferencers]
         if self._inline:
             # One item of each in turn: the order that threads of equal speed would have.
-            self._turns = itertools.cycle(zip(inferencers, cycles, strict=True))
+            self._turns = itertools.cycle([(i, self._cycles(i)) for i in inferencers])
             return
-        self.threads = [self._thread(i, c) for i, c in zip(inferencers, cycles, strict=True)]
+        self.threads = [self._thread(inferencer) for inferencer in inferencers]
         for thread in self.threads:
             thread.start()
 
@@ -112,10 +111,11 @@ class RunningInferencers:
             self._stops[index],
         )
 
-    def _thread(self, inferencer: Inferencer, cycles: Iterator[Item]) -> threading.Thread:
+    def _thread(self, inferencer: Inferencer) -> threading.Thread:
+        stop = self._stops[inferencer.index]
         return threading.Thread(
             target=inferencer_thread,
-            args=(inferencer, cycles, self.queue, self._stops[inferencer.index]),
+            args=(inferencer, self._cycles(inferencer), self.queue, stop),
             name=inferencer.thread_name,
             daemon=True,
         )
@@ -213,7 +213,7 @@ class RunningInferencers:
         self.queue.forgive(error)
         if goes_on:
             self._stops[new.index] = Stop(self._soon, threading.Event())
-            self.threads[new.index] = self._thread(new, self._cycles(new))
+            self.threads[new.index] = self._thread(new)
             self.threads[new.index].start()
         return True
 
