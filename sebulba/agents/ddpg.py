@@ -7,23 +7,31 @@ target bootstraps, and a ladder of exploration over all environments of all Infe
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from sebulba.agents.bases.continuous_control import ContinuousControlAgent, critic_loss
-from sebulba.agents.bases.off_policy import Opt
+from sebulba.agents.bases.actor_and_critics import (
+    STEP_STATE_SPEC,
+    ActorAndCritics,
+    StepState,
+    critic_loss,
+)
+from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt
 from sebulba.agents.configs import DDPGConfig
 from sebulba.agents.kernels.exploration import exploration_ladder
+from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.nets.encoder import Encoded
-from sebulba.agents.replay.store import Replay
-from sebulba.types import EnvSpec, PyTree, RunSpec
+from sebulba.agents.replay.layouts import Replay, TransitionReplay
+from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
 
 _NOISE_CLIP = 2.5
 """The noise on a target's action is clipped at so many standard deviations (0.5 / 0.2 in TD3)."""
 
 
-class DDPG(ContinuousControlAgent[DDPGConfig]):
+class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
     """A deterministic policy that climbs the critic; Gaussian noise explores.
 
     The paper's noise is correlated in time; TD3, section 6.1, found no use in that.
@@ -32,32 +40,53 @@ class DDPG(ContinuousControlAgent[DDPGConfig]):
 
     def __init__(self, spec: EnvSpec, config: DDPGConfig) -> None:
         """Describe networks and replay; raise UsageError for a space that does not fit."""
-        super().__init__(
-            spec,
-            config,
-            params_per_action=1,
-            num_critics=config.num_critics,
-            num_steps=config.num_steps,
+        self.nets = ActorAndCritics(
+            spec, config, agent_name="DDPG", params_per_action=1, num_critics=config.num_critics
         )
+        rates = {"actor": config.learning_rate, "critics": config.critic_learning_rate}
+        replay = TransitionReplay.of(spec, config.replay, num_steps=config.num_steps)
+        super().__init__(spec, config, replay, make_optimizers(rates, config.optimizer))
 
-    def new_noise_scale(self, run: RunSpec, inferencer: int) -> jax.Array:
-        """Return this Inferencer's part of the ladder, ``[B]``."""
+    def new_networks(self, key: jax.Array) -> dict[str, Any]:
+        """Return initial parameters of actor and critics."""
+        return self.nets.new(key)
+
+    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the actor."""
+        del experience
+        return networks["actor"]
+
+    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
+        """Return a key, the number of random steps, and this Inferencer's part of the ladder."""
         base, exponent = self.config.noise_scale, self.config.noise_exponent
-        return exploration_ladder(run, inferencer, base=base, exponent=exponent)
+        noise_scale = exploration_ladder(run, inferencer, base=base, exponent=exponent)
+        return self.nets.new_step_state(key, run, noise_scale)
 
-    def unit_action(
-        self, params: jax.Array, noise_scale: jax.Array, key: jax.Array, *, explore: bool
-    ) -> jax.Array:
+    def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
+        """Leave out the random steps that have been taken already."""
+        return self.nets.advanced(step_state, num_steps)
+
+    def step_state_spec(self) -> StepState:
+        """Split the scale of the noise."""
+        return STEP_STATE_SPEC
+
+    def step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, StepState]:
         """Return the actor's actions, with noise if ``explore``."""
-        unit = self.squashing.unit(params)
-        if not explore:
-            return unit
-        noise = noise_scale[:, None] * jax.random.normal(key, unit.shape)
-        return self.squashing.clip(unit + noise)
+
+        def unit_action(params: jax.Array, key: jax.Array) -> jax.Array:
+            unit = self.nets.squashing.unit(params)
+            if not explore:
+                return unit
+            noise = step_state.noise_scale[:, None] * jax.random.normal(key, unit.shape)
+            return self.nets.squashing.clip(unit + noise)
+
+        return self.nets.act(networks, step_state, env_step, unit_action, explore=explore)
 
     def chosen(self, actor: PyTree, obs: Encoded) -> jax.Array:
         """Return the unit actions of the policy, ``[N, K]``."""
-        return self.squashing.unit(self.policy(actor, obs))
+        return self.nets.squashing.unit(self.nets.policy(actor, obs))
 
     def target_action(self, actor: PyTree, obs: Encoded, key: jax.Array) -> jax.Array:
         """Return the unit actions of the target policy, smoothed by clipped noise, ``[N, K]``."""
@@ -65,7 +94,7 @@ class DDPG(ContinuousControlAgent[DDPGConfig]):
         if not scale:
             return action
         noise = jax.random.normal(key, action.shape)
-        return self.squashing.clip(action + scale * jnp.clip(noise, -_NOISE_CLIP, _NOISE_CLIP))
+        return self.nets.squashing.clip(action + scale * jnp.clip(noise, -_NOISE_CLIP, _NOISE_CLIP))
 
     def loss(
         self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
@@ -76,16 +105,18 @@ class DDPG(ContinuousControlAgent[DDPGConfig]):
         first critic is the actor's guide.
         """
         draw_key, noise_key = jax.random.split(key)
-        draw, batch = self.draw_batch(experience, draw_key)
+        draw, weight = self.draw(experience, draw_key)
+        drawn = self.replay.transitions(experience, draw, self.config.discount)
+        batch = self.nets.batch(drawn, weight)
 
         next_action = self.target_action(opt.target["actor"], batch.next_obs, noise_key)
-        next_values = self.values(opt.target["critics"], batch.next_obs, next_action)
-        values = self.values(networks["critics"], batch.obs, batch.action)
+        next_values = self.nets.values(opt.target["critics"], batch.next_obs, next_action)
+        values = self.nets.values(networks["critics"], batch.obs, batch.action)
         critic = critic_loss(values, batch, jnp.min(next_values, axis=0))
 
         guide = stop_gradient(networks["critics"][:1])
         action = self.chosen(networks["actor"], batch.obs)
-        actor_loss = -jnp.mean(self.values(guide, batch.obs, action))
+        actor_loss = -jnp.mean(self.nets.values(guide, batch.obs, action))
 
         metrics = {
             "critic_loss": critic.loss,

@@ -9,13 +9,19 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from sebulba.agents.bases.continuous_control import ContinuousControlAgent, critic_loss
-from sebulba.agents.bases.off_policy import Opt
+from sebulba.agents.bases.actor_and_critics import (
+    STEP_STATE_SPEC,
+    ActorAndCritics,
+    StepState,
+    critic_loss,
+)
+from sebulba.agents.bases.off_policy import OffPolicyAgent, Opt
 from sebulba.agents.configs import SACConfig
 from sebulba.agents.kernels.distributions import SquashedGaussian
+from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.nets.encoder import Encoded
-from sebulba.agents.replay.store import Replay
-from sebulba.types import EnvSpec, PyTree
+from sebulba.agents.replay.layouts import Replay, TransitionReplay
+from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
 
 
 class Sampled(NamedTuple):
@@ -27,7 +33,7 @@ class Sampled(NamedTuple):
     """Its log-density, ``[N]``, in nats."""
 
 
-class SAC(ContinuousControlAgent[SACConfig]):
+class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
     """Two critics, a Gaussian policy that is squashed, and a temperature that learns.
 
     ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets.
@@ -35,39 +41,64 @@ class SAC(ContinuousControlAgent[SACConfig]):
 
     def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
         """Describe networks and replay; raise UsageError for a space that does not fit."""
-        super().__init__(
-            spec,
-            config,
-            params_per_action=2,
-            num_critics=2,
-            log_temperature=config.temperature_learning_rate,
+        self.nets = ActorAndCritics(
+            spec, config, agent_name="SAC", params_per_action=2, num_critics=2
         )
         self.distribution = SquashedGaussian(spec.action_space)  # type: ignore[arg-type]
         given = config.target_entropy
-        self.target_entropy = -float(self.squashing.size) if given is None else given
+        self.target_entropy = -float(self.nets.squashing.size) if given is None else given
+        rates = {
+            "actor": config.learning_rate,
+            "critics": config.critic_learning_rate,
+            "log_temperature": config.temperature_learning_rate,
+        }
+        replay = TransitionReplay.of(spec, config.replay)
+        super().__init__(spec, config, replay, make_optimizers(rates, config.optimizer))
 
     def new_networks(self, key: jax.Array) -> dict[str, Any]:
         """Return initial parameters of actor, critics and temperature."""
         log_temperature = jnp.float32(math.log(self.config.initial_temperature))
-        return {**super().new_networks(key), "log_temperature": log_temperature}
+        return {**self.nets.new(key), "log_temperature": log_temperature}
+
+    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the actor."""
+        del experience
+        return networks["actor"]
 
     def with_target(self, networks: PyTree) -> PyTree:
         """Return the critics."""
         return networks["critics"]
 
-    def unit_action(
-        self, params: jax.Array, noise_scale: PyTree, key: jax.Array, *, explore: bool
-    ) -> jax.Array:
+    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
+        """Return a key, and how long these environments act at random."""
+        del inferencer
+        return self.nets.new_step_state(key, run)
+
+    def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
+        """Leave out the random steps that have been taken already."""
+        return self.nets.advanced(step_state, num_steps)
+
+    def step_state_spec(self) -> StepState:
+        """Replicate everything: there is no noise scale for each environment."""
+        return STEP_STATE_SPEC
+
+    def step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, StepState]:
         """Sample actions, or take the middle of the distribution without ``explore``."""
-        del noise_scale
-        raw = self.distribution.sample(params, key) if explore else self.distribution.mode(params)
-        return self.squashing.unit(raw)
+
+        def unit_action(params: jax.Array, key: jax.Array) -> jax.Array:
+            distribution = self.distribution
+            raw = distribution.sample(params, key) if explore else distribution.mode(params)
+            return self.nets.squashing.unit(raw)
+
+        return self.nets.act(networks, step_state, env_step, unit_action, explore=explore)
 
     def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> Sampled:
         """Draw an action for each observation, differentiable in ``actor``."""
-        params = self.policy(actor, obs)
+        params = self.nets.policy(actor, obs)
         raw = self.distribution.sample(params, key)
-        return Sampled(self.squashing.unit(raw), self.distribution.log_prob(params, raw))
+        return Sampled(self.nets.squashing.unit(raw), self.distribution.log_prob(params, raw))
 
     def loss(
         self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
@@ -78,17 +109,21 @@ class SAC(ContinuousControlAgent[SACConfig]):
         and 18 of arXiv 1812.05905, with the smaller of two target critics (section 5).
         """
         draw_key, next_key, now_key = jax.random.split(key, 3)
-        draw, batch = self.draw_batch(experience, draw_key)
+        draw, weight = self.draw(experience, draw_key)
+        drawn = self.replay.transitions(experience, draw, self.config.discount)
+        batch = self.nets.batch(drawn, weight)
         temperature = jnp.exp(networks["log_temperature"])
 
         following = self.sampled(networks["actor"], batch.next_obs, next_key)
-        next_values = self.values(opt.target, batch.next_obs, following.action)
+        next_values = self.nets.values(opt.target, batch.next_obs, following.action)
         next_value = jnp.min(next_values, axis=0) - temperature * following.log_prob
-        values = self.values(networks["critics"], batch.obs, batch.action)
+        values = self.nets.values(networks["critics"], batch.obs, batch.action)
         critic = critic_loss(values, batch, next_value)
 
         now = self.sampled(networks["actor"], batch.obs, now_key)
-        value = jnp.min(self.values(stop_gradient(networks["critics"]), batch.obs, now.action), 0)
+        value = jnp.min(
+            self.nets.values(stop_gradient(networks["critics"]), batch.obs, now.action), 0
+        )
         actor_loss = jnp.mean(stop_gradient(temperature) * now.log_prob - value)
         entropy = -jnp.mean(stop_gradient(now.log_prob))
         temperature_loss = temperature * (entropy - self.target_entropy)

@@ -1,13 +1,12 @@
-"""What SAC and DDPG share: actor and critics of continuous actions.
+"""The component that SAC and DDPG share: actor and critics of continuous actions.
 
 The gradient of a critic with respect to the action trains the actor.
 """
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import gymnasium
 import jax
@@ -16,19 +15,14 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
-from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
-from sebulba.agents.replay.layouts import TransitionReplay
-from sebulba.agents.replay.store import Draw, Replay
+from sebulba.agents.replay.layouts import Transition
 from sebulba.errors import UsageError
 from sebulba.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
-
-ConfigT = TypeVar("ConfigT", bound=ContinuousControlConfig)
 
 
 class Batch(NamedTuple):
@@ -59,74 +53,52 @@ class StepState(NamedTuple):
     """Scale of the noise of each environment, ``[B]``; ``()`` if the actor decides it."""
 
 
-class ContinuousControlAgent(OffPolicyAgent[ConfigT, TransitionReplay], Generic[ConfigT]):
-    """An agent whose critics teach its actor continuous actions; a subclass adds ``loss``.
+STEP_STATE_SPEC = StepState(P(), P(), P(LEARNER_AXIS))  # type: ignore[arg-type]
+"""Prefix tree of PartitionSpecs of a StepState."""
 
-    ``networks`` is ``{"actor": ..., "critics": (..., ...)}``; only the actor is needed to act.
+
+class ActorAndCritics:
+    """Networks of an agent for continuous actions, how they act, and how they see a batch.
+
+    Parameters are ``{"actor": ..., "critics": (..., ...)}``; only the actor is needed to act.
     """
 
     def __init__(
         self,
         spec: EnvSpec,
-        config: ConfigT,
+        config: ContinuousControlConfig,
         *,
+        agent_name: str,
         params_per_action: int,
         num_critics: int,
-        num_steps: int = 1,
-        **learning_rates: float,
     ) -> None:
-        """Build the networks' description, the replay and the optimizers; no arrays are made.
+        """Build the networks' description; no arrays are made.
 
         Args:
           spec: Spaces of a single environment.
           config: Hyper-parameters.
+          agent_name: For messages.
           params_per_action: What the actor puts out for each component of an action.
           num_critics: How many critics there are.
-          num_steps: Rewards in a target before it bootstraps.
-          **learning_rates: Those of further parts of ``networks``, by name.
 
         Raises:
           UsageError: Actions that are not continuous.
         """
-        self.squashing = Squashing(_continuous(spec.action_space, type(self).__name__))
+        self.squashing = Squashing(_continuous(spec.action_space, agent_name))
         self.encode = ObservationEncoder(spec, config.torso)
-        self._num_critics = num_critics
+        self._spec, self._config, self._num_critics = spec, config, num_critics
         self._actor = Actor(config.torso, params_per_action * self.squashing.size)
         self._critic = Critic(config.torso)
-        rates = {"actor": config.learning_rate, "critics": config.critic_learning_rate}
-        replay = TransitionReplay.of(spec, config.replay, num_steps=num_steps)
-        optimizers = make_optimizers(rates | learning_rates, config.optimizer)
-        super().__init__(spec, config, replay, optimizers)
 
-    # Exploration, which a subclass decides.
-
-    @abc.abstractmethod
-    def unit_action(
-        self, params: jax.Array, noise_scale: PyTree, key: jax.Array, *, explore: bool
-    ) -> jax.Array:
-        """Return unit actions ``[B, K]`` from what the actor puts out, ``[B, P]``."""
-
-    def new_noise_scale(self, run: RunSpec, inferencer: int) -> PyTree:
-        """Return ``StepState.noise_scale``; the default is for an actor that decides it."""
-        del run, inferencer
-        return ()
-
-    # Networks.
-
-    def new_networks(self, key: jax.Array) -> dict[str, Any]:
-        """Return initial parameters of actor and critics."""
+    def new(self, key: jax.Array) -> dict[str, Any]:
+        """Return initial parameters."""
         actor_key, *critic_keys = jax.random.split(key, 1 + self._num_critics)
-        obs = self.encode(empty_env_step(self.spec, 1).obs, num_leading=1)
+        obs = self.encode(empty_env_step(self._spec, 1).obs, num_leading=1)
         action = jnp.zeros((1, self.squashing.size))
         return {
             "actor": self._actor.init(actor_key, obs)["params"],
             "critics": tuple(self._critic.init(k, obs, action)["params"] for k in critic_keys),
         }
-
-    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        """Return the actor."""
-        del experience
-        return networks["actor"]
 
     def policy(self, actor: PyTree, obs: Encoded) -> jax.Array:
         """Return what the actor puts out, ``[N, P]``."""
@@ -139,48 +111,58 @@ class ContinuousControlAgent(OffPolicyAgent[ConfigT, TransitionReplay], Generic[
         values = [self._critic.apply({"params": critic}, obs, action) for critic in critics]
         return jnp.stack(values)  # type: ignore[arg-type]
 
-    # Acting.
-
-    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
+    def new_step_state(self, key: jax.Array, run: RunSpec, noise_scale: PyTree = ()) -> StepState:
         """Return a key, the number of random steps, and the noise of these environments."""
         envs = run.num_envs * run.num_inferencers
-        random_steps = jnp.int32(-(-self.config.random_env_steps // envs))
-        return StepState(key, random_steps, self.new_noise_scale(run, inferencer))
+        random_steps = jnp.int32(-(-self._config.random_env_steps // envs))
+        return StepState(key, random_steps, noise_scale)
 
-    def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
-        """Leave out the random steps that have been taken already."""
+    @staticmethod
+    def advanced(step_state: StepState, num_steps: int) -> StepState:
+        """Return a new step state without the random steps that have been taken already."""
         left = max(int(step_state.random_steps) - num_steps, 0)
         return step_state._replace(random_steps=jnp.int32(left))
 
-    def step_state_spec(self) -> StepState:
-        """Split the scale of the noise, where each environment has its own."""
-        return StepState(P(), P(), P(LEARNER_AXIS))  # type: ignore[arg-type]
-
-    def step(
-        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
+    def act(
+        self,
+        actor: PyTree,
+        step_state: StepState,
+        env_step: EnvStep,
+        unit_action: Callable[[jax.Array, jax.Array], jax.Array],
+        *,
+        explore: bool,
     ) -> tuple[ActionOutput, StepState]:
-        """Act by the actor, or at random in the first steps if ``explore``."""
-        params = self.policy(networks, self.encode(env_step.obs, num_leading=1))
+        """Act by the actor, or at random in the first steps unless ``explore`` is False.
+
+        Args:
+          actor: Its parameters.
+          step_state: Before this step.
+          env_step: ``[B, ...]``.
+          unit_action: From what the actor puts out, ``[B, P]``, and a key, to ``[B, K]``.
+          explore: Static.
+        """
+        params = self.policy(actor, self.encode(env_step.obs, num_leading=1))
         key, noise_key, random_key = jax.random.split(after(step_state.key, params), 3)
-        unit = self.unit_action(params, step_state.noise_scale, noise_key, explore=explore)
+        unit = unit_action(params, noise_key)
         left = step_state.random_steps
-        if explore and self.config.random_env_steps:
+        if explore and self._config.random_env_steps:
             at_random = jax.random.uniform(random_key, unit.shape, minval=-1.0, maxval=1.0)
             unit = jnp.where(left > 0, at_random, unit)
             left = jnp.maximum(left - 1, 0)
         next_state = step_state._replace(key=key, random_steps=left)
         return ActionOutput(self.squashing.action(unit)), next_state
 
-    # For a loss.
+    def batch(self, drawn: Transition, weight: jax.Array) -> Batch:
+        """Return a batch for the networks from transitions and importance weights.
 
-    def draw_batch(self, experience: Replay, key: jax.Array) -> tuple[Draw, Batch]:
-        """Return what was drawn, and this device's share of a batch."""
-        draw, weight = self.draw(experience, key)
-        drawn = self.replay.transitions(experience, draw, self.config.discount)
-        return draw, Batch(
+        Args:
+          drawn: Leaves ``[N, ...]``.
+          weight: ``[N]``.
+        """
+        return Batch(
             obs=self.encode(drawn.obs, num_leading=1),
             action=self.squashing.unit_of(drawn.action),
-            reward=self.config.reward_scale * drawn.reward,
+            reward=self._config.reward_scale * drawn.reward,
             discount=drawn.discount,
             next_obs=self.encode(drawn.next_obs, num_leading=1),
             weight=weight,
