@@ -22,6 +22,9 @@ CycleKind = Literal["auto", "stepped", "fused"]
 INT32 = range(-(2**31), 2**31)
 MOST_INFERENCERS = 1024
 """Inferencers of one device."""
+MOST_EPISODE_STEPS = 27_000
+"""Steps after which an episode of an evaluation is cut, unless another limit is given: half an hour
+of an Atari game. A policy that always takes the best action may go in circles for ever."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

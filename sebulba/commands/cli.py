@@ -318,7 +318,7 @@ def _long_option(option: str) -> str:
 
 def _eval(argv: list[str]) -> int:
     from sebulba.commands.run_folder import RunFolder
-    from sebulba.options import INT32
+    from sebulba.options import INT32, MOST_EPISODE_STEPS
 
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."
@@ -327,6 +327,13 @@ def _eval(argv: list[str]) -> int:
     parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
     parser.add_argument("--num-envs", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--max-episode-steps",
+        type=int,
+        default=MOST_EPISODE_STEPS,
+        metavar="N",
+        help="cut an episode that has not ended after N steps; default: %(default)s",
+    )
     parser.add_argument(
         "--explore", action="store_true", help="sample actions as in training, not the best ones"
     )
@@ -341,24 +348,29 @@ def _eval(argv: list[str]) -> int:
     if arguments.seed not in INT32:
         raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
     _check_folder_of("--json", arguments.json)
-    for name in ("episodes", "num_envs"):
+    for name in ("episodes", "num_envs", "max_episode_steps"):
         if (value := getattr(arguments, name)) < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
 
     folder = RunFolder(Path(arguments.run))
     env = folder.read_env_config()
+    from sebulba.commands.eval_progress import EvalProgress
     from sebulba.commands.experiment import evaluate_run
 
+    progress = EvalProgress(arguments.episodes, sys.stderr)
     evaluation = evaluate_run(
         folder,
         env,
         num_episodes=arguments.episodes,
         num_envs=arguments.num_envs,
         seed=arguments.seed,
+        max_episode_steps=arguments.max_episode_steps,
+        progress=progress,
         explore=arguments.explore,
         best=arguments.best,
         platform=arguments.platform,
     )
+    progress.clear()
     print(evaluation)
     if arguments.json is not None:
         Path(arguments.json).write_text(json.dumps(evaluation.record(), indent=2) + "\n")

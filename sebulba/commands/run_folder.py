@@ -237,6 +237,7 @@ BEST_RETURN_FILE = "evaluation.json"
 MAY_CHANGE = (
     *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),
     *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
+    "eval_max_episode_steps",
     *("metrics_interval_s", "checkpoint", "faults", "resume", "drop_replay", "strict", "platform"),
     *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
     *("env.num_threads", "env.vectorization", "pin_inferencers"),

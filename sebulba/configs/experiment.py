@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.checks import at_least, at_most, check_types, require
 from sebulba.errors import UsageError, shown
-from sebulba.options import CheckpointOptions, LoopOptions
+from sebulba.options import MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 
 OptionValue: TypeAlias = bool | int | float | str
 
@@ -101,6 +101,9 @@ class ExperimentConfig(LoopOptions):
     """Whole episodes in an evaluation."""
     eval_num_envs: int = 25
     """Environments in which they are played."""
+    eval_max_episode_steps: int = MOST_EPISODE_STEPS
+    """Steps after which an episode of an evaluation is cut. It counts with the return that it had,
+    and its environment plays no other in that evaluation."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """When the run is saved."""
     resume: bool = False
@@ -134,7 +137,7 @@ class ExperimentConfig(LoopOptions):
         super().__post_init__()
         for count in (
             *("total_env_steps", "num_envs", "steps_per_cycle"),
-            *("eval_episodes", "eval_num_envs", "num_cpu_devices"),
+            *("eval_episodes", "eval_num_envs", "eval_max_episode_steps", "num_cpu_devices"),
         ):
             at_least(1, count, getattr(self, count))
         at_least(0, "eval_every_env_steps", self.eval_every_env_steps)

@@ -31,7 +31,7 @@ KNOWN = frozenset(
         *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
         *("env_restarts", "skipped_updates"),
         *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
-        *("eval_env_steps", "eval_seconds", "eval_skipped"),
+        *("eval_env_steps", "eval_seconds", "eval_skipped", "eval_cut_episodes"),
     )
 )
 """Metrics that have their own place in the panel; those of the agent follow the loss."""
@@ -169,6 +169,8 @@ class PanelView:
     def _evaluated(self, metrics: Mapping[str, Any], width: int) -> Text:
         text = f"  ± {number(metrics.get('eval_return_std'))}"
         text += f" at {count(metrics.get('eval_env_steps'))} env steps"
+        if cut := metrics.get("eval_cut_episodes"):
+            text += f", {count(cut)} episodes cut"
         value = Text(f"{number(metrics.get('eval_return_mean')):<8}", style=ACCENT)
         spark = sparkline(self._eval_returns, max(8, width - 9 - len(text)))
         return value + Text(spark, "cyan") + text

@@ -254,11 +254,13 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
 
 def evaluation_line(metrics: Mapping[str, Any]) -> str:
     """Return one line with the evaluation that a record contains."""
+    cut = metrics.get("eval_cut_episodes")
+    of_them = f", {count(cut)} of them cut as they did not end," if cut else ""
     return (
         f"{duration(metrics.get('seconds') or 0.0):>8}  evaluation: "
         f"return {number(metrics.get('eval_return_mean'))} "
         f"± {number(metrics.get('eval_return_std'))} (standard deviation) over "
-        f"{count(metrics.get('eval_episodes'))} episodes "
+        f"{count(metrics.get('eval_episodes'))} episodes{of_them} "
         f"at {count(metrics.get('eval_env_steps'))} env steps"
     )
 
