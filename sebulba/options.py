@@ -119,7 +119,7 @@ class LoopOptions:
     queue_size: int = 2
     """Trajectories that may wait for the update before Inferencers wait too."""
     metrics_interval_s: float = 0.5
-    """Seconds between records of metrics, rounded up to whole cycles."""
+    """Seconds between records of metrics, rounded up to whole cycles; the first come sooner."""
     inference_devices: tuple[int, ...] | None = None
     """Indices of the devices that infer; None takes the first quarter of several."""
     update_devices: tuple[int, ...] | None = None

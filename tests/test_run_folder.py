@@ -77,6 +77,15 @@ def test_only_the_records_that_are_kept_say_what_was_evaluated(tmp_path):
     assert folder.evaluated_at(20) == 9
 
 
+def test_episodes_that_a_checkpoint_does_not_know_are_dropped_with_the_records(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text('{"env_steps": 5}\n{"env_steps": 9}\n')
+    folder.episodes.write_text('{"env_steps": 5, "index": [0]}\n{"env_steps": 9, "index": [1]}\n')
+    assert folder.drop_metrics_after(5) == 1
+    assert folder.metrics.read_text() == '{"env_steps": 5}\n'
+    assert folder.episodes.read_text() == '{"env_steps": 5, "index": [0]}\n'
+
+
 def test_all_differences_are_named_at_once(begun):
     folder, config = begun
     with pytest.raises(UsageError, match=r"seed is .*; steps_per_cycle is .*begin a new run"):

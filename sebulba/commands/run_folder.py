@@ -39,6 +39,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def episodes(self) -> Path:
+        """Returns of a sample of the training episodes."""
+        return self.path / "episodes.jsonl"
+
+    @property
     def tensorboard(self) -> Path:
         """TensorBoard events."""
         return self.path / "tensorboard"
@@ -200,13 +205,8 @@ class RunFolder:
 
     def drop_metrics_after(self, env_steps: int) -> int:
         """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""
-        if not self.metrics.exists():
-            return 0
-        lines = self.metrics.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if _env_steps_of(line) <= env_steps]
-        if len(kept) < len(lines):
-            write_whole(self.metrics, "".join(kept))
-        return len(lines) - len(kept)
+        _drop_lines_after(self.episodes, env_steps)
+        return _drop_lines_after(self.metrics, env_steps)
 
     def evaluated_at(self, env_steps: int) -> int:
         """Return where the newest evaluation was that ``drop_metrics_after`` keeps, 0 if none."""
@@ -271,6 +271,17 @@ def _flat(config: ExperimentConfig) -> dict[str, Any]:
             yield from walk(name, getattr(value, field.name))
 
     return dict(walk("", config))
+
+
+def _drop_lines_after(file: Path, env_steps: int) -> int:
+    """Drop the lines of records after ``env_steps``; return how many."""
+    if not file.exists():
+        return 0
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if _env_steps_of(line) <= env_steps]
+    if len(kept) < len(lines):
+        write_whole(file, "".join(kept))
+    return len(lines) - len(kept)
 
 
 def _env_steps_of(line: str) -> float:

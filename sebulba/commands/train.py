@@ -22,17 +22,21 @@ from sebulba.commands.jax_setup import configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.presets import goal_of
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import HangError
 from sebulba.files import PARTIAL, replace_folder
 from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.metrics.counters import EPISODES_AVERAGED
+from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import (
     CompositeWriter,
     JsonLinesWriter,
     LinesWriter,
     TensorBoardWriter,
+    few_episodes,
     number,
 )
 from sebulba.policies.policy import save_policy
@@ -137,6 +141,9 @@ class _Run:
         checkpointer = self._stack.enter_context(self._make_checkpointer())
         checkpoint = checkpointer.load_newest(strict=config.strict) if config.resume else None
         self._is_resumed = checkpoint is not None
+        episodes = checkpoint.snapshot.record["counters"]["episodes"] if checkpoint else 0
+        log = EpisodeLog(folder.episodes, episodes, checkpoint.env_steps if checkpoint else 0)
+        self._writers.add(log)
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
@@ -151,6 +158,7 @@ class _Run:
                 config.num_envs,
                 options=config,
                 metric_writer=self._writers,
+                observe_cycle=log.observe,
                 evaluator=self._make_evaluator(checkpoint),
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
@@ -243,10 +251,17 @@ class _Run:
 
     def draw(self) -> None:
         """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
-        folder = self._folder
+        config, folder = self._config, self._folder
         new = folder.path / f"{PARTIAL}{folder.learning_curve.name}"
         try:
-            if folder.metrics.exists() and learning_curve(folder.metrics, new, self._title):
+            if folder.metrics.exists() and learning_curve(
+                folder.metrics,
+                new,
+                f"{config.env.id}, {config.agent.agent_class.rpartition(':')[2]}",
+                episodes=folder.episodes,
+                subtitle=f"seed {config.seed}",
+                goal=goal_of(self._title, config),
+            ):
                 new.replace(folder.learning_curve)
         except Exception as error:
             warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
@@ -323,6 +338,17 @@ def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str])
     return panel
 
 
+def _mean_return(metrics: Mapping[str, Any]) -> str:
+    """Return the mean return of the training episodes that the record has, and how many."""
+    averaged = metrics.get("episodes_averaged")
+    if not averaged:
+        return "no episode ended"
+    mean = f"mean return {number(metrics['episode_return_mean'])}"
+    if averaged >= EPISODES_AVERAGED:
+        return f"{mean} (last {averaged} episodes)"
+    return mean + few_episodes(metrics)
+
+
 def _print_summary(result: Result, folder: RunFolder) -> None:
     metrics, counters = result.metrics, result.counters
     evaluation = ""
@@ -330,7 +356,7 @@ def _print_summary(result: Result, folder: RunFolder) -> None:
         evaluation = f"{number(evaluated)} (evaluation), "
     print(
         f"{'stopped' if result.stopped else 'done'}: "
-        f"mean return {number(metrics.get('episode_return_mean'))} (last 100 episodes), "
+        f"{_mean_return(metrics)}, "
         f"{evaluation}"
         f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
         f"{metrics.get('seconds') or 0.0:.1f} s\n"

@@ -27,7 +27,8 @@ KNOWN = frozenset(
     (
         *("updates", "env_steps", "frames", "cycles", "total_cycles", "seconds"),
         *("env_steps_per_s", "updates_per_s", "episodes", "episode_return_mean"),
-        *("episode_length_mean", "policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
+        *("episode_length_mean", "episodes_averaged"),
+        *("policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
         *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
         *("env_restarts", "skipped_updates"),
         *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
@@ -159,8 +160,7 @@ class PanelView:
     def _return(self, metrics: Mapping[str, Any], width: int) -> Text:
         mean = metrics.get("episode_return_mean")
         if mean is None:
-            episodes = count(metrics.get("episodes"))
-            return Text(f"- after {episodes} of the first 100 episodes", style=DIM)
+            return Text("- before the end of the first episode", style=DIM)
         text = f"  length {number(metrics.get('episode_length_mean'))}"
         text += f"  {count(metrics.get('episodes'))} episodes"
         value = Text(f"{number(mean):<8}", style=ACCENT)
