@@ -92,6 +92,60 @@ def test_all_differences_are_named_at_once(begun):
         folder.check_resumable(dataclasses.replace(config, seed=5, steps_per_cycle=7))
 
 
+def test_a_run_whose_learning_rate_fell_goes_on_at_a_rate_that_is_given(begun):
+    folder, config = begun
+    total = config.total_env_steps
+    longer = dataclasses.replace(
+        config, total_env_steps=2 * total, resume=True, run_dir=str(folder.path)
+    )
+    with pytest.raises(UsageError, match="--extension-learning-rate X goes on from there"):
+        folder.check_resumable(longer)
+    extended = dataclasses.replace(longer, extension_learning_rate=1e-4)
+    for _ in range(2):  # the second time it is extended already, as for a scheduler's words
+        folder.check_resumable(extended)
+        goes_on = folder.continued(extended)
+        assert (goes_on.anneal_env_steps, goes_on.total_env_steps) == (total, 2 * total)
+        folder.write_config(goes_on, "cartpole-ppo", [])
+    assert goes_on.annealed_cycles == config.annealed_cycles == config.num_cycles(1)
+    _, saved = folder.read_config()
+    assert folder.continued(dataclasses.replace(saved, total_env_steps=3 * total)) == (
+        dataclasses.replace(saved, total_env_steps=3 * total)
+    )
+    folder.check_resumable(dataclasses.replace(saved, total_env_steps=3 * total))
+    for change, words in (
+        ({"extension_learning_rate": 2e-4}, "extension_learning_rate is 0.0001 in the run"),
+        ({"anneal_env_steps": 5}, "anneal_env_steps is .* in the run and 5 now"),
+        ({"num_envs": 24}, r"num_envs is .* and 24 now \(the learning rate"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            folder.check_resumable(dataclasses.replace(saved, **change))
+
+
+def test_a_run_that_is_not_extended_keeps_its_schedule(begun):
+    _, config = begun
+    ready = dataclasses.replace(config, extension_learning_rate=1e-4)
+    assert ready.agent_for(7) == config.agent_for(7)
+    extended = dataclasses.replace(ready, anneal_env_steps=1000, total_env_steps=2000)
+    share = extended.agent_for(7).optimizer.share_after_schedule
+    assert share * config.agent.learning_rate == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"anneal_env_steps": 5}, "anneal_env_steps=5 needs the learning rate after them"),
+        ({"extension_learning_rate": 0.0}, "extension_learning_rate=0.0 must be"),
+        (
+            {"extension_learning_rate": 1e-4, "anneal_learning_rate": False},
+            "is for a run whose learning rate falls",
+        ),
+    ],
+)
+def test_a_learning_rate_that_can_never_be_used_is_refused(begun, fields, words):
+    with pytest.raises(UsageError, match=words):
+        dataclasses.replace(begun[1], **fields)
+
+
 def test_a_longer_run_is_no_other_where_the_learning_rate_stays(tmp_path):
     config = dataclasses.replace(PRESETS["cartpole-ppo"].make(), anneal_learning_rate=False)
     folder = RunFolder(tmp_path)

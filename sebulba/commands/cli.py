@@ -200,8 +200,15 @@ def _train(argv: list[str]) -> int:
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
     _allow_open_files()
+    config = folder.continued(config)
     # Said now, since importing JAX and compiling take seconds.
     print(f"sebulba: {preset} in {folder.path}", flush=True)
+    if config.anneal_learning_rate and not folder.config.exists():
+        print(
+            f"the learning rate falls to 0 over {config.annealed_env_steps:,} env steps; in a run "
+            "that is to go on after them, --no-anneal-learning-rate keeps it",
+            flush=True,
+        )
     with StopOnSignal() as stop_on_signal:
         from sebulba.commands.train import train
 
@@ -215,6 +222,8 @@ usage: sebulba resume RUN [options]
 Go on with the run in folder RUN, such as runs/NAME, from its newest checkpoint that is whole.
 The options are those of sebulba train, for what may change: --platform, devices, numbers of
 Inferencers, and, unless the learning rate falls over the run, --total-env-steps and --num-envs.
+Where it falls, --total-env-steps N --extension-learning-rate X goes on beyond its end, at the
+learning rate X.
 --drop-replay begins with an empty replay where the saved one does not fit; --strict refuses to
 pass over a damaged checkpoint.
 """

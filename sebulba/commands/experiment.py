@@ -18,11 +18,11 @@ from sebulba.types import EnvFactory, EnvSpec, PyTree
 
 
 def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
-    """Return the agent, told how many updates this run will have."""
+    """Return the agent, told over how many updates its learning rate falls, if it does."""
     agent = make_agent(spec, config.agent)
     if not config.anneal_learning_rate:
         return agent
-    due = map(agent.num_off_policy_optims_per_cycle, range(1, config.num_cycles(1) + 1))
+    due = map(agent.num_off_policy_optims_per_cycle, range(1, config.annealed_cycles + 1))
     return make_agent(spec, config.agent_for(sum(due)))
 
 

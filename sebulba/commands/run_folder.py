@@ -171,14 +171,35 @@ class RunFolder:
             ) from error
         return preset, config
 
+    def continued(self, config: ExperimentConfig) -> ExperimentConfig:
+        """Return ``config`` as it goes on with the run that is here, if it does.
+
+        In a run that is longer now and has an ``extension_learning_rate``, the learning rate falls
+        as it did.
+        """
+        if not (config.resume and self.config.exists()) or config.extension_learning_rate is None:
+            return config
+        annealed = self.read_config()[1].annealed_env_steps
+        if config.total_env_steps <= annealed:
+            return config
+        return dataclasses.replace(config, anneal_env_steps=annealed)
+
     def check_resumable(self, config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not that of the run."""
         _, saved = self.read_config()
+        config = self.continued(config)
         before, after = _flat(saved), _flat(config)
         may_change = set(MAY_CHANGE)
         if config.anneal_learning_rate:
             may_change -= WITH_ANNEALING_TOO
+        if config.anneal_env_steps == saved.annealed_env_steps:
+            may_change |= EXTENSION if saved.anneal_env_steps is None else {"total_env_steps"}
         why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
+        if config.total_env_steps > saved.total_env_steps:
+            why["total_env_steps"] = (
+                " (the learning rate falls to 0 over the run; --extension-learning-rate X goes on "
+                "from there at the rate X, such as a tenth of the first)"
+            )
         different = [
             f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
             f"{why.get(name, '')}"
@@ -248,6 +269,10 @@ saved state fits other numbers of environments and Inferencers is for the loop t
 
 WITH_ANNEALING_TOO = {"total_env_steps", "num_envs"}
 """Which say how many updates the run has, over which the learning rate falls: no longer then."""
+
+
+EXTENSION = {"total_env_steps", "anneal_env_steps", "extension_learning_rate"}
+"""Which change where such a run is extended for the first time."""
 
 
 def _field_from_json(cls: type, name: str, value: Any) -> Any:

@@ -75,7 +75,11 @@ def train(
     with contextlib.closing(run):
         run.resume_or_begin()
         if not run.num_cycles:
-            print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
+            print(
+                f"nothing to do: {run.env_steps_done:,} env steps are done; --total-env-steps N "
+                f"{'--extension-learning-rate X ' if config.anneal_learning_rate else ''}trains on",
+                flush=True,
+            )
             run.complete()
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
@@ -285,8 +289,11 @@ class _Run:
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says beside where the loop stands."""
+        config = self._config
         return {
             "versions": self._versions,
+            "anneal_env_steps": config.anneal_env_steps,
+            "extension_learning_rate": config.extension_learning_rate,
         }
 
     def _keep_best(self, networks: PyTree) -> None:
