@@ -73,7 +73,7 @@ def figures(monkeypatch):
 def test_all_episodes_of_a_short_run_are_kept_from_the_first_on(tmp_path):
     logged(tmp_path / "e", 20).close()
     episodes = episodes_of(lines(tmp_path / "e"))
-    assert episodes.index.tolist() == episodes.returns.tolist() == list(range(60))
+    assert episodes.indices.tolist() == episodes.returns.tolist() == list(range(60))
     assert episodes.env_steps[:4].tolist() == [CYCLE, CYCLE, CYCLE, 2 * CYCLE]
 
 
@@ -210,6 +210,16 @@ def test_a_run_of_an_older_version_is_drawn_from_its_records(tmp_path, figures):
 def test_a_run_without_an_episode_says_so(tmp_path, figures):
     assert draw(tmp_path, [record(1) | {"episodes": 0}])
     assert [text.get_text() for text in figures[0].axes[0].texts] == ["no episode has ended yet"]
+
+
+@pytest.mark.parametrize(
+    ("goal", "label"), [(25.0, "goal 25"), (900.0, "goal 900, above"), (-900.0, "goal -900, below")]
+)
+def test_a_goal_that_is_far_away_does_not_flatten_the_curve(tmp_path, figures, goal, label):
+    assert draw(tmp_path, [record(1, 10.0), record(2, 30.0)], goal=goal)
+    assert label in [text.get_text() for text in figures[0].legends[0].get_texts()]
+    low, high = figures[0].axes[0].get_ylim()
+    assert 5 < low < high < 35
 
 
 def test_a_few_far_returns_do_not_hide_the_rest(tmp_path, figures):

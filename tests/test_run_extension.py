@@ -82,7 +82,7 @@ def test_a_run_that_is_extended_learns_on_and_may_be_resumed_again(finished, tmp
     episodes = episodes_of(read_records(at_once / "episodes.jsonl"))
     assert episodes is not None
     last = read_records(at_once / "metrics.jsonl")[-1]
-    assert episodes.index.tolist() == list(range(last["episodes"])), "none twice, none missing"
+    assert episodes.indices.tolist() == list(range(last["episodes"])), "none twice, none missing"
     assert episodes.env_steps[-1] <= last["env_steps"] == 400
 
 

@@ -256,12 +256,13 @@ class _Run:
     def draw(self) -> None:
         """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
         config, folder = self._config, self._folder
+        names = (config.env.id, config.agent.agent_class)
         new = folder.path / f"{PARTIAL}{folder.learning_curve.name}"
         try:
             if folder.metrics.exists() and learning_curve(
                 folder.metrics,
                 new,
-                f"{config.env.id}, {config.agent.agent_class.rpartition(':')[2]}",
+                ", ".join(name.rpartition(":")[2] for name in names),
                 episodes=folder.episodes,
                 subtitle=f"seed {config.seed}",
                 goal=goal_of(self._title, config),

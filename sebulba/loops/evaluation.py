@@ -356,9 +356,9 @@ class _Tally:
         """Add a step, each ``[B]``: reward, whether it was a transition, the end of an episode."""
         self._return += true_reward
         self._length += played
-        for i in np.flatnonzero(ended):
+        for i in np.flatnonzero(ended).tolist():
             self._end(i)
-        for i in np.flatnonzero(self._plays & (self._length >= self._limit)):
+        for i in np.flatnonzero(self._plays & (self._length >= self._limit)).tolist():
             self._end(i)
             self._plays[i] = False
             self._num_cut += 1
@@ -398,7 +398,11 @@ def _play(
             is_first=output.is_first,
         )
         output = adapter.step(action)
-        tally.add(output.true_reward, ~env_step_of(output, action).inserted, output.episode_end)
+        tally.add(
+            output.true_reward,
+            ~np.asarray(env_step_of(output, action).inserted),
+            output.episode_end,
+        )
         if progress is not None:
             progress(tally.num_done, tally.longest)
     return tally.evaluation()

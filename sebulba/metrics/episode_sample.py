@@ -15,7 +15,7 @@ GOLDEN_RATIO = (np.sqrt(5.0) - 1.0) / 2.0
 class Episodes(NamedTuple):
     """A sample of the episodes of a run, in the order in which they ended."""
 
-    index: np.ndarray
+    indices: np.ndarray
     """``[N]`` int64: how many episodes of the run ended before each."""
     env_steps: np.ndarray
     """``[N]`` int64: environment steps of the run at the end of the cycle in which each ended."""
@@ -51,4 +51,4 @@ def episodes_of(lines: Sequence[Mapping[str, Any]]) -> Episodes | None:
     episodes = joined(
         Episodes(*(np.array(line[name], dtype) for name, dtype in names.items())) for line in lines
     )
-    return episodes.taken(is_sampled(episodes.index, int(episodes.index[-1]) + 1))
+    return episodes.taken(is_sampled(episodes.indices, int(episodes.indices[-1]) + 1))

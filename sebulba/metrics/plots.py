@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ Evaluated = tuple[int, float, float]
 
 COLOURS = ("#2a78b5", "#d1602a", "#3a9a5b", "#8a5bb5", "#b0892a")
 GREY = "#666666"
+MOST_COLOURS = 128
+"""Colours of a picture, as its file counts them."""
 EVALUATION = "evaluation: mean ± standard deviation"
 MOST_AVERAGED = 50
 """Episodes in a running mean, or a tenth of those that are drawn, if these are fewer."""
@@ -76,8 +79,7 @@ def learning_curve(
         axes.plot(*_columns(training), color=COLOURS[0], linewidth=1.5, label="mean return")
     _draw_evaluations(axes, evaluations, COLOURS[1], EVALUATION)
     if goal is not None:
-        _draw_goal(axes, goal)
-        shown.append(goal)
+        shown += _draw_goal(axes, goal, shown)
     axes.set_xlim(0, 1.01 * max(record["env_steps"] for record in records))
     _show_returns(axes, shown)
     _finish(figure, axes, None if shown else "no episode has ended yet")
@@ -108,7 +110,7 @@ def learning_curves(
             axes.plot(*_columns(training), color=colour, linewidth=1.5, label=label)
         _draw_evaluations(axes, evaluations, colour, EVALUATION if i == 0 else "")
     if line is not None:
-        _draw_goal(axes, line)
+        _draw_goal(axes, line, [line])
     axes.set_xlim(left=0)
     is_empty = not any(training or evaluations for training, evaluations in runs.values())
     _finish(figure, axes, "no 100 episodes yet" if is_empty else None)
@@ -139,7 +141,7 @@ def running_mean(sample: Episodes) -> tuple[np.ndarray, np.ndarray]:
     env_steps = np.unique(ends[np.searchsorted(ends, even).clip(max=len(ends) - 1)])
     # Those that ended at the same time are one point, in their middle.
     sides = [np.searchsorted(ends, env_steps, side) for side in ("left", "right")]
-    centres = sum(sides) // 2
+    centres = (sides[0] + sides[1]) // 2
     windows = [sample.returns[max(0, i - half) : i + half + 1] for i in centres]
     curves = [(w.mean(), *np.percentile(w, (10, 90))) for w in windows]
     return env_steps, np.array(curves).T
@@ -174,17 +176,21 @@ def _draw_episodes(
     """
     num, colour = len(sample.returns), COLOURS[0]
     what = f"{total:,} episodes" if num >= total else f"{num:,} of {total:,} episodes"
-    dots = {"color": colour, "markeredgewidth": 0}
-    axes.plot(sample.env_steps, sample.returns, ".", alpha=0.3, markersize=3.5, **dots)
-    axes.plot([], [], ".", alpha=0.6, markersize=7, label=what, **dots)  # seen in the legend
+    for x, y, size, alpha, label in (
+        (sample.env_steps, sample.returns, 4, 0.3, ""),
+        ([], [], 8, 0.6, what),  # for the legend
+    ):
+        dots = axes.plot(x, y, ".", color=colour, markersize=size, alpha=alpha, label=label)
+        dots[0].set_markeredgewidth(0)
     env_steps, (mean, low, high) = running_mean(sample)
     axes.fill_between(
         env_steps, low, high, color=colour, alpha=0.2, linewidth=0, label="10 % to 90 % of them"
     )
-    x, y = (*_columns(before),) if before else ((), ())
-    axes.plot([*x, *env_steps], [*y, *mean], color=colour, linewidth=1.8, label="running mean")
+    earlier, means = _columns(before) if before else ((), ())
+    x, y = [*earlier, *env_steps], [*means, *mean]
+    axes.plot(x, y, color=colour, linewidth=1.8, label="running mean")
     rest = (100.0 - SHOWN_PERCENT) / 2
-    return [*y, *mean, *low, *high, *np.percentile(sample.returns, (rest, 100.0 - rest))]
+    return [*y, *low, *high, *np.percentile(sample.returns, (rest, 100.0 - rest))]
 
 
 def _draw_evaluations(
@@ -192,14 +198,19 @@ def _draw_evaluations(
 ) -> None:
     if evaluations:
         x, y, std = zip(*evaluations, strict=True)
-        axes.errorbar(
-            *(x, y, std),
-            **{"fmt": "o", "markersize": 4, "elinewidth": 0.8, "color": colour, "label": label},
-        )
+        axes.errorbar(x, y, std, fmt="o", markersize=4, elinewidth=0.8, color=colour, label=label)
 
 
-def _draw_goal(axes: Axes, goal: float) -> None:
-    axes.axhline(goal, color="black", linewidth=0.9, linestyle=":", label=f"goal {goal:g}")
+def _draw_goal(axes: Axes, goal: float, shown: Sequence[float]) -> list[float]:
+    """Draw the goal; return it if the axis of returns has to show it.
+
+    It has not where it is so far from the returns that they would be a flat line.
+    """
+    low, high = min(shown, default=goal), max(shown, default=goal)
+    is_near = 2 * low - high <= goal <= 2 * high - low
+    label = f"goal {goal:g}" if is_near else f"goal {goal:g}, {'below' if goal < low else 'above'}"
+    axes.axhline(goal, color="black", linewidth=0.9, linestyle=":", label=label)
+    return [goal] if is_near else []
 
 
 def _show_returns(axes: Axes, returns: Sequence[float]) -> None:
@@ -231,7 +242,7 @@ def _finish(figure: Figure, axes: Axes, nothing: str | None) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
     if max(map(abs, axes.get_ylim())) >= 10_000:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: short(y)))
-    axes.set(xlabel="environment steps", ylabel="return of an episode")
+    axes.set(xlabel="environment steps", ylabel="return")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     num = len([label for label in axes.get_legend_handles_labels()[1] if label])
@@ -243,7 +254,12 @@ def _finish(figure: Figure, axes: Axes, nothing: str | None) -> None:
 
 
 def _save(figure: Figure, picture: str | Path) -> None:
-    figure.savefig(picture, dpi=150, pil_kwargs={"optimize": True})
+    """Write a PNG whose pixels are an index into its colours, a third of the size."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150)
+    Image.open(drawn).convert("RGB").quantize(MOST_COLOURS).save(picture, "PNG", optimize=True)
 
 
 def _columns(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
