@@ -208,7 +208,7 @@ def test_a_run_of_an_older_version_is_drawn_from_its_records(tmp_path, figures):
 
 
 def test_a_run_without_an_episode_says_so(tmp_path, figures):
-    assert draw(tmp_path, [record(1) | {"episodes": 0}])
+    assert draw(tmp_path, [record(1) | {"episodes": 0}], goal=5.0)
     assert [text.get_text() for text in figures[0].axes[0].texts] == ["no episode has ended yet"]
 
 

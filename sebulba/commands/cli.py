@@ -325,9 +325,8 @@ def _long_option(option: str) -> str:
     return SHORT_OPTIONS.get(name.replace("_", "-"), name) + equals + value
 
 
-def _eval(argv: list[str]) -> int:
-    from sebulba.commands.run_folder import RunFolder
-    from sebulba.options import INT32, MOST_EPISODE_STEPS
+def _eval_parser() -> argparse.ArgumentParser:
+    from sebulba.options import MOST_EPISODE_STEPS
 
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."
@@ -353,7 +352,14 @@ def _eval(argv: list[str]) -> int:
     )
     parser.add_argument("--json", metavar="FILE", help="also write the result there")
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def _eval(argv: list[str]) -> int:
+    from sebulba.commands.run_folder import RunFolder
+    from sebulba.options import INT32
+
+    arguments = _eval_parser().parse_args(argv)
     if arguments.seed not in INT32:
         raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
     _check_folder_of("--json", arguments.json)

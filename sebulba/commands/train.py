@@ -145,9 +145,6 @@ class _Run:
         checkpointer = self._stack.enter_context(self._make_checkpointer())
         checkpoint = checkpointer.load_newest(strict=config.strict) if config.resume else None
         self._is_resumed = checkpoint is not None
-        episodes = checkpoint.snapshot.record["counters"]["episodes"] if checkpoint else 0
-        log = EpisodeLog(folder.episodes, episodes, checkpoint.env_steps if checkpoint else 0)
-        self._writers.add(log)
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
@@ -162,7 +159,7 @@ class _Run:
                 config.num_envs,
                 options=config,
                 metric_writer=self._writers,
-                observe_cycle=log.observe,
+                observe_cycle=self._make_episode_log(checkpoint).observe,
                 evaluator=self._make_evaluator(checkpoint),
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
@@ -178,6 +175,16 @@ class _Run:
         self._writers.add(JsonLinesWriter(folder.metrics))
         resumed_at = self.env_steps_done if config.resume else None
         self._writers.add(TensorBoardWriter(folder.tensorboard, resumed_at))
+
+    def _make_episode_log(self, checkpoint: Checkpoint | None) -> EpisodeLog:
+        """Return what notes the episodes of training, which is a writer of the run."""
+        num_episodes, env_steps = 0, 0
+        if checkpoint is not None:
+            num_episodes = checkpoint.snapshot.record["counters"].get("episodes", 0)
+            env_steps = checkpoint.env_steps
+        log = EpisodeLog(self._folder.episodes, num_episodes, env_steps)
+        self._writers.add(log)
+        return log
 
     def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
         if self._player is None:

@@ -65,8 +65,9 @@ def learning_curve(
     records = read_records(metrics)
     if not records:
         return False
-    there = episodes is not None and Path(episodes).exists()
-    sample = episodes_of(read_records(episodes)) if there and episodes is not None else None
+    sample = None
+    if episodes is not None and Path(episodes).exists():
+        sample = episodes_of(read_records(episodes))
     training, evaluations = _curves(records)
     figure, axes = _new_figure(title, subtitle)
     shown = [mean + sign * std for _, mean, std in evaluations for sign in (-1, 1)]
@@ -78,11 +79,12 @@ def learning_curve(
         shown += [mean for _, mean in training]
         axes.plot(*_columns(training), color=COLOURS[0], linewidth=1.5, label="mean return")
     _draw_evaluations(axes, evaluations, COLOURS[1], EVALUATION)
+    nothing = None if shown else "no episode has ended yet"
     if goal is not None:
         shown += _draw_goal(axes, goal, shown)
     axes.set_xlim(0, 1.01 * max(record["env_steps"] for record in records))
     _show_returns(axes, shown)
-    _finish(figure, axes, None if shown else "no episode has ended yet")
+    _finish(figure, axes, nothing)
     _add_wall_clock(axes, [(r["env_steps"], r["seconds"]) for r in records if r.get("seconds")])
     _save(figure, picture)
     return True
