@@ -278,9 +278,9 @@ def short(value: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return a time of the wall clock: 2.5 s, 45 s, 12:30, 3:05:00."""
+    """Return a time of the wall clock: 2.5 s, 45.3 s, 12:30, 3:05:00."""
     if seconds < 120:
-        return f"{seconds:.1f} s" if 0 < seconds < 10 else f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds else "0 s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
