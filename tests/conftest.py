@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +56,12 @@ def compile_cache(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
         yield
     jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Sign with a key of the session instead of the user's own, in started processes too."""
+    file = tmp_path_factory.mktemp("key") / "key"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEBULBA_KEY_FILE", str(file))
+        yield file

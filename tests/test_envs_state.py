@@ -339,7 +339,7 @@ def test_a_state_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(sealed, "VERSION", 7)
     state = state_of(WalkEnv)
     monkeypatch.undo()
-    with pytest.raises(EnvError, match="version b'7', not 1"):
+    with pytest.raises(EnvError, match="version b'7', not 2"):
         make_env_factory(WalkEnv)(3, SEEDS).put_back(state)
 
 

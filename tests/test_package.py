@@ -22,6 +22,7 @@ MODULES = {
 ORDER = (
     *(
         "errors",
+        "trust",
         "checks",
         "options",
         "files",
@@ -43,6 +44,7 @@ The command line, which calls everything, is a room of its own within ``commands
 CONTRACTS = {"errors", "checks", "options", "types", "trees", "one_kernel", "agent"}
 ALLOWED = {
     "errors": set(),
+    "trust": {"errors"},
     "checks": {"errors"},
     "options": {"errors", "checks"},
     "files": {"errors"},
@@ -56,8 +58,8 @@ ALLOWED = {
     "inference": CONTRACTS | {"envs", "metrics", "transport"},
     "learning": CONTRACTS | {"metrics", "transport", "inference"},
     "agents": CONTRACTS,
-    "policies": CONTRACTS | {"files"},
-    "checkpoints": CONTRACTS | {"files", "metrics", "transport", "inference", "learning"},
+    "policies": CONTRACTS | {"files", "trust", "agents"},
+    "checkpoints": CONTRACTS | {"files", "trust", "metrics", "transport", "inference", "learning"},
     "configs": {"errors", "checks", "options", "files", "agents"},
 }
 

@@ -218,16 +218,20 @@ class Checkpointer:
 
     # Reading.
 
-    def load_newest(self, *, strict: bool = False) -> Checkpoint | None:
+    def load_newest(self, *, strict: bool = False, trust: bool = False) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None if there are no checkpoints.
 
         Args:
           strict: Raise at a damaged checkpoint rather than pass over it.
+          trust: Read it even if the key of this user did not sign it. What it holds of environments
+            may be a pickle, which can run anything.
 
         Raises:
           CheckpointError: All are damaged; or the newest is, and ``strict``; or none can be read.
+          UsageError: It is not signed and not trusted.
         """
-        found = self._store.load_newest(strict=strict, say=self.say, read=self._load)
+        read = partial(self._load, trust=trust)
+        found = self._store.load_newest(strict=strict, say=self.say, read=read)
         if found is None:
             self._go_on_from(-1, None)
             return None
@@ -242,13 +246,13 @@ class Checkpointer:
         self._store.abandon(n for n in self._store.numbers() if n > number)
         self._experiences.abandon(n for n in self._experiences.numbers() if n > newest)
 
-    def _load(self, number: int) -> Checkpoint:
-        snapshot = self._store.load(number)
+    def _load(self, number: int, *, trust: bool) -> Checkpoint:
+        snapshot = self._store.load(number, trust=trust)
         experience = snapshot.record["experience"]
         if experience is None:
             return Checkpoint(number, snapshot, number)
         try:
-            apart = self._experiences.load(experience)
+            apart = self._experiences.load(experience, trust=trust)
         except UnreadableError:
             raise
         except CheckpointError as error:  # damaged, or not there any more

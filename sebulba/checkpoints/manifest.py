@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its content, with a checksum for every part and for itself.
 
-``manifest.json`` is ``{"sha256": ..., "manifest": {"format": ..., ...}}``. Every format keeps this
-frame, so that a checkpoint of another format is not taken for a damaged one.
+``manifest.json`` is ``{"sha256": ..., "signature": ..., "manifest": {"format": ..., ...}}``. Every
+format keeps this frame, so that a checkpoint of another format is not taken for a damaged one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from sebulba.errors import CheckpointError
+from sebulba.trust import signed, trust_of
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
+KIND = "checkpoint"
+"""What the signature is of; see ``sebulba.trust``."""
 
 
 class DamageError(CheckpointError):
@@ -77,6 +80,8 @@ class Manifest(NamedTuple):
     """Name of each blob to the path of its file."""
     files: tuple[FileEntry, ...]
     """Every file except the manifest."""
+    doubt: str | None = None
+    """Why it may be a stranger's; None if the key of this user signed it."""
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -89,8 +94,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "blobs": manifest.blobs,
         "files": [entry._asdict() for entry in manifest.files],
     }
-    text = json.dumps({"sha256": _checksum(body), "manifest": body}, indent=1)
-    (folder / MANIFEST_FILE).write_text(text + "\n")
+    signature = signed(KIND, body)["signature"]
+    outer = {"sha256": _checksum(body), "signature": signature, "manifest": body}
+    (folder / MANIFEST_FILE).write_text(json.dumps(outer, indent=1) + "\n")
 
 
 def read_manifest(folder: Path, number: int) -> Manifest:
@@ -102,31 +108,53 @@ def read_manifest(folder: Path, number: int) -> Manifest:
     """
     try:
         outer = json.loads(_read(folder, MANIFEST_FILE))
-        body = outer["manifest"]
+        body = dict(outer["manifest"])
         is_whole = outer["sha256"] == _checksum(body)
+        format_, number_ = body["format"], body["number"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         what = f"{MANIFEST_FILE} cannot be parsed ({type(error).__name__}: {error})"
         raise DamageError(folder, what) from error
     if not is_whole:
         what = f"{MANIFEST_FILE} does not have the checksum that it states"
         raise DamageError(folder, what)
-    if body["format"] != FORMAT:
+    if format_ != FORMAT:
         raise CheckpointError(
-            f"checkpoint {folder} has format {body['format']}, and this Sebulba reads {FORMAT}; "
+            f"checkpoint {folder} has format {format_}, and this Sebulba reads {FORMAT}; "
             "resume with the version of Sebulba that wrote it"
         )
-    if body["number"] != number:
-        what = f"{MANIFEST_FILE} is of checkpoint {body['number']}"
+    if number_ != number:
+        what = f"{MANIFEST_FILE} is of checkpoint {number_}"
         raise DamageError(folder, what)
-    return Manifest(
-        number=number,
-        score=body["score"],
-        arrays=tuple(
-            ArrayEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in body["arrays"]
-        ),
-        blobs=body["blobs"],
-        files=tuple(FileEntry(**entry) for entry in body["files"]),
-    )
+    try:
+        manifest = Manifest(
+            number=number,
+            score=body["score"],
+            arrays=tuple(
+                ArrayEntry(**{**entry, "shape": tuple(entry["shape"])}) for entry in body["arrays"]
+            ),
+            blobs=dict(body["blobs"]),
+            files=tuple(FileEntry(**entry) for entry in body["files"]),
+            doubt=trust_of(KIND, {**body, "signature": outer.get("signature")}).doubt,
+        )
+        _check_paths(folder, manifest)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{MANIFEST_FILE} is not one ({type(error).__name__}: {error})"
+        raise DamageError(folder, what) from error
+    return manifest
+
+
+def _check_paths(folder: Path, manifest: Manifest) -> None:
+    """Raise DamageError if a path leads out of ``folder``, or a blob is not one of the files."""
+    files = {entry.path for entry in manifest.files}
+    for path in (*files, *manifest.blobs.values()):
+        parts = PurePosixPath(path).parts
+        steps = [folder.joinpath(*parts[: i + 1]) for i in range(len(parts))]
+        if PurePosixPath(path).is_absolute() or ".." in parts or "\0" in path:
+            raise DamageError(folder, f"the path {path!r} leads out of the folder")
+        if any(step.is_symlink() for step in steps):
+            raise DamageError(folder, f"{path} is a link, and none was saved")
+    if strange := sorted(set(manifest.blobs.values()) - files):
+        raise DamageError(folder, f"{strange[0]} is not among the files of {MANIFEST_FILE}")
 
 
 def describe_files(folder: Path) -> tuple[FileEntry, ...]:
@@ -169,6 +197,8 @@ def check_files(folder: Path, files: Sequence[FileEntry]) -> None:
 def _size(folder: Path, path: str) -> int:
     """Return the size of a regular file; reading anything else, such as a pipe, might not end."""
     with _says_what_is_unreadable(folder, path):
+        if (folder / path).is_symlink():
+            raise DamageError(folder, f"{path} is a link, and none was saved")
         if (folder / path).is_file():
             return (folder / path).stat().st_size
     raise DamageError(folder, f"{path} is missing")

@@ -20,6 +20,7 @@ from sebulba.metrics.counters import Counters
 from sebulba.metrics.window import RecentEpisodes
 from sebulba.options import Schedule
 from sebulba.transport.item import HandOff, Item
+from sebulba.trees import is_finite
 from sebulba.types import PyTree, RunSpec
 
 
@@ -54,6 +55,11 @@ def read_state(
     saved = reader.run_spec()
     like = jax.eval_shape(lambda key: agent.new_state(key, run), key)
     networks, opt = reader.tree("networks", like.networks), reader.tree("opt", like.opt)
+    if not is_finite(networks):
+        raise UsageError(
+            "the networks of the checkpoint are not finite (NaN or infinity), and training cannot "
+            "go on from them; delete that checkpoint, and an older one is used"
+        )
     notes: list[str] = []
     experience, replay_is_new = _experience(agent, reader, run, key, drop_replay)
     if replay_is_new:

@@ -30,6 +30,7 @@ from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
 from sebulba.files import PARTIAL
+from sebulba.trust import Trust
 
 NUMBER_DIGITS = 12
 
@@ -73,7 +74,7 @@ class CheckpointStore:
           CheckpointError: The folder cannot be read.
         """
         try:
-            names = [entry.name for entry in os.scandir(self.folder) if entry.is_dir()]
+            names = [e.name for e in os.scandir(self.folder) if e.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -215,17 +216,24 @@ class CheckpointStore:
         except (OSError, ValueError):
             return {}
 
-    def load(self, number: int) -> Snapshot:
+    def load(self, number: int, *, trust: bool = False) -> Snapshot:
         """Read a checkpoint and compare all of it with its checksums.
+
+        Args:
+          number: Its number.
+          trust: Read it even if the key of this user did not sign it; what it holds of environments
+            may be a pickle, which can run anything.
 
         Raises:
           CheckpointError: It does not exist, is damaged, cannot be read, or has another format.
+          UsageError: It is not signed and not trusted.
         """
         folder = self._folder_of(number)
         if not folder.is_dir():
             raise CheckpointError(f"there is no checkpoint {folder}; there are {self.numbers()}")
         try:
             manifest = self._manifest(number)
+            Trust(manifest.doubt, trust).check(f"checkpoint {folder} is to be opened")
             # Check the files before they are decoded: damaged bytes could crash native code.
             check_files(folder, manifest.files)
             return read_parts(folder, manifest)

@@ -35,6 +35,7 @@ from sebulba.commands.exit_codes import (
 from sebulba.commands.huge_pages import restart_with_huge_pages
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.errors import UsageError, text_of
+from sebulba.trust import Trust
 
 if TYPE_CHECKING:
     from sebulba.commands.run_folder import RunFolder
@@ -134,8 +135,6 @@ def entry_point() -> None:
 
 
 def _command(argv: list[str]) -> int:
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())  # for --env.id my_package.envs:MyEnv
     commands = {
         "train": _train,
         "resume": _resume,
@@ -159,6 +158,12 @@ def _command(argv: list[str]) -> int:
             f"command {word!r} is unknown; use {_nearest(word, commands)}, see sebulba --help"
         )
     return commands[word](rest)
+
+
+def _import_from_here() -> None:
+    """Let ``my_package.envs:MyEnv`` be found in the current folder, after what is installed."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
@@ -191,6 +196,7 @@ def _train(argv: list[str]) -> int:
     if argv[0] in ("-h", "--help"):
         print(_train_help(), end="")
         return EXIT_OK
+    _import_from_here()
     preset, config = read_config(argv, "sebulba train")
     from sebulba.commands.run_folder import choose_run_folder
 
@@ -225,7 +231,8 @@ Inferencers, and, unless the learning rate falls over the run, --total-env-steps
 Where it falls, --total-env-steps N --extension-learning-rate X goes on beyond its end, at the
 learning rate X.
 --drop-replay begins with an empty replay where the saved one does not fit; --strict refuses to
-pass over a damaged checkpoint.
+pass over a damaged checkpoint. A run that your own key has not signed needs --trust, since it can
+run any code.
 """
     if not argv or argv[0] in ("-h", "--help"):
         print(usage, end="", file=sys.stdout if argv else sys.stderr)
@@ -238,6 +245,8 @@ pass over a damaged checkpoint.
     preset, saved = folder.read_config()
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
+    folder.check_trusted(config.trust)
+    _import_from_here()
     folder.check_resumable(config)
     folder.check_has_checkpoints()
     return _run(config, folder, preset, ["sebulba", "resume", *argv])
@@ -286,15 +295,20 @@ def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
     from sebulba.configs.presets import PRESETS
 
     preset, *options = argv
-    if preset.endswith(".json"):
-        preset, of_file = read_config_file(preset)
-        options = [*of_file, *options]
+    file, of_file = preset, []
+    if file.endswith(".json"):
+        preset, of_file = read_config_file(file)
     if preset not in PRESETS:
         raise UsageError(
             f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)}, or a file "
             f"NAME.json ({command} CONFIG [options]; --env.id trains on any other environment)"
         )
-    return preset, _parse(preset, options, command)
+    config = _parse(preset, [*of_file, *options], command)
+    if of_file and (named := config.named_code()):
+        typed = _parse(preset, options, command).named_code()
+        for what in (what for what in named if what not in typed):
+            Trust("nothing says who wrote the file", config.trust).check(f"{file} names {what}")
+    return preset, config
 
 
 def _parse(
@@ -351,6 +365,9 @@ def _eval_parser() -> argparse.ArgumentParser:
         help="the policy that returned most in an evaluation during training, not the last",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the result there")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that a run of somebody else names"
+    )
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
     return parser
 
@@ -368,7 +385,10 @@ def _eval(argv: list[str]) -> int:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
 
     folder = RunFolder(Path(arguments.run))
-    env = folder.read_env_config()
+    trust = folder.trust(arguments.trust)
+    env = folder.read_env_config(trust)
+    if trust.is_trusted:
+        _import_from_here()
     from sebulba.commands.eval_progress import EvalProgress
     from sebulba.commands.experiment import evaluate_run
 
@@ -383,6 +403,7 @@ def _eval(argv: list[str]) -> int:
         progress=progress,
         explore=arguments.explore,
         best=arguments.best,
+        trust=arguments.trust,
         platform=arguments.platform,
     )
     progress.clear()
@@ -393,6 +414,7 @@ def _eval(argv: list[str]) -> int:
 
 
 def _bench(argv: list[str]) -> int:
+    _import_from_here()
     from sebulba.benchmarks import command_line
 
     return command_line.main(argv, read_config)
@@ -405,6 +427,7 @@ def _doctor(argv: list[str]) -> int:
 
 
 def _check_env(argv: list[str]) -> int:
+    _import_from_here()
     from sebulba.diagnosis import command_line
 
     return command_line.check_env(argv)

@@ -58,6 +58,7 @@ def evaluate_run(
     progress: Progress,
     explore: bool = False,
     best: bool = False,
+    trust: bool = False,
     platform: Platform | None = None,
 ) -> Evaluation:
     """Play the trained policy of a run in its environment; see ``sebulba.evaluate``.
@@ -72,6 +73,7 @@ def evaluate_run(
       progress: Is told, after every step, how far it is.
       explore: Act as in training.
       best: Take the policy that returned most in an evaluation during training, not the last.
+      trust: Import the agent that the policy names, even if it is a stranger's.
       platform: What JAX runs on.
     """
     if best and not folder.best_policy.exists():
@@ -81,7 +83,9 @@ def evaluate_run(
         )
     configure_jax(platform)
     local_devices()  # says in words what is wrong with the platform
-    policy = load_policy(folder.best_policy if best else folder.path, explore=explore, seed=seed)
+    policy = load_policy(
+        folder.best_policy if best else folder.path, explore=explore, seed=seed, trust=trust
+    )
     factory = make_env_factory(env.id, **env.factory_arguments())
     return evaluate(
         policy,

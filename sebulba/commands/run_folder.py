@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 import typing
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.files import PARTIAL, dataclass_from_json, put_right, read_json_object, write_whole
+from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,9 @@ class RunFolder:
         Raises:
           UsageError: One does already.
         """
-        with open(self.path / ".lock", "w") as file:
+        # Never through a link, which could lead out of the folder.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with open(os.open(self.path / ".lock", flags, 0o666), "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -133,16 +137,57 @@ class RunFolder:
         return all(path.exists() for path in (self.ended, self.policy, self.learning_curve))
 
     def write_config(self, config: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
-        """Write ``config.json``."""
-        config = dataclasses.replace(config, resume=False, drop_replay=False, strict=False)
+        """Write ``config.json``, signed, with the identity that the run has or is now given."""
         record = {
             "sebulba": sebulba.__version__,
+            "run_id": self.run_id() or uuid.uuid4().hex,
             "preset": preset,
             "command": list(command),
             "agent_config": type(config.agent).__name__,
-            **dataclasses.asdict(config),
+            **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
+            LINKS: links_in(self.path),
         }
-        write_whole(self.config, json.dumps(record, indent=2) + "\n")
+        write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
+
+    def run_id(self) -> str | None:
+        """Return what tells this run from all others; None before it is written."""
+        if not self.config.exists():
+            return None
+        return read_json_object(self.config).get("run_id")
+
+    def trust(self, is_given: bool) -> Trust:
+        """Return whether what ``config.json`` names may run, and what lies here may be opened.
+
+        Args:
+          is_given: The user says so.
+
+        Raises:
+          UsageError: ``config.json`` is missing, damaged, or was edited without ``is_given``.
+        """
+        record = read_json_object(self.config)
+        trust = trust_of(KIND, record, is_given)
+        if was_changed(record) and not is_given:
+            raise UsageError(
+                f"{self.config} was edited after the run had written it; put back what it was, or "
+                "say --trust (in Python: trust=True) if you mean it"
+            )
+        links, before = links_in(self.path), {} if trust.doubt else record[LINKS]
+        if strange := [name for name in links if links[name] != before.get(name)]:
+            doubt = f"{strange[0]} in it is a link to {links[strange[0]]}"
+            trust = trust._replace(doubt=trust.doubt or doubt)
+            trust.check(f"{self.path} leads out of itself by links ({len(strange)})")
+        return trust
+
+    def check_trusted(self, is_given: bool) -> None:
+        """Raise UsageError unless the folder is trusted with all that it holds.
+
+        Args:
+          is_given: The user says that it is.
+        """
+        self.trust(is_given).check(
+            f"{self.path} is to be resumed, which imports what its config.json names and opens "
+            "saved states of environments"
+        )
 
     def read_config(self) -> tuple[str, ExperimentConfig]:
         """Return the preset and the configuration of the run.
@@ -187,15 +232,19 @@ class RunFolder:
     def check_resumable(self, config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not that of the run."""
         _, saved = self.read_config()
-        config = self.continued(config)
-        before, after = _flat(saved), _flat(config)
-        may_change = set(MAY_CHANGE)
-        if config.anneal_learning_rate:
-            may_change -= WITH_ANNEALING_TOO
-        if config.anneal_env_steps == saved.annealed_env_steps:
-            may_change |= EXTENSION if saved.anneal_env_steps is None else {"total_env_steps"}
+        self._check_same(json.loads(json.dumps(_flat(saved))), self.continued(config))
+
+    def _check_same(self, before: Mapping[str, Any], config: ExperimentConfig) -> None:
+        """Raise UsageError, with the differences, if ``config`` is not what was saved.
+
+        Args:
+          before: The fields of a configuration by dotted name.
+          config: The configuration of now.
+        """
+        after = json.loads(json.dumps(_flat(config)))  # tuples as lists, as they come from a file
+        may_change = _may_change(config, before)
         why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
-        if config.total_env_steps > saved.total_env_steps:
+        if config.total_env_steps > (before.get("total_env_steps") or config.total_env_steps):
             why["total_env_steps"] = (
                 " (the learning rate falls to 0 over the run; --extension-learning-rate X goes on "
                 "from there at the rate X, such as a tenth of the first)"
@@ -204,15 +253,36 @@ class RunFolder:
             f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
             f"{why.get(name, '')}"
             for name in sorted(before.keys() | after.keys())
-            if before.get(name) != after.get(name)
-            and name not in may_change
-            and name.partition(".")[0] not in may_change
+            if before.get(name) != after.get(name) and not may_change(name)
         ]
         if different:
             raise UsageError(
                 f"{self.path} cannot be resumed with another configuration: "
                 f"{'; '.join(different)}. Leave that as it was, or begin a new run"
             )
+
+    def about(self, config: ExperimentConfig) -> dict[str, Any]:
+        """Return what a checkpoint says of its run, for ``check_of_this_run``."""
+        may_change = _may_change(config)
+        fields = {name: value for name, value in _flat(config).items() if not may_change(name)}
+        return {"run_id": self.run_id(), "config": fields}
+
+    def check_of_this_run(self, record: Mapping[str, Any], config: ExperimentConfig) -> None:
+        """Raise UsageError if a checkpoint is of another run or configuration.
+
+        Args:
+          record: The record of the checkpoint, with what ``about`` returned; checkpoints of older
+            versions of Sebulba have nothing of it.
+          config: The configuration of now.
+        """
+        theirs, ours = record.get("run_id"), self.run_id()
+        if theirs is not None and ours is not None and theirs != ours:
+            raise UsageError(
+                f"{self.checkpoints} holds checkpoints of another run ({theirs[:8]}) than "
+                f"{self.config} ({ours[:8]}); put back the folder of one run"
+            )
+        if "config" in record:
+            self._check_same(record["config"], config)
 
     def check_has_checkpoints(self) -> None:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
@@ -237,15 +307,21 @@ class RunFolder:
         kept = (json.loads(line) for line in lines if _env_steps_of(line) <= env_steps)
         return max((record.get("eval_env_steps", 0) for record in kept), default=0)
 
-    def read_env_config(self) -> EnvConfig:
+    def read_env_config(self, trust: Trust) -> EnvConfig:
         """Return the environment of the run.
 
+        Args:
+          trust: Of this folder.
+
         Raises:
-          UsageError: ``config.json`` is missing or damaged.
+          UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
         record = read_json_object(self.config)
         try:
-            return EnvConfig(**record["env"])
+            config = EnvConfig(**record["env"])
+            for named in config.named_code():
+                trust.check(f"{self.config} names {named}")
+            return config
         except (KeyError, TypeError) as error:
             raise UsageError(
                 f"{self.config} does not describe an environment ({error}); "
@@ -254,12 +330,23 @@ class RunFolder:
 
 
 BEST_RETURN_FILE = "evaluation.json"
+KIND = "run"
+"""What the signature of ``config.json`` is of; see ``sebulba.trust``."""
+LINKS = "links"
+"""Entry of ``config.json`` with the symbolic links that the folder had when it was written."""
+OF_ONE_PROCESS: dict[str, Any] = {
+    "resume": False,
+    "drop_replay": False,
+    "strict": False,
+    "trust": False,
+}
+"""Fields that belong to one process and not to the run."""
 
 MAY_CHANGE = (
     *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),
     *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
     "eval_max_episode_steps",
-    *("metrics_interval_s", "checkpoint", "faults", "resume", "drop_replay", "strict", "platform"),
+    *("metrics_interval_s", "checkpoint", "faults", "platform", *OF_ONE_PROCESS),
     *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
     *("env.num_threads", "env.vectorization", "pin_inferencers"),
 )
@@ -273,6 +360,25 @@ WITH_ANNEALING_TOO = {"total_env_steps", "num_envs"}
 
 EXTENSION = {"total_env_steps", "anneal_env_steps", "extension_learning_rate"}
 """Which change where such a run is extended for the first time."""
+
+
+def _may_change(
+    config: ExperimentConfig, before: Mapping[str, Any] | None = None
+) -> Callable[[str], bool]:
+    """Return what tells whether a field, by dotted name, may change when a run is resumed.
+
+    Args:
+      config: The configuration of now.
+      before: The fields of the run, by dotted name; None asks for any run.
+    """
+    before = before or {}
+    may_change = set(MAY_CHANGE)
+    if config.anneal_learning_rate:
+        may_change -= WITH_ANNEALING_TOO
+    annealed = before.get("anneal_env_steps") or before.get("total_env_steps")
+    if config.anneal_env_steps is not None and config.anneal_env_steps == annealed:
+        may_change |= {"total_env_steps"} if before.get("anneal_env_steps") else EXTENSION
+    return lambda name: name in may_change or name.partition(".")[0] in may_change
 
 
 def _field_from_json(cls: type, name: str, value: Any) -> Any:
@@ -333,6 +439,7 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         return _unused_folder(preset)
     if config.resume:
         if folder.config.exists():
+            folder.check_trusted(config.trust)
             folder.check_resumable(config)
         return folder
     if folder.config.exists() or folder.metrics.exists():

@@ -143,7 +143,7 @@ class _Run:
         """
         config, folder = self._config, self._folder
         checkpointer = self._stack.enter_context(self._make_checkpointer())
-        checkpoint = checkpointer.load_newest(strict=config.strict) if config.resume else None
+        checkpoint = self._load_newest(checkpointer) if config.resume else None
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         factory = make_env_factory(config.env.id, **config.env.factory_arguments())
@@ -185,6 +185,13 @@ class _Run:
         log = EpisodeLog(self._folder.episodes, num_episodes, env_steps)
         self._writers.add(log)
         return log
+
+    def _load_newest(self, checkpointer: Checkpointer) -> Checkpoint | None:
+        config = self._config
+        checkpoint = checkpointer.load_newest(strict=config.strict, trust=config.trust)
+        if checkpoint is not None:
+            self._folder.check_of_this_run(checkpoint.snapshot.record, config)
+        return checkpoint
 
     def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
         if self._player is None:
@@ -297,25 +304,23 @@ class _Run:
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says beside where the loop stands."""
-        config = self._config
-        return {
-            "versions": self._versions,
-            "anneal_env_steps": config.anneal_env_steps,
-            "extension_learning_rate": config.extension_learning_rate,
-        }
+        return {"versions": self._versions, **self._folder.about(self._config)}
 
     def _keep_best(self, networks: PyTree) -> None:
         assert self._player is not None and self._player.best is not None
         best = self._player.best
 
         def write(new: Path) -> None:
-            save_policy(new, self._agent, networks, self._run_spec)
+            self._write_policy(new, networks)
             self._folder.write_best_return(new, best)
 
         replace_folder(self._folder.best_policy, write)
 
     def _save_policy(self, folder: Path, networks: PyTree) -> None:
-        replace_folder(folder, lambda new: save_policy(new, self._agent, networks, self._run_spec))
+        replace_folder(folder, lambda new: self._write_policy(new, networks))
+
+    def _write_policy(self, folder: Path, networks: PyTree) -> None:
+        save_policy(folder, self._agent, networks, self._run_spec, run_id=self._folder.run_id())
 
     def _rescue_policy(self) -> None:
         """Save what a failed run had learned; nothing here may hide why it failed."""

@@ -13,6 +13,9 @@ from sebulba.checks import at_least, at_most, check_types, require, require_posi
 from sebulba.errors import UsageError, shown
 from sebulba.options import MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 
+PATH_CHARACTERS = frozenset("/\\.~:")
+"""An option without any of these names no file and no module."""
+
 OptionValue: TypeAlias = bool | int | float | str
 
 MOST_ANNEALED_CYCLES = 10**8
@@ -72,6 +75,15 @@ class EnvConfig:
         }
         return {k: v for k, v in values.items() if v is not None} | self.options
 
+    def named_code(self) -> list[str]:
+        """Return what of it imports Python code, or may open files, beyond a backend's own ids."""
+        named = [f"the environment {self.id}"] if ":" in self.id else []
+        return named + [
+            f"the option {name} {value!r}"
+            for name, value in self.options.items()
+            if isinstance(value, str) and set(value) & PATH_CHARACTERS
+        ]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig(LoopOptions):
@@ -119,6 +131,9 @@ class ExperimentConfig(LoopOptions):
     """When resuming, begin with an empty replay where the saved one does not fit."""
     strict: bool = False
     """When resuming, refuse to pass over a damaged checkpoint."""
+    trust: bool = False
+    """Run the Python code that a run folder or a configuration file of somebody else names, and
+    open its pickles. What your own key signed needs no such word."""
     platform: Literal["cpu", "cuda", "tpu"] | None = None
     """What JAX runs on; None takes the best there is."""
     num_cpu_devices: int | None = None
@@ -204,6 +219,13 @@ class ExperimentConfig(LoopOptions):
     def annealed_cycles(self) -> int:
         """Trajectories over which the learning rate falls, where it does."""
         return self._cycles(self.annealed_env_steps, 1)
+
+    def named_code(self) -> list[str]:
+        """Return what of it imports or runs code, or reads or writes files, that it names."""
+        named = self.env.named_code()
+        if self.compile_cache not in ("auto", "off"):
+            named.append(f"the compiled programs in {self.compile_cache}")
+        return named + [f"the folder {folder}" for folder in (self.run_dir,) if folder is not None]
 
     def num_cycles(self, num_inferencers: int, done_env_steps: int = 0) -> int:
         """Return the trajectories that what is left of ``total_env_steps`` takes.

@@ -26,7 +26,7 @@ Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 
 KEYS = ("config", "options", "measured")
 
-NOT_KEPT = ("name", "run_dir", "resume", "drop_replay", "strict")
+NOT_KEPT = ("name", "run_dir", "resume", "drop_replay", "strict", "trust")
 """Fields of an ``ExperimentConfig`` that belong to one run, not to a configuration."""
 
 

@@ -15,7 +15,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.envs import pickled_env
+from sebulba.envs import saved_env
+from sebulba.envs.plain_data import pack, unpack
 from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
@@ -110,15 +111,15 @@ class CheckedEnv(gymnasium.Env):
 
     def saved(self) -> bytes | str:
         """Return the state of the environment, or the reason why there is none; never raises."""
-        env = pickled_env.save(self.env)
+        env = saved_env.save(self.env)
         if isinstance(env, bytes) and self._fault_of_copies is None:
             # All environments of a vector are made alike, so testing the first is enough.
-            fault = pickled_env.fault_of_copies(env) if self._index == 0 else None
+            fault = saved_env.fault_of_copies(env) if self._index == 0 else None
             self._fault_of_copies = fault or ""
         reason = env if isinstance(env, str) else self._fault_of_copies
         if reason:
             return f"environment {self._index}: {reason}"
-        return pickle.dumps((self._num_steps, self._has_ended or self._resets_next, env))
+        return pack((self._num_steps, self._has_ended or self._resets_next, env))
 
     def restored(self, state: bytes) -> str | None:
         """Go on from ``state``, which ``saved`` returned; returns why if that is not possible.
@@ -127,8 +128,10 @@ class CheckedEnv(gymnasium.Env):
         environment's record of that end was not saved.
         """
         try:
-            num_steps, has_ended, saved = pickle.loads(state)
-            env = pickled_env.restore(saved, self.env)
+            # An older version of Sebulba pickled it.
+            read = pickle.loads if state.startswith(pickle.PROTO) else unpack
+            num_steps, has_ended, saved = read(state)
+            env = saved_env.restore(saved, self.env)
         except Exception as error:  # a user's code may raise anything here
             return f"environment {self._index} could not be put back: {text_of(error)}"
         self.env = env

@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal
@@ -246,7 +247,27 @@ def _load(env: str) -> Any:
                 f"{nearest(attribute, dir(found))}"
             )
         found = getattr(found, attribute)
+    _check_makes_envs(found, env)
     return found
+
+
+def _check_makes_envs(found: Any, env: str) -> None:
+    """Raise UsageError if what ``module:attribute`` names cannot be what makes environments."""
+    if not callable(found):
+        return  # make_env_factory says so
+    maker = found.func if isinstance(found, functools.partial) else found
+    module = getattr(maker, "__module__", None) or "builtins"
+    has_steps = all(hasattr(maker, name) for name in ("reset", "step"))
+    if module.partition(".")[0] in {*sys.stdlib_module_names, "builtins"}:
+        problem = f"{module}.{_name(maker)} of Python's standard library"
+    elif isinstance(maker, type) and not has_steps:
+        problem = f"the class {maker.__qualname__}, which has no reset and step"
+    else:
+        return
+    raise UsageError(
+        f"env={env!r} names {problem}; it must name a gymnasium.Env class, or a function that "
+        "returns an environment"
+    )
 
 
 def _name(env: Any) -> str:

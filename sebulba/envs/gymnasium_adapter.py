@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from sebulba.envs import pickled_env
+from sebulba.envs import saved_env
 from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -133,8 +133,8 @@ class GymnasiumAdapter:
         """Return the state from which to go on, or the reason why there is none.
 
         Single environments that ``make_vector_env`` vectorised are saved one by one
-        (``pickled_env.save``), a ready-made vector environment as a whole. The first call tests
-        whether copies work (``pickled_env.fault_of_copies``).
+        (``saved_env.save``), a ready-made vector environment as a whole. The first call tests
+        whether copies work (``saved_env.fault_of_copies``).
         """
         self._check_open()
         saved = self._saved_envs()
@@ -191,15 +191,15 @@ class GymnasiumAdapter:
                 f"{self._who()} is an AsyncVectorEnv, which keeps its environments in worker "
                 "processes; hand over a single environment and vectorization='async'"
             )
-        saved = pickled_env.save(env)
+        saved = saved_env.save(env)
         if isinstance(saved, bytes) and self._fault_of_copies is None:
-            self._fault_of_copies = pickled_env.fault_of_copies(saved) or ""
+            self._fault_of_copies = saved_env.fault_of_copies(saved) or ""
         reason = saved if isinstance(saved, str) else self._fault_of_copies
         return f"{self._who()}: {reason}" if reason else saved
 
     def _put_back_whole(self, saved: bytes) -> None:
         try:
-            self._vector_env = pickled_env.restore(saved, self._vector_env)
+            self._vector_env = saved_env.restore(saved, self._vector_env)
         except Exception as error:  # a user's code may raise anything here
             raise EnvError(f"{self._who()} could not be put back: {text_of(error)}") from error
 

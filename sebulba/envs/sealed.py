@@ -6,9 +6,12 @@ import hashlib
 import pickle
 from typing import Any
 
+from sebulba.envs.plain_data import pack, unpack
 from sebulba.errors import EnvError
 
-VERSION = 1
+VERSION = 2
+PICKLED_VERSION = 1
+"""Version of states whose content is a pickle."""
 _MAGIC = b"sebulba state "
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -17,19 +20,20 @@ def seal(content: Any, *, of: str, num_envs: int) -> bytes:
     """Return ``content`` as bytes with a version, a checksum, and whose state it is.
 
     Args:
-      content: Anything that can be pickled.
+      content: Plain data (``sebulba.envs.plain_data``).
       of: Description of what has this state; ``unseal`` compares it.
       num_envs: Number of environments with this state; ``unseal`` compares it.
     """
-    payload = pickle.dumps((of, num_envs, content), pickle.HIGHEST_PROTOCOL)
+    payload = pack((of, num_envs, content))
     return b"%s%d\n%s%s" % (_MAGIC, VERSION, hashlib.sha256(payload).digest(), payload)
 
 
 def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
     """Return what was sealed.
 
-    The content is a pickle, and unpickling can run any code: pass only what a run of your own has
-    saved. The checksum protects against damage, not against malice.
+    A state of version 1, which older versions of Sebulba saved, is a pickle, and unpickling can run
+    any code: pass only what a run of your own has saved, as checkpoints are only loaded where they
+    are trusted. The checksum protects against damage, not against malice.
 
     Raises:
       EnvError: ``data`` is not a sealed state, has another version, is damaged, or is the state of
@@ -38,7 +42,7 @@ def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
     if not isinstance(data, bytes) or not data.startswith(_MAGIC):
         raise EnvError(f"this is not the saved state of {of}; give what a run has saved")
     version, _, rest = data[len(_MAGIC) :].partition(b"\n")
-    if version != b"%d" % VERSION:
+    if version not in (b"%d" % VERSION, b"%d" % PICKLED_VERSION):
         raise EnvError(
             f"the saved state of {of} has version {version!r}, not {VERSION}; resume with the "
             "version of Sebulba that saved it"
@@ -46,7 +50,11 @@ def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
     digest, payload = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
     if hashlib.sha256(payload).digest() != digest:
         raise EnvError(f"the saved state of {of} is damaged: its checksum is wrong; use another")
-    found_of, found_num_envs, content = pickle.loads(payload)
+    try:
+        read = unpack if version == b"%d" % VERSION else pickle.loads
+        found_of, found_num_envs, content = read(payload)
+    except Exception as error:  # a pickle may raise any
+        raise EnvError(f"the saved state of {of} is damaged ({error}); use another") from error
     if found_of != of:
         raise EnvError(f"the saved state is of {found_of}, not of {of}; use the same environment")
     if found_num_envs != num_envs:

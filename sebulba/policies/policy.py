@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
+import io
 import json
+import math
 import zipfile
 from collections.abc import Mapping
 from functools import partial
@@ -17,14 +20,20 @@ import numpy as np
 from gymnasium import spaces
 
 from sebulba.agent import Agent
-from sebulba.errors import UsageError
+from sebulba.agents.configs.agent_config import agent_configs
+from sebulba.errors import UsageError, shown, text_of
 from sebulba.files import dataclass_from_json, read_json_object
 from sebulba.trees import named_leaves
+from sebulba.trust import Trust, signed, trust_of, was_changed
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
 CONFIG_FILE = "config.json"
 ARRAYS_FILE = "arrays.npz"
 FORMAT = 1
+KIND = "policy"
+"""What the signature of ``config.json`` is of; see ``sebulba.trust``."""
+MOST_HEADER_BYTES = 4096
+"""Most bytes of an array in a file before its elements."""
 POLICY_STREAM = 0xFFFFFFFD
 """Folded into the key of the seed to make the keys of a policy. Without it evaluations beside
 training would share keys with an agent state that was made from the same seed."""
@@ -166,9 +175,14 @@ def _as_batch(obs: PyTree, space: gymnasium.Space) -> tuple[PyTree, bool]:
 
 
 def save_policy(
-    folder: str | Path, agent: Agent, acting_networks: PyTree, run: RunSpec = SMALLEST_RUN
+    folder: str | Path,
+    agent: Agent,
+    acting_networks: PyTree,
+    run: RunSpec = SMALLEST_RUN,
+    *,
+    run_id: str | None = None,
 ) -> None:
-    """Write a policy into ``folder``: ``config.json`` and ``arrays.npz``.
+    """Write a policy into ``folder``: ``config.json``, signed with your key, and ``arrays.npz``.
 
     Args:
       folder: Made if it is not there.
@@ -176,6 +190,7 @@ def save_policy(
       acting_networks: ``Result.acting_networks``.
       run: Sizes of the run that trained it, for agents whose acting networks or exploration
         depend on them.
+      run_id: What tells the run that trained it from others, if it has a folder.
 
     Raises:
       UsageError: The agent's class is inside a function, where it cannot be imported.
@@ -185,6 +200,7 @@ def save_policy(
     arrays = [np.asarray(leaf) for leaf in leaves]
     record = {
         "format": FORMAT,
+        "run_id": run_id,
         "agent": _class_name(type(agent)),
         "agent_config": {
             "class": _class_name(type(agent.config)),
@@ -200,7 +216,12 @@ def save_policy(
         },
         "run": dataclasses.asdict(run),
         "arrays": [
-            {"name": name, "shape": array.shape, "dtype": array.dtype.name}
+            {
+                "name": name,
+                "shape": array.shape,
+                "dtype": array.dtype.name,
+                "sha256": _sha256(_storable(array)),
+            }
             for name, array in zip(names, arrays, strict=True)
         ],
     }
@@ -208,56 +229,105 @@ def save_policy(
     storable = {name: _storable(array) for name, array in zip(names, arrays, strict=True)}
     with open(folder / ARRAYS_FILE, "wb") as file:
         np.savez(file, **storable)  # type: ignore[arg-type]
-    (folder / CONFIG_FILE).write_text(json.dumps(record, indent=2) + "\n")
+    (folder / CONFIG_FILE).write_text(json.dumps(signed(KIND, record), indent=2) + "\n")
 
 
-def load_policy(run: str | Path, *, explore: bool = False, seed: int = 0) -> Policy:
+def load_policy(
+    run: str | Path, *, explore: bool = False, seed: int = 0, trust: bool = False
+) -> Policy:
     """Read the policy that a run left; neither loop nor environment is needed.
+
+    Nothing that a stranger wrote is run: an agent that is not one of Sebulba's is imported only
+    where your own key signed the policy, or where you say ``trust=True``.
 
     Args:
       run: Folder of the run, or its ``policy`` folder.
       explore: Act as in training, not as the evaluation policy.
       seed: For policies that draw random numbers.
+      trust: Import the agent that it names whoever wrote it.
 
     Raises:
-      UsageError: A file is missing or damaged, or the agent's class cannot be imported.
+      UsageError: A file is missing, damaged, edited, or another policy's; an array is not finite;
+        or the agent cannot be imported, or is not to be trusted.
     """
     folder = Path(run)
     if (folder / "policy").is_dir():
         folder = folder / "policy"
-    record = read_json_object(folder / CONFIG_FILE)
+    file = folder / CONFIG_FILE
+    record = read_json_object(file)
     if "format" not in record and "total_env_steps" in record:
         raise UsageError(
             f"{folder} has no policy yet; it is saved when the run ends, or is stopped by Ctrl-C"
         )
-    file = folder / CONFIG_FILE
-    try:
-        if record["format"] != FORMAT:
-            raise UsageError(
-                f"{file} has format {record['format']}, and this Sebulba reads {FORMAT}; "
-                "load it with the Sebulba that wrote it"
-            )
-        config_class = _import_class(record["agent_config"]["class"], file)
-        config = dataclass_from_json(config_class, record["agent_config"]["fields"])
-        spec = EnvSpec(
-            space_from_json(record["spec"]["observation_space"]),
-            space_from_json(record["spec"]["action_space"]),
-            frame_stack=record["spec"]["frame_stack"],
-            frame_skip=record["spec"]["frame_skip"],
-            name=record["spec"]["name"],
-            channels_first=_channels_first(record["spec"]),
-        )
-        agent_class = _import_class(record["agent"], file)
-        if not issubclass(agent_class, Agent):
-            raise UsageError(f"{file} names {record['agent']}, which is not a sebulba.Agent")
-        agent = agent_class(spec, config)
-        run_spec = RunSpec(**record["run"])
-    except (KeyError, TypeError, AttributeError) as error:
+    if record.get("format") != FORMAT:
         raise UsageError(
-            f"{file} is damaged ({type(error).__name__}: {error}); restore it or train again"
+            f"{file} has format {shown(record.get('format'))}, and this Sebulba reads {FORMAT}; "
+            "load it with the Sebulba that wrote it"
+        )
+    trusted = trust_of(KIND, record, trust)
+    for link in (path for path in (folder, file, folder / ARRAYS_FILE) if path.is_symlink()):
+        trusted.check(f"{link} is a link to {link.readlink()}")
+    _check_unchanged(folder, record)
+    try:
+        agent, run_spec = _agent_of(record, file, trusted)
+        shapes = _acting_networks_shapes(agent, run_spec)
+        checksums = {entry["name"]: entry.get("sha256") for entry in record["arrays"]}
+    except UsageError:
+        raise
+    except Exception as error:  # a damaged description may make anything raise
+        raise UsageError(
+            f"{file} is damaged ({text_of(error)}); restore it or train again"
         ) from error
-    networks = _read_arrays(folder / ARRAYS_FILE, _acting_networks_shapes(agent, run_spec))
+    networks = _read_arrays(folder / ARRAYS_FILE, shapes, checksums)
     return Policy(agent, networks, run_spec, explore=explore, seed=seed)
+
+
+def _agent_of(record: Mapping[str, Any], file: Path, trust: Trust) -> tuple[Agent, RunSpec]:
+    """Return the agent that ``config.json`` describes, and the sizes of its run."""
+    config_class = _import_class(record["agent_config"]["class"], file, trust)
+    agent_class = _import_class(record["agent"], file, trust)
+    if not dataclasses.is_dataclass(config_class):
+        name = record["agent_config"]["class"]
+        raise UsageError(f"{file} names {name}, which is not a configuration (a dataclass)")
+    if not issubclass(agent_class, Agent):
+        raise UsageError(f"{file} names {record['agent']}, which is not a sebulba.Agent")
+    config = dataclass_from_json(config_class, record["agent_config"]["fields"])
+    spec = EnvSpec(
+        space_from_json(record["spec"]["observation_space"]),
+        space_from_json(record["spec"]["action_space"]),
+        frame_stack=record["spec"]["frame_stack"],
+        frame_skip=record["spec"]["frame_skip"],
+        name=record["spec"]["name"],
+        channels_first=_channels_first(record["spec"]),
+    )
+    return agent_class(spec, config), RunSpec(**record["run"])
+
+
+def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
+    """Raise UsageError if ``config.json`` was edited, or lies in the folder of another run."""
+    run_file = folder.parent / CONFIG_FILE
+    of_run = read_json_object(run_file) if run_file.is_file() else {}
+    theirs, ours = record.get("run_id"), of_run.get("run_id")
+    if theirs is not None and ours is not None and theirs != ours:
+        raise UsageError(
+            f"{folder} holds the policy of another run ({shown(theirs)}) than {run_file} "
+            f"({shown(ours)}); put back the folder of one run, or give that of the policy alone "
+            "from elsewhere"
+        )
+    if not was_changed(record):
+        return
+    own = record.get("agent_config")
+    fields, theirs = own.get("fields") if isinstance(own, dict) else None, of_run.get("agent")
+    both = isinstance(fields, dict) and isinstance(theirs, dict)
+    different = [
+        f"{name} is {shown(fields[name])} and was {shown(theirs[name])} in the run"
+        for name in (sorted(fields.keys() & theirs.keys()) if both else ())
+        if fields[name] != theirs[name] and name != "optimizer"  # which says how long it falls
+    ]
+    raise UsageError(
+        f"{folder / CONFIG_FILE} was edited after it had been saved"
+        f"{': ' if different else ''}{'; '.join(different)}; restore it or train again"
+    )
 
 
 def _channels_first(spec: Mapping[str, Any]) -> bool | None:
@@ -285,37 +355,73 @@ def _acting_networks_shapes(agent: Agent, run: RunSpec) -> PyTree:
     return jax.eval_shape(acting_networks, jax.random.key(0))
 
 
-def _read_arrays(file: Path, shapes: PyTree) -> PyTree:
-    """Return the arrays in ``file`` in the structure of ``shapes``."""
+def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str | None]) -> PyTree:
+    """Return the arrays in ``file`` in the structure of ``shapes``.
+
+    Args:
+      file: An npz file.
+      shapes: Shape and dtype of every array.
+      checksums: SHA-256 of every array by name; None for what older versions of Sebulba saved.
+    """
     names, leaves = named_leaves(shapes)
     try:
         # Opened here: np.load leaves a damaged file open.
-        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        with open(file, "rb") as opened, zipfile.ZipFile(opened) as archive:
+            there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if sorted(there) != sorted(names):
+                odd = sorted(set(there) ^ set(names))
+                raise UsageError(
+                    f"{file} does not fit the agent, which differs in {odd[:3]}; load it with the "
+                    "agent code and hyper-parameters that trained it"
+                )
+            restored = []
+            for name, leaf in zip(names, leaves, strict=True):
+                array = _read_array(archive, there[name], leaf, file)
+                if checksums.get(name) not in (None, _sha256(_storable(array))):
+                    raise UsageError(
+                        f"{file} has another {name} than {CONFIG_FILE} beside it says, so it is "
+                        "another policy's; restore it or train again"
+                    )
+                if not np.isfinite(array).all():
+                    raise UsageError(
+                        f"{file} has {name} with values that are not finite (NaN or infinity), "
+                        "with which no policy can act; take an older checkpoint, or train again"
+                    )
+                restored.append(jax.numpy.array(array, copy=True))
+    except UsageError:
+        raise
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read ({error.strerror or error}); restore it or train again"
         ) from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged bytes may make zipfile and NumPy raise any
         raise UsageError(f"{file} is damaged ({error}); restore it or train again") from error
-    if sorted(arrays) != sorted(names):
-        odd = sorted(set(arrays) ^ set(names))
-        raise UsageError(
-            f"{file} does not fit the agent, which differs in {odd[:3]}; load it with the agent "
-            "code and hyper-parameters that trained it"
-        )
-    restored = []
-    for name, leaf in zip(names, leaves, strict=True):
-        array = arrays[name]
-        if array.dtype == _storable_dtype(leaf.dtype):
-            array = array.view(leaf.dtype)
-        if array.shape != leaf.shape or array.dtype != leaf.dtype:
-            raise UsageError(
-                f"{file} has {array.dtype}{list(array.shape)} for {name}, and the agent expects "
-                f"{leaf.dtype}{list(leaf.shape)}; load it with the agent code that trained it"
-            )
-        restored.append(jax.numpy.array(array, copy=True))
     return jax.tree.unflatten(jax.tree.structure(shapes), restored)
+
+
+def _read_array(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, leaf: Any, file: Path
+) -> np.ndarray:
+    """Read one array; its size is compared first, so that no file can ask for more memory."""
+    if info.file_size > math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize + MOST_HEADER_BYTES:
+        raise UsageError(
+            f"{file} has {info.file_size} bytes for {info.filename}, and the agent expects "
+            f"{leaf.dtype}{list(leaf.shape)}; load it with the agent code that trained it"
+        )
+    with archive.open(info) as member:
+        array = np.lib.format.read_array(io.BytesIO(member.read()), allow_pickle=False)
+    if array.dtype == _storable_dtype(leaf.dtype):
+        array = array.view(leaf.dtype)
+    if array.shape != leaf.shape or array.dtype != leaf.dtype:
+        raise UsageError(
+            f"{file} has {array.dtype}{list(array.shape)} for {info.filename}, and the agent "
+            f"expects {leaf.dtype}{list(leaf.shape)}; load it with the agent code that trained it"
+        )
+    return array
+
+
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def _storable_dtype(dtype: np.dtype) -> np.dtype:
@@ -340,7 +446,12 @@ def _class_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def _import_class(name: str, file: Path) -> type:
+def _import_class(name: str, file: Path, trust: Trust) -> type:
+    """Return a class; one that is not Sebulba's own only if ``file`` is trusted."""
+    own = {_class_name(cls): cls.agent_class for cls in agent_configs().values()}
+    ours = {known for pair in own.items() for known in pair if known.startswith("sebulba.agents.")}
+    if name not in ours:
+        trust.check(f"{file} names the class {shown(name)}, which would be imported")
     module_name, _, qualname = name.partition(":")
     try:
         found: Any = importlib.import_module(module_name)

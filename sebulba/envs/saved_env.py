@@ -9,17 +9,21 @@ import contextlib
 import copy
 import inspect
 import io
+import itertools
 import pickle
 import time
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
+from sebulba.envs.plain_data import NotPlainError, pack, unpack
 from sebulba.errors import EnvError, text_of
 
 REMEDY = "give it the methods get_state() and set_state(state)"
@@ -34,16 +38,19 @@ def save(env: Any) -> bytes | str:
     """Return the state of a single or vector environment, or the reason why there is none.
 
     The outermost wrapper (or the environment) that has ``get_state()`` and ``set_state(state)`` is
-    asked for its state, which is saved with its random generator; the wrappers around it are
-    pickled. If none has these methods, all of it is pickled, by cloudpickle if pickle cannot.
+    asked for its state, which is saved with its random generator and the attributes of the wrappers
+    around it. If all of that is plain data (``sebulba.envs.plain_data``), no pickle is made.
+    Otherwise, and if none has these methods, it is pickled, by cloudpickle if pickle cannot.
     """
     layer = _layer_with_state(env)
     try:
         inner = None
         if layer is not None:
-            random = getattr(layer.unwrapped, "_np_random", None)
-            inner = _dumps((layer.get_state(), random))
-        return pickle.dumps((inner, _dumps(env, without=layer)))
+            state, random = layer.get_state(), getattr(layer.unwrapped, "_np_random", None)
+            with contextlib.suppress(NotPlainError):
+                return pack(("plain", state, _random_state(random), _attributes(env, layer)))
+            inner = _dumps((state, random))
+        return pack(("pickled", inner, _dumps(env, without=layer)))
     except Exception as error:  # a user's code may raise anything here
         who = type(_unwrapped(env)).__name__
         what = "could not be pickled" if layer is None else "gave no state"
@@ -61,14 +68,22 @@ def restore(data: bytes, env: Any) -> Any:
         ``set_state``, if there is one, becomes a part of the result; otherwise ``env`` is closed.
 
     Raises:
-      EnvError: The saved spaces are not those of ``env``.
+      EnvError: The saved spaces or wrappers are not those of ``env``.
       Exception: A user's code raised it.
     """
-    inner, outer = pickle.loads(data)
+    kind, *content = _parts(data)
     layer = _layer_with_state(env)
-    if (inner is None) != (layer is None):
-        had, has = ("no", "now") if inner is None else ("a", "now no")
+    had_state = kind == "plain" or content[0] is not None
+    if had_state != (layer is not None):
+        had, has = ("a", "now no") if had_state else ("no", "now")
         raise EnvError(f"it had {had} get_state() when it was saved and has {has}; undo the change")
+    if kind == "plain":
+        state, random, attributes = content
+        _set_attributes(env, layer, attributes)
+        layer.set_state(state)
+        _put_back_random(layer.unwrapped, random)
+        return env
+    inner, outer = content
     restored = _loads(outer, without=layer)
     for name in ("observation_space", "action_space"):
         saved_space, space = getattr(restored, name), getattr(env, name)
@@ -79,8 +94,15 @@ def restore(data: bytes, env: Any) -> Any:
         return restored
     state, random = _loads(inner)
     layer.set_state(state)
-    _put_back_random(layer.unwrapped, random)
+    _put_back_random(layer.unwrapped, _random_state(random))
     return restored
+
+
+def _parts(data: bytes) -> tuple:
+    """Return ``("plain", state, random state, attributes)`` or ``("pickled", inner, outer)``."""
+    if data.startswith(pickle.PROTO):  # of an older version of Sebulba
+        return ("pickled", *pickle.loads(data))
+    return unpack(data)
 
 
 def fault_of_copies(data: bytes) -> str | None:
@@ -95,9 +117,10 @@ def fault_of_copies(data: bytes) -> str | None:
     Args:
       data: Return value of ``save``; the environment itself is not touched.
     """
-    inner, outer = pickle.loads(data)
-    if inner is not None:
+    kind, *content = _parts(data)
+    if kind == "plain" or content[0] is not None:
         return None
+    outer = content[1]
     try:
         with contextlib.ExitStack() as copies:
             one = _loads(outer)
@@ -107,10 +130,48 @@ def fault_of_copies(data: bytes) -> str | None:
         return f"a copy by pickle failed with {_describe(error)}; {REMEDY}"
 
 
-def _put_back_random(env: Any, random: np.random.Generator | None) -> None:
-    """Let ``env.np_random`` go on from ``random``; in place, because others may refer to it."""
-    if random is not None:
-        env.np_random.bit_generator.state = random.bit_generator.state
+def _random_state(random: np.random.Generator | None) -> dict[str, Any] | None:
+    return None if random is None else dict(random.bit_generator.state)
+
+
+def _put_back_random(env: Any, state: dict[str, Any] | None) -> None:
+    """Let ``env.np_random`` go on from ``state``; in place, because others may refer to it."""
+    if state is not None:
+        env.np_random.bit_generator.state = state
+
+
+def _attributes(env: Any, layer: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Return the class and the attributes of each wrapper around ``layer``, from the outside.
+
+    Left out is what a wrapper that was made in the same way has by itself: spaces, the
+    specification of the environment, classes, and functions that refer to nothing that changes.
+    """
+    found = []
+    for wrapper in itertools.takewhile(lambda one: one is not layer, _layers(env)):
+        own = {name: value for name, value in vars(wrapper).items() if name != "env"}
+        kept = {name: value for name, value in own.items() if not _is_fixed(value)}
+        found.append((type(wrapper).__qualname__, kept))
+    return found
+
+
+def _is_fixed(value: Any) -> bool:
+    if isinstance(value, FunctionType):
+        return value.__closure__ is None
+    return isinstance(value, gymnasium.Space | EnvSpec | type)
+
+
+def _set_attributes(env: Any, layer: Any, attributes: list[tuple[str, dict[str, Any]]]) -> None:
+    """Give the wrappers around ``layer`` the attributes that ``_attributes`` returned.
+
+    Raises:
+      EnvError: There are other wrappers.
+    """
+    wrappers = list(itertools.takewhile(lambda one: one is not layer, _layers(env)))
+    now, before = [type(one).__qualname__ for one in wrappers], [name for name, _ in attributes]
+    if now != before:
+        raise EnvError(f"it was wrapped in {before} and is in {now} now; undo the change")
+    for wrapper, (_, values) in zip(wrappers, attributes, strict=True):
+        vars(wrapper).update(values)
 
 
 def _layer_with_state(env: Any) -> Any:
