@@ -295,7 +295,8 @@ def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
     from sebulba.configs.presets import PRESETS
 
     preset, *options = argv
-    file, of_file = preset, []
+    file = preset
+    of_file: list[str] = []
     if file.endswith(".json"):
         preset, of_file = read_config_file(file)
     if preset not in PRESETS:

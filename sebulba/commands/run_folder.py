@@ -244,7 +244,7 @@ class RunFolder:
     def check_resumable(self, config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not that of the run."""
         _, saved = self.read_config()
-        self._check_same(json.loads(json.dumps(_flat(saved))), self.continued(config))
+        self._check_same(_as_json(saved), self.continued(config))
 
     def _check_same(self, before: Mapping[str, Any], config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not what was saved.
@@ -253,7 +253,7 @@ class RunFolder:
           before: The fields of a configuration by dotted name.
           config: The configuration of now.
         """
-        after = json.loads(json.dumps(_flat(config)))  # tuples as lists, as they come from a file
+        after = _as_json(config)
         may_change = _may_change(config, before)
         why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
         if config.total_env_steps > (before.get("total_env_steps") or config.total_env_steps):
@@ -294,7 +294,8 @@ class RunFolder:
                 f"{self.config} ({ours[:8]}); put back the folder of one run"
             )
         if "config" in record:
-            self._check_same(record["config"], config)
+            # Fields that it does not know are of a newer version of Sebulba, and no difference.
+            self._check_same({**_as_json(config), **record["config"]}, config)
 
     def check_has_checkpoints(self) -> None:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
@@ -425,6 +426,11 @@ def _drop_lines_after(file: Path, env_steps: int) -> int:
     if len(kept) < len(lines):
         write_whole(file, "".join(kept))
     return len(lines) - len(kept)
+
+
+def _as_json(config: ExperimentConfig) -> dict[str, Any]:
+    """Return ``_flat(config)`` as it comes from a file: tuples are lists."""
+    return json.loads(json.dumps(_flat(config)))
 
 
 def _env_steps_of(line: str) -> float:
