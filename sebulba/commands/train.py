@@ -41,6 +41,7 @@ from sebulba.metrics.writers import (
 )
 from sebulba.policies.policy import save_policy
 from sebulba.trees import is_finite
+from sebulba.trust import KEY_VARIABLE, key_problem
 from sebulba.types import MetricWriter, PyTree, RunSpec
 
 
@@ -84,6 +85,12 @@ def train(
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
         folder.write_config(config, preset, command)
+        if problem := key_problem():
+            print(
+                f"the run is not signed, and going on with it will need --trust: {problem}; "
+                f"{KEY_VARIABLE} names another place",
+                flush=True,
+            )
         stop_on_signal.attach(run.loop)
         try:
             result = run.train()

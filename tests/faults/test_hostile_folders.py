@@ -614,3 +614,24 @@ def test_a_run_of_ones_own_needs_no_word(whose, runs, keys, tmp_path, monkeypatc
         "resume": expected,
         "train --resume": expected,
     }
+
+
+def test_a_run_of_before_there_were_signatures_goes_on_with_a_word(
+    runs, keys, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
+    place = Place(tmp_path, runs["mine"])
+    for kind in (RUN, POLICY):
+        place.edit(
+            kind,
+            lambda r: [r.pop(name, None) for name in ("signature", "sha256", "run_id", "links")],
+            sign=False,
+        )
+    file = place.checkpoint / "manifest.json"
+    outer = json.loads(file.read_text())
+    del outer["signature"]
+    file.write_text(json.dumps(outer))
+    more = ["resume", str(place.run), "--total-env-steps"]
+    assert cli.main([*more, "240"]) == 2
+    assert cli.main([*more, "240", "--trust"]) == 0
+    assert cli.main([*more, "280"]) == 0, "it is signed from then on"
