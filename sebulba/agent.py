@@ -255,7 +255,14 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """Return ``(scalar loss, (experience, scalar metrics))`` of this device's shard.
 
         The loop takes the mean of gradients and metrics over the devices; a masked mean must
-        therefore divide by ``lax.pmean`` of its count. ``key`` differs by update and device.
+        therefore divide by ``lax.pmean`` of its count, as
+        :func:`sebulba.agents.kernels.optimizer.masked_mean` does.
+
+        Args:
+          networks: Parameters; the gradient is with respect to these.
+          opt: Read only.
+          experience: As ``update_experience`` or the last ``loss`` returned it.
+          key: Differs by update and device.
         """
 
     @abc.abstractmethod

@@ -204,7 +204,7 @@ class CallsNumpy(Changed):
 
 class TakesFloat(Good):
     def loss(self, networks, opt, experience, key):
-        loss, (experience, metrics) = super().loss(networks, opt, experience, key)
+        loss, (experience, _) = super().loss(networks, opt, experience, key)
         return loss, (experience, {"loss": float(loss)})
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import sebulba
 from sebulba.commands import cli
+from sebulba.diagnosis import agent_uses
 from sebulba.diagnosis.agent_checks import checks_of
 from sebulba.diagnosis.agent_driver import run_spec
 from sebulba.diagnosis.agent_subject import AgentSubject
@@ -71,7 +72,7 @@ OF_SHAPES = [
     ("TakesFloat", "loss", "ConcretizationTypeError", "no float()"),
     ("IndexesByMask", "loss", "NonConcreteBooleanIndexError", "jnp.where"),
     ("WrongShapes", "loss", "TypeError: dot_general requires", "broken_agents.py"),
-    ("NotMapped", "loss", "AssertionError", "jax.vmap(kernel, in_axes=1, out_axes=1)"),
+    ("NotMapped", "loss", "assert_rank failed", "jax.vmap(kernel, in_axes=1, out_axes=1)"),
     ("NotDifferentiable", "loss", "Reverse-mode differentiation", "sebulba.Agent"),
     ("KeepsArray", "update_experience", "keeps an array on self.last", "part of the state"),
     ("ForgetsToReturn", "update_experience", "returns None", "return statement"),
@@ -81,7 +82,7 @@ OF_SHAPES = [
     (
         "Replicates",
         "update_experience",
-        "[7, 2, 3]; expected float32[7, 8, 3]",
+        "expected float32[7, 8, 3]",
         "P(None, 'learner')",
     ),
     ("SpecOfOtherTree", "experience_spec", "does not fit what new_experience", "prefix tree"),
@@ -154,7 +155,7 @@ def test_what_the_agent_itself_raises_keeps_its_type_and_is_told_where() -> None
 
     with pytest.raises(KeyError, match="no such part") as error:
         check_contract(Raises(SPEC, GoodConfig()), run_spec())
-    assert error.value.__notes__ == ["in Raises.loss, while it was traced"]
+    assert error.value.__notes__.count("in Raises.loss, while it was traced") == 1
 
 
 def test_agents_of_the_package_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ def test_what_is_no_agent_or_half_of_one_is_refused() -> None:
     ],
 )
 def test_a_mistake_is_found_in_programs(name: str, check: str, seen: str, remedy: str) -> None:
-    (found,) = findings(name, "purity", "keys", "explore", "gradients")
+    (found,) = findings(name, check)
     assert (found.name, found.level) == (check, Level.PROBLEM)
     assert seen in found.seen and remedy in found.remedy
 
@@ -210,7 +211,10 @@ def test_a_mistake_is_found_in_programs(name: str, check: str, seen: str, remedy
         ("IgnoresTermination", "probes", "that nothing follows a termination"),
     ],
 )
-def test_a_mistake_is_found_in_training(name: str, check: str, seen: str) -> None:
+def test_a_mistake_is_found_in_training(
+    name: str, check: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_uses, "MOST_CYCLES", 100)
     (found,) = findings(name, check)
     assert (found.name, found.level) == (check, Level.PROBLEM)
     assert seen in found.seen and found.remedy

@@ -101,12 +101,13 @@ def check_making(subject: AgentSubject) -> Iterator[Finding]:
 def check_config(subject: AgentSubject) -> Iterator[Finding]:
     """Look whether hyper-parameters are a frozen dataclass."""
     config = subject.agent.config
-    name = type(config).__name__
+    config_class: Any = type(config)
+    name = config_class.__name__
     remedy = "make it a @dataclasses.dataclass(frozen=True) of numbers, text and tuples"
     if not dataclasses.is_dataclass(config):
         yield problem(f"{name} is no dataclass, so it cannot be saved", remedy)
         return
-    if not type(config).__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if not config_class.__dataclass_params__.frozen:
         yield problem(f"{name} is not frozen: a change would not reach compiled programs", remedy)
         return
     try:
@@ -125,12 +126,16 @@ def _keeps(method: Callable[[Contract], Any], shown: str) -> Callable:
         try:
             method(subject.contract)
         except UsageError as error:
-            what, _, remedy = str(error).rpartition("; ")
-            yield problem(what, remedy)
+            yield _problem_of(error)
             return
         yield ok(shown)
 
     return check
+
+
+def _problem_of(error: UsageError) -> Finding:
+    what, _, remedy = str(error).rpartition("; ")
+    return problem(what, remedy)
 
 
 check_state = _keeps(
@@ -190,7 +195,7 @@ def check_updates_due(subject: AgentSubject) -> Iterator[Finding]:
     try:
         due = [subject.contract.check_due(cycle) for cycle in range(1, 101)]
     except UsageError as error:
-        yield problem(str(error), "return an int")
+        yield _problem_of(error)
         return
     counts = sorted(set(due) - {0})
     if due != [subject.contract.check_due(cycle) for cycle in range(1, 101)]:
@@ -370,10 +375,10 @@ def check_gradients(subject: AgentSubject) -> Iterator[Finding]:
     flags = reached(program, [True] * len(program.invars))[-len(names) :]
     lost = [name for name, flag in zip(names, flags, strict=True) if not flag]
     if not lost and _is_updated(subject):
-        fed = subject.fed_plainly
-        if bad := [name for name, value in subject.fed.metrics.items() if not np.isfinite(value)]:
+        fed = subject.fed
+        if bad := [name for name, value in fed.metrics.items() if not np.isfinite(value)]:
             yield problem(
-                f"{', '.join(bad)} not finite after {subject.fed.driver.updates} updates",
+                f"{', '.join(bad)} not finite after {fed.driver.updates} updates",
                 "bound what goes into logarithms, divisions and exponentials",
             )
             return
@@ -392,7 +397,7 @@ def check_valid(subject: AgentSubject) -> Iterator[Finding]:
     if not _is_updated(subject):
         yield note(NOT_UPDATED)
         return
-    fed = subject.fed_plainly
+    fed = subject.fed
     changes = {"actions": with_other_actions}
     if not _has_statistics_of_rewards(subject):  # which may count on the 0 of a reset
         changes["rewards"] = with_other_rewards
@@ -424,7 +429,7 @@ def check_devices(subject: AgentSubject) -> Iterator[Finding]:
     if not _is_updated(subject):
         yield note(NOT_UPDATED)
         return
-    one = subject.fed_plainly
+    one = subject.fed
     driver = subject.driver(one.driver.agent, DEVICES, one.driver.first_state)
     many = feed(driver, one.made)
     unlike = [name for name, leaf in replicated_leaves(driver).items() if differs_by_device(leaf)]

@@ -162,20 +162,11 @@ class AgentSubject:
 
     @functools.cached_property
     def fed(self) -> Fed:
-        """The agent after some updates on one device."""
-        return self._feed(self.agent)
-
-    @functools.cached_property
-    def fed_plainly(self) -> Fed:
-        """The agent after the same with plain gradient descent, which shows the gradients."""
-        return self._feed(descends_plainly(self.agent), self.fed)
-
-    def _feed(self, agent: Agent, like: Fed | None = None) -> Fed:
-        driver = self.driver(agent, 1, like.driver.first_state if like else None)
+        """The agent after some updates on one device, which show the gradients."""
         assert self.warm_up is not None, "the caller asks whether it is ever updated"
+        driver = self.driver(descends_plainly(self.agent), 1)
         num = self.warm_up + NUM_FED
-        made = like.made if like else [driver.made(i % NUM_INFERENCERS) for i in range(num)]
-        return feed(driver, made)
+        return feed(driver, [driver.made(i % NUM_INFERENCERS) for i in range(num)])
 
 
 def feed(driver: Driver, made: list[Made]) -> Fed:

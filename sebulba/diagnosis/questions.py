@@ -62,7 +62,7 @@ MEMORY = {"asked 0": 0, "asked 1": 1}
 class DiscretePool:
     """Some questions with envpool's interface and next-step resets: NumPy, a few us a step."""
 
-    action_space = spaces.Discrete(2)
+    action_space: spaces.Space = spaces.Discrete(2)
     action_dtype: Any = np.int32
 
     def __init__(self, seeds: list[int], first_states: list[str]) -> None:
