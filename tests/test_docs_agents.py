@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -10,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sebulba.diagnosis.agent_checks import checks_of
-from sebulba.diagnosis.agent_subject import AgentSubject
-from sebulba.diagnosis.checks import run_checks
-from sebulba.diagnosis.finding import Finding, Level
+import sebulba
+from sebulba.loops.agent_contract import check_contract
+from tests.test_check_agent import OF_UPDATES, findings
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "agents.md").read_text()
@@ -39,18 +39,10 @@ def test_the_agent_of_the_page_learns_as_pasted(module: Path) -> None:
 
 
 def test_check_agent_finds_nothing_in_it(module: Path) -> None:
-    subject = AgentSubject("agent_of_the_page:A2C")
-    events = list(run_checks(checks_of(subject), {}))
-    found = [event for event in events if isinstance(event, Finding)]
-    assert [f for f in found if f.level is not Level.OK] == []
+    assert findings("agent_of_the_page:A2C", *OF_UPDATES) == []
 
 
 def test_the_refusal_that_the_page_shows_is_what_a_loop_says(module: Path) -> None:
-    import importlib
-
-    import sebulba
-    from sebulba.loops.agent_contract import check_contract
-
     page = importlib.import_module("agent_of_the_page")
 
     class A2C(page.A2C):
@@ -61,5 +53,6 @@ def test_the_refusal_that_the_page_shows_is_what_a_loop_says(module: Path) -> No
     agent = A2C(sebulba.env_spec("CartPole-v1"), page.A2CConfig())
     with pytest.raises(sebulba.UsageError) as error:
         check_contract(agent, sebulba.RunSpec(32, 1, 32, 1))
-    shown = [block for block in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "A2C." in block]
-    assert str(error.value).split() == shown[0].split()
+    blocks = re.findall(r"^```\w*\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    (shown,) = [block for block in blocks if block.startswith("A2C.step")]
+    assert str(error.value).split() == shown.split()
