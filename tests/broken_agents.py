@@ -189,6 +189,11 @@ class NoExplore(Good):
         return super().step(networks, step_state, env_step)
 
 
+class AdvancesRows(Good):
+    def advance_step_state(self, step_state, num_steps):
+        return {**step_state, "row": num_steps}
+
+
 # What JAX raises.
 
 
@@ -412,6 +417,15 @@ class CountsOnSelf(Good):
     def step(self, networks, step_state, env_step, *, explore=True):
         self.calls = self.calls + 1
         return super().step(networks, step_state, env_step, explore=explore)
+
+
+class WeakScale(Good):
+    def new_step_state(self, key, run, inferencer):
+        return {**super().new_step_state(key, run, inferencer), "scale": jnp.float32(1)}
+
+    def step(self, networks, step_state, env_step, *, explore=True):
+        output, after = super().step(networks, step_state, env_step, explore=explore)
+        return output, {**after, "scale": 1.0}
 
 
 class UsesKeyTwice(Changed):

@@ -33,7 +33,7 @@ OF_UPDATES = ("purity", "keys", "explore", "gradients", "valid", "devices")
 
 def events(agent: Any, *only: str, **arguments: Any) -> list:
     """Return the events of all checks, or of the contract's and of ``only``."""
-    if isinstance(agent, str):
+    if isinstance(agent, str) and ":" not in agent:
         agent = f"tests.broken_agents:{agent}"
     checks = checks_of(AgentSubject(agent, **arguments))
     kept = {*CONTRACT, *only} if only else {check.name for check in checks}
@@ -66,6 +66,7 @@ OF_SHAPES = [
     ("CountsInFloats", "step", "row float32[8]; expected int32[8]", "as new_step_state makes it"),
     ("SummedState", "step", "row int32[]; expected int32[8]", "as new_step_state makes it"),
     ("RawKey", "step", "key uint32[2]; expected key<fry>[]", "as new_step_state makes it"),
+    ("AdvancesRows", "advance_step_state", "row int32[]; expected int32[8]", "new_step_state"),
     ("NoExplore", "step", "unexpected keyword argument 'explore'", "arguments that sebulba.Agent"),
     ("Branches", "step", "TracerBoolConversionError", "jax.lax.cond for `if`"),
     ("CallsNumpy", "step", "TracerArrayConversionError", "jnp for np"),
@@ -108,6 +109,7 @@ OF_SHAPES = [
     ("FractionOfUpdate", "num_off_policy_optims_per_cycle", "returns 0.5", "return 0 while"),
 ]
 CHECKS = {
+    "advance_step_state": "step",
     "experience_spec": "specs",
     "step_state_spec": "specs",
     "new_networks": "state",
@@ -197,6 +199,12 @@ def test_a_mistake_is_found_in_programs(name: str, check: str, seen: str, remedy
     (found,) = findings(name, check)
     assert (found.name, found.level) == (check, Level.PROBLEM)
     assert seen in found.seen and remedy in found.remedy
+
+
+def test_a_step_that_is_compiled_twice_is_worth_a_note() -> None:
+    (found,) = findings("WeakScale", "purity")
+    assert (found.name, found.level) == ("purity", Level.NOTE)
+    assert "step returns scale of a weak type" in found.seen and "dtype" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -297,6 +305,7 @@ def test_its_environment_and_its_configuration_can_be_named() -> None:
     ("agent", "words"),
     [
         ("MyAgent", "must be 'module:attribute'"),
+        ("my agents:Agent", "must be 'module:attribute'"),
         ("no_such_package:Agent", "names the module 'no_such_package', which is not found"),
         ("tests.broken_agents:God", "no attribute 'God'; the nearest are Good"),
         ("tests.broken_agents:GoodConfig", "is no agent; use a subclass"),

@@ -143,7 +143,7 @@ check_state = _keeps(
     "networks, opt and step state are trees of arrays",
 )
 check_step = _keeps(
-    lambda contract: (contract.acting_networks, contract.step, contract.exploit),
+    lambda contract: (contract.step, contract.exploit, contract.check_advanced()),
     "returns actions of the space, and a step state as it came in",
 )
 check_update_experience = _keeps(

@@ -240,8 +240,8 @@ def _checked(agent: Any, function: Any) -> Agent:
 
 
 def _load(name: str, value: str) -> Any:
-    module, colon, attribute = value.partition(":")
-    if not (module and colon and attribute):
+    module, _, attribute = value.partition(":")
+    if not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
         raise UsageError(
             f"{name}={value!r} must be 'module:attribute', such as my_package.agents:MyAgent"
         )
