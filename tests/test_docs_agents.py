@@ -13,7 +13,7 @@ import pytest
 
 import sebulba
 from sebulba.loops.agent_contract import check_contract
-from tests.test_check_agent import OF_UPDATES, findings
+from tests.test_check_agent import OF_PROGRAMS, findings
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "agents.md").read_text()
@@ -39,7 +39,7 @@ def test_the_agent_of_the_page_learns_as_pasted(module: Path) -> None:
 
 
 def test_check_agent_finds_nothing_in_it(module: Path) -> None:
-    assert findings("agent_of_the_page:A2C", *OF_UPDATES) == []
+    assert findings("agent_of_the_page:A2C", *OF_PROGRAMS) == []
 
 
 def test_the_refusal_that_the_page_shows_is_what_a_loop_says(module: Path) -> None:

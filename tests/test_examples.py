@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.test_check_agent import OF_UPDATES, findings
+from tests.test_check_agent import OF_PROGRAMS, OF_UPDATES, findings
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TESTED = {"impala", "custom_agent", "custom_network", "custom_environment"}
@@ -72,4 +72,4 @@ def test_an_agent_learns_in_a_custom_environment(example):
 def test_check_agent_finds_nothing_in_the_agents(example, name, config):
     configs = {"A2C": "A2CConfig", "Impala": "Config"}
     config = getattr(example, configs[name])(**config)
-    assert findings(getattr(example, name), *OF_UPDATES, config=config) == []
+    assert findings(getattr(example, name), *OF_PROGRAMS, *OF_UPDATES, config=config) == []

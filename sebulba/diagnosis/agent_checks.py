@@ -92,7 +92,7 @@ def check_making(subject: AgentSubject) -> Iterator[Finding]:
         where = spec.name or "its spaces"
         yield ok(
             f"{type(agent).__name__} for {where}, {spec.observation_space} -> "
-            f"{spec.action_space}; T = {subject.num_steps}"
+            f"{spec.action_space}; steps_per_cycle={subject.num_steps}"
         )
     except UsageError as error:
         yield problem(str(error), "mend it, or give another config or environment")
