@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     from sebulba.configs.experiment import ExperimentConfig
 
 USAGE = """\
-usage: sebulba train CONFIG [options]    train an agent
-       sebulba resume RUN [options]      go on with a run that ended, or was ended
-       sebulba eval RUN [options]        play a trained policy
-       sebulba bench BENCHMARK [options] measure this machine
-       sebulba doctor [options]          see whether this machine is fit
-       sebulba check-env ENV [options]   see what is wrong with an environment
+usage: sebulba train CONFIG [options]      train an agent
+       sebulba resume RUN [options]        go on with a run that ended, or was ended
+       sebulba eval RUN [options]          play a trained policy
+       sebulba bench BENCHMARK [options]   measure this machine
+       sebulba doctor [options]            see whether this machine is fit
+       sebulba check-env ENV [options]     see what is wrong with an environment
        sebulba check-agent AGENT [options] see what is wrong with an agent
        sebulba --version
 

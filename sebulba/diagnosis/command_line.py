@@ -87,7 +87,7 @@ def check_agent(argv: Sequence[str]) -> int:
         help="an id, or module:attribute of your own; default: small probe environments",
     )
     parser.add_argument(
-        "--steps-per-cycle", type=int, help="default: the first that fits the agent"
+        "--steps-per-cycle", type=int, metavar="N", help="default: the first that fits the agent"
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
