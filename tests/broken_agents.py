@@ -537,6 +537,18 @@ class LacksLoss(Agent[GoodConfig]):
     update_experience = Good.update_experience
 
 
+class NeedsImages(Good):
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        if len(spec.observation_space.shape) != 3:
+            raise ValueError("observations must be images")
+
+
+class NeverUpdates(Good):
+    def num_off_policy_optims_per_cycle(self, cycle):
+        return 0
+
+
 class ForgetsSuper(Good):
     def __init__(self, spec, config):
         self.rate = config.learning_rate

@@ -243,6 +243,19 @@ def test_a_configuration_that_may_change_is_found(config: Any, words: str) -> No
     assert words in found.seen and "frozen=True" in found.remedy
 
 
+def test_an_agent_that_takes_no_probe_is_told_to_name_an_environment() -> None:
+    (found,) = findings("NeedsImages")
+    assert (found.name, found.level) == ("making", Level.PROBLEM)
+    assert "observations must be images (broken_agents.py:" in found.seen
+    assert "--env" in found.remedy
+
+
+def test_an_agent_without_updates_is_not_trained() -> None:
+    found = findings("NeverUpdates", *OF_UPDATES, "probes")
+    assert {f.level for f in found} == {Level.NOTE}
+    assert [f.name for f in found] == ["updates due", "valid", "devices", "probes"]
+
+
 # Correct agents.
 
 

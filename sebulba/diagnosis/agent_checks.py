@@ -21,10 +21,10 @@ from sebulba.diagnosis.agent_driver import (
     with_other_actions,
     with_other_rewards,
 )
-from sebulba.diagnosis.agent_subject import DEVICES, AgentSubject, feed
+from sebulba.diagnosis.agent_subject import DEVICES, MOST_WARM_UP, AgentSubject, feed
 from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.finding import Finding, note, ok, problem
-from sebulba.errors import UsageError, is_installed
+from sebulba.errors import UsageError, describe_error, is_installed
 from sebulba.loops.agent_contract import Contract
 from sebulba.trees import named_leaves
 from sebulba.types import PyTree
@@ -94,8 +94,9 @@ def check_making(subject: AgentSubject) -> Iterator[Finding]:
             f"{type(agent).__name__} for {where}, {spec.observation_space} -> "
             f"{spec.action_space}; steps_per_cycle={subject.num_steps}"
         )
-    except UsageError as error:
-        yield problem(str(error), "mend it, or give another config or environment")
+    except Exception as error:
+        remedy = "mend it, or name an environment that it takes (--env), or a configuration"
+        yield problem(describe_error(error), remedy)
 
 
 def check_config(subject: AgentSubject) -> Iterator[Finding]:
@@ -143,7 +144,7 @@ check_state = _keeps(
     "networks, opt and step state are trees of arrays",
 )
 check_step = _keeps(
-    lambda contract: (contract.step, contract.exploit, contract.check_advanced()),
+    lambda contract: (contract.step, contract.exploit, contract.advanced),
     "returns actions of the space, and a step state as it came in",
 )
 check_update_experience = _keeps(
@@ -210,7 +211,7 @@ def check_updates_due(subject: AgentSubject) -> Iterator[Finding]:
         )
     elif subject.warm_up is None:
         yield note(
-            "no update is due after any of the first trajectories, so none was tried",
+            f"no update is due after any of {MOST_WARM_UP} trajectories, so none was tried",
             "give a config with a shorter warm-up: --config",
         )
     else:
