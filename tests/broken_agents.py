@@ -189,11 +189,6 @@ class NoExplore(Good):
         return super().step(networks, step_state, env_step)
 
 
-class AdvancesRows(Good):
-    def advance_step_state(self, step_state, num_steps):
-        return {**step_state, "row": num_steps}
-
-
 # What JAX raises.
 
 

@@ -66,7 +66,6 @@ OF_SHAPES = [
     ("CountsInFloats", "step", "row float32[8]; expected int32[8]", "as new_step_state makes it"),
     ("SummedState", "step", "row int32[]; expected int32[8]", "as new_step_state makes it"),
     ("RawKey", "step", "key uint32[2]; expected key<fry>[]", "as new_step_state makes it"),
-    ("AdvancesRows", "advance_step_state", "row int32[]; expected int32[8]", "new_step_state"),
     ("NoExplore", "step", "unexpected keyword argument 'explore'", "arguments that sebulba.Agent"),
     ("Branches", "step", "TracerBoolConversionError", "jax.lax.cond for `if`"),
     ("CallsNumpy", "step", "TracerArrayConversionError", "jnp for np"),
@@ -109,7 +108,6 @@ OF_SHAPES = [
     ("FractionOfUpdate", "num_off_policy_optims_per_cycle", "returns 0.5", "return 0 while"),
 ]
 CHECKS = {
-    "advance_step_state": "step",
     "experience_spec": "specs",
     "step_state_spec": "specs",
     "new_networks": "state",

@@ -144,7 +144,7 @@ check_state = _keeps(
     "networks, opt and step state are trees of arrays",
 )
 check_step = _keeps(
-    lambda contract: (contract.step, contract.exploit, contract.advanced),
+    lambda contract: (contract.step, contract.exploit),
     "returns actions of the space, and a step state as it came in",
 )
 check_update_experience = _keeps(

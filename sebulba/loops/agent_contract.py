@@ -71,7 +71,7 @@ class Contract(TracedAgent):
     def check_acting(self) -> None:
         """Check what is made at the start, and ``step``."""
         self.agent.check_run(self.run)
-        _ = self.networks, self.opt, self.step_state, self.step, self.exploit, self.advanced
+        _ = self.networks, self.opt, self.step_state, self.step, self.exploit
 
     def check_learning(self) -> None:
         """Check the specs and the methods of an update."""
@@ -171,15 +171,6 @@ class Contract(TracedAgent):
                 f"returns {kind_of(output.action)} as actions; expected one array",
                 "stack them into an array [B, ...]",
             )
-
-    @functools.cached_property
-    def advanced(self) -> PyTree:
-        """What ``advance_step_state`` returns."""
-        method = "advance_step_state"
-        advanced = self.trace(method, self.step_state, static=(1,))
-        remedy = "return a step state laid out as new_step_state makes it"
-        self.check_same(method, "the step state", advanced, self.step_state, remedy)
-        return advanced
 
     # Learning, in the shapes of one update device.
 
