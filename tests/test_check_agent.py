@@ -353,6 +353,8 @@ def test_an_agent_that_cannot_be_made_is_a_finding() -> None:
     [
         (["no_such_package:Agent"], "is not found"),
         (["tests.broken_agents:Good", "--timeout", "0"], "positive number of seconds"),
+        (["tests.broken_agents:Good", "--seed", str(2**40)], "must fit 32 bits"),
+        (["tests.broken_agents:Good", "--steps-per-cycle", "0"], "at least 1"),
         (["tests.broken_agents:Good", "--json", "/nowhere/x.json"], "does not exist"),
         ([], "required"),
     ],

@@ -21,9 +21,10 @@ from sebulba.checks import check_count, nearest
 from sebulba.diagnosis.agent_driver import NUM_INFERENCERS, Driver, Made, Streams, run_spec
 from sebulba.diagnosis.questions import Questions, questions_for
 from sebulba.envs.factory import env_spec, make_env_factory
+from sebulba.envs.seeds import check_seed
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_contract import Contract, check_is_agent
-from sebulba.types import EnvSpec, PyTree
+from sebulba.types import EnvSpec, PyTree, RunSpec
 
 DEVICES = 4
 """CPU devices that share an update where devices are compared."""
@@ -34,7 +35,15 @@ MOST_WARM_UP = 400
 NUM_FED = 6
 """Trajectories that an agent is given from the first update on."""
 
+NUM_TRAINED = 16
+"""Environments of an Inferencer where it is trained."""
+
 MakeAgent = Callable[[EnvSpec], Agent]
+
+
+def trained_run(num_steps: int) -> RunSpec:
+    """Return the sizes of a run in which the agent is trained in a loop."""
+    return RunSpec(NUM_TRAINED, NUM_INFERENCERS, num_steps, num_update_devices=1)
 
 
 class Fed(NamedTuple):
@@ -76,7 +85,7 @@ class AgentSubject:
             check_count("steps_per_cycle", steps_per_cycle)
         self.make = how_to_make(agent, config)
         self.factory = None if env is None else make_env_factory(env)
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.timeout_s = timeout_s
         self._given = agent
         self._unrolls = UNROLLS if steps_per_cycle is None else (steps_per_cycle,)
@@ -92,19 +101,13 @@ class AgentSubject:
             return self.make(env_spec(self.factory))
         if isinstance(self._given, Agent):
             return self._given
-        return self._first_that_takes([questions_for("discrete"), questions_for("continuous")])
-
-    def _first_that_takes(self, asked: list[Questions]) -> Agent:
-        try:
-            return self.make(env_spec(asked[0]))
-        except Exception:
-            if len(asked) == 1:
-                raise
+        errors = []
+        for actions in ("discrete", "continuous"):
             try:
-                return self._first_that_takes(asked[1:])
-            except Exception:
-                pass  # what it says of the first is of more use
-            raise
+                return self.make(env_spec(questions_for(actions)))
+            except Exception as error:
+                errors.append(error)
+        raise errors[0]
 
     def probed(self, discount: float | None) -> tuple[Agent, Questions]:
         """Return the agent for the probe environment of its kind of actions, and this."""
@@ -126,12 +129,13 @@ class AgentSubject:
 
     @functools.cached_property
     def num_steps(self) -> int:
-        """T, which the agent's ``check_run`` takes on one device and on several."""
+        """T, which the agent's ``check_run`` takes wherever it is fed and trained."""
         errors = []
         for num_steps in self._unrolls:
             try:
-                for devices in (1, DEVICES):
-                    self.agent.check_run(run_spec(devices, num_steps=num_steps))
+                fed = (run_spec(devices, num_steps=num_steps) for devices in (1, DEVICES))
+                for run in (*fed, trained_run(num_steps)):
+                    self.agent.check_run(run)
                 return num_steps
             except UsageError as error:
                 errors.append(error)
@@ -156,7 +160,7 @@ class AgentSubject:
         """Return what feeds ``agent``."""
 
         def streams(agent: Agent, state: Any) -> Streams:
-            return Streams(agent, state, self.seed, self.num_steps)
+            return Streams(agent, state, self.seed % 2**32, self.num_steps)
 
         return Driver(agent, devices, NUM_INFERENCERS, streams, state, self.num_steps)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from sebulba.agent import Agent
 from sebulba.diagnosis.agent_driver import NUM_INFERENCERS
-from sebulba.diagnosis.agent_subject import AgentSubject
+from sebulba.diagnosis.agent_subject import NUM_TRAINED, AgentSubject, trained_run
 from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.diagnosis.questions import Questions, wrong_answers
 from sebulba.errors import UsageError
@@ -22,7 +22,6 @@ from sebulba.policies.policy import Policy, load_policy, save_policy
 from sebulba.trees import named_leaves
 from sebulba.types import RunSpec
 
-NUM_ENVS = 16
 CYCLES_A_ROUND = 100
 MOST_CYCLES = 1200
 """Trajectories after which an agent must answer the first questions."""
@@ -48,7 +47,7 @@ def loop_of(subject: AgentSubject, agent: Agent, env: Any) -> GymnasiumLoop:
     return GymnasiumLoop(
         env,
         agent,
-        NUM_ENVS,
+        NUM_TRAINED,
         seed=subject.seed,
         schedule="lockstep",
         cycle="stepped",
@@ -121,7 +120,7 @@ def _learn(subject: AgentSubject, agent: Agent, asked: Questions) -> tuple[list[
     wrong, env_steps = asked.first_states, 0
     with loop_of(subject, agent, asked) as loop:
         state = loop.new_state(subject.seed, subject.num_steps)
-        run = RunSpec(NUM_ENVS, NUM_INFERENCERS, subject.num_steps, 1)
+        run = trained_run(subject.num_steps)
         rounds = math.ceil((MOST_CYCLES + (subject.warm_up or 0)) / CYCLES_A_ROUND)
         for _ in range(rounds):
             result = loop.run(state, CYCLES_A_ROUND, subject.num_steps)
@@ -142,7 +141,7 @@ def check_saving(subject: AgentSubject) -> Iterator[Finding]:
     if type(agent).__module__ == "__main__":
         yield note("not tried: only the script itself can load its agent", "move it to a module")
         return
-    run = RunSpec(NUM_ENVS, NUM_INFERENCERS, subject.num_steps, 1)
+    run = trained_run(subject.num_steps)
     networks = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), contract.acting_networks)
     try:
         with tempfile.TemporaryDirectory() as folder:
