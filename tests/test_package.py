@@ -53,7 +53,7 @@ ALLOWED = {
     "one_kernel": {"types"},
     "agent": {"types", "errors"},
     "envs": CONTRACTS,
-    "metrics": {"errors", "types"},
+    "metrics": {"errors", "types", "files"},
     "transport": CONTRACTS,
     "inference": CONTRACTS | {"envs", "metrics", "transport"},
     "learning": CONTRACTS | {"metrics", "transport", "inference"},

@@ -7,10 +7,8 @@ found before JAX is imported; what only the environment knows, before anything r
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import faulthandler
-import json
 import os
 import resource
 import sys
@@ -33,8 +31,10 @@ from sebulba.commands.exit_codes import (
     leave,
 )
 from sebulba.commands.huge_pages import restart_with_huge_pages
+from sebulba.commands.standard_streams import make_streams_safe
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.errors import UsageError, text_of
+from sebulba.files import write_json
 from sebulba.trust import Trust
 
 if TYPE_CHECKING:
@@ -119,14 +119,17 @@ def _describe(code: int, error: BaseException) -> str:
 def entry_point() -> None:
     """Run the command of this process and end it.
 
-    A crash in native code prints the Python stacks of all threads.
+    A crash in native code prints the Python stacks of all threads. A run goes on where nothing can
+    be printed any more; of any other command that has ended well, what it printed was all.
     """
-    with contextlib.suppress(ValueError, OSError):  # no standard error to print to
-        faulthandler.enable()
+    stdout = make_streams_safe()
+    faulthandler.enable()
     restart_with_huge_pages(sys.argv[1:])
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    if stdout.is_lost and sys.argv[1:2] not in (["train"], ["resume"]):
+        code = code or EXIT_OTHER
     ours = ("inferencer-", "evaluator")
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
@@ -161,9 +164,19 @@ def _command(argv: list[str]) -> int:
 
 
 def _import_from_here() -> None:
-    """Let ``my_package.envs:MyEnv`` be found in the current folder, after what is installed."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    """Let ``my_package.envs:MyEnv`` be found in the current folder, after what is installed.
+
+    Raises:
+      UsageError: The current folder was deleted.
+    """
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current folder is gone ({error.strerror}); change into one that exists"
+        ) from error
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
@@ -382,7 +395,7 @@ def _eval(argv: list[str]) -> int:
     )
     print(evaluation)
     if arguments.json is not None:
-        Path(arguments.json).write_text(json.dumps(evaluation.record(), indent=2) + "\n")
+        write_json(arguments.json, evaluation.record())
     return EXIT_OK
 
 

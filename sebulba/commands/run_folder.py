@@ -18,8 +18,9 @@ from typing import Any
 import sebulba
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.files import PARTIAL, dataclass_from_json, put_right, read_json_object, write_whole
+from sebulba.metrics.plots import record_of
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -89,11 +90,13 @@ class RunFolder:
         """Keep other processes from writing here: two would delete each other's checkpoints.
 
         Raises:
-          UsageError: One does already.
+          UsageError: One does already, or the folder cannot be written.
         """
         # Never through a link, which could lead out of the folder.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        with open(os.open(self.path / ".lock", flags, 0o666), "w") as file:
+        with self._usable("written"):
+            descriptor = os.open(self.path / ".lock", flags, 0o666)
+        with open(descriptor, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -111,13 +114,37 @@ class RunFolder:
         Raises:
           UsageError: It cannot be made.
         """
-        try:
+        with self._usable("made"):
             self.path.mkdir(parents=True, exist_ok=True)
+
+    def check_path(self) -> None:
+        """Raise UsageError if no run can have this path: too long, not UTF-8, or not permitted."""
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"run folder {shown(str(self.path))} must be UTF-8 text; choose another name"
+            ) from error
+        with self._usable("used"):
+            self.config.exists()
+
+    @contextlib.contextmanager
+    def _usable(self, what: str) -> Iterator[None]:
+        """Raise UsageError in place of an OSError."""
+        try:
+            yield
         except OSError as error:
             raise UsageError(
-                f"run folder {self.path} cannot be made ({error.strerror}); "
+                f"run folder {shown(str(self.path))} cannot be {what} ({error.strerror}); "
                 "choose another with --run-dir"
             ) from error
+
+    def is_deleted(self) -> bool:
+        """Tell whether the folder is not there any more, or not with what a run begins with."""
+        try:
+            return not self.config.exists()
+        except OSError:  # of a disk that does not answer
+            return False
 
     def tidy(self) -> None:
         """Put right, or delete, what a process left that was killed while it wrote."""
@@ -142,7 +169,8 @@ class RunFolder:
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
             LINKS: links_in(self.path),
         }
-        write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
+        with self._usable("written"):
+            write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
 
     def run_id(self) -> str | None:
         """Return what tells this run from all others; None before it is written."""
@@ -275,19 +303,20 @@ class RunFolder:
         """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""
         if not self.metrics.exists():
             return 0
-        lines = self.metrics.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if _env_steps_of(line) <= env_steps]
+        lines = self.metrics.read_bytes().splitlines(keepends=True)
+        kept = [line for line in lines if _record_until(env_steps, line)]
         if len(kept) < len(lines):
-            write_whole(self.metrics, "".join(kept))
+            with self._usable("written"):
+                write_whole(self.metrics, b"".join(kept).decode())
         return len(lines) - len(kept)
 
     def evaluated_at(self, env_steps: int) -> int:
         """Return where the newest evaluation was that ``drop_metrics_after`` keeps, 0 if none."""
         if not self.metrics.exists():
             return 0
-        lines = self.metrics.read_text().splitlines(keepends=True)
-        kept = (json.loads(line) for line in lines if _env_steps_of(line) <= env_steps)
-        return max((record.get("eval_env_steps", 0) for record in kept), default=0)
+        lines = self.metrics.read_bytes().splitlines(keepends=True)
+        kept = filter(None, (_record_until(env_steps, line) for line in lines))
+        return max((record.get("eval_env_steps") or 0 for record in kept), default=0)
 
     def read_env_config(self, trust: Trust) -> EnvConfig:
         """Return the environment of the run.
@@ -370,14 +399,11 @@ def _flat(config: ExperimentConfig) -> dict[str, Any]:
     return dict(walk("", config))
 
 
-def _env_steps_of(line: str) -> float:
-    """Return ``env_steps`` of a metrics record; infinite for half a line, after kill -9."""
-    if not line.endswith("\n"):
-        return float("inf")  # even if only the end of the line is missing: more would follow on it
-    try:
-        return json.loads(line)["env_steps"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+def _record_until(env_steps: int, line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line of ``metrics.jsonl``; None if it is damaged or of later."""
+    # Even if only the end of the line is missing, after kill -9, more would follow on it.
+    record = record_of(line) if line.endswith(b"\n") else None
+    return record if record is not None and record["env_steps"] <= env_steps else None
 
 
 def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
@@ -392,6 +418,7 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         folder, flag = RunFolder(Path("runs", config.name)), "--name"
     else:
         return _unused_folder(preset)
+    folder.check_path()
     if config.resume:
         if folder.config.exists():
             folder.check_trusted(config.trust)

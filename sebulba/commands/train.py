@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -23,8 +24,8 @@ from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.errors import HangError
-from sebulba.files import PARTIAL, replace_folder
+from sebulba.errors import CheckpointError, HangError, UsageError, text_of
+from sebulba.files import PARTIAL, replace_folder, write_whole
 from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.metrics.plots import learning_curve, read_records
@@ -76,6 +77,7 @@ def train(
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
         folder.write_config(config, preset, command)
+        run.watch_folder()
         stop_on_signal.attach(run.loop)
         try:
             result = run.train()
@@ -85,6 +87,21 @@ def train(
             run.draw()  # last, since whoever sent a signal may kill this process soon
     _print_summary(result, folder)
     return code
+
+
+class FolderWatch:
+    """A metric writer that looks after the folder of the run at every record."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        """Call ``look`` at every record."""
+        self._look = look
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Look."""
+        self._look()
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class _Run:
@@ -100,6 +117,8 @@ class _Run:
         self._stack = contextlib.ExitStack()
         self._writers = CompositeWriter(self._last)
         self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
+        self._config_text = ""
+        self._is_deleted = False
         self.env_steps_done = 0
         """Environment steps of earlier processes of this run."""
 
@@ -204,8 +223,10 @@ class _Run:
                 self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
                 # Nobody keeps the state, whose replay would be in memory twice.
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
+            self._mend_folder()
             self._save_policy(folder.policy, result.acting_networks)
         except BaseException as error:
+            self._mend_folder()
             self._rescue_policy()
             write_end(
                 folder,
@@ -214,7 +235,37 @@ class _Run:
                 last_transition=self.loop.last_transition(),
             )
             raise
+        if self._is_deleted:
+            deleted = self._deleted_error()
+            write_end(folder, error=deleted, metrics=result.metrics)
+            raise deleted
         return result
+
+    def watch_folder(self) -> None:
+        """End the run from now on if somebody deletes its folder."""
+        self._config_text = self._folder.config.read_text()
+        self._writers.add(FolderWatch(self._mend_folder))
+
+    def _mend_folder(self) -> None:
+        """If somebody deleted the folder, end the run, and make a folder to save it in."""
+        if not self._config_text or not self._folder.is_deleted():
+            return
+        self._is_deleted = True
+        self.loop.stop()
+        try:
+            self._folder.create()
+            write_whole(self._folder.config, self._config_text)
+            self._lock.enter_context(self._folder.locked())
+        except (UsageError, OSError) as error:
+            warnings.warn(text_of(error), stacklevel=2)
+
+    def _deleted_error(self) -> CheckpointError:
+        path = self._folder.path
+        return CheckpointError(
+            f"run folder {path} was deleted or moved while the run wrote into it, so the run was "
+            f"ended. It is saved in a new folder of that name, without the metrics before; to go "
+            f"on: sebulba resume {path}"
+        )
 
     def complete(self) -> None:
         """Leave what a process did not that was killed between its last checkpoint and its end."""
@@ -277,6 +328,7 @@ class _Run:
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says beside where the loop stands."""
+        self._mend_folder()  # whose identity belongs to it
         return {"versions": self._versions, **self._folder.about(self._config)}
 
     def _keep_best(self, networks: PyTree) -> None:
@@ -290,7 +342,13 @@ class _Run:
         replace_folder(self._folder.best_policy, write)
 
     def _save_policy(self, folder: Path, networks: PyTree) -> None:
-        replace_folder(folder, lambda new: self._write_policy(new, networks))
+        try:
+            replace_folder(folder, lambda new: self._write_policy(new, networks))
+        except OSError as error:
+            raise CheckpointError(
+                f"the policy cannot be saved in {folder} ({error.strerror or error}); see that the "
+                f"disk has room and the folder is writable, then: sebulba resume {folder.parent}"
+            ) from error
 
     def _write_policy(self, folder: Path, networks: PyTree) -> None:
         save_policy(folder, self._agent, networks, self._run_spec, run_id=self._folder.run_id())
@@ -321,8 +379,10 @@ def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
 
 
 def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str]) -> MetricWriter:
-    """Return a live panel on a terminal, plain lines elsewhere."""
-    if not sys.stdout.isatty():
+    """Return a live panel on a terminal that can show one, plain lines elsewhere."""
+    can_draw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    is_unicode = sys.stdout.encoding.lower().startswith("utf")
+    if not (sys.stdout.isatty() and can_draw and is_unicode):
         return LinesWriter(sys.stdout, describe)
     from sebulba.metrics.live_panel import PanelWriter
 
