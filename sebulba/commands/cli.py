@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import faulthandler
 import os
 import resource
@@ -57,6 +58,12 @@ LEAST_OPEN_FILES = 128
 WANTED_OPEN_FILES = 4096
 """Files, pipes and sockets that a process may have open: worker processes take some each."""
 
+SYSTEM_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EMFILE, errno.ENFILE, errno.EIO),
+)
+"""Of disks that are full, read-only or broken, and of too many open files."""
+
 SHORT_OPTIONS = {
     "--learning-rate": "--agent.learning-rate",
     "--agent.torso": "--agent.torso.kind",
@@ -93,10 +100,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(exit_)
     except BaseException as error:
         code = exit_code_of(error)
-        if code in (EXIT_ENV, EXIT_OTHER):
+        if code in (EXIT_ENV, EXIT_OTHER) and not _is_of_the_system(error):
             traceback.print_exc()
         print(f"sebulba: {_describe(code, error)}", file=sys.stderr)
         return code
+
+
+def _is_of_the_system(error: BaseException) -> bool:
+    """Tell whether a disk or a limit of the system is at fault, which a traceback says nothing of.
+
+    One that an environment raised may be its own.
+    """
+    return (
+        isinstance(error, OSError)
+        and exit_code_of(error) == EXIT_OTHER
+        and (error.errno in SYSTEM_ERRORS or "No usable temporary directory" in str(error))
+    )
 
 
 def _describe(code: int, error: BaseException) -> str:
@@ -246,6 +265,7 @@ run any code.
     from sebulba.commands.run_folder import RunFolder
 
     folder = RunFolder(Path(argv[0]))
+    folder.check_path()
     preset, saved = folder.read_config()
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))

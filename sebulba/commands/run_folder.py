@@ -119,12 +119,16 @@ class RunFolder:
 
     def check_path(self) -> None:
         """Raise UsageError if no run can have this path: too long, not UTF-8, or not permitted."""
-        try:
-            str(self.path).encode()
-        except UnicodeEncodeError as error:
+        with self._usable("used"):
+            path = os.path.abspath(self.path)
+        as_bytes = path.encode(errors="replace")
+        if "\0" in path or path != as_bytes.decode():
+            raise UsageError(f"run folder {shown(path)} must be UTF-8 text; choose another")
+        if max(map(len, as_bytes.split(os.sep.encode()))) > MOST_NAME_BYTES:
             raise UsageError(
-                f"run folder {shown(str(self.path))} must be UTF-8 text; choose another name"
-            ) from error
+                f"run folder {shown(path)} has a name of more than {MOST_NAME_BYTES} bytes, the "
+                "most that file systems take; choose another"
+            )
         with self._usable("used"):
             self.config.exists()
 
@@ -340,6 +344,9 @@ class RunFolder:
             ) from error
 
 
+MOST_NAME_BYTES = 255
+"""Of a file or a folder, as file systems have it."""
+
 BEST_RETURN_FILE = "evaluation.json"
 KIND = "run"
 """What the signature of ``config.json`` is of; see ``sebulba.trust``."""
@@ -417,7 +424,7 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
     elif config.name is not None:
         folder, flag = RunFolder(Path("runs", config.name)), "--name"
     else:
-        return _unused_folder(preset)
+        folder, flag = _unused_folder(preset), "--run-dir"
     folder.check_path()
     if config.resume:
         if folder.config.exists():

@@ -115,7 +115,7 @@ class _Run:
         self._last = LastRecord()
         self._lock = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
-        self._writers = CompositeWriter(self._last)
+        self._writers = CompositeWriter(self._last, FolderWatch(self._mend_folder))
         self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
         self._config_text = ""
         self._is_deleted = False
@@ -244,7 +244,6 @@ class _Run:
     def watch_folder(self) -> None:
         """End the run from now on if somebody deletes its folder."""
         self._config_text = self._folder.config.read_text()
-        self._writers.add(FolderWatch(self._mend_folder))
 
     def _mend_folder(self) -> None:
         """If somebody deleted the folder, end the run, and make a folder to save it in."""
@@ -380,7 +379,7 @@ def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
 
 def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str]) -> MetricWriter:
     """Return a live panel on a terminal that can show one, plain lines elsewhere."""
-    can_draw = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    can_draw = (os.environ.get("TERM") or "dumb") not in ("dumb", "unknown")
     is_unicode = sys.stdout.encoding.lower().startswith("utf")
     if not (sys.stdout.isatty() and can_draw and is_unicode):
         return LinesWriter(sys.stdout, describe)
