@@ -32,10 +32,10 @@ from sebulba.commands.exit_codes import (
     leave,
 )
 from sebulba.commands.huge_pages import restart_with_huge_pages
-from sebulba.commands.standard_streams import make_streams_safe
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.errors import UsageError, text_of
 from sebulba.files import write_json
+from sebulba.standard_streams import make_streams_safe
 from sebulba.trust import Trust
 
 if TYPE_CHECKING:

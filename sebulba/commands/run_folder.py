@@ -79,7 +79,15 @@ class RunFolder:
     def best_return(self) -> float | None:
         """Return what the best policy returned in its evaluation; None where there is none."""
         file = self.best_policy / BEST_RETURN_FILE
-        return read_json_object(file)["mean_return"] if file.exists() else None
+        if not file.exists():
+            return None
+        mean_return = read_json_object(file).get("mean_return")
+        if not isinstance(mean_return, int | float):
+            raise UsageError(
+                f"{file} is damaged (mean_return={shown(mean_return)}); restore it, or delete "
+                f"{self.best_policy}"
+            )
+        return mean_return
 
     def write_best_return(self, folder: Path, mean_return: float) -> None:
         """Write that into ``folder``, which is to become the best policy's."""

@@ -118,6 +118,7 @@ class _Run:
         self._writers = CompositeWriter(self._last, FolderWatch(self._mend_folder))
         self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
         self._config_text = ""
+        self._here = os.getcwd()
         self._is_deleted = False
         self.env_steps_done = 0
         """Environment steps of earlier processes of this run."""
@@ -252,6 +253,8 @@ class _Run:
         self._is_deleted = True
         self.loop.stop()
         try:
+            os.makedirs(self._here, exist_ok=True)  # it may be gone with the run folder in it
+            os.chdir(self._here)
             self._folder.create()
             write_whole(self._folder.config, self._config_text)
             self._lock.enter_context(self._folder.locked())
@@ -338,7 +341,11 @@ class _Run:
             self._write_policy(new, networks)
             self._folder.write_best_return(new, best)
 
-        replace_folder(self._folder.best_policy, write)
+        try:
+            replace_folder(self._folder.best_policy, write)
+        except OSError as error:
+            self._player.best = self._folder.best_return()
+            warnings.warn(f"the best policy is not saved: {text_of(error)}", stacklevel=2)
 
     def _save_policy(self, folder: Path, networks: PyTree) -> None:
         try:

@@ -17,6 +17,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError, UsageError
+from sebulba.standard_streams import make_streams_safe
 
 SIGTERM_GRACE_S = 120
 """Seconds that a worker process works on after SIGTERM if the main process does, and seconds that
@@ -222,6 +223,7 @@ def _make_in_worker(
     """
     if os.getpid() == main_process:
         return CheckedEnv(make_env, index, in_worker=True)
+    make_streams_safe(says_so=False)  # an environment may print when nobody reads any more
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for which in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(which, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))

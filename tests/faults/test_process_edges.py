@@ -30,7 +30,6 @@ from sebulba.checkpoints.store import CheckpointStore
 from sebulba.commands import cli, jax_setup
 from sebulba.commands import train as train_command
 from sebulba.commands.run_folder import RunFolder
-from sebulba.commands.standard_streams import Output
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError
@@ -40,6 +39,7 @@ from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.writers import LinesWriter
 from sebulba.policies.policy import space_from_json, space_to_json
+from sebulba.standard_streams import Output
 from tests.faults.children import ROOT, training_began
 from tests.faults.test_supervisor import LIMIT_S, World
 from tests.loop_helpers import make_tiny_loop
@@ -160,6 +160,20 @@ def test_training_goes_on_without_a_reader_in_ascii_and_with_closed_input(tmp_pa
     assert done.stdout == f"sebulba: cartpole in {tmp_path}/n\\xe4m\\xe9\n".encode()
     check_saved(run, 0)
     assert b"sebulba:" not in (run / "metrics.jsonl").read_bytes()
+
+
+class PrintsToNobody(CountingEnv):
+    def step(self, action):
+        os.dup2(broken_pipe(), 1)  # of a worker process
+        print("x", flush=True)
+        return super().step(action)
+
+
+def test_an_environment_may_print_in_a_worker_process_when_nobody_reads():
+    adapter = sebulba.make_env_factory(PrintsToNobody, vectorization="async")(1, [0])
+    adapter.reset()
+    adapter.step(np.zeros(1, np.int32))
+    adapter.close()
 
 
 @pytest.mark.parametrize(
@@ -293,21 +307,30 @@ class LosesItsRun(Guess):
         return super().step(action)
 
 
-@pytest.mark.parametrize("how", [shutil.rmtree, lambda run: run.rename(run.with_name("moved"))])
-def test_a_run_whose_folder_is_taken_away_ends_saved_and_can_go_on(how, tmp_path, capsys):
-    run = tmp_path / "run"
-    LosesItsRun.run, LosesItsRun.how, LosesItsRun.num = run, how, 0
+@pytest.mark.parametrize("what", ["run", "moved run", "current folder"])
+def test_a_run_whose_folder_is_taken_away_ends_saved_and_can_go_on(
+    what, tmp_path, capsys, monkeypatch
+):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    LosesItsRun.run, LosesItsRun.how, LosesItsRun.num = Path("run"), shutil.rmtree, 0
+    if what == "moved run":
+        LosesItsRun.how = lambda run: run.rename("moved")
+    elif what == "current folder":
+        LosesItsRun.run = here
     env = ["--env.id", f"{__name__}:LosesItsRun", "--no-anneal-learning-rate"]
-    words = train_words(run, *env, "--total-env-steps", "100000000")
+    words = train_words("run", *env, "--total-env-steps", "100000000")
     said = one_sentence(capsys, cli.EXIT_CHECKPOINT, *words)
-    assert "was deleted or moved" in said and f"sebulba resume {run}" in said
+    assert "was deleted or moved" in said and "sebulba resume run" in said
+    run = here / "run"
     check_saved(run, cli.EXIT_CHECKPOINT)
     config = read_json_object(run / "config.json")
     (number,) = CheckpointStore(run / "checkpoints").numbers()
     assert CheckpointStore(run / "checkpoints").record(number)["run_id"] == config["run_id"]
-    more = ["--total-env-steps", str(number + 100)]
-    assert cli.main(["resume", str(run), *more]) == 0
-    assert read_records(run / "metrics.jsonl")[-1]["env_steps"] == number + 100
+    if what == "run":
+        assert cli.main(["resume", str(run), "--total-env-steps", str(number + 100)]) == 0
+        assert read_records(run / "metrics.jsonl")[-1]["env_steps"] == number + 100
 
 
 def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path, capsys, monkeypatch):
@@ -326,8 +349,13 @@ def refuse(*arguments: Any) -> None:
 
 def test_a_policy_that_cannot_be_written_at_the_end_is_exit_6(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train_command, "replace_folder", refuse)
-    with pytest.warns(UserWarning, match="no policy"):
-        said = one_sentence(capsys, cli.EXIT_CHECKPOINT, *train_words(tmp_path / "run"))
+    evaluate = ["--eval-every-env-steps", "300", "--eval-episodes", "1", "--eval-num-envs", "1"]
+    with (
+        pytest.warns(UserWarning, match="no policy"),
+        pytest.warns(UserWarning, match="the best policy is not saved"),
+    ):
+        words = train_words(tmp_path / "run", *evaluate)
+        said = one_sentence(capsys, cli.EXIT_CHECKPOINT, *words)
     assert "policy cannot be saved" in said and "No space left on device" in said
     monkeypatch.undo()
     assert cli.main(["resume", str(tmp_path / "run")]) == 0
@@ -429,6 +457,15 @@ def test_a_whole_description_of_a_space_is_read():
     for record in (*SPACES, {"type": "Dict", "spaces": {"a": BOX}}):
         through = json.loads(json.dumps(record))
         assert space_to_json(space_from_json(through)) == record
+
+
+def test_a_damaged_score_of_the_best_policy_is_named(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.best_policy.mkdir()
+    for text in ("{}", '{"mean_return": "many"}'):
+        (folder.best_policy / "evaluation.json").write_text(text)
+        with pytest.raises(UsageError, match=r"is damaged .*or delete"):
+            folder.best_return()
 
 
 # What a user's code returns.

@@ -18,6 +18,8 @@ class Output(io.FileIO):
 
     failure: OSError | None = None
     """The first failure."""
+    says_so = False
+    """Say on standard error that something is lost."""
 
     def write(self, data: Any) -> int:
         """Write, or drop what cannot be written any more."""
@@ -28,7 +30,7 @@ class Output(io.FileIO):
         except OSError as error:
             self.failure = error
             _open_null(self.fileno())
-            if self.is_lost and self.fileno() == STDOUT:
+            if self.is_lost and self.says_so:
                 words = f"sebulba: standard output is lost from here on: {error.strerror}\n"
                 with contextlib.suppress(OSError):
                     os.write(STDERR, words.encode())
@@ -40,11 +42,14 @@ class Output(io.FileIO):
         return self.failure is not None and self.failure.errno != errno.EPIPE
 
 
-def make_streams_safe() -> Output:
+def make_streams_safe(*, says_so: bool = True) -> Output:
     """Replace the standard streams by some to which every text can be written at any time.
 
     A closed one is opened on the null device, also because the next file that is opened would take
     its number. What an encoding does not have is written as an escape, such as ``\\xe4``.
+
+    Args:
+      says_so: Say on standard error that standard output cannot be written.
 
     Returns:
       What is below ``sys.stdout``.
@@ -55,6 +60,7 @@ def make_streams_safe() -> Output:
         except OSError:
             _open_null(descriptor)
     stdout = Output(STDOUT, "w", closefd=False)
+    stdout.says_so = says_so
     sys.stdout = _text(stdout, sys.stdout)
     sys.stderr = _text(Output(STDERR, "w", closefd=False), sys.stderr)
     return stdout
