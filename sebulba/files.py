@@ -31,12 +31,27 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("its JSON is nested too deeply") from error
 
 
+def check_regular(file: Path, *, links: bool = True) -> None:
+    """Raise UsageError if a file is a pipe or a device, reading which might never end.
+
+    Args:
+      file: It need not exist.
+      links: Let it be a link, which may lead anywhere.
+    """
+    # os.path's functions are False for names that no file can have.
+    if not links and os.path.islink(file):
+        raise UsageError(f"{file} is a link, which no run makes; put the file itself there")
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise UsageError(f"{file} is not a regular file; give the folder of a run")
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a run.
 
     Raises:
       UsageError: The file is missing or damaged.
     """
+    check_regular(file)
     try:
         record = parse_json(file.read_bytes())
         _check_depth(record)

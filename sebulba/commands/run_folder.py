@@ -19,7 +19,14 @@ import sebulba
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError, shown
-from sebulba.files import PARTIAL, dataclass_from_json, put_right, read_json_object, write_whole
+from sebulba.files import (
+    PARTIAL,
+    check_regular,
+    dataclass_from_json,
+    put_right,
+    read_json_object,
+    write_whole,
+)
 from sebulba.metrics.plots import record_of
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
@@ -184,11 +191,16 @@ class RunFolder:
         with self._usable("written"):
             write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
 
+    def _record(self) -> dict[str, Any]:
+        """Return what ``config.json`` says; UsageError if it is missing, damaged or a link."""
+        check_regular(self.config, links=False)
+        return read_json_object(self.config)
+
     def run_id(self) -> str | None:
         """Return what tells this run from all others; None before it is written."""
         if not self.config.exists():
             return None
-        return read_json_object(self.config).get("run_id")
+        return self._record().get("run_id")
 
     def trust(self, is_given: bool) -> Trust:
         """Return whether what ``config.json`` names may run, and what lies here may be opened.
@@ -199,7 +211,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing, damaged, or was edited without ``is_given``.
         """
-        record = read_json_object(self.config)
+        record = self._record()
         trust = trust_of(KIND, record, is_given)
         if was_changed(record) and not is_given:
             raise UsageError(
@@ -230,7 +242,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing or damaged, or of another Sebulba.
         """
-        record = read_json_object(self.config)
+        record = self._record()
         try:
             preset = record["preset"]
             agent_class = agent_configs()[record["agent_config"]]
@@ -339,7 +351,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
-        record = read_json_object(self.config)
+        record = self._record()
         try:
             config = EnvConfig(**record["env"])
             for named in config.named_code():

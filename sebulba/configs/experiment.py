@@ -47,6 +47,8 @@ class EnvConfig:
     """Atari: frames in an observation."""
     max_episode_steps: int | None = None
     """Truncate episodes after this many environment steps."""
+    channels_first: bool | None = None
+    """Images are channels x height x width, not height x width x channels; None goes by sizes."""
     options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
     """More options of envpool.make or gymnasium.make, as NAME VALUE pairs."""
 

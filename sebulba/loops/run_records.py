@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from sebulba.checkpoints.session import Session
 from sebulba.errors import NotFiniteError
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
 from sebulba.metrics.timer import PhaseTimer
@@ -34,7 +34,7 @@ class RunRecords:
         """Begin with ``window``, which has just been opened.
 
         Args:
-          options: Of the loop: how long a window lasts, how many updates may be skipped.
+          options: Say how long a window lasts, and how many updates may be skipped.
           writer: Gets the records.
           session: Its counters, episodes and Inferencers go into the records.
           updater: Has the metrics of the updates.
