@@ -29,7 +29,8 @@ class Output(io.FileIO):
             return written
         except OSError as error:
             self.failure = error
-            _open_null(self.fileno())
+            with contextlib.suppress(OSError):  # of a process with too many open files
+                _open_null(self.fileno())
             if self.is_lost and self.says_so:
                 words = f"sebulba: standard output is lost from here on: {error.strerror}\n"
                 with contextlib.suppress(OSError):
