@@ -236,7 +236,7 @@ class RunCheckpoints:
             env_steps=counters.env_steps,
             writer=writer,
             experience=separate,
-            score=episodes.means()["episode_return_mean"],
+            score=episodes.score(),
             consumed_up_to=sum(self._next_cycles.values()),
         )
 

@@ -319,13 +319,15 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
     if not was_changed(record):
         return
     own = record.get("agent_config")
-    fields, theirs = own.get("fields") if isinstance(own, dict) else None, of_run.get("agent")
-    both = isinstance(fields, dict) and isinstance(theirs, dict)
-    different = [
-        f"{name} is {shown(fields[name])} and was {shown(theirs[name])} in the run"
-        for name in (sorted(fields.keys() & theirs.keys()) if both else ())
-        if fields[name] != theirs[name] and name != "optimizer"  # which says how long it falls
-    ]
+    fields = own.get("fields") if isinstance(own, dict) else None
+    trained = of_run.get("agent")
+    different = []
+    if isinstance(fields, dict) and isinstance(trained, dict):
+        different = [
+            f"{name} is {shown(fields[name])} and was {shown(trained[name])} in the run"
+            for name in sorted(fields.keys() & trained.keys())
+            if fields[name] != trained[name] and name != "optimizer"  # which says how long it falls
+        ]
     raise UsageError(
         f"{folder / CONFIG_FILE} was edited after it had been saved"
         f"{': ' if different else ''}{'; '.join(different)}; restore it or train again"

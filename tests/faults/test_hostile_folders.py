@@ -36,6 +36,7 @@ SMALL = [
     *("--num-inferencers-per-device", "1", "--agent.torso.hidden-sizes", "8"),
     *("--compile-cache", "off", "--metrics-interval-s", "0", "--schedule", "lockstep"),
     *("--inference-devices", "0", "--update-devices", "0", "--env.backend", "gymnasium"),
+    "--no-anneal-learning-rate",
 ]
 REFUSED = (2, 6)
 """Exit codes of a usage error and of a checkpoint that is of no use."""
@@ -495,15 +496,18 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, keys: dict[str, Path]) -> dict[str, Path]:
-    """Return a real run of each of the two."""
-    made = {}
-    for whose, key in keys.items():
-        made[whose] = tmp_path_factory.mktemp(whose) / "run"
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(trust.KEY_VARIABLE, str(key))
-            assert cli.main(["train", "cartpole", *SMALL, "--run-dir", str(made[whose])]) == 0
-        assert any((made[whose] / "checkpoints").glob("*/blobs/*")), "no state of an environment"
-    return made
+    """Return a real run of one's own, and the same with everything signed by the stranger."""
+    mine, root = tmp_path_factory.mktemp("mine") / "run", tmp_path_factory.mktemp("stranger")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
+        assert cli.main(["train", "cartpole", *SMALL, "--run-dir", str(mine)]) == 0
+        assert any((mine / "checkpoints").glob("*/blobs/*")), "no state of an environment"
+        patch.setenv(trust.KEY_VARIABLE, str(keys["stranger"]))
+        place = Place(root, mine)
+        place.edit(RUN, lambda record: None)
+        place.edit(POLICY, lambda record: None)
+        place.edit_manifest()
+    return {"mine": mine, "stranger": place.run}
 
 
 class Watch:
@@ -586,7 +590,10 @@ def test_a_hostile_folder_does_nothing(
     assert watched.seen == [] and not place.canary.exists()
     assert content_of(place.outside) == before
     assert set(codes.values()) <= {0, *REFUSED}, codes
-    assert codes["resume"] in REFUSED and codes["train --resume"] in REFUSED, codes
+    readers = (
+        ("eval", "load_policy") if name.startswith("my policy") else ("resume", "train --resume")
+    )
+    assert all(codes[command] in REFUSED for command in readers), codes
     refused = [command for command, code in codes.items() if code in REFUSED]
     record_fault("commands", tried=len(codes), refused=len(refused))
 
@@ -596,9 +603,10 @@ def test_there_are_enough_hostile_folders():
 
 
 @pytest.mark.parametrize("whose", ["mine", "stranger"])
-def test_what_a_stranger_made_is_refused_and_what_i_made_is_not(whose, runs, keys, monkeypatch):
+def test_a_run_of_ones_own_needs_no_word(whose, runs, keys, tmp_path, monkeypatch):
     monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
-    tried = {name: run() for name, run in commands(runs[whose]).items() if name != "eval --best"}
+    tried = {name: run() for name, run in commands(Place(tmp_path, runs[whose]).run).items()}
+    assert tried.pop("eval --best") == 2  # it has none
     expected = {"mine": 0, "stranger": 2}[whose]
     assert tried == {
         "eval": 0,
@@ -606,3 +614,24 @@ def test_what_a_stranger_made_is_refused_and_what_i_made_is_not(whose, runs, key
         "resume": expected,
         "train --resume": expected,
     }
+
+
+def test_a_run_of_before_there_were_signatures_goes_on_with_a_word(
+    runs, keys, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
+    place = Place(tmp_path, runs["mine"])
+    for kind in (RUN, POLICY):
+        place.edit(
+            kind,
+            lambda r: [r.pop(name, None) for name in ("signature", "sha256", "run_id", "links")],
+            sign=False,
+        )
+    file = place.checkpoint / "manifest.json"
+    outer = json.loads(file.read_text())
+    del outer["signature"]
+    file.write_text(json.dumps(outer))
+    more = ["resume", str(place.run), "--total-env-steps"]
+    assert cli.main([*more, "240"]) == 2
+    assert cli.main([*more, "240", "--trust"]) == 0
+    assert cli.main([*more, "280"]) == 0, "it is signed from then on"
