@@ -11,10 +11,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 
 PARTIAL = ".partial-"
 """Prefix of the name of a file or folder that is being written; nothing ever reads such a one."""
+MOST_NESTED = 100
+"""Levels of a JSON object that is read; what goes through it calls itself for each."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text says.
+
+    Raises:
+      ValueError: It is no JSON, is not UTF-8, or is nested too deeply to be read.
+    """
+    try:
+        return json.loads(text if isinstance(text, str) else text.decode())
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
 
 
 def check_regular(file: Path, *, links: bool = True) -> None:
@@ -24,9 +38,10 @@ def check_regular(file: Path, *, links: bool = True) -> None:
       file: It need not exist.
       links: Let it be a link, which may lead anywhere.
     """
-    if not links and file.is_symlink():
+    # os.path's functions are False for names that no file can have.
+    if not links and os.path.islink(file):
         raise UsageError(f"{file} is a link, which no run makes; put the file itself there")
-    if file.exists() and not file.is_file():
+    if os.path.exists(file) and not os.path.isfile(file):
         raise UsageError(f"{file} is not a regular file; give the folder of a run")
 
 
@@ -38,7 +53,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """
     check_regular(file)
     try:
-        record = json.loads(file.read_text())
+        record = parse_json(file.read_bytes())
+        _check_depth(record)
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read ({error.strerror}); give the folder of a run, such as runs/NAME"
@@ -48,6 +64,32 @@ def read_json_object(file: Path) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise UsageError(f"{file} is damaged (not a JSON object); restore it or train again")
     return record
+
+
+def _check_depth(record: Any) -> None:
+    """Raise ValueError if a JSON value has more than ``MOST_NESTED`` levels."""
+    level = [record]
+    for _ in range(MOST_NESTED + 1):
+        inner = [
+            v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)
+        ]
+        level = [value for values in inner for value in values]
+    if level:
+        raise ValueError(f"its JSON has more than {MOST_NESTED} levels")
+
+
+def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
+    """Write a report as JSON that people can read.
+
+    Raises:
+      UsageError: The file cannot be written.
+    """
+    try:
+        Path(file).write_text(json.dumps(record, indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"{shown(str(file))} cannot be written ({error.strerror}); use another name"
+        ) from error
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -145,6 +145,8 @@ def key_problem() -> str | None:
 def _key(*, make: bool) -> tuple[bytes | None, str | None]:
     """Return the key, or None and why there is none."""
     file = key_file()
+    if str(file).startswith("~"):
+        return None, f"there is no home folder for {file}; set HOME or {KEY_VARIABLE}"
     try:
         if make and not file.exists():
             _make_key(file)

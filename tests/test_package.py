@@ -23,6 +23,7 @@ ORDER = (
     *(
         "errors",
         "trust",
+        "standard_streams",
         "checks",
         "options",
         "files",
@@ -45,6 +46,7 @@ CONTRACTS = {"errors", "checks", "options", "types", "trees", "one_kernel", "age
 ALLOWED = {
     "errors": set(),
     "trust": {"errors"},
+    "standard_streams": set(),
     "checks": {"errors"},
     "options": {"errors", "checks"},
     "files": {"errors"},
@@ -52,8 +54,8 @@ ALLOWED = {
     "trees": {"types"},
     "one_kernel": {"types"},
     "agent": {"types", "errors"},
-    "envs": CONTRACTS,
-    "metrics": {"errors", "types"},
+    "envs": CONTRACTS | {"standard_streams"},
+    "metrics": {"errors", "types", "files"},
     "transport": CONTRACTS,
     "inference": CONTRACTS | {"envs", "metrics", "transport"},
     "learning": CONTRACTS | {"metrics", "transport"},

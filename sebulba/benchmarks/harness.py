@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 import os
 import platform
@@ -19,6 +18,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from sebulba import files
 from sebulba.agent import Agent
 from sebulba.benchmarks.worker import WorkerError
 from sebulba.commands import experiment, huge_pages
@@ -173,7 +173,7 @@ def write_json(path: str | None, result: Mapping[str, Any]) -> None:
     """Write a benchmark's record to ``path``, or nowhere if that is None."""
     if path is not None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(result, indent=2) + "\n")
+        files.write_json(path, result)
 
 
 def _version(package: str) -> str | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sebulba.configs.experiment import ExperimentConfig
+from sebulba.files import read_json_object
 from sebulba.metrics.counters import EPISODES_AVERAGED
 from sebulba.metrics.plots import learning_curves, read_records
 
@@ -156,8 +157,8 @@ def train_seed(words: Sequence[str], seed: int, folder: Path, commit: str | None
     made_by = {"commit": commit, "words": [*words]}
     file = folder / "learn.json"
     if commit is not None and file.exists():
-        kept = json.loads(file.read_text())
-        if kept.pop("made_by") == made_by:
+        kept = read_json_object(file)
+        if kept.pop("made_by", None) == made_by:
             return SeedResult(**kept)
     if folder.exists():
         shutil.rmtree(folder)

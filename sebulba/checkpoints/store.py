@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
@@ -29,7 +28,7 @@ from sebulba.checkpoints.parts import (
 from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
-from sebulba.files import PARTIAL
+from sebulba.files import PARTIAL, read_json_object
 from sebulba.trust import Trust
 
 NUMBER_DIGITS = 12
@@ -212,8 +211,8 @@ class CheckpointStore:
     def record(self, number: int) -> Mapping[str, Any]:
         """Return the record of a checkpoint without checking it; empty if it cannot be read."""
         try:
-            return json.loads((self._folder_of(number) / RECORD_FILE).read_text())
-        except (OSError, ValueError):
+            return read_json_object(self._folder_of(number) / RECORD_FILE)
+        except UsageError:
             return {}
 
     def load(self, number: int, *, trust: bool = False) -> Snapshot:

@@ -8,10 +8,9 @@ found before JAX is imported; what only the environment knows, before anything r
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
+import errno
 import faulthandler
-import json
 import os
 import resource
 import sys
@@ -36,6 +35,8 @@ from sebulba.commands.exit_codes import (
 from sebulba.commands.huge_pages import restart_with_huge_pages
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.errors import UsageError, text_of
+from sebulba.files import write_json
+from sebulba.standard_streams import make_streams_safe
 from sebulba.trust import Trust
 
 if TYPE_CHECKING:
@@ -58,6 +59,12 @@ usage: sebulba train CONFIG [options]      train an agent
 LEAST_OPEN_FILES = 128
 WANTED_OPEN_FILES = 4096
 """Files, pipes and sockets that a process may have open: worker processes take some each."""
+
+SYSTEM_ERRORS = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EMFILE, errno.ENFILE, errno.EIO),
+)
+"""Of disks that are full, read-only or broken, and of too many open files."""
 
 SHORT_OPTIONS = {
     "--learning-rate": "--agent.learning-rate",
@@ -95,10 +102,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(exit_)
     except BaseException as error:
         code = exit_code_of(error)
-        if code in (EXIT_ENV, EXIT_OTHER):
+        if code in (EXIT_ENV, EXIT_OTHER) and not _is_of_the_system(error):
             traceback.print_exc()
         print(f"sebulba: {_describe(code, error)}", file=sys.stderr)
         return code
+
+
+def _is_of_the_system(error: BaseException) -> bool:
+    """Tell whether a disk or a limit of the system is at fault, which a traceback says nothing of.
+
+    One that an environment raised may be its own.
+    """
+    return (
+        isinstance(error, OSError)
+        and exit_code_of(error) == EXIT_OTHER
+        and (error.errno in SYSTEM_ERRORS or "No usable temporary directory" in str(error))
+    )
 
 
 def _describe(code: int, error: BaseException) -> str:
@@ -121,14 +140,17 @@ def _describe(code: int, error: BaseException) -> str:
 def entry_point() -> None:
     """Run the command of this process and end it.
 
-    A crash in native code prints the Python stacks of all threads.
+    A crash in native code prints the Python stacks of all threads. A run goes on where nothing can
+    be printed any more; of any other command that has ended well, what it printed was all.
     """
-    with contextlib.suppress(ValueError, OSError):  # no standard error to print to
-        faulthandler.enable()
+    stdout = make_streams_safe()
+    faulthandler.enable()
     restart_with_huge_pages(sys.argv[1:])
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
+    if stdout.is_lost and sys.argv[1:2] not in (["train"], ["resume"]):
+        code = code or EXIT_OTHER
     ours = ("inferencer-", "evaluator")
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
@@ -164,9 +186,19 @@ def _command(argv: list[str]) -> int:
 
 
 def _import_from_here() -> None:
-    """Let ``my_package.envs:MyEnv`` be found in the current folder, after what is installed."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    """Let ``my_package.envs:MyEnv`` be found in the current folder, after what is installed.
+
+    Raises:
+      UsageError: The current folder was deleted.
+    """
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current folder is gone ({error.strerror}); change into one that exists"
+        ) from error
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
@@ -245,6 +277,7 @@ run any code.
     from sebulba.commands.run_folder import RunFolder
 
     folder = RunFolder(Path(argv[0]))
+    folder.check_path()
     preset, saved = folder.read_config()
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
@@ -413,7 +446,7 @@ def _eval(argv: list[str]) -> int:
     progress.clear()
     print(evaluation)
     if arguments.json is not None:
-        Path(arguments.json).write_text(json.dumps(evaluation.record(), indent=2) + "\n")
+        write_json(arguments.json, evaluation.record())
     return EXIT_OK
 
 

@@ -28,7 +28,8 @@ EXIT_NOT_FINITE = 4
 EXIT_HANG = 5
 EXIT_CHECKPOINT = 6
 EXIT_SIGNAL = 128
-"""Plus the number of the signal that ended the run: 130 for Ctrl-C, 143 for SIGTERM."""
+"""Plus the number of the signal that ended the run: 130 for Ctrl-C, 143 for SIGTERM, 129 for
+SIGHUP."""
 
 MEANINGS = {
     EXIT_OK: "done",
@@ -37,7 +38,8 @@ MEANINGS = {
     EXIT_ENV: "environment: one raised, died or broke its contract",
     EXIT_NOT_FINITE: "not finite: a loss or a gradient is NaN or infinite",
     EXIT_HANG: "hang: a thread was silent, or did not end",
-    EXIT_CHECKPOINT: "checkpoint: one could not be written, or all are damaged",
+    EXIT_CHECKPOINT: "run folder: it was deleted or cannot be written, or no checkpoint is whole",
+    EXIT_SIGNAL + 1: "stopped by SIGHUP (a closed terminal); to go on: sebulba resume RUN",
     EXIT_SIGNAL + 2: "stopped by Ctrl-C; to go on: sebulba resume RUN",
     EXIT_SIGNAL + 15: "stopped by SIGTERM; to go on: sebulba resume RUN",
 }

@@ -72,6 +72,8 @@ def _use_compile_cache(folder: str) -> None:
             return  # JAX's own variable: the user has chosen.
         folder = auto_compile_cache()
     try:
+        if folder.startswith("~"):
+            raise OSError(f"there is no home folder {folder.partition('/')[0]}; set HOME")
         os.makedirs(folder, exist_ok=True)
         if is_ours:
             _remove_old_files(folder)

@@ -18,7 +18,7 @@ from typing import Any
 import sebulba
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.files import (
     PARTIAL,
     check_regular,
@@ -27,6 +27,7 @@ from sebulba.files import (
     read_json_object,
     write_whole,
 )
+from sebulba.metrics.plots import record_of
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -90,7 +91,15 @@ class RunFolder:
     def best_return(self) -> float | None:
         """Return what the best policy returned in its evaluation; None where there is none."""
         file = self.best_policy / BEST_RETURN_FILE
-        return read_json_object(file)["mean_return"] if file.exists() else None
+        if not file.exists():
+            return None
+        mean_return = read_json_object(file).get("mean_return")
+        if not isinstance(mean_return, int | float):
+            raise UsageError(
+                f"{file} is damaged (mean_return={shown(mean_return)}); restore it, or delete "
+                f"{self.best_policy}"
+            )
+        return mean_return
 
     def write_best_return(self, folder: Path, mean_return: float) -> None:
         """Write that into ``folder``, which is to become the best policy's."""
@@ -101,11 +110,13 @@ class RunFolder:
         """Keep other processes from writing here: two would delete each other's checkpoints.
 
         Raises:
-          UsageError: One does already.
+          UsageError: One does already, or the folder cannot be written.
         """
         # Never through a link, which could lead out of the folder.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        with open(os.open(self.path / ".lock", flags, 0o666), "w") as file:
+        with self._usable("written"):
+            descriptor = os.open(self.path / ".lock", flags, 0o666)
+        with open(descriptor, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -123,13 +134,41 @@ class RunFolder:
         Raises:
           UsageError: It cannot be made.
         """
-        try:
+        with self._usable("made"):
             self.path.mkdir(parents=True, exist_ok=True)
+
+    def check_path(self) -> None:
+        """Raise UsageError if no run can have this path: too long, not UTF-8, or not permitted."""
+        with self._usable("used"):
+            path = os.path.abspath(self.path)
+        as_bytes = path.encode(errors="replace")
+        if "\0" in path or path != as_bytes.decode():
+            raise UsageError(f"run folder {shown(path)} must be UTF-8 text; choose another")
+        if max(map(len, as_bytes.split(os.sep.encode()))) > MOST_NAME_BYTES:
+            raise UsageError(
+                f"run folder {shown(path)} has a name of more than {MOST_NAME_BYTES} bytes, the "
+                "most that file systems take; choose another"
+            )
+        with self._usable("used"):
+            self.config.exists()
+
+    @contextlib.contextmanager
+    def _usable(self, what: str) -> Iterator[None]:
+        """Raise UsageError in place of an OSError."""
+        try:
+            yield
         except OSError as error:
             raise UsageError(
-                f"run folder {self.path} cannot be made ({error.strerror}); "
+                f"run folder {shown(str(self.path))} cannot be {what} ({error.strerror}); "
                 "choose another with --run-dir"
             ) from error
+
+    def is_deleted(self) -> bool:
+        """Tell whether the folder is not there any more, or not with what a run begins with."""
+        try:
+            return not self.config.exists()
+        except OSError:  # of a disk that does not answer
+            return False
 
     def tidy(self) -> None:
         """Put right, or delete, what a process left that was killed while it wrote."""
@@ -154,7 +193,8 @@ class RunFolder:
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
             LINKS: links_in(self.path),
         }
-        write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
+        with self._usable("written"):
+            write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
 
     def _record(self) -> dict[str, Any]:
         """Return what ``config.json`` says; UsageError if it is missing, damaged or a link."""
@@ -309,16 +349,17 @@ class RunFolder:
 
     def drop_metrics_after(self, env_steps: int) -> int:
         """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""
-        _drop_lines_after(self.episodes, env_steps)
-        return _drop_lines_after(self.metrics, env_steps)
+        with self._usable("written"):
+            _drop_lines_after(self.episodes, env_steps)
+            return _drop_lines_after(self.metrics, env_steps)
 
     def evaluated_at(self, env_steps: int) -> int:
         """Return where the newest evaluation was that ``drop_metrics_after`` keeps, 0 if none."""
         if not self.metrics.exists():
             return 0
-        lines = self.metrics.read_text().splitlines(keepends=True)
-        kept = (json.loads(line) for line in lines if _env_steps_of(line) <= env_steps)
-        return max((record.get("eval_env_steps", 0) for record in kept), default=0)
+        lines = self.metrics.read_bytes().splitlines(keepends=True)
+        kept = filter(None, (_record_until(env_steps, line) for line in lines))
+        return max((record.get("eval_env_steps") or 0 for record in kept), default=0)
 
     def read_env_config(self, trust: Trust) -> EnvConfig:
         """Return the environment of the run.
@@ -341,6 +382,9 @@ class RunFolder:
                 "expected the config.json that a run wrote"
             ) from error
 
+
+MOST_NAME_BYTES = 255
+"""Of a file or a folder, as file systems have it."""
 
 BEST_RETURN_FILE = "evaluation.json"
 KIND = "run"
@@ -421,26 +465,23 @@ def _drop_lines_after(file: Path, env_steps: int) -> int:
     """Drop the lines of records after ``env_steps``; return how many."""
     if not file.exists():
         return 0
-    lines = file.read_text().splitlines(keepends=True)
-    kept = [line for line in lines if _env_steps_of(line) <= env_steps]
+    lines = file.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if _record_until(env_steps, line)]
     if len(kept) < len(lines):
-        write_whole(file, "".join(kept))
+        write_whole(file, b"".join(kept).decode())
     return len(lines) - len(kept)
+
+
+def _record_until(env_steps: int, line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line of ``metrics.jsonl``; None if it is damaged or of later."""
+    # Even if only the end of the line is missing, after kill -9, more would follow on it.
+    record = record_of(line) if line.endswith(b"\n") else None
+    return record if record is not None and record["env_steps"] <= env_steps else None
 
 
 def _as_json(config: ExperimentConfig) -> dict[str, Any]:
     """Return ``_flat(config)`` as it comes from a file: tuples are lists."""
     return json.loads(json.dumps(_flat(config)))
-
-
-def _env_steps_of(line: str) -> float:
-    """Return ``env_steps`` of a metrics record; infinite for half a line, after kill -9."""
-    if not line.endswith("\n"):
-        return float("inf")  # even if only the end of the line is missing: more would follow on it
-    try:
-        return json.loads(line)["env_steps"]
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
 
 
 def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
@@ -454,7 +495,8 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
     elif config.name is not None:
         folder, flag = RunFolder(Path("runs", config.name)), "--name"
     else:
-        return _unused_folder(preset)
+        folder, flag = _unused_folder(preset), "--run-dir"
+    folder.check_path()
     if config.resume:
         if folder.config.exists():
             folder.check_trusted(config.trust)

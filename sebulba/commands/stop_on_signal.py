@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run that is asked to end ends with everything saved. Free of JAX."""
+"""Ctrl-C, SIGTERM, SIGHUP: a run that is asked to end ends with everything saved. Free of JAX."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Stoppable(Protocol):
 
 
 class StopOnSignal:
-    """Turns Ctrl-C and SIGTERM into ``loop.stop()``; Ctrl-C after that ends the process at once.
+    """Turns a signal into ``loop.stop()``; Ctrl-C after that ends the process at once.
+
+    The signals are Ctrl-C, SIGTERM and, unless it is ignored (``nohup``), SIGHUP, which comes when
+    the terminal is closed.
 
     Before there is a loop, either ends it at once. An exception would not do: imports and JAX's
     callbacks lose some, and an interpreter that ends amid the import of native code may crash.
@@ -61,8 +64,9 @@ class StopOnSignal:
             os.write(STDERR, STOPPING)  # print() may be what was interrupted
 
     def __enter__(self) -> StopOnSignal:
-        for which in (signal.SIGINT, signal.SIGTERM):
-            self._before[which] = signal.signal(which, self._handle)
+        for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if which != signal.SIGHUP or signal.getsignal(which) != signal.SIG_IGN:
+                self._before[which] = signal.signal(which, self._handle)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -24,8 +25,8 @@ from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.errors import HangError
-from sebulba.files import PARTIAL, replace_folder
+from sebulba.errors import CheckpointError, HangError, UsageError, text_of
+from sebulba.files import PARTIAL, replace_folder, write_whole
 from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.metrics.counters import EPISODES_AVERAGED
@@ -85,6 +86,7 @@ def train(
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
         folder.write_config(config, preset, command)
+        run.watch_folder()
         if problem := key_problem():
             print(
                 f"the run is not signed, and going on with it will need --trust: {problem}; "
@@ -102,6 +104,21 @@ def train(
     return code
 
 
+class FolderWatch:
+    """A metric writer that looks after the folder of the run at every record."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        """Call ``look`` at every record."""
+        self._look = look
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Look."""
+        self._look()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class _Run:
     """What surrounds the loop in one run of the command: made, used and closed together."""
 
@@ -113,8 +130,11 @@ class _Run:
         self._last = LastRecord()
         self._lock = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
-        self._writers = CompositeWriter(self._last)
+        self._writers = CompositeWriter(self._last, FolderWatch(self._mend_folder))
         self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
+        self._config_text = ""
+        self._here = os.getcwd()
+        self._is_deleted = False
         self.env_steps_done = 0
         """Environment steps of earlier processes of this run."""
 
@@ -230,8 +250,10 @@ class _Run:
                 self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
                 # Nobody keeps the state, whose replay would be in memory twice.
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
+            self._mend_folder()
             self._save_policy(folder.policy, result.acting_networks)
         except BaseException as error:
+            self._mend_folder()
             self._rescue_policy()
             write_end(
                 folder,
@@ -240,7 +262,38 @@ class _Run:
                 last_transition=self.loop.last_transition(),
             )
             raise
+        if self._is_deleted:
+            deleted = self._deleted_error()
+            write_end(folder, error=deleted, metrics=result.metrics)
+            raise deleted
         return result
+
+    def watch_folder(self) -> None:
+        """End the run from now on if somebody deletes its folder."""
+        self._config_text = self._folder.config.read_text()
+
+    def _mend_folder(self) -> None:
+        """If somebody deleted the folder, end the run, and make a folder to save it in."""
+        if not self._config_text or not self._folder.is_deleted():
+            return
+        self._is_deleted = True
+        self.loop.stop()
+        try:
+            os.makedirs(self._here, exist_ok=True)  # it may be gone with the run folder in it
+            os.chdir(self._here)
+            self._folder.create()
+            write_whole(self._folder.config, self._config_text)
+            self._lock.enter_context(self._folder.locked())
+        except (UsageError, OSError) as error:
+            warnings.warn(text_of(error), stacklevel=2)
+
+    def _deleted_error(self) -> CheckpointError:
+        path = self._folder.path
+        return CheckpointError(
+            f"run folder {path} was deleted or moved while the run wrote into it, so the run was "
+            f"ended. It is saved in a new folder of that name, without the metrics before; to go "
+            f"on: sebulba resume {path}"
+        )
 
     def complete(self) -> None:
         """Leave what a process did not that was killed between its last checkpoint and its end."""
@@ -311,6 +364,7 @@ class _Run:
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says beside where the loop stands."""
+        self._mend_folder()  # whose identity belongs to it
         return {"versions": self._versions, **self._folder.about(self._config)}
 
     def _keep_best(self, networks: PyTree) -> None:
@@ -321,10 +375,20 @@ class _Run:
             self._write_policy(new, networks)
             self._folder.write_best_return(new, best)
 
-        replace_folder(self._folder.best_policy, write)
+        try:
+            replace_folder(self._folder.best_policy, write)
+        except OSError as error:
+            self._player.best = self._folder.best_return()
+            warnings.warn(f"the best policy is not saved: {text_of(error)}", stacklevel=2)
 
     def _save_policy(self, folder: Path, networks: PyTree) -> None:
-        replace_folder(folder, lambda new: self._write_policy(new, networks))
+        try:
+            replace_folder(folder, lambda new: self._write_policy(new, networks))
+        except OSError as error:
+            raise CheckpointError(
+                f"the policy cannot be saved in {folder} ({error.strerror or error}); see that the "
+                f"disk has room and the folder is writable, then: sebulba resume {folder.parent}"
+            ) from error
 
     def _write_policy(self, folder: Path, networks: PyTree) -> None:
         save_policy(folder, self._agent, networks, self._run_spec, run_id=self._folder.run_id())
@@ -355,8 +419,10 @@ def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
 
 
 def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str]) -> MetricWriter:
-    """Return a live panel on a terminal, plain lines elsewhere."""
-    if not sys.stdout.isatty():
+    """Return a live panel on a terminal that can show one, plain lines elsewhere."""
+    can_draw = (os.environ.get("TERM") or "dumb") not in ("dumb", "unknown")
+    is_unicode = sys.stdout.encoding.lower().startswith("utf")
+    if not (sys.stdout.isatty() and can_draw and is_unicode):
         return LinesWriter(sys.stdout, describe)
     from sebulba.metrics.live_panel import PanelWriter
 

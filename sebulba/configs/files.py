@@ -9,7 +9,7 @@ that one parser checks them wherever they come from. ``measured`` is for the rea
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
-from sebulba.files import read_json_object
+from sebulba.files import read_json_object, write_json
 
 Scalar: TypeAlias = bool | int | float | str | None
 Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
@@ -44,7 +44,7 @@ def read_config_file(path: str | Path) -> tuple[str, list[str]]:
         exist is for the command line to say.
     """
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):  # False for a name that is too long, too
         raise UsageError(
             f"configuration file {path} does not exist; use one that sebulba bench tune wrote, "
             f"or a configuration: {', '.join(PRESETS)}"
@@ -87,12 +87,7 @@ def write_config_file(
       UsageError: It cannot be written.
     """
     record = {"config": preset, "options": dict(options), "measured": dict(measured or {})}
-    try:
-        Path(path).write_text(json.dumps(record, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"configuration file {path} cannot be written ({error.strerror}); use another name"
-        ) from error
+    write_json(path, record)
 
 
 def config_options(config: ExperimentConfig, preset: str) -> dict[str, Option]:

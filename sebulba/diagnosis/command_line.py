@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from sebulba.diagnosis.finding import Report
 from sebulba.diagnosis.isolation import isolated_findings
 from sebulba.diagnosis.printing import print_findings
 from sebulba.errors import UsageError
+from sebulba.files import write_json
 
 EXIT_PROBLEM = 1
 DOCTOR_TIMEOUT_S = 120.0
@@ -112,7 +112,7 @@ def check_agent(argv: Sequence[str]) -> int:
 
 def _end(report: Report, file: str | None) -> int:
     if file is not None:
-        Path(file).write_text(json.dumps(report.record(), indent=2) + "\n")
+        write_json(file, report.record())
     return EXIT_PROBLEM if report.problems else 0
 
 

@@ -152,12 +152,14 @@ class CheckedEnv(gymnasium.Env):
 
     def _checked_reward(self, reward: Any) -> float:
         try:
-            is_scalar = isinstance(reward, float) or np.ndim(reward) == 0
-            value = float(reward) if is_scalar else math.nan
+            is_number = isinstance(reward, float) or (
+                np.ndim(reward) == 0 and not isinstance(reward, str | bytes)
+            )
+            value = float(reward) if is_number else math.nan
         except Exception:  # a user's object may raise anything when converted
             value = math.nan
         if not abs(value) <= LARGEST_REWARD:
-            raise self._broken("reward", "a finite number", shown(reward))
+            raise self._broken("reward", "a finite number", _describe_number(reward))
         return value
 
     def _broken(self, name: str, expected: str, got: str) -> EnvError:
@@ -193,6 +195,14 @@ def _survives_pickle(error: Exception) -> bool:
     except Exception:
         # A user's exception that fails in any way when it is copied cannot be sent.
         return False
+
+
+def _describe_number(value: Any) -> str:
+    """Return what a value is that should be a number."""
+    if isinstance(value, str | bytes):
+        return f"the text {shown(value)}"
+    shape = getattr(value, "shape", ())
+    return f"{shown(value)}, an array of shape {shape}" if shape else shown(value)
 
 
 def _describe_result(result: Any) -> str:

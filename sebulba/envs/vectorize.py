@@ -17,6 +17,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError, UsageError
+from sebulba.standard_streams import make_streams_safe
 
 SIGTERM_GRACE_S = 120
 """Seconds that a worker process works on after SIGTERM if the main process does, and seconds that
@@ -214,15 +215,18 @@ def _make_in_worker(
 ) -> CheckedEnv:
     """Make an environment in its worker process.
 
-    The process survives signals that go to the whole group, such as Ctrl-C on a terminal or a
-    scheduler's SIGTERM, because the main process first finishes its update and saves, and then ends
-    its workers. If the main process does not end them, ``SIGALRM`` does. Gymnasium also makes one
-    environment in the main process to look at its spaces; there the signals are left alone.
+    The process survives signals that go to the whole group, such as Ctrl-C on a terminal, SIGHUP
+    when that is closed, or a scheduler's SIGTERM, because the main process first finishes its
+    update and saves, and then ends its workers. If the main process does not end them, ``SIGALRM``
+    does. Gymnasium also makes one environment in the main process to look at its spaces; there the
+    signals are left alone.
     """
     if os.getpid() == main_process:
         return CheckedEnv(make_env, index, in_worker=True)
+    make_streams_safe(says_so=False)  # an environment may print when nobody reads any more
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
+    for which in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(which, lambda which, frame: signal.alarm(SIGTERM_GRACE_S))
     _end_with_main_process()
     return CheckedEnv(make_env, index, in_worker=True, before_close=_close_in_worker)
 

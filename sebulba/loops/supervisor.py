@@ -66,7 +66,8 @@ class Supervisor:
         self._evaluations = evaluations
         self._on_hang = on_hang
         self._stop = threading.Event()
-        self._learner_is_told = False
+        self._told: set[object] = set()
+        """The Inferencers, and names of other threads, whose hang has been told."""
         self._looked_at = self._awake_since = 0.0
         self._thread: threading.Thread | None = None
 
@@ -121,12 +122,14 @@ class Supervisor:
         return max(PAUSE_S, self._limit_s / 10)
 
     def _tell_of_inferencer(self, inferencer: Inferencer, phase: str, silent_s: float) -> None:
-        if inferencer.failure is None:
+        if inferencer.failure is None and self._is_new(inferencer.timer):
             error = silence_error(inferencer, phase, silent_s)
-            self._print_stacks(str(error))
+            self._print_stacks(str(error), inferencer.thread_name)
             self._running.fail(inferencer, error)
 
     def _tell_of_evaluator(self, silent_s: float) -> None:
+        if not self._is_new(EVALUATOR_THREAD):
+            return
         error = HangError(
             f"thread {EVALUATOR_THREAD!r} is silent: what plays did not look at its stop event for "
             f"{silent_s:.0f} s; mend the environment, or raise hang_timeout_s if it is just slow"
@@ -137,9 +140,8 @@ class Supervisor:
         self._evaluations.end()
 
     def _tell_of_learner(self, phase: str, silent_s: float) -> None:
-        if self._learner_is_told:
+        if not self._is_new(self._learner):
             return
-        self._learner_is_told = True
         error = HangError(
             f"the update loop is silent: it did not leave {phase!r} for {silent_s:.0f} s; raise "
             "hang_timeout_s if it is just slow"
@@ -148,10 +150,25 @@ class Supervisor:
         if self._on_hang is not None:
             self._on_hang(error)
 
-    def _print_stacks(self, what: str) -> None:
-        threads = [thread for thread in threading.enumerate() if thread.name != SUPERVISOR_THREAD]
+    def _is_new(self, who: object) -> bool:
+        """Tell whether its hang has not been told yet, and note that it is told now."""
+        is_new = who not in self._told
+        self._told.add(who)
+        return is_new
+
+    def _print_stacks(self, what: str, name: str = "") -> None:
+        """Say what hangs, and show the stacks of all threads; of another Inferencer only its own.
+
+        Where many hang, or one after the other is replaced, all stacks each time would be
+        megabytes.
+        """
+        threads = [t for t in threading.enumerate() if t not in self._running.silent]
+        if not name or len(self._told) == 1:
+            which, threads = "All threads", [t for t in threads if t.name != SUPERVISOR_THREAD]
+        else:
+            which, threads = "Its stack", [t for t in threads if t.name == name]
         with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
-            print(f"sebulba: {what}\nAll threads:\n{stacks(threads)}", file=sys.stderr, flush=True)
+            print(f"sebulba: {what}\n{which}:\n{stacks(threads)}", file=sys.stderr, flush=True)
 
 
 def supervisor_thread(look: Callable[[], None], stop: threading.Event) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sebulba.errors import UsageError
+from sebulba.files import parse_json
 from sebulba.metrics.episode_sample import Episodes, episodes_of
 
 if TYPE_CHECKING:
@@ -287,16 +288,34 @@ def _time(seconds: float) -> str:
 
 
 def read_records(metrics: str | Path) -> list[dict]:
-    """Return the records of a ``metrics.jsonl``; an incomplete last line is ignored.
+    """Return the records of a ``metrics.jsonl``.
+
+    An incomplete last line is ignored; other lines that are no records are left out with a warning.
 
     Raises:
       UsageError: The file cannot be read.
     """
     try:
-        lines = Path(metrics).read_text(encoding="utf-8").split("\n")
+        lines = Path(metrics).read_bytes().split(b"\n")
     except OSError as error:
         raise UsageError(
             f"{metrics} cannot be read ({error.strerror}); give the metrics.jsonl of a run"
         ) from error
     # A process that was killed while it wrote leaves half a line at the end.
-    return [json.loads(line) for line in lines[:-1] if line]
+    records = [record_of(line) for line in lines[:-1] if line]
+    if num_damaged := records.count(None):
+        warnings.warn(
+            f"{metrics}: {num_damaged} of {len(records)} lines are damaged and are left out",
+            stacklevel=2,
+        )
+    return [record for record in records if record is not None]
+
+
+def record_of(line: bytes) -> dict[str, Any] | None:
+    """Return the record in a line of a ``metrics.jsonl``; None if there is none."""
+    try:
+        record = parse_json(line)
+    except ValueError:
+        return None
+    is_record = isinstance(record, dict) and isinstance(record.get("env_steps"), int | float)
+    return record if is_record else None

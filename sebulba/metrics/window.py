@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sebulba.errors import NotFiniteError
+from sebulba.errors import NotFiniteError, UsageError, shown
 from sebulba.metrics.counters import EPISODES_AVERAGED, Counters
 from sebulba.types import StepInfos
 
@@ -91,12 +91,21 @@ class MetricWindow:
         self._queue_fill.append(queue_fill)
 
     def add_observed(self, metrics: Mapping[str, Any] | None) -> None:
-        """Add what ``observe_cycle`` returned: numbers are averaged, the last image is kept."""
+        """Add what ``observe_cycle`` returned: numbers are averaged, the last image is kept.
+
+        Raises:
+          UsageError: It is neither None nor a dict of those by name.
+        """
+        if not isinstance(metrics, Mapping | None):
+            raise _not_metrics(metrics)
         for name, value in (metrics or {}).items():
-            if np.ndim(value) == 0:
-                self._observed[name].append(float(value))
+            array = _as_numbers(value)
+            if not isinstance(name, str) or array is None:
+                raise _not_metrics({name: value})
+            if array.ndim == 0:
+                self._observed[name].append(float(array))
             else:
-                self._observed[name] = [np.asarray(value)]
+                self._observed[name] = [array]
 
     def close(
         self,
@@ -152,6 +161,23 @@ class MetricWindow:
                     "expected a finite number. A lower learning rate, gradient clipping, or "
                     "scaled rewards and observations are the usual remedies"
                 )
+
+
+def _as_numbers(value: Any) -> np.ndarray | None:
+    """Return a number, or an image ``[H, W, C]``, as an array; None if it is neither."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # a user's object may raise anything when converted
+        return None
+    is_real = np.can_cast(array.dtype, np.float64, "same_kind")  # bfloat16 too
+    return array if is_real and array.ndim in (0, 3) else None
+
+
+def _not_metrics(got: Any) -> UsageError:
+    return UsageError(
+        f"observe_cycle returned {shown(got)}; it must return None, or a dict of numbers (or "
+        "images [height, width, channels]) by name, such as {'speed': 1.5}"
+    )
 
 
 def time_shares(

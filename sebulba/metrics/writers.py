@@ -83,6 +83,8 @@ class JsonLinesWriter:
 
         If the line cannot be written whole, as on a full disk, the part written is removed.
         """
+        if self._file is not None and not self._path.exists():
+            self.close()  # somebody deleted it: begin it again
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
         line = json.dumps(record, allow_nan=False) + "\n"

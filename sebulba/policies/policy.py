@@ -474,6 +474,9 @@ def _import_class(name: str, file: Path, trust: Trust) -> type:
 
 # Spaces as JSON.
 
+LARGEST_BOX = 2**28
+"""Numbers in an observation; a description with more is damaged, and would take all memory."""
+
 
 def space_to_json(space: gymnasium.Space) -> dict[str, Any]:
     """Return a space as a JSON object.
@@ -504,13 +507,28 @@ def space_from_json(record: Mapping[str, Any]) -> gymnasium.Space:
     """Return the space that ``space_to_json`` described.
 
     Raises:
-      UsageError: The type is unknown.
+      UsageError: It does not describe a space that an environment can have.
     """
+    try:
+        space = _space(record)
+        if space_to_json(space) != record:
+            raise ValueError(f"it would be read as {space}")
+    except Exception as error:  # Gymnasium and NumPy may raise any
+        raise UsageError(
+            f"{shown(record)} does not describe a space ({text_of(error)}); restore the file that "
+            "says so, or train again"
+        ) from error
+    return space
+
+
+def _space(record: Mapping[str, Any]) -> gymnasium.Space:
     match record["type"]:
         case "Dict":
-            return spaces.Dict({k: space_from_json(part) for k, part in record["spaces"].items()})
+            return spaces.Dict({name: _space(part) for name, part in record["spaces"].items()})
         case "Box":
             dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
+            if math.prod(shape) > LARGEST_BOX:
+                raise ValueError(f"more than {LARGEST_BOX} numbers")
             low, high = (_bound_from_json(record[k], dtype, shape) for k in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         case "Discrete":
@@ -522,7 +540,7 @@ def space_from_json(record: Mapping[str, Any]) -> gymnasium.Space:
             )
         case "MultiBinary":
             return spaces.MultiBinary(record["n"])
-    raise UsageError(f"space type {record['type']!r} is unknown; train again")
+    raise ValueError(f"its type {shown(record['type'])} is unknown")
 
 
 def _bound_to_json(bound: np.ndarray) -> Any:

@@ -64,9 +64,9 @@ def make_trap(monkeypatch):
             trap.supervisors.append(supervisor)
         return original(supervisor)
 
-    def print_stacks(supervisor: Supervisor, what: str) -> None:
+    def print_stacks(supervisor: Supervisor, *what: str) -> None:
         supervisor._limit_s = LONG_LIMIT_S  # found; what else takes its time is no hang
-        original_print(supervisor, what)
+        original_print(supervisor, *what)
 
     original, original_print = Supervisor.__enter__, Supervisor._print_stacks
     monkeypatch.setattr(Supervisor, "__enter__", enter)
