@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
     from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
+    from sebulba.diagnosis.agent_check import check_agent
     from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.errors import (
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
     "sebulba.checkpoints.checkpointer": ("Checkpoint", "Checkpointer"),
+    "sebulba.diagnosis.agent_check": ("check_agent",),
     "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
     "sebulba.errors": (
@@ -77,6 +79,7 @@ __all__ = [
     "StepInfos",
     "Trajectory",
     "UsageError",
+    "check_agent",
     "check_env",
     "env_spec",
     "evaluate",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from typing import Generic, NamedTuple, TypeVar, final
+from typing import Any, Generic, NamedTuple, Self, TypeVar, final
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,18 @@ class Agent(abc.ABC, Generic[ConfigT]):
     or environment code, and must not keep arrays on ``self``. Inside ``update_experience``,
     ``loss`` and ``optimize`` the axis ``"learner"`` is bound and arrays are this device's shard.
     """
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        """Refuse a class that lacks methods.
+
+        Raises:
+          UsageError: It does.
+        """
+        if lacks := sorted(cls.__abstractmethods__):
+            raise UsageError(
+                f"{cls.__name__} lacks {', '.join(lacks)}; define what sebulba.Agent describes"
+            )
+        return super().__new__(cls)
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
         """Keep the single-environment spaces and the hyper-parameters."""
@@ -243,7 +255,14 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """Return ``(scalar loss, (experience, scalar metrics))`` of this device's shard.
 
         The loop takes the mean of gradients and metrics over the devices; a masked mean must
-        therefore divide by ``lax.pmean`` of its count. ``key`` differs by update and device.
+        therefore divide by ``lax.pmean`` of its count, as
+        :func:`sebulba.agents.kernels.optimizer.masked_mean` does.
+
+        Args:
+          networks: Parameters; the gradient is with respect to these.
+          opt: Read only.
+          experience: As ``update_experience`` or the last ``loss`` returned it.
+          key: Differs by update and device.
         """
 
     @abc.abstractmethod

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
+from pathlib import Path
 from typing import Any
 
 
@@ -49,6 +51,23 @@ def shown(value: Any) -> str:
     except Exception:
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error's type, first line and place; an error of ours needs only its message."""
+    if isinstance(error, EnvError | UsageError):
+        return str(error)
+    message = text_of(error).splitlines()[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    # The user's own code is the better place even if a library below it raised the error.
+    own = [frame for frame in frames if not is_installed(frame.filename)] or frames[-1:]
+    return message + "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in own[-1:])
+
+
+def is_installed(file: str) -> bool:
+    """Tell whether a file of source code is Python's or a package's, and not the user's own."""
+    places = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return file.startswith(("<", f"{Path(__file__).parent}/", *places))
 
 
 def is_env_failure(error: BaseException) -> bool:

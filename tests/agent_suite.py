@@ -1,8 +1,9 @@
 """The agents of the shared suite; a new one joins by a line in ``AGENTS``.
 
 A line says which agent, on which actions, whether it must remember, and a tiny configuration in
-which it answers the questions of ``tests.questions`` within ``num_cycles`` trajectories. For the
-tests that count cells and devices the same configuration learns with plain gradient descent.
+which it answers the questions of ``sebulba.diagnosis.questions`` within ``num_cycles``
+trajectories. For the tests that count cells and devices the same configuration learns with plain
+gradient descent.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ from sebulba.agents.configs import (
     make_agent,
 )
 from sebulba.agents.replay import store as replay_store
+from sebulba.diagnosis import questions
+from sebulba.diagnosis.agent_driver import B, T
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
-from tests import oracle, questions
-from tests.agent_driver import B, Driver, EnvStreams, T
+from tests import oracle
+from tests.agent_driver import Driver, EnvStreams
 
 spaces = gymnasium.spaces
 REWARD_SCALE = 1e-5

@@ -20,9 +20,10 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.dqn import DQN
 from sebulba.agents.nets.q_networks import QHead
+from sebulba.diagnosis.agent_driver import Streams, run_spec
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
-from tests.agent_driver import BOX_SPEC, SPEC, Driver, Streams, quick_state, run_spec
+from tests.agent_driver import BOX_SPEC, SPEC, Driver, quick_state
 
 TINY = DQNConfig(
     num_steps=2,

@@ -14,10 +14,11 @@ import pytest
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.agents.impala import Impala
 from sebulba.agents.ppo import PPO
+from sebulba.diagnosis.agent_driver import B, Streams, T, run_spec
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, RunSpec
-from tests.agent_driver import BOX_SPEC, SPEC, B, Streams, T, quick_state, run_spec
+from tests.agent_driver import BOX_SPEC, SPEC, quick_state
 
 spaces = gymnasium.spaces
 SGD = {

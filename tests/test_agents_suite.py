@@ -10,16 +10,23 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import sebulba
 from sebulba.agent import Agent, is_spec, spec_of_each_leaf
 from sebulba.agents.configs.agent_config import agent_configs
+from sebulba.diagnosis import questions
+from sebulba.diagnosis.agent_driver import (
+    B,
+    differs_by_device,
+    replicated_leaves,
+    run_spec,
+    with_other_rewards,
+)
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, empty_env_step
-from tests import oracle, questions
-from tests.agent_driver import B, Driver, quick_state, run_spec
+from tests import oracle
+from tests.agent_driver import Driver, quick_state
 from tests.agent_suite import (
     AGENTS,
     REWARD_SCALE,
@@ -89,17 +96,15 @@ class TestUpdates:
         assert metrics == pytest.approx(one.metrics, abs=1e-4, rel=1e-4)
         for a, b in zip(one.networks, leaves(four.state.networks), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-5)
-        for leaf in replicated_leaves(four):
-            shards = [np.asarray(shard.data) for shard in leaf.addressable_shards]
-            assert len(shards) == 4
-            for shard in shards[1:]:
-                np.testing.assert_array_equal(shards[0], shard)
+        for name, leaf in replicated_leaves(four).items():
+            assert len(leaf.addressable_shards) == 4
+            assert not differs_by_device(leaf), name
 
     def test_masked_cells_change_nothing(self, name: str) -> None:
         was = fed(name)
         was.driver.begin_anew()
-        assert any(invalid(t).any() for t, *_ in was.trajectories)
-        feed(was.driver, [(made_wild(t), *states) for t, *states in was.trajectories])
+        assert any((~t.env_step.valid[1:]).any() for t, *_ in was.trajectories)
+        feed(was.driver, [made_wild(made) for made in was.trajectories])
         for a, b in zip(was.networks, leaves(was.driver.state.networks), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -122,33 +127,14 @@ class TestUpdates:
         assert all(np.isfinite(x).all() for x in leaves(driver.state.networks))
 
 
-def replicated_leaves(driver: Driver) -> list[jax.Array]:
-    """Return what must be equal on all devices."""
-    state = driver.updater.state(())
-    same: list[Any] = [state.networks, state.opt]
-
-    def collect(spec: Any, subtree: Any) -> None:
-        if not any(spec):
-            same.append(subtree)
-
-    is_spec = lambda x: isinstance(x, P)  # noqa: E731
-    jax.tree.map(collect, driver.agent.experience_spec(), state.experience, is_leaf=is_spec)
-    return jax.tree.leaves(same)
-
-
-def invalid(trajectory: Any) -> Any:
-    env_step = trajectory.env_step
-    return ~env_step.valid[1:]
-
-
-def made_wild(trajectory: Any) -> Any:
-    """Return the trajectory with other numbers in the cells that are masked."""
-    masked, env_step = invalid(trajectory), trajectory.env_step
-    reward = env_step.reward.at[1:].add(masked * 1e5)
+def made_wild(made: Any) -> Any:
+    """Return what was made with other numbers in the cells that are masked."""
+    trajectory, *states = with_other_rewards(made)
     extras = trajectory.extras
     if hasattr(extras, "log_prob"):
+        masked = ~trajectory.env_step.valid[1:]
         extras = extras._replace(log_prob=extras.log_prob - masked * 200.0)
-    return trajectory._replace(env_step=env_step._replace(reward=reward), extras=extras)
+    return trajectory._replace(extras=extras), *states
 
 
 @NAMES

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.test_check_agent import OF_PROGRAMS, OF_UPDATES, findings
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TESTED = {"impala", "custom_agent", "custom_network", "custom_environment"}
 # The tests have 8 devices, and every Inferencer compiles a program of its own. In lockstep a seed
@@ -60,3 +62,14 @@ def test_a_custom_agent_and_a_custom_network_learn(example):
 def test_an_agent_learns_in_a_custom_environment(example):
     result = example.train(num_cycles=150, **OPTIONS)
     assert result.metrics["episode_return_mean"] > 0.5  # -0.6 at random, at most 1
+
+
+@pytest.mark.parametrize(
+    ("example", "name", "config"),
+    [("custom_agent", "A2C", {}), ("impala", "Impala", {"num_updates": 100})],
+    indirect=["example"],
+)
+def test_check_agent_finds_nothing_in_the_agents(example, name, config):
+    configs = {"A2C": "A2CConfig", "Impala": "Config"}
+    config = getattr(example, configs[name])(**config)
+    assert findings(getattr(example, name), *OF_PROGRAMS, *OF_UPDATES, config=config) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.questions import ANSWERS, DISCOUNT, MEMORY, STATES, DiscretePool, Questions
+from sebulba.diagnosis.questions import ANSWERS, DISCOUNT, MEMORY, STATES, DiscretePool, Questions
 
 
 def answers(

@@ -1,4 +1,5 @@
-"""The command line: ``sebulba train``, ``resume``, ``eval``, ``bench``, ``doctor``, ``check-env``.
+"""The command line: ``sebulba train``, ``resume``, ``eval``, ``bench``, ``doctor``, ``check-env``,
+``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
     from sebulba.configs.experiment import ExperimentConfig
 
 USAGE = """\
-usage: sebulba train CONFIG [options]    train an agent
-       sebulba resume RUN [options]      go on with a run that ended, or was ended
-       sebulba eval RUN [options]        play a trained policy
-       sebulba bench BENCHMARK [options] measure this machine
-       sebulba doctor [options]          see whether this machine is fit
-       sebulba check-env ENV [options]   see what is wrong with an environment
+usage: sebulba train CONFIG [options]      train an agent
+       sebulba resume RUN [options]        go on with a run that ended, or was ended
+       sebulba eval RUN [options]          play a trained policy
+       sebulba bench BENCHMARK [options]   measure this machine
+       sebulba doctor [options]            see whether this machine is fit
+       sebulba check-env ENV [options]     see what is wrong with an environment
+       sebulba check-agent AGENT [options] see what is wrong with an agent
        sebulba --version
 
 "sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.
@@ -164,6 +166,7 @@ def _command(argv: list[str]) -> int:
         "bench": _bench,
         "doctor": _doctor,
         "check-env": _check_env,
+        "check-agent": _check_agent,
     }
     if not argv:
         print(USAGE, end="", file=sys.stderr)
@@ -465,6 +468,12 @@ def _check_env(argv: list[str]) -> int:
     from sebulba.diagnosis import command_line
 
     return command_line.check_env(argv)
+
+
+def _check_agent(argv: list[str]) -> int:
+    from sebulba.diagnosis import command_line
+
+    return command_line.check_agent(argv)
 
 
 def _check_folder_of(option: str, file: str | None) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from sebulba.diagnosis.finding import Finding, Level, problem
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import describe_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,19 +73,3 @@ def _findings(check: Check) -> Iterator[Finding]:
             yield finding if finding.name else dataclasses.replace(finding, name=check.name)
     except (Exception, SystemExit) as error:
         yield problem(describe_error(error), "mend what raises it", check.name)
-
-
-def describe_error(error: BaseException) -> str:
-    """Return an error's type, message and place; an error of ours needs only its message."""
-    if isinstance(error, EnvError | UsageError):
-        return str(error)
-    message = f"{type(error).__name__}: {error}".splitlines()[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    # The user's own code is the better place even if a library below it raised the error.
-    own = [frame for frame in frames if not _is_installed(frame.filename)] or frames[-1:]
-    return message + "".join(f" ({Path(f.filename).name}:{f.lineno})" for f in own[-1:])
-
-
-def _is_installed(file: str) -> bool:
-    places = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return file.startswith(("<", *places))

@@ -1,4 +1,4 @@
-"""The commands ``sebulba doctor`` and ``sebulba check-env``."""
+"""The commands ``sebulba doctor``, ``sebulba check-env`` and ``sebulba check-agent``."""
 
 from __future__ import annotations
 
@@ -59,6 +59,55 @@ def check_env(argv: Sequence[str]) -> int:
         options={"backend": arguments.backend} if arguments.backend else {},
     )
     return _end(print_findings(arguments.env, events), arguments.json)
+
+
+def check_agent(argv: Sequence[str]) -> int:
+    """Check an agent; return 1 if something is wrong with it, else 0."""
+    from sebulba.diagnosis.agent_check import agent_findings
+
+    parser = argparse.ArgumentParser(
+        prog="sebulba check-agent",
+        description="Look at what an agent's methods return, train it a little, and say what is "
+        "wrong with it.",
+    )
+    parser.add_argument(
+        "agent",
+        metavar="AGENT",
+        help="module:attribute: a subclass of sebulba.Agent, a configuration with agent_class, or "
+        "a function of an EnvSpec that returns an agent",
+    )
+    parser.add_argument(
+        "--config",
+        metavar="CONFIG",
+        help="module:attribute of its configuration; default: the one that the class belongs to",
+    )
+    parser.add_argument(
+        "--env",
+        metavar="ENV",
+        help="an id, or module:attribute of your own; default: small probe environments",
+    )
+    parser.add_argument(
+        "--steps-per-cycle", type=int, metavar="N", help="default: the first that fits the agent"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=120.0,
+        help="seconds a check may take; default: %(default)s",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the report there")
+    arguments = parser.parse_args(argv)
+    _check_folder(arguments.json)
+    events = agent_findings(
+        arguments.agent,
+        config=arguments.config,
+        env=arguments.env,
+        steps_per_cycle=arguments.steps_per_cycle,
+        seed=arguments.seed,
+        timeout_s=arguments.timeout,
+    )
+    return _end(print_findings(arguments.agent, events), arguments.json)
 
 
 def _end(report: Report, file: str | None) -> int:

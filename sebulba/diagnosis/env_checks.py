@@ -11,11 +11,11 @@ import numpy as np
 from gymnasium import spaces
 
 from sebulba.diagnosis import env_uses
-from sebulba.diagnosis.checks import Check, describe_error
+from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.env_players import SinglePlayer, first_difference
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.finding import Finding, note, ok, problem
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, describe_error
 
 HUGE_REWARD = 100.0
 CONTRACT = ("steps", "observations", "rewards")

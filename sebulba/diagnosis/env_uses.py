@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sebulba.diagnosis.checks import describe_error
 from sebulba.diagnosis.env_players import (
     Player,
     SinglePlayer,
@@ -20,6 +19,7 @@ from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.env_walk import walk
 from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.envs.seeds import seed_block
+from sebulba.errors import describe_error
 
 ASYNC_PAYS_S = 0.3e-3
 """Seconds of a step from which on worker processes pay."""

@@ -13,9 +13,8 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.diagnosis.checks import describe_error
 from sebulba.diagnosis.env_players import Player, SinglePlayer, actions
-from sebulba.errors import EnvError
+from sebulba.errors import EnvError, describe_error
 from sebulba.types import EnvOutput
 
 TOLERANCE = 1e-3

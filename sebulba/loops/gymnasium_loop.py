@@ -31,6 +31,7 @@ from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
+from sebulba.loops.agent_contract import check_contract, check_is_agent
 from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.run import Attached, Run
@@ -124,6 +125,7 @@ class GymnasiumLoop:
         Raises:
           UsageError: An argument breaks a rule.
         """
+        check_is_agent(agent)
         check_count("num_envs", num_envs, ENVS_A_GENERATION)
         if not isinstance(inference_only, bool):
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
@@ -148,6 +150,8 @@ class GymnasiumLoop:
         self._threads: list[threading.Thread] = []
         """Threads of the last run: those of the Inferencers in their order, then others."""
         self._run_spec: RunSpec | None = None
+        self._checked: RunSpec | None = None
+        """Sizes for which the agent keeps its contract."""
         self._updater: Updater | None = None
         self._programs: CyclePrograms | None = None
         self._last_state: AgentState | None = None
@@ -179,6 +183,10 @@ class GymnasiumLoop:
         Args:
           key: Typed PRNG key, or the integer seed of one.
           steps_per_cycle: T, as it will be given to ``run()``.
+
+        Raises:
+          UsageError: ``steps_per_cycle`` does not fit, or a method of the agent breaks its
+            contract.
         """
         key = jax.random.key(key) if isinstance(key, int) else key
         run_spec = self._new_run_spec(steps_per_cycle)
@@ -187,9 +195,13 @@ class GymnasiumLoop:
 
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
         check_count("steps_per_cycle", steps_per_cycle)
-        return RunSpec(
+        run_spec = RunSpec(
             self.num_envs, self.num_inferencers, steps_per_cycle, len(self.update_devices)
         )
+        if run_spec != self._checked:
+            check_contract(self.agent, run_spec, learns=not self._inference_only)
+            self._checked = run_spec
+        return run_spec
 
     def describe(self) -> str:
         """Say in a line which devices do what and, once run, how cycles run and why."""

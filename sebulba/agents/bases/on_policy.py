@@ -76,7 +76,12 @@ class Experience(NamedTuple):
 
 
 class OnPolicyAgent(Agent[ConfigT]):
-    """An agent that updates once on every trajectory; a subclass adds ``loss``."""
+    """An agent that updates once on every trajectory; a subclass adds ``loss``.
+
+    A loss gets an ``Experience``, evaluates the network on its rows (``evaluate``), asks
+    ``self.distribution`` for log-probabilities of ``trajectory.extras.raw``, and takes means by
+    ``masked_mean``. ``docs/agents.md`` has a whole one, in fifteen lines.
+    """
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
         """Build network, distribution, normalisation and optimizer; no arrays are made.
@@ -104,9 +109,18 @@ class OnPolicyAgent(Agent[ConfigT]):
     def evaluate(
         self, networks: PyTree, obs: PyTree, core: PyTree, is_first: ArrayLike
     ) -> ActorCriticOutput:
-        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``.
+        """Evaluate the network on rows of observations.
 
-        ``networks`` are the trained ones; ``obs`` is already normalised, if it has to be.
+        Args:
+          networks: Parameters, as ``loss`` gets them.
+          obs: ``[T, B, ...]``, such as ``trajectory.env_step.obs`` of all T+1 rows; normalised, if
+            it has to be, as it is in an ``Experience``.
+          core: Recurrent state before the first row, ``[B, ...]``: ``experience.core``.
+          is_first: ``[T, B]``; the recurrent state is reset where it is true.
+
+        Returns:
+          ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, and the recurrent state
+          after the last row. The last of T+1 rows has a value to bootstrap from, and no action.
         """
         encoded = self._encode(obs, num_leading=2)
         return self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))  # type: ignore[return-value]

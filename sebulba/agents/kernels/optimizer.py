@@ -15,12 +15,16 @@ from sebulba.agents.configs import OptimizerConfig
 def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
     """Return this device's part of the mean of ``x`` over valid cells of all devices.
 
-    The mean of these parts over devices is the mean over all valid cells, even if devices hold
-    unequal numbers of them.
+    The loop takes the mean of losses, gradients and metrics over devices, and the mean of these
+    parts is the mean over all valid cells, even if devices hold unequal numbers of them. To be
+    called in ``update_experience``, ``loss`` or ``optimize``.
 
     Args:
-      x: ``[T, B]``.
-      valid: ``[T, B]`` bool.
+      x: ``[T, B]`` on this device.
+      valid: ``[T, B]`` bool: ``transitions(...).valid``, or ``env_step.valid[1:]``.
+
+    Returns:
+      Scalar float32; 0 where no cell is valid.
     """
     count = jax.lax.pmean(jnp.sum(valid, dtype=jnp.float32), LEARNER_AXIS)
     # The lower bound lets a batch without any valid cell give 0 and not NaN.

@@ -3,6 +3,11 @@
 Every kernel takes the three arrays that :func:`transitions` makes from the flags of a trajectory:
 ``discount = gamma * (1 - terminated)``, ``last = terminated | truncated``, which ends a trace after
 bootstrapping, and ``valid``. A transition that is not valid has weight 0 and ends a trace too.
+
+For the values ``[T+1, B]`` of a trajectory::
+
+    step = transitions(trajectory, discount)  # [T, B]
+    returns = jax.vmap(n_step_returns, in_axes=1, out_axes=1)(value, step)  # [T, B]
 """
 
 from __future__ import annotations

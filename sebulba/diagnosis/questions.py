@@ -62,7 +62,7 @@ MEMORY = {"asked 0": 0, "asked 1": 1}
 class DiscretePool:
     """Some questions with envpool's interface and next-step resets: NumPy, a few us a step."""
 
-    action_space = spaces.Discrete(2)
+    action_space: spaces.Space = spaces.Discrete(2)
     action_dtype: Any = np.int32
 
     def __init__(self, seeds: list[int], first_states: list[str]) -> None:
@@ -180,11 +180,34 @@ class Questions:
 
     def __init__(self, first_states: list[str]) -> None:
         """Ask these; none is continuous actions."""
-        self._first_states = first_states
+        self.first_states = first_states
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvpoolAdapter:
-        pool = DiscretePool if self._first_states else ContinuousPool
-        return EnvpoolAdapter(pool(seeds[:num_envs], self._first_states), name="questions")
+        pool = DiscretePool if self.first_states else ContinuousPool
+        return EnvpoolAdapter(pool(seeds[:num_envs], self.first_states), name="questions")
+
+
+LEAST_DISCOUNT, MOST_DISCOUNT = 0.4, 0.65
+"""From the first on what comes later is clearly worth it; up to the second less is clearly less."""
+
+
+def questions_for(
+    actions: str, discount: float | None = None, remembers: bool = False
+) -> Questions:
+    """Return the questions whose answers are right for an agent with this discount.
+
+    Args:
+      actions: ``"discrete"`` or ``"continuous"``.
+      discount: None if it is not known.
+      remembers: Also ask what was seen before.
+    """
+    if actions == "continuous":
+        return Questions([])
+    asked = ["action", "other", "over"]
+    if discount is not None and discount >= LEAST_DISCOUNT:
+        asked += ["later", "cut"]
+        asked += ["sooner"] if discount <= MOST_DISCOUNT else []
+    return Questions([*asked, *(MEMORY if remembers else ())])
 
 
 def wrong_answers(policy: Any, first_states: list[str]) -> list[str]:
