@@ -68,7 +68,6 @@ def findings(env, **arguments) -> list[Finding]:
         ("TupleSpace", "making", Level.PROBLEM, "must be Box, Discrete, MultiDiscrete"),
         ("NoActionSpace", "making", Level.PROBLEM, "action_space"),
         ("Unbounded", "spaces", Level.NOTE, "no bounds"),
-        ("NotAnEnv", "making", Level.PROBLEM, "must return a gymnasium.Env"),
         ("Exits", "steps", Level.PROBLEM, "SystemExit: 7"),
         ("same_step_vector", "episodes", Level.NOTE, "last observation of a truncated one"),
         ("lying_vector", "episodes", Level.PROBLEM, "comes after an end and only resets"),
