@@ -291,7 +291,7 @@ def test_the_agents_of_the_package_keep_the_contract(name: str) -> None:
         "sebulba.agents.impala:Impala",
         "sebulba.agents.configs:ImpalaConfig",
     ],
-    ids=str,
+    ids=("class name", "function name", "function", "class", "agent", "ours", "configuration"),
 )
 def test_an_agent_is_named_in_many_ways(agent: Any) -> None:
     made = AgentSubject(agent).agent

@@ -24,8 +24,11 @@ class Outcome(NamedTuple):
     """What an action leads to."""
 
     reward: float
+    """Paid at once."""
     next_state: str = "end"
+    """Name of the state that follows; after a star, of what is seen at the end of the episode."""
     truncated: bool = False
+    """The end is a truncation."""
 
 
 STATES: dict[str, tuple[str, tuple[Outcome, Outcome]]] = {
