@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from sebulba.commands.jax_setup import configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.envs import env_spec, make_env_factory
+from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import HangError
 from sebulba.files import PARTIAL, replace_folder
 from sebulba.loops.evaluator import Evaluator, evaluation_record
@@ -75,7 +76,7 @@ def train(
             run.complete()
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
-        folder.write_config(config, preset, command)
+        folder.write_config(config, preset, command, dataclasses.asdict(run.source))
         stop_on_signal.attach(run.loop)
         try:
             result = run.train()
@@ -138,7 +139,10 @@ class _Run:
         checkpoint = self._load_newest(checkpointer) if config.resume else None
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
-        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        env = folder.chosen_env(config.env)
+        self.source = env_source(env.id, env.backend)
+        self._versions |= self.source.versions
+        factory = make_env_factory(env.id, **env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
         self._player = build_player(config, factory, self._agent, self._keep_best)
         if self._player is not None:
@@ -181,7 +185,8 @@ class _Run:
         return Evaluator(self._player, self._config.eval_every_env_steps, played_at)
 
     def _say_where(self) -> None:
-        """Say where the run is resumed, if it is, and drop metrics of what is not known there."""
+        """Say where the run is, and where it is resumed, with what is dropped of it."""
+        print(f"sebulba: {self.source} in {self._folder.path}", flush=True)
         if not self._config.resume:
             return
         dropped = self._folder.drop_metrics_after(self.env_steps_done)
@@ -191,7 +196,7 @@ class _Run:
         for note in self.loop.resume_notes:
             print(f"  {note}", flush=True)
         for name, version in self._versions.items():
-            if (before := self._saved_by.get(name)) != version:
+            if (before := self._saved_by.get(name, version)) != version:
                 print(f"  {name} was {before} and is {version}", flush=True)
         if dropped:
             print(f"  {dropped} later records in metrics.jsonl are dropped", flush=True)
