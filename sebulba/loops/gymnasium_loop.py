@@ -165,7 +165,9 @@ class GymnasiumLoop:
         factory = make_env_factory(env_factory)
         pin = options.pin_inferencers and not options.inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
-        self._envs = LoopEnvs(factory, agent.spec, options.seed, num_envs, cores)
+        self._envs = LoopEnvs(
+            factory, agent.spec, options.seed, num_envs, cores, inline=options.inline
+        )
 
     # Set-up.
 
