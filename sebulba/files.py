@@ -17,12 +17,26 @@ PARTIAL = ".partial-"
 """Prefix of the name of a file or folder that is being written; nothing ever reads such a one."""
 
 
+def check_regular(file: Path, *, links: bool = True) -> None:
+    """Raise UsageError if a file is a pipe or a device, reading which might never end.
+
+    Args:
+      file: It need not exist.
+      links: Let it be a link, which may lead anywhere.
+    """
+    if not links and file.is_symlink():
+        raise UsageError(f"{file} is a link, which no run makes; put the file itself there")
+    if file.exists() and not file.is_file():
+        raise UsageError(f"{file} is not a regular file; give the folder of a run")
+
+
 def read_json_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a run.
 
     Raises:
       UsageError: The file is missing or damaged.
     """
+    check_regular(file)
     try:
         record = json.loads(file.read_text())
     except OSError as error:

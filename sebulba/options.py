@@ -22,6 +22,9 @@ CycleKind = Literal["auto", "stepped", "fused"]
 INT32 = range(-(2**31), 2**31)
 MOST_INFERENCERS = 1024
 """Inferencers of one device."""
+MOST_EPISODE_STEPS = 27_000
+"""Steps after which an episode of an evaluation is cut, unless another limit is given: half an hour
+of an Atari game. A policy that always takes the best action may go in circles for ever."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,7 @@ class LoopOptions:
     queue_size: int = 2
     """Trajectories that may wait for the update before Inferencers wait too."""
     metrics_interval_s: float = 0.5
-    """Seconds between records of metrics, rounded up to whole cycles."""
+    """Seconds between records of metrics, rounded up to whole cycles; the first come sooner."""
     inference_devices: tuple[int, ...] | None = None
     """Indices of the devices that infer; None takes the first quarter of several."""
     update_devices: tuple[int, ...] | None = None

@@ -7,7 +7,7 @@ and :mod:`sebulba.agent` are the contracts; everything else depends on them and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import gymnasium
@@ -119,10 +119,15 @@ class EnvOutput(NamedTuple):
     """
 
     obs: PyTree
+    """``EnvStep.obs``."""
     reward: Any
+    """``EnvStep.reward``."""
     terminated: Any
+    """``EnvStep.terminated``."""
     truncated: Any
+    """``EnvStep.truncated``."""
     is_first: Any
+    """``EnvStep.is_first``."""
     true_reward: Any
     """``[B]`` float32: the reward before any clipping."""
     episode_end: Any
@@ -238,24 +243,40 @@ class EnvSpec:
     """Frames of the game per environment step."""
     name: str = ""
     """For messages."""
-    channels_first: bool | None = None
-    """Whether images are ``[channels, height, width]`` rather than ``[height, width, channels]``;
-    None leaves it to the rule of ``has_channels_first`` for each image."""
+    channels_first: bool | Sequence[str] | None = None
+    """Whether images (a Box of 3 dimensions) are ``[channels, height, width]`` rather than
+    ``[height, width, channels]``; or the names of those parts of a Dict that are.
 
-    def has_channels_first(self, image: gymnasium.Space) -> bool:
-        """Return whether axis 0 of an image, a Box of 3 dimensions, counts channels.
+    Where it is None, it is set when the spec is made, and stays None only without images. Axis 0
+    then counts channels if ``frame_stack`` says so, and in pixels: uint8 images of at least 16 x 16
+    whose axis 0 is shorter than both others, which are stacks of frames. All other images have
+    channels last, as in Gymnasium: maps of grid worlds have many channels and few cells, so sizes
+    tell nothing of them."""
 
-        Where neither ``frame_stack`` nor ``channels_first`` says so, channels come last, as
-        Gymnasium has it, but in pixels: uint8 images of at least 16 x 16 whose axis 0 is shorter
-        than both others, which are stacks of frames. Maps of grid worlds have many channels and
-        few cells, so sizes tell nothing of them.
-        """
-        if self.frame_stack or self.channels_first is not None:
-            return bool(self.frame_stack or self.channels_first)
-        assert image.shape is not None
-        smallest = min(image.shape[1:])
-        is_pixels = image.dtype == np.uint8 and smallest >= LEAST_PIXELS
-        return is_pixels and image.shape[0] < smallest
+    def __post_init__(self) -> None:
+        """Set ``channels_first``."""
+        space = self.observation_space
+        parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {"": space}
+        images = {
+            name: self.frame_stack > 0 or _is_stack_of_pixels(part)
+            for name, part in parts.items()
+            if isinstance(part, gymnasium.spaces.Box) and len(part.shape) == 3
+        }
+        if self.channels_first is None and images:
+            first = tuple(name for name, is_first in images.items() if is_first)
+            object.__setattr__(
+                self, "channels_first", first if 0 < len(first) < len(images) else bool(first)
+            )
+
+    def has_channels_first(self, part: str = "") -> bool:
+        """Return ``channels_first`` of the observation, or of one part of a Dict."""
+        first = self.channels_first
+        return part in first if isinstance(first, Sequence) else bool(first)
+
+
+def _is_stack_of_pixels(image: gymnasium.spaces.Box) -> bool:
+    smallest = min(image.shape[1:])
+    return image.dtype == np.uint8 and smallest >= LEAST_PIXELS and image.shape[0] < smallest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,7 @@ SMALL = TorsoConfig(hidden_sizes=(5,), image_features=6, resnet_channels=(2, 3))
 
 
 def encode(
-    space: Any, obs: Any, frame_stack: int = 0, channels_first: bool | None = None, **options: Any
+    space: Any, obs: Any, frame_stack: int = 0, channels_first: Any = None, **options: Any
 ) -> Any:
     """Encode one observation; returns its vector and its images."""
     spec = EnvSpec(space, TWO, frame_stack, channels_first=channels_first)
@@ -95,6 +95,17 @@ def test_a_stack_of_frames_of_pixels_is_told_by_its_sizes() -> None:
     obs = np.random.default_rng(0).integers(0, 256, (4, 84, 84), np.uint8)
     _, (image,) = encode(spaces.Box(0, 255, obs.shape, np.uint8), obs)
     np.testing.assert_allclose(image, np.moveaxis(obs, 0, -1) / 255, rtol=1e-6)
+
+
+def test_each_image_of_a_dict_has_a_layout_of_its_own() -> None:
+    rng = np.random.default_rng(0)
+    first, last = rng.integers(0, 256, (4, 20, 24), np.uint8), rng.integers(0, 2, (4, 5, 26))
+    obs = {"first": first, "last": last.astype(np.float32)}
+    pixels, cells = spaces.Box(0, 255, first.shape, np.uint8), spaces.Box(0, 1, last.shape)
+    space = spaces.Dict({"first": pixels, "last": cells})
+    for channels_first in (None, ("first",), ["first"]):
+        _, images = encode(space, obs, channels_first=channels_first)
+        assert [image.shape for image in images] == [(20, 24, 4), (4, 5, 26)]
 
 
 def test_a_stack_of_colour_frames_becomes_channels() -> None:

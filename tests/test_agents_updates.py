@@ -86,15 +86,18 @@ def test_different_inferencers_draw_different_noise() -> None:
     assert not np.array_equal(*actions)
 
 
-def test_linear_schedule_ends_at_zero() -> None:
-    config = OptimizerConfig("sgd", max_grad_norm=0.0, schedule="linear", schedule_updates=4)
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_linear_schedule_ends_at_zero_and_what_comes_after_is_its_share(share: float) -> None:
+    config = OptimizerConfig(
+        *("sgd", 0.0), schedule="linear", schedule_updates=4, share_after_schedule=share
+    )
     optimizer = make_optimizer(2.0, config)
     opt = optimizer.init(jnp.zeros(()))
     rates = []
     for _ in range(6):
         update, opt = optimizer.update(jnp.ones(()), opt)
         rates.append(-float(update))
-    np.testing.assert_allclose(rates, [2.0, 1.5, 1.0, 0.5, 0.0, 0.0])
+    np.testing.assert_allclose(rates, [2.0, 1.5, 1.0, 0.5, 2 * share, 2 * share])
 
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop", "sgd"])

@@ -20,7 +20,7 @@ from sebulba.benchmarks.learn import (
     thinned,
     verdict,
 )
-from sebulba.benchmarks.project.learning_goals import GOALS
+from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.benchmarks.project.report import BENCHMARKS
 from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS

@@ -22,6 +22,7 @@ from sebulba.envs.envpool_adapter import (
     _places_by_comparison,
     native_step,
 )
+from sebulba.errors import UsageError
 from sebulba.types import EnvOutput
 from tests.oracle import ORACLES, DictOracleEnv, OracleEnv, pool_adapter, ready_made
 
@@ -148,6 +149,43 @@ def test_specs_of_ids():
     assert env_spec("CartPole-v1", backend="gymnasium").action_space == (
         env_spec("CartPole-v1").action_space
     )
+
+
+PICTURE, MAP = spaces.Box(0, 255, (4, 20, 20), np.uint8), spaces.Box(0, 1, (4, 5, 26))
+
+
+def test_a_spec_with_images_says_where_their_channels_are():
+    assert env_spec("CartPole-v1").channels_first is None, "it has no images"
+    assert env_spec("Pong-v5").channels_first is True
+    # Colours of 4 frames; too small for the rule of pixels.
+    assert env_spec("Pong-v5", gray_scale=False, img_height=14, img_width=14).channels_first is True
+    for space, first in ((PICTURE, True), (MAP, False)):
+        env = SpaceEnv(space)
+        factory = make_env_factory(lambda env=env: env)
+        adapter = factory(1, [0])
+        assert env_spec(factory).channels_first is env_spec(env).channels_first is first
+        assert adapter.spec.channels_first is first
+        adapter.close()
+    both = env_spec(
+        SpaceEnv(spaces.Dict({"picture": PICTURE, "map": MAP, "n": spaces.Discrete(2)}))
+    )
+    assert both.channels_first == ("picture",)
+    assert both.has_channels_first("picture") and not both.has_channels_first("map")
+
+
+def test_a_user_says_where_channels_are():
+    for space, first in ((PICTURE, False), (MAP, True)):
+        factory = make_env_factory(lambda space=space: SpaceEnv(space), channels_first=first)
+        assert env_spec(factory).channels_first is first
+        adapter = factory(1, [0])
+        assert adapter.spec.channels_first is first
+        adapter.close()
+    with pytest.raises(UsageError, match=r"channels_first=False .* 'Pong-v5'.* 4 frames"):
+        env_spec("Pong-v5", channels_first=False)
+    with pytest.raises(UsageError, match="channels_first='no' must be True, False or None"):
+        make_env_factory("CartPole-v1", channels_first="no")
+    with pytest.raises(UsageError, match=r"already a factory .* channels_first"):
+        make_env_factory(make_env_factory("CartPole-v1"), channels_first=True)
 
 
 @pytest.mark.parametrize("name", [name for name in ORACLES if not name.startswith("async")])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import threading
+
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 from scipy import stats
 
+from sebulba.commands.eval_progress import EvalProgress
 from sebulba.envs import env_spec
 from sebulba.errors import UsageError
-from sebulba.loops.evaluation import Evaluation, evaluate
+from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, evaluate
 from sebulba.policies.policy import Policy
 from sebulba.types import RunSpec
 from tests.tiny import TinyAgent, TinyConfig
@@ -51,6 +55,73 @@ def test_short_episodes_are_not_favoured():
     np.testing.assert_array_equal(evaluation.lengths, evaluation.returns)
 
 
+class SomeNeverEnd(Unequal):
+    """Episodes of 2 steps, or without an end, by the seed."""
+
+    def step(self, action):
+        obs, reward, ended, truncated, info = super().step(action)
+        return obs, reward, ended and self.length == 2, truncated, info
+
+
+def test_an_episode_that_does_not_end_is_cut_and_said_to_be():
+    seen = []
+    evaluation = evaluate(
+        policy_for(SomeNeverEnd),
+        SomeNeverEnd,
+        num_episodes=12,
+        num_envs=6,
+        seed=4,
+        max_episode_steps=50,
+        progress=lambda done, longest: seen.append((done, longest)),
+    )
+    endless = evaluation.num_cut
+    assert 0 < endless < 6, "environments of both kinds"
+    assert evaluation.num_not_played == endless, "the second episode of each"
+    assert sorted(evaluation.returns) == [2.0] * 2 * (6 - endless) + [50.0] * endless
+    assert sorted(evaluation.lengths) == sorted(evaluation.returns)
+    assert f"{endless} of the {12 - endless} episodes had not ended after 50" in str(evaluation)
+    assert f"{endless} that would have come after them were not played" in str(evaluation)
+    assert evaluation.metrics()["eval_cut_episodes"] == endless
+    assert evaluation.record()["cut_episodes"] == endless
+    assert seen[0] == (0, 1) and seen[-2][1] == 49 and seen[-1][0] == 12 - endless
+
+
+def test_an_evaluation_beside_training_ends_although_no_episode_does():
+    class NeverEnds(SomeNeverEnd):
+        def reset(self, *, seed=None, options=None):
+            out = super().reset(seed=seed, options=options)
+            self.length = 11
+            return out
+
+    policy = policy_for(NeverEnds)
+    with EvaluationPlayer(
+        policy.agent, NeverEnds, num_episodes=4, num_envs=2, max_episode_steps=20
+    ) as player:
+        for _ in range(2):
+            metrics = player(policy.acting_networks, threading.Event())
+            assert metrics["eval_return_mean"] == 20.0
+            assert (metrics["eval_episodes"], metrics["eval_cut_episodes"]) == (2, 2)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_whoever_waits_for_an_evaluation_sees_how_far_it_is(is_terminal, monkeypatch):
+    stream, now = io.StringIO(), [0.0]
+    stream.isatty = lambda: is_terminal
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    progress = EvalProgress(100, stream)
+    for now[0] in (0.1, 61.0, 61.1, 75.0):
+        progress(12, int(100 * now[0]))
+    progress.clear()
+    lines = [line.strip() for line in stream.getvalue().replace("\r", "\n").splitlines()]
+    assert [line for line in lines if line] == [
+        "12 of 100 episodes done, the longest that runs has 6,100 steps, 1:01",
+        "12 of 100 episodes done, the longest that runs has 7,500 steps, 1:15",
+    ]
+    stream.close()
+    now[0] = 200.0
+    progress(13, 1)  # to nobody
+
+
 @pytest.mark.parametrize(("num_episodes", "num_envs"), [(1, 16), (7, 3), (5, 5)])
 def test_plays_exactly_as_many_episodes_as_asked(num_episodes, num_envs):
     evaluation = evaluate(
@@ -78,7 +149,7 @@ def test_refuses_another_environment_and_no_episodes():
     policy = policy_for(Unequal)
     with pytest.raises(UsageError, match="not the policy's"):
         evaluate(policy, "CartPole-v1", num_episodes=1)
-    for bad in ({"num_episodes": 0}, {"num_envs": 0}):
+    for bad in ({"num_episodes": 0}, {"num_envs": 0}, {"max_episode_steps": 0}):
         with pytest.raises(UsageError, match="at least 1"):
             evaluate(policy, Unequal, **bad)
 

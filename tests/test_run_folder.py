@@ -94,10 +94,73 @@ def test_only_the_records_that_are_kept_say_what_was_evaluated(tmp_path):
     assert folder.evaluated_at(20) == 9
 
 
+def test_episodes_that_a_checkpoint_does_not_know_are_dropped_with_the_records(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_text('{"env_steps": 5}\n{"env_steps": 9}\n')
+    folder.episodes.write_text('{"env_steps": 5, "index": [0]}\n{"env_steps": 9, "index": [1]}\n')
+    assert folder.drop_metrics_after(5) == 1
+    assert folder.metrics.read_text() == '{"env_steps": 5}\n'
+    assert folder.episodes.read_text() == '{"env_steps": 5, "index": [0]}\n'
+
+
 def test_all_differences_are_named_at_once(begun):
     folder, config = begun
     with pytest.raises(UsageError, match=r"seed is .*; steps_per_cycle is .*begin a new run"):
         folder.check_resumable(dataclasses.replace(config, seed=5, steps_per_cycle=7))
+
+
+def test_a_run_whose_learning_rate_fell_goes_on_at_a_rate_that_is_given(begun):
+    folder, config = begun
+    total = config.total_env_steps
+    longer = dataclasses.replace(
+        config, total_env_steps=2 * total, resume=True, run_dir=str(folder.path)
+    )
+    with pytest.raises(UsageError, match="--extension-learning-rate X goes on from there"):
+        folder.check_resumable(longer)
+    extended = dataclasses.replace(longer, extension_learning_rate=1e-4)
+    for _ in range(2):  # the second time it is extended already, as for a scheduler's words
+        folder.check_resumable(extended)
+        goes_on = folder.continued(extended)
+        assert (goes_on.anneal_env_steps, goes_on.total_env_steps) == (total, 2 * total)
+        folder.write_config(goes_on, "cartpole-ppo", [])
+    assert goes_on.annealed_cycles == config.annealed_cycles == config.num_cycles(1)
+    _, saved = folder.read_config()
+    assert folder.continued(dataclasses.replace(saved, total_env_steps=3 * total)) == (
+        dataclasses.replace(saved, total_env_steps=3 * total)
+    )
+    folder.check_resumable(dataclasses.replace(saved, total_env_steps=3 * total))
+    for change, words in (
+        ({"extension_learning_rate": 2e-4}, "extension_learning_rate is 0.0001 in the run"),
+        ({"anneal_env_steps": 5}, "anneal_env_steps is .* in the run and 5 now"),
+        ({"num_envs": 24}, r"num_envs is .* and 24 now \(the learning rate"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            folder.check_resumable(dataclasses.replace(saved, **change))
+
+
+def test_a_run_that_is_not_extended_keeps_its_schedule(begun):
+    _, config = begun
+    ready = dataclasses.replace(config, extension_learning_rate=1e-4)
+    assert ready.agent_for(7) == config.agent_for(7)
+    extended = dataclasses.replace(ready, anneal_env_steps=1000, total_env_steps=2000)
+    share = extended.agent_for(7).optimizer.share_after_schedule
+    assert share * config.agent.learning_rate == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"anneal_env_steps": 5}, "anneal_env_steps=5 needs the learning rate after them"),
+        ({"extension_learning_rate": 0.0}, "extension_learning_rate=0.0 must be"),
+        (
+            {"extension_learning_rate": 1e-4, "anneal_learning_rate": False},
+            "is for a run whose learning rate falls",
+        ),
+    ],
+)
+def test_a_learning_rate_that_can_never_be_used_is_refused(begun, fields, words):
+    with pytest.raises(UsageError, match=words):
+        dataclasses.replace(begun[1], **fields)
 
 
 def test_a_longer_run_is_no_other_where_the_learning_rate_stays(tmp_path):

@@ -19,8 +19,7 @@ from sebulba.agents.kernels.exploration import (
     FallingEpsilon,
     exploration_ladder,
 )
-from sebulba.agents.kernels.returns import double_q_values
-from sebulba.agents.nets.q_networks import value_of
+from sebulba.agents.kernels.returns import double_q_values, value_of
 from sebulba.agents.replay.layouts import Replay, TransitionReplay
 from sebulba.types import EnvSpec, PyTree, RunSpec
 

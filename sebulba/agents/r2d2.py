@@ -23,8 +23,8 @@ from sebulba.agents.kernels.returns import (
     rescale_value,
     restore_value,
     transitions,
+    value_of,
 )
-from sebulba.agents.nets.q_networks import value_of
 from sebulba.agents.replay.layouts import Replay, SequenceReplay
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec

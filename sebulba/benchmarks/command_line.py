@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sebulba.benchmarks import learn
+from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.benchmarks.project import report
-from sebulba.benchmarks.project.learning_goals import GOALS
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 

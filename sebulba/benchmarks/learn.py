@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sebulba.configs.experiment import ExperimentConfig
+from sebulba.metrics.counters import EPISODES_AVERAGED
 from sebulba.metrics.plots import learning_curves, read_records
 
 RESULTS = "benchmarks/results"
@@ -182,6 +183,7 @@ def seed_result(
         (r["env_steps"], r["seconds"], r["episode_return_mean"])
         for r in records
         if r.get("episode_return_mean") is not None
+        and r.get("episodes_averaged", EPISODES_AVERAGED) >= EPISODES_AVERAGED
     ]
     evaluations = [
         (r["eval_env_steps"], r["eval_return_mean"], r["eval_return_std"])

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import Agent, AgentState, is_spec, spec_of_each_leaf
+from sebulba.checkpoints.session import Session
 from sebulba.checkpoints.snapshot_trees import MOST_DIFFERENCES, SnapshotReader
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import Inferencer
-from sebulba.inference.session import Session
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.window import RecentEpisodes
 from sebulba.options import Schedule

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 
 from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.session import Session
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.snapshot_trees import SnapshotWriter
 from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text_of
 from sebulba.inference.inferencer import Inferencer, InferencerPosition
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.transport.item import Item
 from sebulba.trees import is_key, owned_copy
@@ -236,7 +236,7 @@ class RunCheckpoints:
             env_steps=counters.env_steps,
             writer=writer,
             experience=separate,
-            score=episodes.means()["episode_return_mean"],
+            score=episodes.score(),
             consumed_up_to=sum(self._next_cycles.values()),
         )
 

@@ -206,8 +206,15 @@ def _train(argv: list[str]) -> int:
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
     _allow_open_files()
+    config = folder.continued(config)
     # Said now, since importing JAX and compiling take seconds; the folder is not made yet.
     print(f"sebulba: {preset}", flush=True)
+    if config.anneal_learning_rate and not folder.config.exists():
+        print(
+            f"the learning rate falls to 0 over {config.annealed_env_steps:,} env steps; in a run "
+            "that is to go on after them, --no-anneal-learning-rate keeps it",
+            flush=True,
+        )
     with StopOnSignal() as stop_on_signal:
         from sebulba.commands.train import train
 
@@ -221,6 +228,8 @@ usage: sebulba resume RUN [options]
 Go on with the run in folder RUN, such as runs/NAME, from its newest checkpoint that is whole.
 The options are those of sebulba train, for what may change: --platform, devices, numbers of
 Inferencers, and, unless the learning rate falls over the run, --total-env-steps and --num-envs.
+Where it falls, --total-env-steps N --extension-learning-rate X goes on beyond its end, at the
+learning rate X.
 --drop-replay begins with an empty replay where the saved one does not fit; --strict refuses to
 pass over a damaged checkpoint. A run that your own key has not signed needs --trust, since it can
 run any code.
@@ -287,7 +296,8 @@ def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
     from sebulba.configs.presets import PRESETS
 
     preset, *options = argv
-    file, of_file = preset, []
+    file = preset
+    of_file: list[str] = []
     if file.endswith(".json"):
         preset, of_file = read_config_file(file)
     if preset not in PRESETS:
@@ -345,9 +355,8 @@ def _long_option(option: str) -> str:
     return SHORT_OPTIONS.get(name.replace("_", "-"), name) + equals + value
 
 
-def _eval(argv: list[str]) -> int:
-    from sebulba.commands.run_folder import RunFolder
-    from sebulba.options import INT32
+def _eval_parser() -> argparse.ArgumentParser:
+    from sebulba.options import MOST_EPISODE_STEPS
 
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."
@@ -356,6 +365,13 @@ def _eval(argv: list[str]) -> int:
     parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
     parser.add_argument("--num-envs", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--max-episode-steps",
+        type=int,
+        default=MOST_EPISODE_STEPS,
+        metavar="N",
+        help="cut an episode that has not ended after N steps; default: %(default)s",
+    )
     parser.add_argument(
         "--explore", action="store_true", help="sample actions as in training, not the best ones"
     )
@@ -369,11 +385,18 @@ def _eval(argv: list[str]) -> int:
         "--trust", action="store_true", help="run the code that a run of somebody else names"
     )
     parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def _eval(argv: list[str]) -> int:
+    from sebulba.commands.run_folder import RunFolder
+    from sebulba.options import INT32
+
+    arguments = _eval_parser().parse_args(argv)
     if arguments.seed not in INT32:
         raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
     _check_folder_of("--json", arguments.json)
-    for name in ("episodes", "num_envs"):
+    for name in ("episodes", "num_envs", "max_episode_steps"):
         if (value := getattr(arguments, name)) < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
 
@@ -382,19 +405,24 @@ def _eval(argv: list[str]) -> int:
     env = folder.read_env_config(trust)
     if trust.is_trusted:
         _import_from_here()
+    from sebulba.commands.eval_progress import EvalProgress
     from sebulba.commands.experiment import evaluate_run
 
+    progress = EvalProgress(arguments.episodes, sys.stderr)
     evaluation = evaluate_run(
         folder,
         env,
         num_episodes=arguments.episodes,
         num_envs=arguments.num_envs,
         seed=arguments.seed,
+        max_episode_steps=arguments.max_episode_steps,
+        progress=progress,
         explore=arguments.explore,
         best=arguments.best,
         trust=arguments.trust,
         platform=arguments.platform,
     )
+    progress.clear()
     print(evaluation)
     if arguments.json is not None:
         Path(arguments.json).write_text(json.dumps(evaluation.record(), indent=2) + "\n")

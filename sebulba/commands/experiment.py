@@ -12,17 +12,17 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
-from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, evaluate
+from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
 from sebulba.policies.policy import load_policy
 from sebulba.types import EnvFactory, EnvSpec, PyTree
 
 
 def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
-    """Return the agent, told how many updates this run will have."""
+    """Return the agent, told over how many updates its learning rate falls, if it does."""
     agent = make_agent(spec, config.agent)
     if not config.anneal_learning_rate:
         return agent
-    due = map(agent.num_off_policy_optims_per_cycle, range(1, config.num_cycles(1) + 1))
+    due = map(agent.num_off_policy_optims_per_cycle, range(1, config.annealed_cycles + 1))
     return make_agent(spec, config.agent_for(sum(due)))
 
 
@@ -41,6 +41,7 @@ def build_player(
         num_episodes=config.eval_episodes,
         num_envs=config.eval_num_envs,
         seed=config.seed,
+        max_episode_steps=config.eval_max_episode_steps,
         on_best=on_best,
         max_env_restarts=config.env_restarts_allowed,
     )
@@ -53,6 +54,8 @@ def evaluate_run(
     num_episodes: int,
     num_envs: int,
     seed: int,
+    max_episode_steps: int,
+    progress: Progress,
     explore: bool = False,
     best: bool = False,
     trust: bool = False,
@@ -66,6 +69,8 @@ def evaluate_run(
       num_episodes: How many episodes to play, at least 1.
       num_envs: Environments side by side.
       seed: Seed of environments and policy.
+      max_episode_steps: Steps after which an episode is cut.
+      progress: Is told, after every step, how far it is.
       explore: Act as in training.
       best: Take the policy that returned most in an evaluation during training, not the last.
       trust: Import the agent that the policy names, even if it is a stranger's.
@@ -82,4 +87,12 @@ def evaluate_run(
         folder.best_policy if best else folder.path, explore=explore, seed=seed, trust=trust
     )
     factory = make_env_factory(env.id, **env.factory_arguments())
-    return evaluate(policy, factory, num_episodes=num_episodes, num_envs=num_envs, seed=seed)
+    return evaluate(
+        policy,
+        factory,
+        num_episodes=num_episodes,
+        num_envs=num_envs,
+        seed=seed,
+        max_episode_steps=max_episode_steps,
+        progress=progress,
+    )

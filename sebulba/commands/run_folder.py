@@ -19,7 +19,14 @@ import sebulba
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
-from sebulba.files import PARTIAL, dataclass_from_json, put_right, read_json_object, write_whole
+from sebulba.files import (
+    PARTIAL,
+    check_regular,
+    dataclass_from_json,
+    put_right,
+    read_json_object,
+    write_whole,
+)
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -39,6 +46,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One JSON object a window of updates."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def episodes(self) -> Path:
+        """Returns of a sample of the training episodes."""
+        return self.path / "episodes.jsonl"
 
     @property
     def tensorboard(self) -> Path:
@@ -158,11 +170,16 @@ class RunFolder:
         }
         write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
 
+    def _record(self) -> dict[str, Any]:
+        """Return what ``config.json`` says; UsageError if it is missing, damaged or a link."""
+        check_regular(self.config, links=False)
+        return read_json_object(self.config)
+
     def run_id(self) -> str | None:
         """Return what tells this run from all others; None before it is written."""
         if not self.config.exists():
             return None
-        return read_json_object(self.config).get("run_id")
+        return self._record().get("run_id")
 
     def chosen_env(self, env: EnvConfig) -> EnvConfig:
         """Return ``env`` with the backend that the run chose, if it has begun and ``env`` has none.
@@ -188,7 +205,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing, damaged, or was edited without ``is_given``.
         """
-        record = read_json_object(self.config)
+        record = self._record()
         trust = trust_of(KIND, record, is_given)
         if was_changed(record) and not is_given:
             raise UsageError(
@@ -219,7 +236,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing or damaged, or of another Sebulba.
         """
-        record = read_json_object(self.config)
+        record = self._record()
         try:
             preset = record["preset"]
             agent_class = agent_configs()[record["agent_config"]]
@@ -240,10 +257,23 @@ class RunFolder:
             ) from error
         return preset, config
 
+    def continued(self, config: ExperimentConfig) -> ExperimentConfig:
+        """Return ``config`` as it goes on with the run that is here, if it does.
+
+        In a run that is longer now and has an ``extension_learning_rate``, the learning rate falls
+        as it did.
+        """
+        if not (config.resume and self.config.exists()) or config.extension_learning_rate is None:
+            return config
+        annealed = self.read_config()[1].annealed_env_steps
+        if config.total_env_steps <= annealed:
+            return config
+        return dataclasses.replace(config, anneal_env_steps=annealed)
+
     def check_resumable(self, config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not that of the run."""
         _, saved = self.read_config()
-        self._check_same(json.loads(json.dumps(_flat(saved))), config)
+        self._check_same(_as_json(saved), self.continued(config))
 
     def _check_same(self, before: Mapping[str, Any], config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not what was saved.
@@ -252,9 +282,14 @@ class RunFolder:
           before: The fields of a configuration by dotted name.
           config: The configuration of now.
         """
-        after = json.loads(json.dumps(_flat(config)))  # tuples as lists, as they come from a file
-        may_change = _may_change(config)
+        after = _as_json(config)
+        may_change = _may_change(config, before)
         why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
+        if config.total_env_steps > (before.get("total_env_steps") or config.total_env_steps):
+            why["total_env_steps"] = (
+                " (the learning rate falls to 0 over the run; --extension-learning-rate X goes on "
+                "from there at the rate X, such as a tenth of the first)"
+            )
         different = [
             f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
             f"{why.get(name, '')}"
@@ -288,7 +323,8 @@ class RunFolder:
                 f"{self.config} ({ours[:8]}); put back the folder of one run"
             )
         if "config" in record:
-            self._check_same(record["config"], config)
+            # Fields that it does not know are of a newer version of Sebulba, and no difference.
+            self._check_same({**_as_json(config), **record["config"]}, config)
 
     def check_has_checkpoints(self) -> None:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
@@ -302,13 +338,8 @@ class RunFolder:
 
     def drop_metrics_after(self, env_steps: int) -> int:
         """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""
-        if not self.metrics.exists():
-            return 0
-        lines = self.metrics.read_text().splitlines(keepends=True)
-        kept = [line for line in lines if _env_steps_of(line) <= env_steps]
-        if len(kept) < len(lines):
-            write_whole(self.metrics, "".join(kept))
-        return len(lines) - len(kept)
+        _drop_lines_after(self.episodes, env_steps)
+        return _drop_lines_after(self.metrics, env_steps)
 
     def evaluated_at(self, env_steps: int) -> int:
         """Return where the newest evaluation was that ``drop_metrics_after`` keeps, 0 if none."""
@@ -327,7 +358,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
-        record = read_json_object(self.config)
+        record = self._record()
         try:
             config = EnvConfig(**record["env"])
             for named in config.named_code():
@@ -358,6 +389,7 @@ OF_ONE_PROCESS: dict[str, Any] = {
 MAY_CHANGE = (
     *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),
     *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
+    "eval_max_episode_steps",
     *("metrics_interval_s", "checkpoint", "faults", "platform", *OF_ONE_PROCESS),
     *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
     *("env.num_threads", "env.vectorization", "pin_inferencers"),
@@ -370,11 +402,26 @@ WITH_ANNEALING_TOO = {"total_env_steps", "num_envs"}
 """Which say how many updates the run has, over which the learning rate falls: no longer then."""
 
 
-def _may_change(config: ExperimentConfig) -> Callable[[str], bool]:
-    """Return what tells whether a field, by dotted name, may change when a run is resumed."""
+EXTENSION = {"total_env_steps", "anneal_env_steps", "extension_learning_rate"}
+"""Which change where such a run is extended for the first time."""
+
+
+def _may_change(
+    config: ExperimentConfig, before: Mapping[str, Any] | None = None
+) -> Callable[[str], bool]:
+    """Return what tells whether a field, by dotted name, may change when a run is resumed.
+
+    Args:
+      config: The configuration of now.
+      before: The fields of the run, by dotted name; None asks for any run.
+    """
+    before = before or {}
     may_change = set(MAY_CHANGE)
     if config.anneal_learning_rate:
         may_change -= WITH_ANNEALING_TOO
+    annealed = before.get("anneal_env_steps") or before.get("total_env_steps")
+    if config.anneal_env_steps is not None and config.anneal_env_steps == annealed:
+        may_change |= {"total_env_steps"} if before.get("anneal_env_steps") else EXTENSION
     return lambda name: name in may_change or name.partition(".")[0] in may_change
 
 
@@ -399,6 +446,22 @@ def _flat(config: ExperimentConfig) -> dict[str, Any]:
             yield from walk(name, getattr(value, field.name))
 
     return dict(walk("", config))
+
+
+def _drop_lines_after(file: Path, env_steps: int) -> int:
+    """Drop the lines of records after ``env_steps``; return how many."""
+    if not file.exists():
+        return 0
+    lines = file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if _env_steps_of(line) <= env_steps]
+    if len(kept) < len(lines):
+        write_whole(file, "".join(kept))
+    return len(lines) - len(kept)
+
+
+def _as_json(config: ExperimentConfig) -> dict[str, Any]:
+    """Return ``_flat(config)`` as it comes from a file: tuples are lists."""
+    return json.loads(json.dumps(_flat(config)))
 
 
 def _env_steps_of(line: str) -> float:

@@ -23,21 +23,26 @@ from sebulba.commands.jax_setup import configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.presets import goal_of
 from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import HangError
 from sebulba.files import PARTIAL, replace_folder
 from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.metrics.counters import EPISODES_AVERAGED
+from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import (
     CompositeWriter,
     JsonLinesWriter,
     LinesWriter,
     TensorBoardWriter,
+    few_episodes,
     number,
 )
 from sebulba.policies.policy import save_policy
 from sebulba.trees import is_finite
+from sebulba.trust import KEY_VARIABLE, key_problem
 from sebulba.types import MetricWriter, PyTree, RunSpec
 
 
@@ -72,11 +77,21 @@ def train(
     with contextlib.closing(run):
         run.resume_or_begin()
         if not run.num_cycles:
-            print(f"nothing to do: {run.env_steps_done:,} env steps are done", flush=True)
+            print(
+                f"nothing to do: {run.env_steps_done:,} env steps are done; --total-env-steps N "
+                f"{'--extension-learning-rate X ' if config.anneal_learning_rate else ''}trains on",
+                flush=True,
+            )
             run.complete()
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
         folder.write_config(config, preset, command, dataclasses.asdict(run.source))
+        if problem := key_problem():
+            print(
+                f"the run is not signed, and going on with it will need --trust: {problem}; "
+                f"{KEY_VARIABLE} names another place",
+                flush=True,
+            )
         stop_on_signal.attach(run.loop)
         try:
             result = run.train()
@@ -155,6 +170,7 @@ class _Run:
                 config.num_envs,
                 options=config,
                 metric_writer=self._writers,
+                observe_cycle=self._make_episode_log(checkpoint).observe,
                 evaluator=self._make_evaluator(checkpoint),
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
@@ -170,6 +186,16 @@ class _Run:
         self._writers.add(JsonLinesWriter(folder.metrics))
         resumed_at = self.env_steps_done if config.resume else None
         self._writers.add(TensorBoardWriter(folder.tensorboard, resumed_at))
+
+    def _make_episode_log(self, checkpoint: Checkpoint | None) -> EpisodeLog:
+        """Return what notes the episodes of training, which is a writer of the run."""
+        num_episodes, env_steps = 0, 0
+        if checkpoint is not None:
+            num_episodes = checkpoint.snapshot.record["counters"].get("episodes", 0)
+            env_steps = checkpoint.env_steps
+        log = EpisodeLog(self._folder.episodes, num_episodes, env_steps)
+        self._writers.add(log)
+        return log
 
     def _load_newest(self, checkpointer: Checkpointer) -> Checkpoint | None:
         config = self._config
@@ -255,10 +281,18 @@ class _Run:
 
     def draw(self) -> None:
         """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
-        folder = self._folder
+        config, folder = self._config, self._folder
+        names = (config.env.id, config.agent.agent_class)
         new = folder.path / f"{PARTIAL}{folder.learning_curve.name}"
         try:
-            if folder.metrics.exists() and learning_curve(folder.metrics, new, self._title):
+            if folder.metrics.exists() and learning_curve(
+                folder.metrics,
+                new,
+                ", ".join(name.rpartition(":")[2] for name in names),
+                episodes=folder.episodes,
+                subtitle=f"seed {config.seed}",
+                goal=goal_of(self._title, config),
+            ):
                 new.replace(folder.learning_curve)
         except Exception as error:
             warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
@@ -336,6 +370,17 @@ def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str])
     return panel
 
 
+def _mean_return(metrics: Mapping[str, Any]) -> str:
+    """Return the mean return of the training episodes that the record has, and how many."""
+    averaged = metrics.get("episodes_averaged")
+    if not averaged:
+        return "no episode ended"
+    mean = f"mean return {number(metrics['episode_return_mean'])}"
+    if averaged >= EPISODES_AVERAGED:
+        return f"{mean} (last {averaged} episodes)"
+    return mean + few_episodes(metrics)
+
+
 def _print_summary(result: Result, folder: RunFolder) -> None:
     metrics, counters = result.metrics, result.counters
     evaluation = ""
@@ -343,7 +388,7 @@ def _print_summary(result: Result, folder: RunFolder) -> None:
         evaluation = f"{number(evaluated)} (evaluation), "
     print(
         f"{'stopped' if result.stopped else 'done'}: "
-        f"mean return {number(metrics.get('episode_return_mean'))} (last 100 episodes), "
+        f"{_mean_return(metrics)}, "
         f"{evaluation}"
         f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
         f"{metrics.get('seconds') or 0.0:.1f} s\n"

@@ -81,7 +81,7 @@ def halfcheetah() -> ExperimentConfig:
 
 
 PRESETS: dict[str, Preset] = {
-    "pendulum-ddpg": Preset("DDPG, MLP, envpool Pendulum-v1", pendulum),
+    "pendulum-ddpg": Preset("DDPG, MLP, envpool Pendulum-v1", pendulum, goal=-200),
     "pendulum-ddpg-apex": Preset("DDPG in its Ape-X form, MLP, envpool Pendulum-v1", pendulum_apex),
     "halfcheetah-ddpg": Preset("DDPG, MLP, envpool HalfCheetah-v4", halfcheetah),
 }

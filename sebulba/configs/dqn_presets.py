@@ -99,7 +99,7 @@ def _atari(env_id: str, *, episodic_life: bool | None = None) -> ExperimentConfi
 
 
 PRESETS: dict[str, Preset] = {
-    "cartpole-dqn": Preset("DQN, MLP, envpool CartPole-v1", cartpole),
+    "cartpole-dqn": Preset("DQN, MLP, envpool CartPole-v1", cartpole, goal=475),
     "pong-dqn": Preset("DQN, Nature CNN, envpool Pong-v5", pong),
     "breakout-dqn": Preset("DQN, Nature CNN, envpool Breakout-v5", breakout),
 }

@@ -9,9 +9,9 @@ import dataclasses
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
-from sebulba.checks import at_least, at_most, check_types, require
+from sebulba.checks import at_least, at_most, check_types, require, require_positive
 from sebulba.errors import UsageError, shown
-from sebulba.options import CheckpointOptions, LoopOptions
+from sebulba.options import MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 
 PATH_CHARACTERS = frozenset("/\\.~:")
 """An option without any of these names no file and no module."""
@@ -47,6 +47,8 @@ class EnvConfig:
     """Atari: frames in an observation."""
     max_episode_steps: int | None = None
     """Truncate episodes after this many environment steps."""
+    channels_first: bool | None = None
+    """Images are channels x height x width, not height x width x channels; None goes by sizes."""
     options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
     """More options of envpool.make or gymnasium.make, as NAME VALUE pairs."""
 
@@ -104,7 +106,14 @@ class ExperimentConfig(LoopOptions):
     steps_per_cycle: int = 32
     """Environment steps in a trajectory (the unroll length)."""
     anneal_learning_rate: bool = False
-    """Let the learning rate fall linearly to 0 over the run, however long it is."""
+    """Let the learning rate fall linearly to 0 over the run, however long it is. Such a run can go
+    on afterwards only with an extension_learning_rate."""
+    anneal_env_steps: int | None = None
+    """Environment steps over which the learning rate falls, in a run that goes on after them at its
+    extension_learning_rate; sebulba resume sets it. None is total_env_steps."""
+    extension_learning_rate: float | None = None
+    """Learning rate with which a run goes on after its learning rate has fallen to 0, when it is
+    resumed with more total_env_steps. The rates of all parts of the agent are scaled alike."""
     eval_every_env_steps: int = 0
     """Let the evaluation policy play, in a thread beside training, whenever this many environment
     steps have passed, and at the end, unless it was stopped; the best policy is kept. 0 evaluates
@@ -113,6 +122,9 @@ class ExperimentConfig(LoopOptions):
     """Whole episodes in an evaluation."""
     eval_num_envs: int = 25
     """Environments in which they are played."""
+    eval_max_episode_steps: int = MOST_EPISODE_STEPS
+    """Steps after which an episode of an evaluation is cut. It counts with the return that it had,
+    and its environment plays no other in that evaluation."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """When the run is saved."""
     resume: bool = False
@@ -148,8 +160,8 @@ class ExperimentConfig(LoopOptions):
             )
         super().__post_init__()
         for count in (
-            *("total_env_steps", "num_envs", "steps_per_cycle"),
-            *("eval_episodes", "eval_num_envs", "num_cpu_devices"),
+            *("total_env_steps", "anneal_env_steps", "num_envs", "steps_per_cycle"),
+            *("eval_episodes", "eval_num_envs", "eval_max_episode_steps", "num_cpu_devices"),
         ):
             at_least(1, count, getattr(self, count))
         at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
@@ -160,13 +172,7 @@ class ExperimentConfig(LoopOptions):
             f"splits the CPU, but platform={self.platform}",
             "use platform=cpu, or leave one of them out",
         )
-        if self.anneal_learning_rate:
-            _optimizer_of(self.agent)
-            at_most(
-                MOST_ANNEALED_CYCLES,
-                "total_env_steps / num_envs / steps_per_cycle",
-                self.num_cycles(1),
-            )
+        self._check_learning_rates()
         require(
             not self.resume or self.name is not None or self.run_dir is not None,
             "resume",
@@ -180,6 +186,42 @@ class ExperimentConfig(LoopOptions):
             is_folder, "name", name, "must be one folder name", "use --run-dir for another place"
         )
 
+    def _check_learning_rates(self) -> None:
+        rate = self.extension_learning_rate
+        if rate is not None:
+            require_positive("extension_learning_rate", rate, "use a tenth of the learning rate")
+            require(
+                self.anneal_learning_rate and hasattr(self.agent, "learning_rate"),
+                "extension_learning_rate",
+                rate,
+                "is for a run whose learning rate falls, of an agent that has a learning_rate",
+                "leave it out",
+            )
+        require(
+            self.anneal_env_steps is None or rate is not None,
+            "anneal_env_steps",
+            self.anneal_env_steps,
+            "needs the learning rate after them",
+            "give an extension_learning_rate",
+        )
+        if self.anneal_learning_rate:
+            _optimizer_of(self.agent)
+            at_most(
+                MOST_ANNEALED_CYCLES,
+                "total_env_steps / num_envs / steps_per_cycle",
+                self.annealed_cycles,
+            )
+
+    @property
+    def annealed_env_steps(self) -> int:
+        """Environment steps over which the learning rate falls, where it does."""
+        return self.anneal_env_steps or self.total_env_steps
+
+    @property
+    def annealed_cycles(self) -> int:
+        """Trajectories over which the learning rate falls, where it does."""
+        return self._cycles(self.annealed_env_steps, 1)
+
     def named_code(self) -> list[str]:
         """Return what of it imports or runs code, or reads or writes files, that it names."""
         named = self.env.named_code()
@@ -192,18 +234,26 @@ class ExperimentConfig(LoopOptions):
 
         In lockstep they come in whole rounds, one trajectory from each Inferencer.
         """
-        left = max(0, self.total_env_steps - done_env_steps)
-        cycles = -(-left // (self.num_envs * self.steps_per_cycle))
+        return self._cycles(max(0, self.total_env_steps - done_env_steps), num_inferencers)
+
+    def _cycles(self, env_steps: int, num_inferencers: int) -> int:
+        cycles = -(-env_steps // (self.num_envs * self.steps_per_cycle))
         if self.schedule == "lockstep":
             cycles = -(-cycles // num_inferencers) * num_inferencers
         return cycles
 
     def agent_for(self, num_updates: int) -> AgentConfig:
-        """Return the agent's hyper-parameters for a run of ``num_updates``."""
+        """Return the agent's hyper-parameters; ``num_updates`` are those of a falling rate."""
         if not self.anneal_learning_rate:
             return self.agent
+        share = 0.0
+        if self.anneal_env_steps is not None and self.extension_learning_rate is not None:
+            share = self.extension_learning_rate / getattr(self.agent, "learning_rate", 1.0)
         optimizer = dataclasses.replace(
-            _optimizer_of(self.agent), schedule="linear", schedule_updates=max(1, num_updates)
+            _optimizer_of(self.agent),
+            schedule="linear",
+            schedule_updates=max(1, num_updates),
+            share_after_schedule=share,
         )
         return dataclasses.replace(self.agent, optimizer=optimizer)  # type: ignore[call-arg]
 

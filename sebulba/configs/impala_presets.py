@@ -126,8 +126,8 @@ def halfcheetah() -> ExperimentConfig:
 
 
 PRESETS: dict[str, Preset] = {
-    "cartpole": Preset("Impala, small MLP, envpool CartPole-v1", cartpole),
-    "pendulum": Preset("Impala, Gaussian policy, envpool Pendulum-v1", pendulum),
+    "cartpole": Preset("Impala, small MLP, envpool CartPole-v1", cartpole, goal=475),
+    "pendulum": Preset("Impala, Gaussian policy, envpool Pendulum-v1", pendulum, goal=-400),
     "pong": Preset("Impala, Nature CNN, envpool Pong-v5", pong),
     "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
     "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),

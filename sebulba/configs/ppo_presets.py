@@ -138,9 +138,11 @@ def pong() -> ExperimentConfig:
 
 
 PRESETS: dict[str, Preset] = {
-    "cartpole-ppo": Preset("PPO, small MLP, envpool CartPole-v1", cartpole),
+    "cartpole-ppo": Preset("PPO, small MLP, envpool CartPole-v1", cartpole, goal=475),
     "pendulum-ppo": Preset("PPO, Gaussian policy, envpool Pendulum-v1", pendulum),
-    "halfcheetah-ppo": Preset("PPO, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
+    "halfcheetah-ppo": Preset(
+        "PPO, Gaussian policy, envpool HalfCheetah-v4", halfcheetah, goal=1400
+    ),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }
 """By the name that the command line knows."""

@@ -16,3 +16,5 @@ class Preset:
     """What it is, in a line."""
     make: Callable[[], ExperimentConfig]
     """Makes its configuration."""
+    goal: float | None = None
+    """Mean return by which it is said to have learned; None where no such is known."""

@@ -10,6 +10,7 @@ from sebulba.configs import (
     r2d2_presets,
     sac_presets,
 )
+from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.preset import Preset
 
 PRESETS: dict[str, Preset] = {
@@ -21,3 +22,12 @@ PRESETS: dict[str, Preset] = {
     **ddpg_presets.PRESETS,
 }
 """By the name that the command line knows."""
+
+
+def goal_of(preset: str, config: ExperimentConfig) -> float | None:
+    """Return the goal of a preset; None if it has none, or ``config`` has another environment."""
+    if preset not in PRESETS:
+        return None
+    env, names = PRESETS[preset].make().env, ("id", "max_episode_steps", "options")
+    same = all(getattr(env, name) == getattr(config.env, name) for name in names)
+    return PRESETS[preset].goal if same else None

@@ -134,8 +134,10 @@ def _atari(env_id: str) -> ExperimentConfig:
 
 
 PRESETS: dict[str, Preset] = {
-    "cartpole-r2d2": Preset("R2D2, LSTM, CartPole-v1 without velocities", cartpole),
-    "repeat-r2d2": Preset("R2D2, LSTM, repeat the observation of 8 steps ago", repeat_observation),
+    "cartpole-r2d2": Preset("R2D2, LSTM, CartPole-v1 without velocities", cartpole, goal=450),
+    "repeat-r2d2": Preset(
+        "R2D2, LSTM, repeat the observation of 8 steps ago", repeat_observation, goal=53.2
+    ),
     "pong-r2d2": Preset("R2D2, Nature CNN and LSTM, envpool Pong-v5", pong),
     "breakout-r2d2": Preset("R2D2, Nature CNN and LSTM, envpool Breakout-v5", breakout),
 }

@@ -59,7 +59,7 @@ def halfcheetah() -> ExperimentConfig:
 
 
 PRESETS: dict[str, Preset] = {
-    "pendulum-sac": Preset("SAC, MLP, envpool Pendulum-v1", pendulum),
-    "halfcheetah-sac": Preset("SAC, MLP, envpool HalfCheetah-v4", halfcheetah),
+    "pendulum-sac": Preset("SAC, MLP, envpool Pendulum-v1", pendulum, goal=-200),
+    "halfcheetah-sac": Preset("SAC, MLP, envpool HalfCheetah-v4", halfcheetah, goal=5000),
 }
 """By the name that the command line knows."""

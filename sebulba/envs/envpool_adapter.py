@@ -336,6 +336,7 @@ def pool_spec(pool: Any, config: dict, name: str) -> EnvSpec:
         frame_stack=stack if is_stack else 0,
         frame_skip=config.get("frame_skip", 1) if "stack_num" in config else 1,
         name=name,
+        channels_first=True if stack > 0 and len(space.shape or ()) == 3 else None,
     )
 
 

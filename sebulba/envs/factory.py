@@ -58,24 +58,46 @@ class _Factory:
     """An EnvFactory that checks its arguments."""
 
     make: Callable[[int, list[int]], EnvAdapter]
+    """Makes the vector environment from the number of environments and their seeds."""
     name: str
+    """For messages."""
     make_spec: Callable[[], EnvSpec] | None = None
     """Makes the spec more cheaply than by making a vector of one environment."""
     make_one: Callable[[], gymnasium.Env] | None = None
     """Makes a single environment; None if ``make`` only makes vectors."""
     num_threads: int | None = None
     """Most threads that step a vector environment; None if that is unknown."""
+    channels_first: bool | None = None
+    """What the user says of images; None leaves ``EnvSpec.channels_first`` as it is."""
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
-        check_number(
-            f"num_envs={shown(num_envs)}",
-            num_envs,
-            is_int=True,
-            smallest=1,
-            largest=None,
-            default=16,
-        )
-        return self.make(int(num_envs), seeds)
+        check_number(f"num_envs={shown(num_envs)}", num_envs, default=16, smallest=1)
+        env = self.make(int(num_envs), seeds)
+        if self.channels_first is not None:
+            try:
+                env.spec = self._stated(env.spec)
+            except UsageError:
+                env.close()
+                raise
+        return env
+
+    def spec(self) -> EnvSpec:
+        """Return the spec of a single environment, which is made and closed."""
+        if self.make_spec is not None:
+            return self._stated(self.make_spec())
+        env = self(1, [0])
+        env.close()
+        return env.spec
+
+    def _stated(self, spec: EnvSpec) -> EnvSpec:
+        if self.channels_first is None:
+            return spec
+        if spec.frame_stack and not self.channels_first:
+            raise UsageError(
+                f"channels_first=False does not fit {self.name!r}, whose observations stack "
+                f"{spec.frame_stack} frames in axis 0; drop it"
+            )
+        return dataclasses.replace(spec, channels_first=self.channels_first)
 
 
 def make_env_factory(
@@ -85,6 +107,7 @@ def make_env_factory(
     num_threads: int | None = None,
     vectorization: Vectorization = "sync",
     step_timeout_s: float = STEP_TIMEOUT_S,
+    channels_first: bool | None = None,
     **options: Any,
 ) -> EnvFactory:
     """Return a factory of the vector environment of one Inferencer.
@@ -106,65 +129,88 @@ def make_env_factory(
       vectorization: ``"sync"`` or ``"async"`` (a process per environment, which pays above about
         0.3 ms per step) for single environments.
       step_timeout_s: Longest time that worker processes may take for a step.
+      channels_first: Whether images are ``[channels, height, width]``; None leaves it to the
+        environment's own spec, or to the rule of ``EnvSpec.channels_first``.
       **options: Options of ``envpool.make``, ``gymnasium.make`` or the callable.
 
     Raises:
       UsageError: An id (the message names the nearest), module, attribute or option is unknown, or
         a value breaks a rule.
     """
-    if backend is not None and not is_one_of(backend, "envpool", "gymnasium"):
-        raise UsageError(f"backend={shown(backend)} must be 'envpool', 'gymnasium' or None")
-    if not is_one_of(vectorization, "sync", "async"):
-        raise UsageError(f"vectorization={shown(vectorization)} must be 'sync' or 'async'")
-    check_number(
-        f"step_timeout_s={shown(step_timeout_s)}",
-        step_timeout_s,
-        is_int=False,
-        smallest=0.001,
-        largest=None,
-        default=STEP_TIMEOUT_S,
-    )
-    if num_threads is not None:
-        check_number(
-            f"num_threads={shown(num_threads)}",
-            num_threads,
-            is_int=True,
-            smallest=1,
-            largest=1024,
-            default=1,
-        )
+    own = _OwnOptions(backend, num_threads, vectorization, step_timeout_s, channels_first)
     if isinstance(env, _Factory):
-        if vectorization != "sync":
-            options["vectorization"] = vectorization
-        if step_timeout_s != STEP_TIMEOUT_S:
-            options["step_timeout_s"] = step_timeout_s
-        given = {"backend": backend, "num_threads": num_threads}
-        options |= {name: value for name, value in given.items() if value is not None}
-        _check_nothing_left(env.name, options)
+        _check_nothing_left(env.name, options | own.changed())
         return env
     if isinstance(env, str) and not _is_attribute(env):
-        if _choose_backend(env, backend) == "envpool":
-            _check_not_async(vectorization, env, "; or pass backend='gymnasium'")
-            return _envpool_factory(env, num_threads, options)
-        make_env, name = _gymnasium_maker(env, options), env
-    else:
-        if backend == "envpool":
-            raise UsageError(f"backend='envpool' takes ids, not env={shown(env)}; drop backend")
-        make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
-        if not callable(make_env):
+        return _factory_of_id(env, own, options)
+    return _factory_of_callable(env, own, options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OwnOptions:
+    """The options of ``make_env_factory`` that do not go to the environment."""
+
+    backend: Backend | None = None
+    """For ids; None chooses."""
+    num_threads: int | None = None
+    """Of each envpool; None chooses."""
+    vectorization: Vectorization = "sync"
+    """How single environments become a vector."""
+    step_timeout_s: float = STEP_TIMEOUT_S
+    """Longest time that worker processes may take for a step."""
+    channels_first: bool | None = None
+    """Where images have their channels; None leaves that to the spec."""
+
+    def __post_init__(self) -> None:
+        if self.backend is not None and not is_one_of(self.backend, "envpool", "gymnasium"):
             raise UsageError(
-                f"env={shown(env)} must be an id, 'module:attribute' or a callable that makes the "
-                f"environment, not a {type(make_env).__name__}"
+                f"backend={shown(self.backend)} must be 'envpool', 'gymnasium' or None"
             )
-        parameters = _parameters(make_env, name)
-        if parameters.keys() >= {"num_envs", "seeds"}:
-            _check_no_threads(num_threads, name)
-            _check_not_async(vectorization, name)
-            return _vector_factory(make_env, name, parameters, options, step_timeout_s)
-        _check_single(make_env, name, parameters, options)
-        make_env = functools.partial(make_env, **options) if options else make_env
-    _check_no_threads(num_threads, name)
-    return _single_factory(make_env, name, vectorization, step_timeout_s)
+        if not is_one_of(self.vectorization, "sync", "async"):
+            raise UsageError(f"vectorization={shown(self.vectorization)} must be 'sync' or 'async'")
+        if not isinstance(self.channels_first, bool | None):
+            raise UsageError(
+                f"channels_first={shown(self.channels_first)} must be True, False or None"
+            )
+        where, seconds = f"step_timeout_s={shown(self.step_timeout_s)}", self.step_timeout_s
+        check_number(where, seconds, default=STEP_TIMEOUT_S, is_int=False, smallest=0.001)
+        if (threads := self.num_threads) is not None:
+            where = f"num_threads={shown(threads)}"
+            check_number(where, threads, default=1, smallest=1, largest=1024)
+
+    def changed(self) -> dict[str, Any]:
+        """Return those that were given."""
+        fields = dataclasses.fields(self)
+        return {f.name: getattr(self, f.name) for f in fields if getattr(self, f.name) != f.default}
+
+
+def _factory_of_id(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    if _choose_backend(env, own.backend) == "envpool":
+        _check_not_async(own, env, "; or pass backend='gymnasium'")
+        return _envpool_factory(env, own, options)
+    make_env = _gymnasium_maker(env, options)
+    _check_no_threads(own, env)
+    return _single_factory(make_env, env, own)
+
+
+def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    """Return the factory of ``"module:attribute"`` or of a callable."""
+    if own.backend == "envpool":
+        raise UsageError(f"backend='envpool' takes ids, not env={shown(env)}; drop backend")
+    make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
+    if not callable(make_env):
+        raise UsageError(
+            f"env={shown(env)} must be an id, 'module:attribute' or a callable that makes the "
+            f"environment, not a {type(make_env).__name__}"
+        )
+    parameters = _parameters(make_env, name)
+    _check_no_threads(own, name)
+    if parameters.keys() >= {"num_envs", "seeds"}:
+        _check_not_async(own, name)
+        return _vector_factory(make_env, name, parameters, own, options)
+    _check_single(make_env, name, parameters, options)
+    make_env = functools.partial(make_env, **options) if options else make_env
+    return _single_factory(make_env, name, own)
 
 
 def env_spec(env: Any, **options: Any) -> EnvSpec:
@@ -193,13 +239,8 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
             name=_name(env),
         )
     factory = make_env_factory(env, **options)
-    if isinstance(factory, _Factory) and factory.make_spec is not None:
-        return factory.make_spec()
-    adapter = factory(1, [0])
-    try:
-        return adapter.spec
-    finally:
-        adapter.close()
+    assert isinstance(factory, _Factory)
+    return factory.spec()
 
 
 def env_source(env: str, backend: Backend | None = None) -> EnvSource:
@@ -358,16 +399,16 @@ def _check_single(
         )
 
 
-def _check_no_threads(num_threads: int | None, name: str) -> None:
-    if num_threads is not None:
+def _check_no_threads(own: _OwnOptions, name: str) -> None:
+    if own.num_threads is not None:
         raise UsageError(
-            f"num_threads={num_threads} is an option of envpool, which does not make {name!r}; "
+            f"num_threads={own.num_threads} is an option of envpool, which does not make {name!r}; "
             "drop it"
         )
 
 
-def _check_not_async(vectorization: Vectorization, name: str, or_else: str = "") -> None:
-    if vectorization == "async":
+def _check_not_async(own: _OwnOptions, name: str, or_else: str = "") -> None:
+    if own.vectorization == "async":
         raise UsageError(
             f"vectorization='async' is for single environments, and {name!r} is a vector "
             f"environment by itself; drop it{or_else}"
@@ -381,17 +422,17 @@ def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
         )
 
 
-def _envpool_factory(env: str, num_threads: int | None, options: dict[str, Any]) -> EnvFactory:
+def _envpool_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
     from sebulba.envs import envpool_adapter
 
     env_id = envpool_adapter.envpool_id(env)
     assert env_id is not None
     envpool_adapter.check_envpool_options(env_id, options)
-    num_threads = num_threads or envpool_adapter.default_num_threads(env_id)
+    num_threads = own.num_threads or envpool_adapter.default_num_threads(env_id)
     make = functools.partial(
         envpool_adapter.make_envpool, env_id, num_threads=num_threads, options=options
     )
-    return _Factory(make, env, num_threads=num_threads)
+    return _Factory(make, env, num_threads=num_threads, channels_first=own.channels_first)
 
 
 def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
@@ -416,14 +457,12 @@ def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
             raise UsageError(f"env={env!r} needs a package: {error}") from error
 
 
-def _single_factory(
-    make_env: Callable, name: str, vectorization: Vectorization, step_timeout_s: float
-) -> EnvFactory:
+def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory:
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            vector_env = make_vector_env(make_env, num_envs, vectorization)
-        return _adapt(vector_env, seeds, name, step_timeout_s)
+            vector_env = make_vector_env(make_env, num_envs, own.vectorization)
+        return _adapt(vector_env, seeds, name, own.step_timeout_s)
 
     def make_spec() -> EnvSpec:
         with warnings.catch_warnings():
@@ -432,22 +471,22 @@ def _single_factory(
         env.close()
         return EnvSpec(env.observation_space, env.action_space, name=name)
 
-    return _Factory(make, name, make_spec, make_env)
+    return _Factory(make, name, make_spec, make_env, channels_first=own.channels_first)
 
 
 def _vector_factory(
     make_env: Callable,
     name: str,
     parameters: dict[str, inspect.Parameter],
+    own: _OwnOptions,
     options: dict[str, Any],
-    step_timeout_s: float,
-) -> EnvFactory:
+) -> _Factory:
     _check_single(make_env, name, parameters, {"num_envs": None, "seeds": None, **options})
 
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
         result = make_env(num_envs=num_envs, seeds=list(seeds), **options)
         adapter = result if isinstance(getattr(result, "spec", None), EnvSpec) else None
-        adapter = adapter or _adapt(result, seeds, name, step_timeout_s)
+        adapter = adapter or _adapt(result, seeds, name, own.step_timeout_s)
         if adapter.num_envs != num_envs:
             adapter.close()
             raise UsageError(
@@ -456,7 +495,7 @@ def _vector_factory(
             )
         return adapter
 
-    return _Factory(make, name)
+    return _Factory(make, name, channels_first=own.channels_first)
 
 
 def _is_envpool(env: Any) -> bool:

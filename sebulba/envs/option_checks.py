@@ -29,20 +29,20 @@ def check_number(
     where: str,
     value: Any,
     *,
-    is_int: bool,
-    smallest: float | None,
-    largest: float | None,
     default: float,
+    is_int: bool = True,
+    smallest: float | None = None,
+    largest: float | None = None,
 ) -> None:
     """Raise UsageError unless ``value`` is a number of the right kind and size.
 
     Args:
       where: Name and value, with which the message begins.
       value: Value to check.
+      default: Default that the message names as the remedy.
       is_int: It must be an int of 32 bits (a bool is none); otherwise any finite number.
       smallest: Smallest allowed value; None for no bound.
       largest: Largest allowed value; None for no bound.
-      default: Default that the message names as the remedy.
     """
     kind = "an integer" if is_int else "a finite number"
     allowed = (int, np.integer) if is_int else (int, float, np.integer, np.floating)

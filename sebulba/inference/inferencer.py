@@ -91,6 +91,24 @@ class Inferencer:
             self.failure = error
             return True
 
+    def begin_if_new(self) -> None:
+        """Begin new episodes, if none have begun."""
+        if self.needs_reset:
+            with self.timer.phase("env_step"):
+                self.run_cycle.reset()
+            self.needs_reset = False
+
+    def play(self, staged: Staged, stop: threading.Event) -> CycleOutput | None:
+        """Run one cycle with ``staged`` networks; None if ``stop`` cut it short."""
+        with self.timer.phase("take"):
+            # Wait for the transfer here: if the first step's dispatch waited for it, the dispatch
+            # of every other thread would wait too.
+            jax.block_until_ready(staged)
+        output, self.step_state = self.run_cycle.run(staged.networks, self.step_state, stop)
+        self.cycle += 1
+        self.dropped_cycles += output is None
+        return output
+
     def position(self) -> InferencerPosition:
         """Return where it stands; call this only between cycles."""
         step_state = owned_copy(self.step_state, self.device)
@@ -150,25 +168,13 @@ def run_cycles(
         with timer.phase("take"):
             return permits.take(stop.soon)
 
-    if inferencer.needs_reset:
-        with timer.phase("env_step"):
-            inferencer.run_cycle.reset()
-        inferencer.needs_reset = False
+    inferencer.begin_if_new()
     newest: Staged | None = staged if lockstep or permit() else None
     while newest is not None and (lockstep or not stop.soon.is_set()):
-        with timer.phase("take"):
-            # Wait for the transfer here: if the first step's dispatch waited for it, the dispatch
-            # of every other thread would wait too.
-            jax.block_until_ready(newest)
-        output, inferencer.step_state = inferencer.run_cycle.run(
-            newest.networks, inferencer.step_state, stop.now
-        )
-        cycle = inferencer.cycle
-        inferencer.cycle += 1
+        cycle, version = inferencer.cycle, newest.policy_version
+        output = inferencer.play(newest, stop.now)
         if output is None:
-            inferencer.dropped_cycles += 1
             return
-        version = newest.policy_version
         if lockstep:
             newest = take()
             next_version += 1

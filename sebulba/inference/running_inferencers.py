@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 from sebulba.errors import HangError, is_env_failure, text_of
+from sebulba.inference import hangs
 from sebulba.inference.inferencer import (
     WAITING_PHASES,
     Inferencer,
@@ -17,7 +18,7 @@ from sebulba.inference.inferencer import (
     inferencer_thread,
     run_cycles,
 )
-from sebulba.inference.session import Session
+from sebulba.metrics.counters import Counters
 from sebulba.options import LoopOptions
 from sebulba.transport.item import HandOff, Item
 from sebulba.transport.permits import CyclePermits, Stop
@@ -28,12 +29,13 @@ Replace = Callable[[Inferencer], Inferencer]
 
 
 class RunningInferencers:
-    """Runs the Inferencers of a session, in threads or inline, and passes on what they make."""
+    """Runs Inferencers in threads or inline: the ``TrajectorySource`` of the update loop."""
 
     def __init__(
         self,
         options: LoopOptions,
-        session: Session,
+        inferencers: list[Inferencer],
+        counters: Counters,
         hand_off: HandOff,
         stop_requested: threading.Event,
         replace: Replace,
@@ -43,13 +45,15 @@ class RunningInferencers:
 
         Args:
           options: The loop's; they say the schedule, queue size, restarts, and whether inline.
-          session: Has the Inferencers to run.
+          inferencers: All of the loop; one that is replaced is replaced in this list, too.
+          counters: Count what is dropped or replaced.
           hand_off: Places what a cycle made on the update devices.
           stop_requested: Set when the user asks for a stop; ends every wait here.
           replace: Called when an environment failed.
           while_idle: Called whenever no trajectory has come for a moment.
         """
-        self._session = session
+        self._inferencers = inferencers
+        self._counters = counters
         self._hand_off = hand_off
         self._schedule = options.schedule
         self._stop_requested = stop_requested
@@ -70,27 +74,24 @@ class RunningInferencers:
         self._second_version = 0
         self._num_items: collections.Counter[int] = collections.Counter()
 
-    def start(self, num_cycles: int) -> None:
+    def start(self, num_cycles: int, second_version: int) -> None:
         """Start the Inferencers; the first networks have been published.
 
         Args:
           num_cycles: Async: how many cycles may begin.
+          second_version: Lockstep: the policy version that the second cycle of each acts with.
         """
         self._permits = CyclePermits(num_cycles)
-        inferencers = self._session.inferencers
+        self._second_version = second_version
+        inferencers = self._inferencers
         self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
         for inferencer in inferencers:
             inferencer.failure = None
-        # The update loop begins with the round kept from the last run, and publishes after it.
-        self._second_version = self._session.counters.policy_version + bool(
-            self._session.kept_round
-        )
-        cycles = [self._cycles(inferencer) for inferencer in inferencers]
         if self._inline:
             # One item of each in turn: the order that threads of equal speed would have.
-            self._turns = itertools.cycle(zip(inferencers, cycles, strict=True))
+            self._turns = itertools.cycle([(i, self._cycles(i)) for i in inferencers])
             return
-        self.threads = [self._thread(i, c) for i, c in zip(inferencers, cycles, strict=True)]
+        self.threads = [self._thread(inferencer) for inferencer in inferencers]
         for thread in self.threads:
             thread.start()
 
@@ -110,24 +111,24 @@ class RunningInferencers:
             self._stops[index],
         )
 
-    def _thread(self, inferencer: Inferencer, cycles: Iterator[Item]) -> threading.Thread:
+    def _thread(self, inferencer: Inferencer) -> threading.Thread:
+        stop = self._stops[inferencer.index]
         return threading.Thread(
             target=inferencer_thread,
-            args=(inferencer, cycles, self.queue, self._stops[inferencer.index]),
+            args=(inferencer, self._cycles(inferencer), self.queue, stop),
             name=inferencer.thread_name,
             daemon=True,
         )
 
     # Collecting what they make.
 
+    @property
+    def fullness(self) -> float:
+        """The share of the queue that is taken; see ``TrajectorySource``."""
+        return len(self.queue) / self.queue.size
+
     def next_item(self, wait_s: float) -> Item | None:
-        """Return the next trajectory of any Inferencer; raise what an Inferencer raised.
-
-        Args:
-          wait_s: Seconds to wait for it after a stop was requested.
-
-        Returns:
-          None if a stop was requested and nothing came.
+        """Return the next trajectory, or None at a stop; see ``TrajectorySource``.
 
         Raises:
           RuntimeError: All threads have ended without an error or a stop.
@@ -155,15 +156,31 @@ class RunningInferencers:
             else:
                 self._while_idle()
 
+    def next_round(self, end_takes_long: Callable[[], None]) -> list[Item]:
+        """Return one trajectory of each Inferencer, in order; see ``TrajectorySource``."""
+        items = [self._next_of_round(end_takes_long) for _ in self._inferencers]
+        return sorted(items, key=lambda item: item.inferencer)
+
+    def _next_of_round(self, end_takes_long: Callable[[], None]) -> Item:
+        """Return the next item; at a stop wait for it as long as any Inferencer gets on."""
+        item = self.next_item(wait_s=hangs.SAVE_FIRST_S)
+        if item is None:
+            end_takes_long()
+        while item is None:
+            item = self.next_item(wait_s=hangs.JOIN_S)
+            if item is None and not self._are_getting_on(hangs.JOIN_S):
+                raise hangs.hang_error(self.threads, hangs.JOIN_S)
+        return item
+
     def give_permit(self) -> None:
-        """Permit one more cycle in the place of one whose trajectory was not consumed."""
+        """Permit one more cycle; see ``TrajectorySource``."""
         self._permits.give()
 
-    def are_getting_on(self, within_s: float) -> bool:
+    def _are_getting_on(self, within_s: float) -> bool:
         """Tell whether any Inferencer works, and has been in its phase for less than this."""
         at_work = [
             inferencer.timer.present()
-            for inferencer, thread in zip(self._session.inferencers, self.threads, strict=True)
+            for inferencer, thread in zip(self._inferencers, self.threads, strict=True)
             if thread.is_alive()
         ]
         return any(
@@ -175,19 +192,19 @@ class RunningInferencers:
 
     def _mend(self, error: BaseException, *, goes_on: bool = True) -> bool:
         """Replace the Inferencer that ``error`` ended; False if the error has to be raised."""
-        session = self._session
-        guilty = next((i for i in session.inferencers if i.failure is error), None)
+        restarts = self._counters.env_restarts
+        guilty = next((i for i in self._inferencers if i.failure is error), None)
         if guilty is None or not self._max_replaced or not is_env_failure(error):
             return False
-        if session.counters.env_restarts >= self._max_replaced:
+        if restarts >= self._max_replaced:
             error.add_note(
-                f"{session.counters.env_restarts} environments were replaced before this one; "
+                f"{restarts} environments were replaced before this one; "
                 f"max_env_restarts={self._max_replaced}"
             )
             return False
         warnings.warn(
             f"the environment of Inferencer {guilty.index} failed and gets replaced by a new one "
-            f"(restart {session.counters.env_restarts + 1} of {self._max_replaced}): "
+            f"(restart {restarts + 1} of {self._max_replaced}): "
             f"{text_of(error)}",
             RuntimeWarning,
             stacklevel=2,
@@ -196,12 +213,11 @@ class RunningInferencers:
         self.queue.forgive(error)
         if goes_on:
             self._stops[new.index] = Stop(self._soon, threading.Event())
-            self.threads[new.index] = self._thread(new, self._cycles(new))
+            self.threads[new.index] = self._thread(new)
             self.threads[new.index].start()
         return True
 
     def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
-        counters = self._session.counters
         # A thread that hangs is left behind; what it still makes is dropped.
         self._stops[guilty.index].now.set()
         try:
@@ -212,11 +228,11 @@ class RunningInferencers:
                 f"had failed: {text_of(error)}"
             )
             raise
-        counters.env_restarts += 1
+        self._counters.env_restarts += 1
         if not guilty.needs_reset:  # it was in a cycle
-            counters.dropped_env_cycles += 1
+            self._counters.dropped_env_cycles += 1
             self._permits.give()
-        self._session.inferencers[guilty.index] = new
+        self._inferencers[guilty.index] = new
         return new
 
     def fail(self, inferencer: Inferencer, error: HangError) -> None:
@@ -239,7 +255,7 @@ class RunningInferencers:
     # Ending.
 
     def begin_no_more(self) -> None:
-        """Tell every Inferencer to end after the cycle it is in; do not wait for that."""
+        """Tell every Inferencer to end after its cycle; see ``TrajectorySource``."""
         self._soon.set()
 
     def stop(self) -> None:
@@ -249,7 +265,7 @@ class RunningInferencers:
             stop.now.set()
         self._permits.wake()
         # Draining also wakes Inferencers that wait for room in the queue.
-        self._session.counters.dropped_stop_cycles += len(self.queue.drain())
+        self._counters.dropped_stop_cycles += len(self.queue.drain())
 
 
 def _next_inline(inferencer: Inferencer, cycles: Iterator[Item]) -> Item:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sebulba.agent import Agent
-from sebulba.inference import hangs
-from sebulba.inference.running_inferencers import RunningInferencers
-from sebulba.inference.session import Session
+from sebulba.learning.progress import Progress
 from sebulba.learning.update import Updater
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import MetricWindow
 from sebulba.options import LoopOptions
 from sebulba.transport.item import HandedOver, Item
+from sebulba.transport.source import TrajectorySource
 from sebulba.transport.staging import Staged
 from sebulba.trees import on_device
 from sebulba.types import PyTree, StepInfos, Trajectory
@@ -59,7 +58,7 @@ class UpdateLoop:
         options: LoopOptions,
         observe_cycle: ObserveCycle | None,
         agent: Agent,
-        session: Session,
+        progress: Progress,
         updater: Updater,
         timer: PhaseTimer,
         stop_requested: threading.Event,
@@ -72,7 +71,7 @@ class UpdateLoop:
           options: How the loop runs.
           observe_cycle: Called with every trajectory before it is donated; returns more metrics.
           agent: Says how many updates are due.
-          session: Counters, Inferencers and staging, which last over several runs.
+          progress: Counters, episodes and staging, which last over several runs.
           updater: Holds the state to train.
           timer: Times the calling thread in ``LEARNER_PHASES``.
           stop_requested: Set when the user asks for a stop.
@@ -81,7 +80,7 @@ class UpdateLoop:
         self._options = options
         self._observe_cycle = observe_cycle
         self._agent = agent
-        self._session = session
+        self._progress = progress
         self._updater = updater
         self._timer = timer
         self._stop_requested = stop_requested
@@ -89,25 +88,25 @@ class UpdateLoop:
         self._acting: PyTree | None = None
         """The acting networks of now; None if the updater has to be asked for them."""
         self._expected: HandedOver | None = None
+        self._frame_skip = 1
         self._target = 0
 
-    def begin(self, num_cycles: int, steps_per_cycle: int, expected: HandedOver | None) -> None:
+    def begin(self, num_cycles: int, frame_skip: int, expected: HandedOver | None) -> None:
         """Publish the first networks.
 
         Args:
           num_cycles: Number of trajectories that this run consumes.
-          steps_per_cycle: T, environment steps in a cycle.
+          frame_skip: Frames of the game in an environment step.
           expected: Shapes of what the Inferencers will hand over; None if they are not known.
         """
-        session = self._session
-        self._env_steps_per_cycle = steps_per_cycle * session.inferencers[0].env.num_envs
-        self._target = session.counters.cycles + num_cycles
+        self._target = self._progress.counters.cycles + num_cycles
+        self._frame_skip = frame_skip
         self._expected = None if self._inference_only else expected
         self._publish()
 
-    def consume(self, running: RunningInferencers, beside: Beside) -> None:
+    def consume(self, source: TrajectorySource, beside: Beside) -> None:
         """Consume trajectories until the target is reached or a stop is requested."""
-        self._running, self._beside = running, beside
+        self._source, self._beside = source, beside
         if self._options.schedule == "lockstep":
             self._consume_rounds()
         else:
@@ -116,13 +115,13 @@ class UpdateLoop:
     @property
     def stopped(self) -> bool:
         """Whether a stop ended the run before its last cycle."""
-        return self._session.counters.cycles < self._target
+        return self._progress.counters.cycles < self._target
 
     def prepare_while_idle(self) -> None:
         """Prepare the update, once, while the Inferencers compile and run their first cycles."""
         expected, self._expected = self._expected, None
         if expected is not None:
-            due = self._due_after(self._session.counters.cycles + 1)
+            due = self._due_after(self._progress.counters.cycles + 1)
             with self._timer.phase("update"):
                 self._updater.prepare(*expected, due=due)
 
@@ -130,10 +129,10 @@ class UpdateLoop:
 
     def _consume_stream(self) -> None:
         """Async: take trajectories as they come; publish after each that had updates due."""
-        counters, beside = self._session.counters, self._beside
+        counters, beside = self._progress.counters, self._beside
         while counters.cycles < self._target and not self._stop_requested.is_set():
             with self._timer.phase("get"):
-                item = self._running.next_item(wait_s=0.0)
+                item = self._source.next_item(wait_s=0.0)
             if item is not None and self._consume(item):
                 counters.policy_version += 1
                 self._publish()
@@ -148,10 +147,10 @@ class UpdateLoop:
         Nothing is published after the last round. So every Inferencer finishes exactly the round
         that is in flight and finds no networks for another; that round is kept for the next run.
         """
-        counters, session, beside = self._session.counters, self._session, self._beside
+        counters, progress, beside = self._progress.counters, self._progress, self._beside
         while True:
-            items = session.kept_round or self._collect_round()
-            session.kept_round = []
+            items = progress.kept_round or self._next_round()
+            progress.kept_round = []
             beside.finish_checkpoint(items)
             while items:  # none is kept longer than it is needed
                 self._consume(items.pop(0))
@@ -163,41 +162,26 @@ class UpdateLoop:
             beside.checkpoint_when_due()
             self._publish()
             beside.evaluate_and_write_when_due()
-        self._running.begin_no_more()
-        session.kept_round = self._collect_round()
+        self._source.begin_no_more()
+        progress.kept_round = self._next_round()
 
-    def _collect_round(self) -> list[Item]:
-        items = []
+    def _next_round(self) -> list[Item]:
         with self._timer.phase("get"):
-            for _ in self._session.inferencers:
-                items.append(self._next_of_round())
-        return sorted(items, key=lambda item: item.inferencer)
-
-    def _next_of_round(self) -> Item:
-        """Return the next item; at a stop wait for it as long as any Inferencer gets on."""
-        item = self._running.next_item(wait_s=hangs.SAVE_FIRST_S)
-        if item is None:
-            self._beside.end_takes_long()
-        while item is None:
-            item = self._running.next_item(wait_s=hangs.JOIN_S)
-            if item is None and not self._running.are_getting_on(hangs.JOIN_S):
-                raise hangs.hang_error(self._running.threads, hangs.JOIN_S)
-        return item
+            return self._source.next_round(self._beside.end_takes_long)
 
     # One trajectory.
 
     def _consume(self, item: Item) -> bool:
         """Count, observe and learn from one trajectory; True if updates were due."""
-        counters, timer, window = self._session.counters, self._timer, self._beside.window
+        counters, timer, window = self._progress.counters, self._timer, self._beside.window
         self._beside.consumed(item)
         lag, most = counters.policy_version - item.policy_version, self._options.max_policy_lag
         if most is not None and lag > most:
             counters.dropped_lag_cycles += 1
-            self._running.give_permit()
+            self._source.give_permit()
             return False
         self._count(item)
-        queue = self._running.queue
-        window.add_cycle(lag, len(queue) / queue.size)
+        window.add_cycle(lag, self._source.fullness)
         if self._observe_cycle is not None:
             with timer.phase("observe"):
                 window.add_observed(self._observe_cycle(item.trajectory, item.step_infos))
@@ -217,23 +201,22 @@ class UpdateLoop:
 
     def _due_after(self, cycles: int) -> int:
         """Return how many updates are due after trajectory number ``cycles``, counted from 1."""
-        warm_up_from = self._session.counters.warm_up_from
+        warm_up_from = self._progress.counters.warm_up_from
         return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
 
     def _count(self, item: Item) -> None:
-        counters, session = self._session.counters, self._session
+        counters, env_steps = self._progress.counters, item.step_infos.true_reward.size
         counters.cycles += 1
-        counters.env_steps += self._env_steps_per_cycle
-        frame_skip = session.inferencers[item.inferencer].env.spec.frame_skip
-        counters.frames += self._env_steps_per_cycle * frame_skip
+        counters.env_steps += env_steps
+        counters.frames += env_steps * self._frame_skip
         counters.episodes += len(item.step_infos.episode_returns)
         counters.masked_truncations += int(item.step_infos.masked_truncation.sum())
-        session.episodes.add(item.step_infos)
+        self._progress.episodes.add(item.step_infos)
 
     def _publish(self) -> None:
         with self._timer.phase("publish"):
             if self._acting is None:
                 self._acting = self._updater.acting_networks()
-            for device, staging in self._session.staging.items():
-                version = self._session.counters.policy_version
+            for device, staging in self._progress.staging.items():
+                version = self._progress.counters.policy_version
                 staging.publish(Staged(version, on_device(self._acting, device)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import threading
 import warnings
@@ -16,10 +17,14 @@ from sebulba.agent import Agent
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.errors import UsageError, is_env_failure, text_of
 from sebulba.inference.cycle import env_step_of
+from sebulba.options import MOST_EPISODE_STEPS
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvAdapter, EnvFactory, PyTree
 
 CONFIDENCE = 0.95
+
+Progress = Callable[[int, int], None]
+"""Gets, after every step, how many episodes are done and the steps of the longest that runs."""
 
 NUM_SEEDS = 2**31
 """Seeds that there are; training takes them from one end and evaluation from the other."""
@@ -33,6 +38,10 @@ class Evaluation:
     """``[N]`` float64, unclipped."""
     lengths: np.ndarray
     """``[N]`` int64, in environment steps."""
+    num_cut: int = 0
+    """How many of them were cut at the limit of steps; their returns are those up to there."""
+    num_not_played: int = 0
+    """Episodes that were asked for and would have come after one that was cut."""
 
     @property
     def mean_return(self) -> float:
@@ -65,6 +74,8 @@ class Evaluation:
             "mean_return": self.mean_return,
             "interval_95": self.interval,
             "mean_length": self.mean_length,
+            "cut_episodes": self.num_cut,
+            "episodes_not_played": self.num_not_played,
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
         }
@@ -76,6 +87,7 @@ class Evaluation:
             "eval_return_std": float(np.std(self.returns)),
             "eval_length_mean": self.mean_length,
             "eval_episodes": len(self.returns),
+            "eval_cut_episodes": self.num_cut,
         }
 
     def __str__(self) -> str:
@@ -83,7 +95,17 @@ class Evaluation:
         margin = f" ± {interval:.2f} (95 % confidence interval)" if interval is not None else ""
         return (
             f"mean return {self.mean_return:.2f}{margin} over {len(self.returns)} episodes, "
-            f"mean length {self.mean_length:.1f}"
+            f"mean length {self.mean_length:.1f}{self._of_those_cut()}"
+        )
+
+    def _of_those_cut(self) -> str:
+        if not self.num_cut:
+            return ""
+        after = f"; {self.num_not_played} that would have come after them were not played"
+        return (
+            f"\n{self.num_cut} of the {len(self.returns)} episodes had not ended after "
+            f"{self.lengths.max():,} steps (max_episode_steps) and were cut; they count with the "
+            f"return that they had{after if self.num_not_played else ''}"
         )
 
 
@@ -94,11 +116,13 @@ def evaluate(
     num_episodes: int = 100,
     num_envs: int = 16,
     seed: int = 1,
+    max_episode_steps: int = MOST_EPISODE_STEPS,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Play ``policy`` for exactly ``num_episodes`` episodes.
 
     How many each environment plays is fixed beforehand (equal but for one): taking the first
-    episodes to end would favour short ones.
+    episodes to end would favour short ones. An environment whose episode is cut plays no other.
 
     Args:
       policy: From ``load_policy``.
@@ -106,16 +130,19 @@ def evaluate(
       num_episodes: At least 1.
       num_envs: Environments side by side; no more than episodes are made.
       seed: Of the environments, an int32.
+      max_episode_steps: Steps after which an episode is cut, at least 1.
+      progress: Is told, after every step, how far it is.
 
     Raises:
       UsageError: A number is out of range, or the environment is not the policy's.
     """
-    quota = _quota(num_episodes, num_envs)
+    tally = _Tally(_quota(num_episodes, num_envs), max_episode_steps)
+    quota = tally.quota
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
     adapter = make_env_factory(env)(len(quota), seeds)
     try:
         _check_spaces(policy, adapter)
-        evaluation = _play(policy, adapter, quota, threading.Event())
+        evaluation = _play(policy, adapter, tally, threading.Event(), progress)
     finally:
         adapter.close()
     assert evaluation is not None, "nobody stops it"
@@ -139,6 +166,7 @@ class EvaluationPlayer:
         num_episodes: int = 50,
         num_envs: int = 25,
         seed: int = 0,
+        max_episode_steps: int = MOST_EPISODE_STEPS,
         on_best: Callable[[PyTree], None] | None = None,
         max_env_restarts: int = 0,
     ) -> None:
@@ -150,6 +178,8 @@ class EvaluationPlayer:
           num_episodes: In an evaluation, at least 1.
           num_envs: Environments side by side; no more than episodes are made.
           seed: Seed of the run, an int32.
+          max_episode_steps: Steps after which an episode is cut, at least 1; its environment then
+            plays no other in this evaluation.
           on_best: Called with the acting networks of every evaluation that returned more than all
             before.
           max_env_restarts: How often environments that raise or die are replaced by new ones with
@@ -160,6 +190,7 @@ class EvaluationPlayer:
           UsageError: A number is out of range, or the environment is not the agent's.
         """
         self._quota = _quota(num_episodes, num_envs)
+        self._max_episode_steps = _checked_limit(max_episode_steps)
         if max_env_restarts < 0:
             raise UsageError(f"max_env_restarts={max_env_restarts} must not be negative; use 10")
         self._policy = Policy(agent, None, seed=seed)
@@ -206,7 +237,8 @@ class EvaluationPlayer:
     def _play_through(self, stop: threading.Event) -> Evaluation | None:
         while True:
             try:
-                return _play(self._policy, self._adapter, self._quota, stop)
+                tally = _Tally(self._quota, self._max_episode_steps)
+                return _play(self._policy, self._adapter, tally, stop)
             except Exception as error:
                 if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
                     raise
@@ -278,17 +310,83 @@ def _check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
             )
 
 
+def _checked_limit(max_episode_steps: int) -> int:
+    if max_episode_steps < 1:
+        raise UsageError(
+            f"max_episode_steps={max_episode_steps} must be at least 1; use {MOST_EPISODE_STEPS}"
+        )
+    return max_episode_steps
+
+
+class _Tally:
+    """Counts the episodes of an evaluation, until each environment has played its part."""
+
+    def __init__(self, quota: np.ndarray, max_episode_steps: int) -> None:
+        """Count from nothing.
+
+        Args:
+          quota: ``[B]``, how many episodes each environment plays.
+          max_episode_steps: Steps after which an episode is cut.
+        """
+        self.quota = quota
+        self._limit = _checked_limit(max_episode_steps)
+        self._ended: list[list[tuple[float, int]]] = [[] for _ in quota]
+        """Return and length of the episodes that count, by environment."""
+        self._return, self._length = np.zeros(len(quota)), np.zeros(len(quota), np.int64)
+        self._plays = quota > 0
+        """``[B]``: which environments have episodes left to play."""
+        self._num_cut = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no environment has an episode left to play."""
+        return not self._plays.any()
+
+    @property
+    def num_done(self) -> int:
+        """How many episodes have ended, or were cut."""
+        return sum(map(len, self._ended))
+
+    @property
+    def longest(self) -> int:
+        """Steps of the longest episode that is being played."""
+        return int(self._length[self._plays].max(initial=0))
+
+    def add(self, true_reward: np.ndarray, played: np.ndarray, ended: np.ndarray) -> None:
+        """Add a step, each ``[B]``: reward, whether it was a transition, the end of an episode."""
+        self._return += true_reward
+        self._length += played
+        for i in np.flatnonzero(ended).tolist():
+            self._end(i)
+        for i in np.flatnonzero(self._plays & (self._length >= self._limit)).tolist():
+            self._end(i)
+            self._plays[i] = False
+            self._num_cut += 1
+
+    def _end(self, i: int) -> None:
+        if self._plays[i]:
+            self._ended[i].append((float(self._return[i]), int(self._length[i])))
+            self._plays[i] = len(self._ended[i]) < self.quota[i]
+        self._return[i], self._length[i] = 0.0, 0
+
+    def evaluation(self) -> Evaluation:
+        """Return the episodes, in the order of their environments."""
+        returns, lengths = zip(*itertools.chain(*self._ended), strict=True)
+        num_not_played = int(self.quota.sum()) - len(returns)
+        return Evaluation(np.array(returns), np.array(lengths), self._num_cut, num_not_played)
+
+
 def _play(
-    policy: Policy, adapter: EnvAdapter, quota: np.ndarray, stop: threading.Event
+    policy: Policy,
+    adapter: EnvAdapter,
+    tally: _Tally,
+    stop: threading.Event,
+    progress: Progress | None = None,
 ) -> Evaluation | None:
-    """Begin new episodes and play ``quota [B]`` of them; None as soon as ``stop`` is set."""
-    num_envs = len(quota)
-    returns: list[list[float]] = [[] for _ in range(num_envs)]
-    lengths: list[list[int]] = [[] for _ in range(num_envs)]
-    running_return, running_length = np.zeros(num_envs), np.zeros(num_envs, np.int64)
-    state = policy.new_state(num_envs)
+    """Begin new episodes and play until ``tally`` is done; None as soon as ``stop`` is set."""
+    state = policy.new_state(len(tally.quota))
     output = adapter.reset()
-    while any(len(done) < n for done, n in zip(returns, quota, strict=True)):
+    while not tally.is_done:
         if stop.is_set():
             return None
         action, state = policy(
@@ -300,13 +398,11 @@ def _play(
             is_first=output.is_first,
         )
         output = adapter.step(action)
-        running_return += output.true_reward
-        running_length += ~env_step_of(output, action).inserted
-        for i in np.flatnonzero(output.episode_end):
-            returns[i].append(float(running_return[i]))
-            lengths[i].append(int(running_length[i]))
-            running_return[i], running_length[i] = 0.0, 0
-    return Evaluation(
-        np.array([r for done, n in zip(returns, quota, strict=True) for r in done[:n]]),
-        np.array([r for done, n in zip(lengths, quota, strict=True) for r in done[:n]]),
-    )
+        tally.add(
+            output.true_reward,
+            ~np.asarray(env_step_of(output, action).inserted),
+            output.episode_end,
+        )
+        if progress is not None:
+            progress(tally.num_done, tally.longest)
+    return tally.evaluation()

@@ -19,6 +19,7 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
+from sebulba.checkpoints.session import Session
 from sebulba.checkpoints.snapshot_trees import SnapshotReader
 from sebulba.checks import check_count, check_divisible
 from sebulba.envs import make_env_factory
@@ -28,7 +29,6 @@ from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.devices import choose_devices, learner_mesh
@@ -73,6 +73,32 @@ class GymnasiumLoop:
     A context manager; ``close()`` frees the environments. ``run()`` may be called again: with the
     state that the last ``run()`` or ``restore()`` returned it goes on where that was (environments,
     episodes and counters included); with any other it begins anew in fresh episodes.
+
+    Args:
+      env_factory: An id, a callable that returns a ``gymnasium.Env``, a callable with
+        parameters ``num_envs`` and ``seeds`` that returns a vector environment, or what
+        ``sebulba.make_env_factory`` returned.
+      agent: The algorithm.
+      num_envs: B, environments per Inferencer; a multiple of the number of update devices.
+      options: How the loop runs; None is ``LoopOptions()``.
+      inference_devices: Devices, or their indices, instead of those of ``options``.
+      update_devices: Devices, or their indices, instead of those of ``options``.
+      cycle: A kind instead of that of ``options``; or a function of (environment, programs,
+        device, timer) that makes a cycle of your own.
+      inference_only: Act and never update.
+      metric_writer: Gets a record a window; what it raises is a warning.
+      observe_cycle: Called in the calling thread of ``run()`` with every trajectory, on the
+        update devices, before it is donated (do not keep it), and its episode bookkeeping;
+        returns more metrics, or None.
+      evaluator: What plays the acting networks now and then while they are trained, and at
+        the end of a run that was not stopped; whoever made it closes it.
+      checkpointer: Saves where the loop stands at its intervals and at the end of every run,
+        for ``restore``; whoever made it closes it.
+      on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
+        cannot raise; None prints where it hangs and no more.
+      **changes: Any field of ``LoopOptions`` or ``FaultOptions``, such as
+        ``schedule="lockstep"`` or ``on_env_failure="restart"``, instead of that in
+        ``options``.
     """
 
     def __init__(
@@ -95,47 +121,14 @@ class GymnasiumLoop:
     ) -> None:
         """Make the environments and choose the devices; nothing runs yet.
 
-        Args:
-          env_factory: An id, a callable that returns a ``gymnasium.Env``, a callable with
-            parameters ``num_envs`` and ``seeds`` that returns a vector environment, or what
-            ``sebulba.make_env_factory`` returned.
-          agent: The algorithm.
-          num_envs: B, environments per Inferencer; a multiple of the number of update devices.
-          options: How the loop runs; None is ``LoopOptions()``.
-          inference_devices: Devices, or their indices, instead of those of ``options``.
-          update_devices: Devices, or their indices, instead of those of ``options``.
-          cycle: A kind instead of that of ``options``; or a function of (environment, programs,
-            device, timer) that makes a cycle of your own.
-          inference_only: Act and never update.
-          metric_writer: Gets a record a window; what it raises is a warning.
-          observe_cycle: Called in the calling thread of ``run()`` with every trajectory, on the
-            update devices, before it is donated (do not keep it), and its episode bookkeeping;
-            returns more metrics, or None.
-          evaluator: What plays the acting networks now and then while they are trained, and at
-            the end of a run that was not stopped; whoever made it closes it.
-          checkpointer: Saves where the loop stands at its intervals and at the end of every run,
-            for ``restore``; whoever made it closes it.
-          on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
-            cannot raise; None prints where it hangs and no more.
-          **changes: Any field of ``LoopOptions`` or ``FaultOptions``, such as
-            ``schedule="lockstep"`` or ``on_env_failure="restart"``, instead of that in
-            ``options``.
-
         Raises:
           UsageError: An argument breaks a rule.
         """
         check_count("num_envs", num_envs, ENVS_A_GENERATION)
         if not isinstance(inference_only, bool):
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
-        given: dict[str, Any] = dict(changes)
-        if cycle is not None and not callable(cycle):
-            given["cycle"] = cycle
-        if "seed" in given:
-            given["seed"] = check_seed(given["seed"])
-        if not isinstance(options, LoopOptions | None):
-            raise UsageError(f"options={shown(options)} must be a LoopOptions; or use keywords")
-        others = {field.name for field in dataclasses.fields(Attached)} | {"inference_only"}
-        self._options = options = (options or LoopOptions()).changed(given, others)
+        kind = None if callable(cycle) else cycle
+        self._options = options = _changed(options, changes, kind)
         self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
         self.inference_devices, self.update_devices = choose_devices(
             options.inference_devices if inference_devices is None else inference_devices,
@@ -161,15 +154,16 @@ class GymnasiumLoop:
         self._cycle_reasons: set[str] = set()
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
-        self._session = Session([], {device: Staging() for device in self.inference_devices})
-        factory = make_env_factory(env_factory)
-        pin = options.pin_inferencers and not options.inline
-        cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
-        self._envs = LoopEnvs(
-            factory, agent.spec, options.seed, num_envs, cores, inline=options.inline
-        )
+        self._session = Session({device: Staging() for device in self.inference_devices})
+        self._envs = self._make_envs(make_env_factory(env_factory))
 
     # Set-up.
+
+    def _make_envs(self, factory: EnvFactory) -> LoopEnvs:
+        seed, inline = self._options.seed, self._options.inline
+        pin = self._options.pin_inferencers and not inline
+        cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
+        return LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
 
     @property
     def num_inferencers(self) -> int:
@@ -267,7 +261,7 @@ class GymnasiumLoop:
             inference_only=self._inference_only,
         )
         try:
-            metrics = run(num_cycles, steps_per_cycle, began, expected)
+            metrics = run(num_cycles, began, expected)
         finally:
             self._threads = run.threads
             self._hangs = any(thread.is_alive() for thread in self._threads)
@@ -513,3 +507,18 @@ class GymnasiumLoop:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _changed(
+    options: LoopOptions | None, changes: LoopKeywords, cycle: CycleKind | None
+) -> LoopOptions:
+    """Return ``options`` with the keywords of a loop in the place of their fields."""
+    given: dict[str, Any] = dict(changes)
+    if cycle is not None:
+        given["cycle"] = cycle
+    if "seed" in given:
+        given["seed"] = check_seed(given["seed"])
+    if not isinstance(options, LoopOptions | None):
+        raise UsageError(f"options={shown(options)} must be a LoopOptions; or use keywords")
+    others = {field.name for field in dataclasses.fields(Attached)} | {"inference_only"}
+    return (options or LoopOptions()).changed(given, others)

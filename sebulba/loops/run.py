@@ -10,11 +10,11 @@ from typing import Any
 from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.run_checkpoints import About, RunCheckpoints
+from sebulba.checkpoints.session import Session
 from sebulba.errors import ActionError, HangError
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.running_inferencers import Replace, RunningInferencers
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import LEARNER_PHASES, ObserveCycle, UpdateLoop
 from sebulba.loops.evaluator import Evaluations, Evaluator
@@ -48,6 +48,13 @@ class Run:
     """Runs the Inferencers and the update loop; evaluates, saves and writes metrics for it.
 
     The update loop says when, through the methods of ``Beside``.
+
+    Args as for ``UpdateLoop`` and:
+      attached: What the user attached to the loop.
+      session: What goes on over several runs of the loop.
+      hand_off: Places what a cycle made on the update devices.
+      replace: Returns a new Inferencer in the place of one whose environment failed.
+      about: Returns what checkpoints say of the loop.
     """
 
     def __init__(
@@ -64,25 +71,13 @@ class Run:
         *,
         inference_only: bool,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-          options: How the loop runs.
-          attached: What the user attached to it.
-          agent: The algorithm.
-          session: What goes on over several runs of the loop.
-          updater: Holds the state to train.
-          hand_off: Places what a cycle made on the update devices.
-          stop_requested: Set when the user asks for a stop.
-          replace: Returns a new Inferencer in the place of one whose environment failed.
-          about: Returns what checkpoints say of the loop.
-          inference_only: Never update.
-        """
+        """Prepare a run; nothing starts yet."""
         self._options = options
-        self._writer = attached.metric_writer
+        self._attached = attached
         self._session = session
         self._updater = updater
         self._stop_requested = stop_requested
+        self._replace = replace
         self._timer = PhaseTimer(*LEARNER_PHASES)
         self._update_loop = UpdateLoop(
             options,
@@ -94,17 +89,13 @@ class Run:
             stop_requested,
             inference_only=inference_only,
         )
-
-        def replace_in_phase(old: Inferencer) -> Inferencer:
-            with self._timer.phase("restart"):
-                return replace(old)
-
         self._running = RunningInferencers(
             options,
-            session,
+            session.inferencers,
+            session.counters,
             hand_off,
             stop_requested,
-            replace_in_phase,
+            self._replace_in_phase,
             self._update_loop.prepare_while_idle,
         )
         self._evaluations = Evaluations(
@@ -118,15 +109,16 @@ class Run:
         self._checkpoints = RunCheckpoints(
             attached.checkpointer, session, updater, about, lambda: self.window.seconds
         )
-        self._supervisor = Supervisor(
-            # Inline is for debuggers, which may keep any phase as long as they like.
-            None if options.inline else options.faults.hang_timeout_s,
-            self._timer,
-            session,
-            self._running,
-            self._evaluations,
-            attached.on_hang,
-        )
+
+    def _replace_in_phase(self, old: Inferencer) -> Inferencer:
+        with self._timer.phase("restart"):
+            return self._replace(old)
+
+    def _make_supervisor(self) -> Supervisor:
+        # Inline is for debuggers, which may keep any phase as long as they like.
+        limit_s = None if self._options.inline else self._options.faults.hang_timeout_s
+        watched = self._timer, self._session, self._running, self._evaluations
+        return Supervisor(limit_s, *watched, self._attached.on_hang)
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -139,34 +131,37 @@ class Run:
         return self._update_loop.stopped
 
     def __call__(
-        self, num_cycles: int, steps_per_cycle: int, began: float, expected: HandedOver | None
+        self, num_cycles: int, began: float, expected: HandedOver | None
     ) -> dict[str, Any]:
         """Consume ``num_cycles`` trajectories, or fewer if a stop was requested.
 
         Args:
           num_cycles: How many to consume in this run.
-          steps_per_cycle: T.
           began: ``time.perf_counter()`` from which ``seconds`` count.
           expected: Shapes of what the Inferencers will hand over; None if they are not known.
 
         Returns:
           The record of the last window.
         """
-        self.window = MetricWindow(self._session.counters, began)
+        session = self._session
+        counters, frame_skip = session.counters, session.inferencers[0].env.spec.frame_skip
+        # The update loop begins with the round kept from the last run, and publishes after it.
+        second_version = counters.policy_version + bool(session.kept_round)
+        self.window = MetricWindow(counters, began)
         self._records = RunRecords(
             self._options,
-            self._writer,
-            self._session,
+            self._attached.metric_writer,
+            session,
             self._updater,
             self._timer,
             self._evaluations,
             self.window,
-            self._session.counters.cycles + num_cycles,
+            counters.cycles + num_cycles,
         )
         try:
-            with self._supervisor:
-                self._update_loop.begin(num_cycles, steps_per_cycle, expected)
-                self._running.start(num_cycles)
+            with self._make_supervisor():
+                self._update_loop.begin(num_cycles, frame_skip, expected)
+                self._running.start(num_cycles, second_version)
                 if not self._options.inline:
                     self._evaluations.start()
                 self._update_loop.consume(self._running, self)

@@ -7,14 +7,18 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from sebulba.checkpoints.session import Session
 from sebulba.errors import NotFiniteError
-from sebulba.inference.session import Session
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import MetricWindow, time_shares
 from sebulba.options import LoopOptions
 from sebulba.types import MetricWriter
+
+FIRST_WINDOW_SHARE = 1 / 16
+"""The window after the first record lasts this share of the others, and each lasts twice as long as
+the one before until they are whole: a run of seconds has most to show at its beginning."""
 
 
 class RunRecords:
@@ -34,7 +38,7 @@ class RunRecords:
         """Begin with ``window``, which has just been opened.
 
         Args:
-          options: Of the loop: how long a window lasts, how many updates may be skipped.
+          options: Say how long a window lasts, and how many updates may be skipped.
           writer: Gets the records.
           session: Its counters, episodes and Inferencers go into the records.
           updater: Has the metrics of the updates.
@@ -45,6 +49,8 @@ class RunRecords:
         """
         self._writer = writer
         self._interval_s = options.metrics_interval_s
+        self._window_share = 1.0
+        """How long the open window lasts, as a share of the interval."""
         self._max_skipped_updates = options.faults.max_skipped_updates
         self._session = session
         self._updater = updater
@@ -59,7 +65,9 @@ class RunRecords:
     def write_when_due(self) -> None:
         """Close the window if it is old enough, or has the first updates."""
         first = self._session.counters.updates > 0 and self._last is None
-        if first or self.window.age_s >= self._interval_s:
+        if first or self.window.age_s >= self._window_share * self._interval_s:
+            share = FIRST_WINDOW_SHARE if self._last is None else 2 * self._window_share
+            self._window_share = min(share, 1.0)
             self._close_window()
 
     def close(self) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+from sebulba.checkpoints.session import Session
 from sebulba.errors import HangError
 from sebulba.inference.hangs import silence_error, stacks
 from sebulba.inference.inferencer import WAITING_PHASES, Inferencer
 from sebulba.inference.running_inferencers import RunningInferencers
-from sebulba.inference.session import Session
 from sebulba.loops.evaluator import EVALUATOR_THREAD, Evaluations
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+EPISODES_AVERAGED = 100
+"""``episode_return_mean`` is the mean of at most so many finished training episodes."""
+
 
 @dataclasses.dataclass
 class Counters:

@@ -27,11 +27,12 @@ KNOWN = frozenset(
     (
         *("updates", "env_steps", "frames", "cycles", "total_cycles", "seconds"),
         *("env_steps_per_s", "updates_per_s", "episodes", "episode_return_mean"),
-        *("episode_length_mean", "policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
+        *("episode_length_mean", "episodes_averaged"),
+        *("policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
         *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
         *("env_restarts", "skipped_updates"),
         *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
-        *("eval_env_steps", "eval_seconds", "eval_skipped"),
+        *("eval_env_steps", "eval_seconds", "eval_skipped", "eval_cut_episodes"),
     )
 )
 """Metrics that have their own place in the panel; those of the agent follow the loss."""
@@ -159,8 +160,7 @@ class PanelView:
     def _return(self, metrics: Mapping[str, Any], width: int) -> Text:
         mean = metrics.get("episode_return_mean")
         if mean is None:
-            episodes = count(metrics.get("episodes"))
-            return Text(f"- after {episodes} of the first 100 episodes", style=DIM)
+            return Text("- before the end of the first episode", style=DIM)
         text = f"  length {number(metrics.get('episode_length_mean'))}"
         text += f"  {count(metrics.get('episodes'))} episodes"
         value = Text(f"{number(mean):<8}", style=ACCENT)
@@ -169,6 +169,8 @@ class PanelView:
     def _evaluated(self, metrics: Mapping[str, Any], width: int) -> Text:
         text = f"  ± {number(metrics.get('eval_return_std'))}"
         text += f" at {count(metrics.get('eval_env_steps'))} env steps"
+        if cut := metrics.get("eval_cut_episodes"):
+            text += f", {count(cut)} episodes cut"
         value = Text(f"{number(metrics.get('eval_return_mean')):<8}", style=ACCENT)
         spark = sparkline(self._eval_returns, max(8, width - 9 - len(text)))
         return value + Text(spark, "cyan") + text

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from sebulba.errors import NotFiniteError
-from sebulba.metrics.counters import Counters
+from sebulba.metrics.counters import EPISODES_AVERAGED, Counters
 from sebulba.types import StepInfos
-
-EPISODES_AVERAGED = 100
-"""Number of finished training episodes whose mean is ``episode_return_mean``."""
 
 
 class RecentEpisodes:
@@ -43,13 +40,17 @@ class RecentEpisodes:
         return episodes
 
     def means(self) -> dict[str, float | None]:
-        """Return mean return and length, None until there are enough episodes."""
-        if len(self._returns) < EPISODES_AVERAGED:
-            return {"episode_return_mean": None, "episode_length_mean": None}
+        """Return mean return and length, None before the first episode, and of how many."""
+        there_are = len(self._returns) > 0
         return {
-            "episode_return_mean": float(np.mean(self._returns)),
-            "episode_length_mean": float(np.mean(self._lengths)),
+            "episode_return_mean": float(np.mean(self._returns)) if there_are else None,
+            "episode_length_mean": float(np.mean(self._lengths)) if there_are else None,
+            "episodes_averaged": len(self._returns),
         }
+
+    def score(self) -> float | None:
+        """Return the mean return, None until there are ``EPISODES_AVERAGED`` episodes."""
+        return float(np.mean(self._returns)) if len(self._returns) == EPISODES_AVERAGED else None
 
 
 class MetricWindow:

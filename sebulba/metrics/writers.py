@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from sebulba.errors import text_of
+from sebulba.metrics.counters import EPISODES_AVERAGED
 from sebulba.types import MetricWriter
 
 if TYPE_CHECKING:
@@ -72,13 +73,18 @@ class JsonLinesWriter:
         self._file: IO[str] | None = None
 
     def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write one line with what has a form for JSON."""
+        self.write_line(
+            {name: to_json(value) for name, value in metrics.items() if np.ndim(value) == 0}
+        )
+
+    def write_line(self, record: Mapping[str, Any]) -> None:
         """Write one line and flush it, so that a reader sees whole lines at once.
 
         If the line cannot be written whole, as on a full disk, the part written is removed.
         """
         if self._file is None:
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115
-        record = {name: to_json(value) for name, value in metrics.items() if np.ndim(value) == 0}
         line = json.dumps(record, allow_nan=False) + "\n"
         whole = os.path.getsize(self._path)
         try:
@@ -240,7 +246,7 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
     parts = [
         f"{duration(metrics.get('seconds') or 0.0):>8}",
         f"{count(metrics.get('env_steps')):>7} env steps",
-        f"return {number(metrics.get('episode_return_mean')):>8}",
+        f"return {number(metrics.get('episode_return_mean')):>8}{few_episodes(metrics)}",
         f"{count(metrics.get('env_steps_per_s')):>6} env steps/s",
         f"loss {number(metrics.get('loss')):>9}",
         f"lag {number(metrics.get('policy_lag_mean'))}",
@@ -252,13 +258,23 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
     return "  ".join(parts)
 
 
+def few_episodes(metrics: Mapping[str, Any]) -> str:
+    """Return of how many episodes the mean return is, while they are fewer than it may be."""
+    averaged = metrics.get("episodes_averaged")
+    if not averaged or averaged >= EPISODES_AVERAGED:
+        return ""
+    return f" (of {averaged} episode{'s' if averaged > 1 else ''})"
+
+
 def evaluation_line(metrics: Mapping[str, Any]) -> str:
     """Return one line with the evaluation that a record contains."""
+    cut = metrics.get("eval_cut_episodes")
+    of_them = f", {count(cut)} of them cut as they did not end," if cut else ""
     return (
         f"{duration(metrics.get('seconds') or 0.0):>8}  evaluation: "
         f"return {number(metrics.get('eval_return_mean'))} "
         f"± {number(metrics.get('eval_return_std'))} (standard deviation) over "
-        f"{count(metrics.get('eval_episodes'))} episodes "
+        f"{count(metrics.get('eval_episodes'))} episodes{of_them} "
         f"at {count(metrics.get('eval_env_steps'))} env steps"
     )
 

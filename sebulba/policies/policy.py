@@ -22,7 +22,7 @@ from gymnasium import spaces
 from sebulba.agent import Agent
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.errors import UsageError, shown, text_of
-from sebulba.files import dataclass_from_json, read_json_object
+from sebulba.files import check_regular, dataclass_from_json, read_json_object
 from sebulba.trees import named_leaves
 from sebulba.trust import Trust, signed, trust_of, was_changed
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
@@ -253,7 +253,10 @@ def load_policy(
     folder = Path(run)
     if (folder / "policy").is_dir():
         folder = folder / "policy"
+        if folder.is_symlink():
+            raise UsageError(f"{folder} is a link, which no run makes; put the folder itself there")
     file = folder / CONFIG_FILE
+    check_regular(file, links=False)
     record = read_json_object(file)
     if "format" not in record and "total_env_steps" in record:
         raise UsageError(
@@ -265,8 +268,6 @@ def load_policy(
             "load it with the Sebulba that wrote it"
         )
     trusted = trust_of(KIND, record, trust)
-    for link in (path for path in (folder, file, folder / ARRAYS_FILE) if path.is_symlink()):
-        trusted.check(f"{link} is a link to {link.readlink()}")
     _check_unchanged(folder, record)
     try:
         agent, run_spec = _agent_of(record, file, trusted)
@@ -306,6 +307,7 @@ def _agent_of(record: Mapping[str, Any], file: Path, trust: Trust) -> tuple[Agen
 def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
     """Raise UsageError if ``config.json`` was edited, or lies in the folder of another run."""
     run_file = folder.parent / CONFIG_FILE
+    check_regular(run_file, links=False)
     of_run = read_json_object(run_file) if run_file.is_file() else {}
     theirs, ours = record.get("run_id"), of_run.get("run_id")
     if theirs is not None and ours is not None and theirs != ours:
@@ -317,13 +319,15 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
     if not was_changed(record):
         return
     own = record.get("agent_config")
-    fields, theirs = own.get("fields") if isinstance(own, dict) else None, of_run.get("agent")
-    both = isinstance(fields, dict) and isinstance(theirs, dict)
-    different = [
-        f"{name} is {shown(fields[name])} and was {shown(theirs[name])} in the run"
-        for name in (sorted(fields.keys() & theirs.keys()) if both else ())
-        if fields[name] != theirs[name] and name != "optimizer"  # which says how long it falls
-    ]
+    fields = own.get("fields") if isinstance(own, dict) else None
+    trained = of_run.get("agent")
+    different = []
+    if isinstance(fields, dict) and isinstance(trained, dict):
+        different = [
+            f"{name} is {shown(fields[name])} and was {shown(trained[name])} in the run"
+            for name in sorted(fields.keys() & trained.keys())
+            if fields[name] != trained[name] and name != "optimizer"  # which says how long it falls
+        ]
     raise UsageError(
         f"{folder / CONFIG_FILE} was edited after it had been saved"
         f"{': ' if different else ''}{'; '.join(different)}; restore it or train again"
@@ -364,6 +368,7 @@ def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str | None]
       checksums: SHA-256 of every array by name; None for what older versions of Sebulba saved.
     """
     names, leaves = named_leaves(shapes)
+    check_regular(file, links=False)
     try:
         # Opened here: np.load leaves a damaged file open.
         with open(file, "rb") as opened, zipfile.ZipFile(opened) as archive:

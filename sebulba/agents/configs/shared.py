@@ -75,6 +75,8 @@ class OptimizerConfig:
     """Learning rate over updates; "linear" falls to 0 at ``schedule_updates``."""
     schedule_updates: int = 0
     """Updates after which a linear schedule is at 0."""
+    share_after_schedule: float = 0.0
+    """Learning rate after a linear schedule, as a share of that of its beginning."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -90,6 +92,8 @@ class OptimizerConfig:
             least,
             "use the number of updates of the run",
         )
+        share = self.share_after_schedule
+        require_number("optimizer.share_after_schedule", share, 0, math.inf, "use 0.1")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,9 @@ def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.Gradi
     rate: optax.ScalarOrSchedule = learning_rate
     if config.schedule == "linear":
         rate = optax.linear_schedule(learning_rate, 0.0, config.schedule_updates)
+        if share := config.share_after_schedule:
+            after = optax.constant_schedule(share * learning_rate)
+            rate = optax.join_schedules([rate, after], [config.schedule_updates])
     optimizers = {
         "adam": lambda: optax.adam(rate, eps=config.epsilon),
         "rmsprop": lambda: optax.rmsprop(rate, decay=config.decay, eps=config.epsilon),

@@ -238,9 +238,13 @@ def double_q_values(q_target: jax.Array, q_online: jax.Array) -> jax.Array:
       q_online: ``[..., A]``.
     """
     q_target, q_online = jax.lax.stop_gradient((q_target, q_online))
-    # A one-hot product: gathers are slow on CPU.
-    best = jax.nn.one_hot(jnp.argmax(q_online, axis=-1), q_online.shape[-1], dtype=q_target.dtype)
-    return jnp.sum(best * q_target, axis=-1)
+    return value_of(q_target, jnp.argmax(q_online, axis=-1))
+
+
+def value_of(values: jax.Array, index: jax.Array) -> jax.Array:
+    """Return ``values[..., index]``, ``[...]`` of ``[..., A]``."""
+    # A one-hot product: gathers and their gradient (a scatter) are slow on CPU.
+    return jnp.sum(values * jax.nn.one_hot(index, values.shape[-1], dtype=values.dtype), axis=-1)
 
 
 RESCALING_EPSILON = 1e-3

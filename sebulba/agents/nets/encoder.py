@@ -48,7 +48,7 @@ class ObservationEncoder:
         """Encode observations with ``num_leading`` leading dimensions, which are merged into N."""
         vectors: list[jax.Array] = []
         images: list[jax.Array] = []
-        self._encode(self._spec.observation_space, obs, num_leading, vectors, images)
+        self._encode(self._spec.observation_space, "", obs, num_leading, vectors, images)
         if vectors:
             return Encoded(jnp.concatenate(vectors, axis=-1), tuple(images))
         return Encoded(jnp.zeros((images[0].shape[0], 0), jnp.float32), tuple(images))
@@ -56,14 +56,15 @@ class ObservationEncoder:
     def _encode(
         self,
         space: gymnasium.Space,
+        name: str,
         obs: PyTree,
         num_leading: int,
         vectors: list[jax.Array],
         images: list[jax.Array],
     ) -> None:
         if isinstance(space, gymnasium.spaces.Dict):
-            for name in sorted(space.spaces):
-                self._encode(space[name], obs[name], num_leading, vectors, images)
+            for part in sorted(space.spaces):
+                self._encode(space[part], part, obs[part], num_leading, vectors, images)
             return
         x = jnp.asarray(obs)
         x = x.reshape(math.prod(x.shape[:num_leading]), *x.shape[num_leading:])
@@ -79,17 +80,17 @@ class ObservationEncoder:
                 "or a Dict of these; wrap the environment to give one"
             )
         elif self._images and is_image(space):
-            images.append(self._image(x, space))
+            images.append(self._image(x, name))
         else:
             vectors.append(self._flat(x, space))
 
-    def _image(self, x: jax.Array, space: gymnasium.spaces.Box) -> jax.Array:
+    def _image(self, x: jax.Array, name: str) -> jax.Array:
         """Return ``[N, height, width, channels]``."""
         if x.ndim == 5:  # A stack of colour frames, [N, stack, height, width, channels].
             x = jnp.moveaxis(x, 1, -2).reshape(x.shape[0], x.shape[2], x.shape[3], -1)
         elif x.ndim == 3:
             x = x[..., None]
-        elif self._spec.has_channels_first(space):
+        elif self._spec.has_channels_first(name):
             x = jnp.moveaxis(x, 1, -1)
         return _unit_pixels(x)
 

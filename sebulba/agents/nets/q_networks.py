@@ -94,9 +94,3 @@ def discrete_actions(space: gymnasium.Space, agent_name: str) -> Categorical:
             "of all actions; use an agent for such actions, Impala, PPO, SAC or DDPG"
         )
     return Categorical(space)
-
-
-def value_of(values: jax.Array, index: jax.Array) -> jax.Array:
-    """Return ``values[..., index]``, ``[...]`` of ``[..., A]``."""
-    # A one-hot product: gathers and their gradient (a scatter) are slow on CPU.
-    return jnp.sum(values * jax.nn.one_hot(index, values.shape[-1]), axis=-1)

@@ -133,7 +133,7 @@ def keeps_older_frames(code: jax.Array, num_before: jax.Array) -> jax.Array:
 def rebuild(
     frames: jax.Array,
     code: jax.Array,
-    index: tuple[jax.Array, jax.Array, jax.Array],
+    index: tuple[jax.Array, ...],
     depth: int,
 ) -> jax.Array:
     """Return the stacks of rows that can be rebuilt, newest frame last.

@@ -31,8 +31,11 @@ class Transition(NamedTuple):
     """N transitions over up to n environment steps, leaves ``[N, ...]``."""
 
     obs: PyTree
+    """Observation in which the action was taken."""
     action: jax.Array
+    """Action of the first step."""
     extras: PyTree
+    """``ActionOutput.extras`` of that action."""
     reward: jax.Array
     """Discounted sum of the rewards of k steps: n, or fewer where the episode ended."""
     discount: jax.Array
@@ -112,7 +115,7 @@ class TransitionReplay(ReplayLayout):
         """
         j, row, env, num_rows = draw.inferencer, draw.row, draw.env, replay.num_rows
         step = jnp.arange(self.num_steps)[:, None]
-        index = _time_major(j, (row[None] + 1 + step) % num_rows, env)
+        index = tuple(jnp.broadcast_arrays(j[None], (row[None] + 1 + step) % num_rows, env[None]))
         after = rows_at(replay.rows.consequences, index)
         valid, terminated = after.valid, after.terminated
         goes_on = jnp.cumprod(valid & ~terminated & ~after.truncated, axis=0) > 0
@@ -182,8 +185,8 @@ class SequenceReplay(ReplayLayout):
           replay: Read only.
           draw: N starts.
         """
-        rows = draw.row[None] + jnp.arange(self.length + 1)[:, None]
-        index = _time_major(draw.inferencer, rows % replay.num_rows, draw.env)
+        rows = (draw.row[None] + jnp.arange(self.length + 1)[:, None]) % replay.num_rows
+        index = tuple(jnp.broadcast_arrays(draw.inferencer[None], rows, draw.env[None]))
         action, extras, *consequences = rows_at(replay.rows[1:], index)
         first = (draw.inferencer, draw.row // replay.steps_per_cycle, draw.env)
         core, prev_action = rows_at((replay.core, replay.prev_action), first)
@@ -194,14 +197,3 @@ class SequenceReplay(ReplayLayout):
             extras=jax.tree.map(lambda x: x[:-1], extras),
             core=core,
         )
-
-
-def _time_major(
-    inferencer: jax.Array, rows: jax.Array, env: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the index of ``rows [T, N]`` for inferencers and environments ``[N]``."""
-    return (
-        jnp.broadcast_to(inferencer[None], rows.shape),
-        rows,
-        jnp.broadcast_to(env[None], rows.shape),
-    )

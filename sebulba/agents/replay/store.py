@@ -44,12 +44,17 @@ class Rows(NamedTuple):
     obs: PyTree
     """Observations; where frames are stacked the newest frame only."""
     action: PyTree
+    """Action taken in this row."""
     extras: PyTree
+    """``ActionOutput.extras`` of that action."""
     reward: jax.Array
     """Consequence of the action of the row before, as are the flags."""
     terminated: jax.Array
+    """``EnvStep.terminated``."""
     truncated: jax.Array
+    """``EnvStep.truncated``."""
     is_first: jax.Array
+    """``EnvStep.is_first``."""
 
     @property
     def consequences(self) -> EnvStep:
@@ -94,6 +99,7 @@ class Draw(NamedTuple):
     """N starts, ``[N]``, of this device's shard."""
 
     inferencer: jax.Array
+    """Inferencer whose environment it is."""
     row: jax.Array
     """Row of the ring where the start is."""
     env: jax.Array
@@ -332,7 +338,7 @@ class ReplayLayout(abc.ABC):
         trajectories = jnp.sum(replay.trajectories, dtype=jnp.float32)
         return trajectories * (replay.steps_per_cycle * num_envs)
 
-    def obs_at(self, replay: Replay, index: tuple[jax.Array, jax.Array, jax.Array]) -> PyTree:
+    def obs_at(self, replay: Replay, index: tuple[jax.Array, ...]) -> PyTree:
         """Return the observations at (inferencer, row, env), each ``[...]``, as inserted."""
         if isinstance(replay.stack, StackState):
             return rebuild(replay.rows.obs, replay.stack.code, index, self.frame_stack)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sebulba.benchmarks.learn import RESULTS
+from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.benchmarks.pictures import BLUE, RED, open_frame, picture
-from sebulba.benchmarks.project.learning_goals import GOALS
 from sebulba.errors import UsageError
 from sebulba.files import read_json_object
 

@@ -1,4 +1,4 @@
-"""What a loop keeps from one run to the next."""
+"""What the update loop counts and keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import jax
 
-from sebulba.inference.inferencer import Inferencer
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.window import RecentEpisodes
 from sebulba.transport.item import Item
@@ -15,11 +14,9 @@ from sebulba.transport.staging import Staging
 
 
 @dataclasses.dataclass
-class Session:
-    """What a loop keeps from one run to the next."""
+class Progress:
+    """What the update loop counts and keeps, also from one run to the next."""
 
-    inferencers: list[Inferencer]
-    """All Inferencers, in the order of their index."""
     staging: Mapping[jax.Device, Staging]
     """The slot of each inference device."""
     counters: Counters = dataclasses.field(default_factory=Counters)
@@ -28,5 +25,3 @@ class Session:
     """The last training episodes that ended."""
     kept_round: list[Item] = dataclasses.field(default_factory=list)
     """Lockstep: the round that was in flight when the last run stopped."""
-    seconds_before: float = 0.0
-    """After a resume: seconds that the run lasted in earlier processes."""
