@@ -429,7 +429,8 @@ def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, caps
     assert train(folder, "Guess", "--total-env-steps", "100000000") == 128 + which
     sender.join()
     assert signal.getsignal(which) is before
-    assert "stopped:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "stopped:" in shown and f"\ngo on with it: sebulba resume {folder}\n" in shown
     assert (folder / "learning_curve.png").exists()
     sebulba.load_policy(folder)
 

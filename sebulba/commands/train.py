@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import sys
 import threading
 import time
@@ -386,12 +387,14 @@ def _print_summary(result: Result, folder: RunFolder) -> None:
     evaluation = ""
     if (evaluated := metrics.get("eval_return_mean")) is not None:
         evaluation = f"{number(evaluated)} (evaluation), "
+    run = shlex.quote(str(folder.path))
+    go_on = f"go on with it: sebulba resume {run}\n" if result.stopped else ""
     print(
         f"{'stopped' if result.stopped else 'done'}: "
         f"{_mean_return(metrics)}, "
         f"{evaluation}"
         f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
         f"{metrics.get('seconds') or 0.0:.1f} s\n"
-        f"play it: sebulba eval {folder.path}",
+        f"{go_on}play it: sebulba eval {run}",
         flush=True,
     )
