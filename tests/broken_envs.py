@@ -179,6 +179,15 @@ class VaryingInfos(Good):
         return *rest, {"t": self.t} | ({"won": True} if self.t == 5 else {})
 
 
+class MasksActions(Good):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"action_mask": np.ones(2, np.int8)}
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {"action_mask": np.ones(2, np.int8)}
+
+
 class Rewrites(Good):
     def __init__(self):
         self.buffer = np.zeros(3, np.float32)
@@ -209,6 +218,10 @@ class HoldsLock(Good):
 
 class TupleSpace(Good):
     observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2)))
+
+
+class TextSpace(Good):
+    observation_space = spaces.Dict({"x": spaces.Box(-1, 1, (3,)), "mission": spaces.Text(20)})
 
 
 class NoActionSpace(Good):

@@ -125,6 +125,27 @@ def test_the_config_says_what_ran(run):
     assert record["preset"] == "cartpole" and record["sebulba"] == sebulba.__version__
 
 
+def test_line_and_config_say_which_backend_makes_the_environment_and_resuming_keeps_it(
+    capsys, tmp_path, monkeypatch
+):
+    run = tmp_path / "r"
+    monkeypatch.setattr("sebulba.envs.envpool_adapter.envpool_id", lambda env: None)
+    assert train(run, "CartPole-v1", "--no-anneal-learning-rate") == 0
+    monkeypatch.undo()  # as after an update of envpool, which now has the id
+    longer = ["--resume", "--total-env-steps", "700", "--no-anneal-learning-rate"]
+    assert train(run, "CartPole-v1", *longer) == 0
+    said = f"sebulba: CartPole-v1 (gymnasium {gymnasium.__version__}) in {run}"
+    assert capsys.readouterr().out.splitlines().count(said) == 2
+    record = json.loads((run / "config.json").read_text())
+    assert record["environment"] == {
+        "id": "CartPole-v1",
+        "backend": "gymnasium",
+        "versions": {"gymnasium": gymnasium.__version__},
+    }
+    assert record["env"]["backend"] is None
+    assert cli.main(["eval", str(run), "--episodes", "1", "--num-envs", "1"]) == 0
+
+
 def test_the_policy_acts_and_is_evaluated(run, capsys, tmp_path):
     policy = sebulba.load_policy(run)
     env = Guess()
@@ -232,8 +253,10 @@ def test_wrong_words_are_refused_and_what_is_near_is_named(capsys, argv, words):
 )
 def test_a_run_that_cannot_start_is_refused_and_leaves_no_folder(capsys, tmp_path, options, words):
     argv = ["train", "cartpole", "--compile-cache", "off", "--run-dir", str(tmp_path / "r")]
-    assert words in refused(capsys, *argv, *options)
-    assert not (tmp_path / "r").exists()
+    assert cli.main([*argv, *options]) == cli.EXIT_USAGE
+    captured = capsys.readouterr()
+    assert words in captured.err and "Traceback" not in captured.err
+    assert not (tmp_path / "r").exists() and str(tmp_path) not in captured.out
 
 
 def test_help_goes_to_standard_output_and_lists_what_there_is(capsys):
@@ -247,6 +270,47 @@ def test_help_goes_to_standard_output_and_lists_what_there_is(capsys):
         assert cli.main(argv) == 0
         shown = capsys.readouterr().out
         assert all(word in shown for word in words)
+
+
+def test_the_list_of_configurations_is_in_two_columns(capsys):
+    cli.main(["train", "--help"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
+    of_presets = [line for line in lines if line.split()[0] in PRESETS]
+    assert len(of_presets) == len(PRESETS)
+    column = max(map(len, PRESETS)) + 4
+    assert all(line[column - 2 : column].isspace() for line in of_presets)
+    assert not any(line[column].isspace() for line in of_presets)
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_fills_the_width_of_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    cli.main(["train", "cartpole", "--help"])
+    shown = capsys.readouterr().out
+    assert "whenever this many environment steps have passed" in shown.replace(" │\n│       ", " ")
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--env.options", "size", "4", "is_slippery", "False"],
+        ["--env.options.size", "4", "--env.options.is-slippery", "False"],
+        ["--env.options.size=4", "--seed", "1", "--env.options", "is_slippery", "False"],
+    ],
+)
+def test_options_of_the_environment_may_be_written_in_either_way(words):
+    config = cli._parse("cartpole", words)
+    assert config.env.options == {"size": 4, "is_slippery": False}
+    assert cli._parse("cartpole", ["--env.options.size", "5"], default=config).env.options == {
+        "size": 5,
+        "is_slippery": False,
+    }
+
+
+def test_an_option_of_the_environment_needs_a_value(capsys):
+    said = refused(capsys, "train", "cartpole", "--env.options.size", "--seed", "1")
+    assert "--env.options.size needs a value" in said
 
 
 def test_every_common_option_exists(capsys):
@@ -365,7 +429,8 @@ def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, caps
     assert train(folder, "Guess", "--total-env-steps", "100000000") == 128 + which
     sender.join()
     assert signal.getsignal(which) is before
-    assert "stopped:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "stopped:" in shown and f"\ngo on with it: sebulba resume {folder}\n" in shown
     assert (folder / "learning_curve.png").exists()
     sebulba.load_policy(folder)
 

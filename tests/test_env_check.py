@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 import sebulba
@@ -61,11 +62,13 @@ def findings(env, **arguments) -> list[Finding]:
         ("SharedState", "shared state", Level.PROBLEM, "other obs at step"),
         ("same_twice", "making", Level.PROBLEM, "same environment twice"),
         ("VaryingInfos", "infos", Level.NOTE, "keys vary (t, won)"),
+        ("MasksActions", "infos", Level.NOTE, "action_mask is dropped, as all infos are"),
         ("Rewrites", "buffers", Level.NOTE, "changed after they were returned"),
         ("ClosesOnce", "close", Level.NOTE, "RuntimeError: closed twice"),
         ("CannotClose", "close", Level.PROBLEM, "RuntimeError: planted in close"),
         ("HoldsLock", "resume", Level.NOTE, "lock"),
         ("TupleSpace", "making", Level.PROBLEM, "must be Box, Discrete, MultiDiscrete"),
+        ("TextSpace", "making", Level.PROBLEM, "observation_space['mission']=Text(1, 20"),
         ("NoActionSpace", "making", Level.PROBLEM, "action_space"),
         ("Unbounded", "spaces", Level.NOTE, "no bounds"),
         ("Exits", "steps", Level.PROBLEM, "SystemExit: 7"),
@@ -81,6 +84,28 @@ def test_each_broken_environment_has_its_finding_and_no_other(env, check, level,
     others = [f for f in found if f.name == check or f.name != "resume"]
     assert [(f.name, f.level) for f in others] == [(check, level)]
     assert words in others[0].seen and others[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("env", "wrappers"),
+    [
+        ("TextSpace", ["FilterObservation(env, keys)", "ImgObsWrapper", "FlatObsWrapper"]),
+        ("TupleSpace", ["FlattenObservation"]),
+    ],
+)
+def test_the_remedy_of_a_space_names_a_wrapper(env, wrappers):
+    found = next(finding for finding in findings(env) if finding.name == "making")
+    assert all(wrapper in found.remedy for wrapper in wrappers)
+    assert "my_module:make" in found.remedy and "my_module" not in found.seen
+
+
+def test_the_wrappers_that_are_named_mend_it():
+    kept = gymnasium.wrappers.FilterObservation(broken_envs.TextSpace(), ["x"])
+    assert sebulba.env_spec(kept).observation_space == gymnasium.spaces.Dict(
+        x=Good.observation_space
+    )
+    flat = gymnasium.wrappers.FlattenObservation(broken_envs.TupleSpace())
+    assert sebulba.env_spec(flat).observation_space.shape == (4,)
 
 
 @pytest.mark.parametrize(

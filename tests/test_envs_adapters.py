@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from sebulba.envs import env_spec, make_env_factory
+from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.envs.envpool_adapter import (
     MOST_COMPARED,
     _clamp,
@@ -542,6 +542,32 @@ def test_a_ready_made_envpool_goes_through_its_own_adapter():
     assert not isinstance(adapter.fused(), str)
     assert env_spec(make).observation_space.shape == (10, 5)
     adapter.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "backend", "source"),
+    [
+        ("ALE/Pong-v5", None, ("Pong-v5", "envpool", ["envpool"])),
+        ("CartPole-v1", "gymnasium", ("CartPole-v1", "gymnasium", ["gymnasium"])),
+        ("Hopper-v2", None, ("Hopper-v2", "gymnasium", ["gymnasium"])),
+        ("tests.oracle:OracleEnv", None, ("tests.oracle:OracleEnv", None, ["gymnasium"])),
+        ("sebulba.envs:x", None, ("sebulba.envs:x", None, ["sebulba", "gymnasium"])),
+    ],
+    ids=str,
+)
+def test_the_source_of_an_environment_names_backend_and_versions(env, backend, source):
+    found = env_source(env, backend)
+    assert (found.id, found.backend, list(found.versions)) == source
+    if source[1] == "gymnasium":
+        assert str(found) == f"{found.id} (gymnasium {gymnasium.__version__})"
+
+
+def test_an_environment_that_another_package_registered_is_named_with_its_version(monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec("Tested-v3", entry_point="optax.nowhere:Env")
+    monkeypatch.setitem(gymnasium.registry, "Tested-v3", spec)
+    assert list(env_source("Tested-v3").versions) == ["gymnasium", "optax"]
+    spec.entry_point = OracleEnv  # of no package
+    assert list(env_source("Tested-v3").versions) == ["gymnasium"]
 
 
 def test_factories_pass_through():

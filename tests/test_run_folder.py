@@ -58,6 +58,23 @@ def test_another_configuration_is_refused_with_the_difference(begun, field, valu
         folder.check_resumable(dataclasses.replace(config, **{field: value}))
 
 
+def test_a_run_stays_with_the_backend_that_it_chose(begun):
+    folder, config = begun
+    assert folder.chosen_env(config.env) == config.env  # of a version that did not write it
+    folder.write_config(config, "cartpole-ppo", [], {"id": "x", "backend": "gymnasium"})
+    chosen = dataclasses.replace(config.env, backend="gymnasium")
+    assert folder.chosen_env(config.env) == chosen
+    assert folder.read_env_config(folder.trust(False)) == chosen
+    folder.check_resumable(config)
+    with pytest.raises(UsageError, match=r"env\.backend is None in the run and 'envpool' now"):
+        folder.check_resumable(
+            dataclasses.replace(config, env=dataclasses.replace(config.env, backend="envpool"))
+        )
+    folder.write_config(config, "cartpole-ppo", [], {"backend": 7})
+    with pytest.raises(UsageError, match="backend"):
+        folder.chosen_env(config.env)
+
+
 def test_processes_that_begin_in_the_same_second_get_folders_of_their_own(monkeypatch):
     config, folders = PRESETS["cartpole"].make(), set()
     for process in (1, 2):

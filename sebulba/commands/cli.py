@@ -74,7 +74,7 @@ SHORT_OPTIONS = {
 
 COMMON_OPTIONS = {
     "--env.id ID": "environment",
-    "--env.backend NAME": "envpool or gymnasium; chosen by the id when not given",
+    "--env.backend NAME": "envpool, taken where it has the id, or gymnasium",
     "--total-env-steps N": "environment steps to train for",
     "--num-envs N": "environments per Inferencer",
     "--steps-per-cycle N": "environment steps in a trajectory",
@@ -83,7 +83,7 @@ COMMON_OPTIONS = {
     "--eval-every-env-steps N": "let the evaluation policy play so often; 0 for never",
     "--schedule NAME": "async, or lockstep for bit-identical networks",
     "--name NAME": "of the folder under runs/",
-    "--resume": "go on if the folder holds a run already, else begin it",
+    "--resume": "go on if the folder holds a run, else begin it",
     "--run-dir DIR": "folder of the run, instead of runs/NAME",
 }
 """What ``sebulba train --help`` shows of the options; a test holds that each exists."""
@@ -242,8 +242,8 @@ def _train(argv: list[str]) -> int:
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
     _allow_open_files()
     config = folder.continued(config)
-    # Said now, since importing JAX and compiling take seconds.
-    print(f"sebulba: {preset} in {folder.path}", flush=True)
+    # Said now, since importing JAX and compiling take seconds; the folder is not made yet.
+    print(f"sebulba: {preset}", flush=True)
     if config.anneal_learning_rate and not folder.config.exists():
         print(
             f"the learning rate falls to 0 over {config.annealed_env_steps:,} env steps; in a run "
@@ -291,7 +291,8 @@ run any code.
 def _train_help() -> str:
     from sebulba.configs.presets import PRESETS
 
-    lines = [f"  {name:<12} {preset.summary}" for name, preset in PRESETS.items()]
+    width, wide = max(map(len, PRESETS)), max(map(len, COMMON_OPTIONS))
+    lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in PRESETS.items()]
     return "\n".join(
         [
             "usage: sebulba train CONFIG [options]",
@@ -305,7 +306,7 @@ def _train_help() -> str:
             "or Gymnasium, or is my_package.envs:MyEnv (a class or a factory).",
             "",
             "common options:",
-            *(f"  {option:<30} {what}" for option, what in COMMON_OPTIONS.items()),
+            *(f"  {option:<{wide}}  {what}" for option, what in COMMON_OPTIONS.items()),
             "",
             '"sebulba train CONFIG --help" lists all options with their defaults.',
             "",
@@ -354,21 +355,35 @@ def _parse(
     command: str = "sebulba train",
     default: ExperimentConfig | None = None,
 ) -> ExperimentConfig:
+    import dataclasses
+
     import tyro
 
+    from sebulba.commands.option_words import ENV_OPTIONS, gather_env_options, registry
     from sebulba.configs.experiment import ExperimentConfig
     from sebulba.configs.presets import PRESETS
 
     short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())
-    return tyro.cli(
+    start = default or PRESETS[preset].make()
+    before = start.env.options
+    words, pairs = gather_env_options([_long_option(option) for option in options])
+    if pairs:  # for tyro, a dict with entries has these options and no others
+        start = dataclasses.replace(start, env=dataclasses.replace(start.env, options={}))
+        words += [ENV_OPTIONS, *pairs]
+    config = tyro.cli(
         ExperimentConfig,
         prog=f"{command} {preset}",
-        description=f"{PRESETS[preset].summary} ({short}.)",
-        default=default or PRESETS[preset].make(),
-        args=[_long_option(option) for option in options],
+        description=f"{PRESETS[preset].summary}.\n{short}.",
+        default=start,
+        args=words,
         # The preset chooses the algorithm; without this each class would be a sub-command.
         config=(tyro.conf.AvoidSubcommands,),
+        registry=registry,
     )
+    if not pairs:
+        return config
+    env = dataclasses.replace(config.env, options={**before, **config.env.options})
+    return dataclasses.replace(config, env=env)
 
 
 def _long_option(option: str) -> str:

@@ -182,8 +182,21 @@ class RunFolder:
         """A run has ended here and left everything, whatever it ended with."""
         return all(path.exists() for path in (self.ended, self.policy, self.learning_curve))
 
-    def write_config(self, config: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
-        """Write ``config.json``, signed, with the identity that the run has or is now given."""
+    def write_config(
+        self,
+        config: ExperimentConfig,
+        preset: str,
+        command: Sequence[str],
+        environment: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write ``config.json``, signed, with the identity that the run has or is now given.
+
+        Args:
+          config: What was configured.
+          preset: Name of the configuration that it began with.
+          command: The words of the command line.
+          environment: What the environment is here: its ``id``, ``backend`` and ``versions``.
+        """
         record = {
             "sebulba": sebulba.__version__,
             "run_id": self.run_id() or uuid.uuid4().hex,
@@ -191,6 +204,7 @@ class RunFolder:
             "command": list(command),
             "agent_config": type(config.agent).__name__,
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
+            ENVIRONMENT: environment,
             LINKS: links_in(self.path),
         }
         with self._usable("written"):
@@ -206,6 +220,21 @@ class RunFolder:
         if not self.config.exists():
             return None
         return self._record().get("run_id")
+
+    def chosen_env(self, env: EnvConfig) -> EnvConfig:
+        """Return ``env`` with the backend that the run chose, if it has begun and ``env`` has none.
+
+        So an id that another backend has by now stays with the one it was trained on.
+        """
+        if env.backend is not None or not self.config.exists():
+            return env
+        return self._with_backend(env, read_json_object(self.config))
+
+    def _with_backend(self, env: EnvConfig, record: Mapping[str, Any]) -> EnvConfig:
+        environment = record.get(ENVIRONMENT)
+        if env.backend is not None or not isinstance(environment, dict):
+            return env
+        return dataclasses.replace(env, backend=environment.get("backend"))
 
     def trust(self, is_given: bool) -> Trust:
         """Return whether what ``config.json`` names may run, and what lies here may be opened.
@@ -375,7 +404,7 @@ class RunFolder:
             config = EnvConfig(**record["env"])
             for named in config.named_code():
                 trust.check(f"{self.config} names {named}")
-            return config
+            return self._with_backend(config, record)
         except (KeyError, TypeError) as error:
             raise UsageError(
                 f"{self.config} does not describe an environment ({error}); "
@@ -389,6 +418,8 @@ MOST_NAME_BYTES = 255
 BEST_RETURN_FILE = "evaluation.json"
 KIND = "run"
 """What the signature of ``config.json`` is of; see ``sebulba.trust``."""
+ENVIRONMENT = "environment"
+"""Entry of ``config.json`` with what the environment was; runs of older versions have none."""
 LINKS = "links"
 """Entry of ``config.json`` with the symbolic links that the folder had when it was written."""
 OF_ONE_PROCESS: dict[str, Any] = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import shlex
 import sys
 import threading
 import time
@@ -24,7 +26,7 @@ from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
-from sebulba.envs import env_spec, make_env_factory
+from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import CheckpointError, HangError, UsageError, text_of
 from sebulba.files import PARTIAL, replace_folder, write_whole
 from sebulba.loops.evaluator import Evaluator, evaluation_record
@@ -85,7 +87,7 @@ def train(
             run.complete()
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
-        folder.write_config(config, preset, command)
+        folder.write_config(config, preset, command, dataclasses.asdict(run.source))
         run.watch_folder()
         if problem := key_problem():
             print(
@@ -173,7 +175,10 @@ class _Run:
         checkpoint = self._load_newest(checkpointer) if config.resume else None
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
-        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        env = folder.chosen_env(config.env)
+        self.source = env_source(env.id, env.backend)
+        self._versions |= self.source.versions
+        factory = make_env_factory(env.id, **env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
         self._player = build_player(config, factory, self._agent, self._keep_best)
         if self._player is not None:
@@ -227,7 +232,8 @@ class _Run:
         return Evaluator(self._player, self._config.eval_every_env_steps, played_at)
 
     def _say_where(self) -> None:
-        """Say where the run is resumed, if it is, and drop metrics of what is not known there."""
+        """Say where the run is, and where it is resumed, with what is dropped of it."""
+        print(f"sebulba: {self.source} in {self._folder.path}", flush=True)
         if not self._config.resume:
             return
         dropped = self._folder.drop_metrics_after(self.env_steps_done)
@@ -237,7 +243,7 @@ class _Run:
         for note in self.loop.resume_notes:
             print(f"  {note}", flush=True)
         for name, version in self._versions.items():
-            if (before := self._saved_by.get(name)) != version:
+            if (before := self._saved_by.get(name, version)) != version:
                 print(f"  {name} was {before} and is {version}", flush=True)
         if dropped:
             print(f"  {dropped} later records in metrics.jsonl are dropped", flush=True)
@@ -447,12 +453,14 @@ def _print_summary(result: Result, folder: RunFolder) -> None:
     evaluation = ""
     if (evaluated := metrics.get("eval_return_mean")) is not None:
         evaluation = f"{number(evaluated)} (evaluation), "
+    run = shlex.quote(str(folder.path))
+    go_on = f"go on with it: sebulba resume {run}\n" if result.stopped else ""
     print(
         f"{'stopped' if result.stopped else 'done'}: "
         f"{_mean_return(metrics)}, "
         f"{evaluation}"
         f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
         f"{metrics.get('seconds') or 0.0:.1f} s\n"
-        f"play it: sebulba eval {folder.path}",
+        f"{go_on}play it: sebulba eval {run}",
         flush=True,
     )

@@ -15,9 +15,12 @@ from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.env_players import SinglePlayer, first_difference
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.finding import Finding, note, ok, problem
+from sebulba.envs.spaces import WRAP
 from sebulba.errors import UsageError, describe_error
 
 HUGE_REWARD = 100.0
+MASKS = frozenset({"action_mask", "action_masks", "avail_actions", "legal_actions"})
+"""Names of infos that say which actions are allowed."""
 CONTRACT = ("steps", "observations", "rewards")
 """Checks without whose success the others cannot run."""
 
@@ -79,7 +82,8 @@ def check_making(subject: Subject) -> Iterator[Finding]:
         with subject.playing() as one, subject.playing(1) as another:
             first, second = _made(one), _made(another)
     except UsageError as error:
-        yield problem(str(error), "mend the environment as it says")
+        seen, wrap, how = str(error).partition(WRAP)
+        yield problem(seen, wrap[2:] + how if wrap else "mend the environment as it says")
         return
     if first is second:
         yield problem(
@@ -214,6 +218,12 @@ def check_close(subject: Subject) -> Iterator[Finding]:
 def check_infos(subject: Subject) -> Iterator[Finding]:
     """Look at infos, which a run drops."""
     keys = subject.walk.info_keys
+    if masks := sorted(MASKS & frozenset().union(*keys)):
+        yield note(
+            f"{masks[0]} is dropped, as all infos are, so agents take masked actions, too",
+            "let step take every action, or give the mask in the observation to an agent of your "
+            "own that heeds it",
+        )
     if len(keys) > 1:
         varying = sorted(frozenset.union(*keys) - frozenset.intersection(*keys))
         yield note(

@@ -10,12 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sebulba.envs.factory import env_spec, make_env_factory
+    from sebulba.envs.factory import EnvSource, env_source, env_spec, make_env_factory
     from sebulba.envs.seeds import seed_block
 
-__all__ = ["env_spec", "make_env_factory", "seed_block"]
+__all__ = ["EnvSource", "env_source", "env_spec", "make_env_factory", "seed_block"]
 
 _ROOM_OF = {
+    "EnvSource": "sebulba.envs.factory",
+    "env_source": "sebulba.envs.factory",
     "env_spec": "sebulba.envs.factory",
     "make_env_factory": "sebulba.envs.factory",
     "seed_block": "sebulba.envs.seeds",

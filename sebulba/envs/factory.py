@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import inspect
 import re
 import sys
@@ -33,6 +35,22 @@ Vectorization = Literal["sync", "async"]
 
 _MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
 """Options of ``gymnasium.make`` itself; all others go to the environment."""
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvSource:
+    """What an environment is on this machine."""
+
+    id: str
+    """Id, with its version, as the backend has it; or ``module:attribute``."""
+    backend: Backend | None
+    """What makes it; None for ``module:attribute``."""
+    versions: dict[str, str]
+    """Versions of the backend's package and of that which brings the environment, by name."""
+
+    def __str__(self) -> str:
+        packages = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{self.id} ({packages})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +241,37 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
     factory = make_env_factory(env, **options)
     assert isinstance(factory, _Factory)
     return factory.spec()
+
+
+def env_source(env: str, backend: Backend | None = None) -> EnvSource:
+    """Return what an id, or ``module:attribute``, is on this machine.
+
+    Args:
+      env: As ``make_env_factory`` takes it.
+      backend: As ``make_env_factory`` takes it.
+
+    Raises:
+      UsageError: The id is unknown.
+    """
+    if _is_attribute(env):
+        return EnvSource(env, None, _versions(env, "gymnasium"))
+    chosen = _choose_backend(env, backend)
+    if chosen == "envpool":
+        from sebulba.envs.envpool_adapter import envpool_id
+
+        return EnvSource(envpool_id(env) or env, chosen, _versions("envpool"))
+    entry_point = gymnasium.spec(env.rpartition(":")[2]).entry_point
+    module = entry_point if isinstance(entry_point, str) else entry_point.__module__
+    return EnvSource(env, chosen, _versions("gymnasium", module))
+
+
+def _versions(*modules: str) -> dict[str, str]:
+    """Return the versions of the packages that modules are in, without those that have none."""
+    versions = {}
+    for package in (re.split("[.:]", module)[0] for module in modules):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
 
 
 def _is_attribute(env: str) -> bool:

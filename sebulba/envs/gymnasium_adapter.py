@@ -35,6 +35,13 @@ from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
 STEP_TIMEOUT_S = 60.0
 """Seconds after which a worker process that has not finished a step counts as hung."""
 
+ONE_DRAWS = (
+    "render_mode='human' draws a single environment, in the main thread; use num_envs=1 and "
+    "num_inferencers_per_device=0 on one device, or train without it and watch the policy in a "
+    "loop of your own with sebulba.load_policy, as in the README"
+)
+"""Libraries that draw end the process where several threads use them."""
+
 
 class GymnasiumAdapter:
     """A Gymnasium vector environment in any of the three autoreset modes.
@@ -61,7 +68,8 @@ class GymnasiumAdapter:
           step_timeout_s: Longest time that worker processes may take for a step or reset.
 
         Raises:
-          UsageError: The spaces or the autoreset mode are not supported.
+          UsageError: The spaces or the autoreset mode are not supported, or several environments
+            would draw.
         """
         self._vector_env = vector_env
         self._is_closed = False
@@ -71,6 +79,10 @@ class GymnasiumAdapter:
         self._seeds: list[int] | None = _check_gymnasium_seeds(seeds, self.num_envs)
         self._step_timeout_s = step_timeout_s
         self._mode = _autoreset_mode(vector_env)
+        self.draws = vector_env.render_mode == "human"
+        """It shows itself in a window at every step."""
+        if self.draws and self.num_envs > 1:
+            raise UsageError(f"num_envs={self.num_envs} of env={name!r}: {ONE_DRAWS}")
         self.spec = vector_env_spec(vector_env, name)
         self._check_action = make_action_check(self.spec.action_space, self.num_envs)
         self._native_action = make_native_action(vector_env.single_action_space)

@@ -17,6 +17,9 @@ from sebulba.errors import ActionError, UsageError
 OBSERVATION_SPACES = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
 ACTION_SPACES = "Box of floats, Discrete or MultiDiscrete"
 
+WRAP = "; wrap the environment: "
+"""Comes before the remedy in a message about a space that is not supported."""
+
 _NARROW = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
 _LARGEST = 1e30
 """A bound beyond this, or nearer to 0 than its inverse without being 0, is no bound: environments
@@ -54,7 +57,7 @@ def canonical_action_space(space: Any) -> gymnasium.Space:
     if isinstance(space, spaces.Dict | spaces.MultiBinary) or (
         isinstance(space, spaces.Box) and space.dtype.kind != "f"
     ):
-        raise UsageError(f"{name}={space} is not supported; it must be {ACTION_SPACES}")
+        raise _unsupported(space, name, ACTION_SPACES)
     return _canonical(space, name, ACTION_SPACES)
 
 
@@ -72,7 +75,27 @@ def _canonical(space: Any, path: str, supported: str) -> gymnasium.Space:
         case spaces.MultiBinary():
             _check_size(path, space)
             return spaces.MultiBinary(space.n)
-    raise UsageError(f"{path}={space} is not supported; it must be {supported}")
+    raise _unsupported(space, path, supported)
+
+
+def _unsupported(space: Any, path: str, supported: str) -> UsageError:
+    if path == "action_space":
+        wrapper = "TransformAction(env, function, action_space) takes actions of another space"
+    elif isinstance(space, spaces.Dict | spaces.Tuple):
+        wrapper = "FlattenObservation(env) makes one vector of it"
+    elif "[" in path:
+        wrapper = "FilterObservation(env, keys) leaves it out"
+    else:
+        wrapper = "TransformObservation(env, function, observation_space) makes another of it"
+    of_minigrid = (
+        ", and for MiniGrid minigrid.wrappers.ImgObsWrapper(env) keeps the image alone and "
+        "FlatObsWrapper(env) makes one vector of image and mission"
+    )
+    return UsageError(
+        f"{path}={space} is not supported; it must be {supported}{WRAP}gymnasium.wrappers.{wrapper}"
+        f"{of_minigrid if type(space).__name__ in ('Text', 'MissionSpace') else ''}; give the "
+        "function that returns the wrapped one, as my_module:make"
+    )
 
 
 def _canonical_box(space: spaces.Box, path: str) -> spaces.Box:

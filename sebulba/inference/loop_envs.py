@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import jax
 
 from sebulba.envs import seed_block
+from sebulba.envs.gymnasium_adapter import ONE_DRAWS
 from sebulba.errors import UsageError
 from sebulba.inference.cores import Cores, shares_of_cores, threads_run_on
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
@@ -39,6 +40,8 @@ class LoopEnvs:
         seed: int,
         num_envs: int,
         cores: Sequence[Cores | None],
+        *,
+        inline: bool = False,
     ) -> None:
         """Make all environments; if one cannot be made, close those that were.
 
@@ -49,14 +52,17 @@ class LoopEnvs:
           num_envs: B, environments in each vector environment.
           cores: For each Inferencer, the cores that the threads of its environment may run on; None
             lets them run on any.
+          inline: The main thread steps them.
 
         Raises:
-          UsageError: The spaces of an environment are not the agent's.
+          UsageError: The spaces of an environment are not the agent's, or one would draw in a
+            thread or beside others.
         """
         self._factory = factory
         self._spec = spec
         self._seed = seed
         self._num_envs = num_envs
+        self._may_draw = inline and len(cores) == 1
         self.cores = tuple(cores)
         self.num_generations = 0
         """How often environments were made; each generation has its own seeds."""
@@ -94,6 +100,8 @@ class LoopEnvs:
             env = self._factory(self._num_envs, seeds)
         try:
             self._check_spaces(env)
+            if getattr(env, "draws", False) and not self._may_draw:
+                raise UsageError(f"env={env.spec.name!r}: {ONE_DRAWS}")
         except UsageError:
             env.close()
             raise

@@ -164,9 +164,10 @@ class GymnasiumLoop:
     # Set-up.
 
     def _make_envs(self, factory: EnvFactory) -> LoopEnvs:
-        pin = self._options.pin_inferencers and not self._options.inline
+        seed, inline = self._options.seed, self._options.inline
+        pin = self._options.pin_inferencers and not inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
-        return LoopEnvs(factory, self.agent.spec, self._options.seed, self.num_envs, cores)
+        return LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
 
     @property
     def num_inferencers(self) -> int:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import ClassVar
 
 import gymnasium
 import jax
@@ -492,3 +493,38 @@ def test_a_policy_that_does_not_say_where_channels_are_acts_as_it_was_trained(
     obs = np.random.default_rng(1).uniform(size=(6, *shape)).astype(np.float32)
     expected, _ = sebulba.Policy(agent, networks)(obs)
     np.testing.assert_array_equal(policy(obs)[0], expected)
+
+
+# Windows.
+
+
+class InAWindow(CountingEnv):
+    """Would abort the process if two threads drew, or another than the main one."""
+
+    metadata = {"render_modes": ["human"]}  # noqa: RUF012
+    render_mode = "human"
+    drawers: ClassVar[set] = set()
+
+    def step(self, action):
+        self.drawers.add((threading.current_thread(), self))
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "options"),
+    [(2, {}), (1, {}), (2, {"num_inferencers_per_device": 0}), (1, {"inference_devices": [0, 1]})],
+    ids=["several", "in_a_thread", "several_inline", "two_devices"],
+)
+def test_environments_that_draw_elsewhere_than_in_the_main_thread_are_refused(num_envs, options):
+    with pytest.raises(
+        UsageError, match=r"num_envs=1 and num_inferencers_per_device=0.*load_policy"
+    ):
+        make_tiny_loop(InAWindow, num_envs, **{"update_devices": [0], **options})
+
+
+def test_a_single_environment_draws_in_the_main_thread():
+    options = {**ONE_DEVICE, "num_inferencers_per_device": 0}
+    loop, _ = make_tiny_loop(InAWindow, 1, **options)
+    with loop:
+        loop.run(loop.new_state(0, STEPS), 2, STEPS)
+    assert [thread for thread, _ in InAWindow.drawers] == [threading.main_thread()]
