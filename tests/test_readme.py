@@ -1,71 +1,140 @@
-"""The README's examples run, and its promises about the command line hold."""
+"""Every fenced block of README and CONTRIBUTING runs as it is pasted; promises of tables hold.
+
+Each block is pasted alone, into a new process in a new folder: ``sh`` into bash, ``python`` into
+Python. Blocks in ``text`` only show output. What the text around a block says comes first:
+
+- a block that uses the checkout (``make``, ``examples/``, ``pip wheel``) is pasted in a copy of it;
+- one that uses ``my_env`` finds the block that begins with ``# my_env.py``, saved as that;
+- one that uses ``runs/mine`` finds a run that ``sebulba train cartpole --name mine`` has made.
+
+Nothing is changed in what is pasted but this: what would take minutes is cut short by ``SHORTER``
+in shells, and by ``FEWER`` in Python.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import sebulba
 from sebulba.commands import cli
-from sebulba.configs.presets import PRESETS
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = [
-    line.split("#")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    for line in block.splitlines()
-    if line.startswith("sebulba train ") and "--help" not in line
-]
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+SHORTER = """\
+set -eu
+sebulba() {
+  case "$*" in
+    *--help*) python -m sebulba "$@" ;;
+    resume*) python -m sebulba "$@" --total-env-steps 3000 ;;
+    "train pong"*) python -m sebulba "$@" --total-env-steps 2000 --agent.torso.image-features 8 ;;
+    train*) python -m sebulba "$@" --total-env-steps 2000 ;;
+    bench*) python -m sebulba "$@" --seconds 0.2 --stage-seconds 0.05 ;;
+    check-env*) python -m sebulba "$@" --steps 50 ;;
+    *) python -m sebulba "$@" ;;
+  esac
+}
+python() {
+  case "$1" in
+    examples/impala.py) command python "$@" --env-steps 3000 ;;
+    *) command python "$@" ;;
+  esac
+}
+make() { command make -n "$@"; }  # only says what it would do
+.venv/bin/pre-commit() { test "$1" = install; }  # which make lint would have brought
+pip() { command pip -qq "$@" --no-deps --no-index; }  # the packages are those of the tests
+"""
+FEWER = {"num_cycles=1000": "num_cycles=6", "num_cycles=200": "num_cycles=6", "512_000": "6_144"}
+MINE = ["train", "cartpole", "--name", "mine", "--total-env-steps", "2000"]
 
 
-def run(block: str, names: dict, **replacements: str) -> None:
-    for old, new in replacements.items():
-        assert f"{old}=" in block, old
-        block = re.sub(rf"{old}=\w+", f"{old}={new}", block)
-    exec(compile(block, "README.md", "exec"), names)
+def blocks(file: str) -> list[tuple[str, str, str]]:
+    """Return where each fenced block of a document is, its language and its text."""
+    document = (ROOT / file).read_text()
+    found = [
+        (f"{file}:{document.count(chr(10), 0, match.start()) + 1}", match[1], match[2])
+        for match in FENCE.finditer(document)
+    ]
+    assert len(found) == document.count("```") / 2
+    return found
+
+
+BLOCKS = [block for file in ("README.md", "CONTRIBUTING.md") for block in blocks(file)]
+PASTED = {place: (language, text) for place, language, text in BLOCKS if language != "text"}
+
+
+def pasted(block: str, folder: Path, *, python_path: str = str(ROOT)) -> str:
+    """Return what a block prints that is pasted into a new process in ``folder``."""
+    language, text = PASTED[block]
+    if language == "python":
+        for words, fewer in FEWER.items():
+            text = text.replace(words, fewer)
+        (folder / "pasted.py").write_text(text)
+        command = [sys.executable, "pasted.py"]
+    else:
+        command = ["bash", "-c", SHORTER + text]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": python_path,
+        "PIP_NO_BUILD_ISOLATION": "0",  # which means that there is none
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
-def first_example():
-    names: dict = {}
-    # The tests have more devices, and every Inferencer compiles a program of its own.
-    few = "inference_devices=[0], update_devices=[0], num_inferencers_per_device=1"
-    run(PYTHON[0], names, num_envs=f"7, {few}", num_cycles="6", steps_per_cycle="5")
-    return names
+def runs(tmp_path_factory) -> Path:
+    """Return a folder runs/ with the run ``mine``."""
+    folder = tmp_path_factory.mktemp("mine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        devices = ["--inference-devices", "0", "--update-devices", "0"]
+        assert cli.main([*MINE, *devices]) == 0
+    return folder / "runs"
 
 
-def test_the_first_example_trains_in_about_ten_lines(first_example):
-    assert len([line for line in PYTHON[0].splitlines() if line.strip()]) <= 11
-    assert first_example["result"].counters.env_steps == 7 * 6 * 5
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="takes minutes: pasted in one Python")
+@pytest.mark.parametrize("block", PASTED)
+def test_every_block_runs_as_pasted(block, tmp_path, request):
+    _, text = PASTED[block]
+    python_path = str(ROOT)
+    if re.search(r"^make |examples/|pip wheel", text, re.MULTILINE):
+        shutil.copytree(ROOT, tmp_path, symlinks=True, dirs_exist_ok=True, ignore=NOT_COPIED)
+        python_path = sysconfig.get_path("purelib") if "pip install" in text else str(tmp_path)
+    if "my_env:" in text:
+        (saved,) = [text for _, text in PASTED.values() if text.startswith("# my_env.py")]
+        (tmp_path / "my_env.py").write_text(saved)
+    if "runs/mine" in text and "--name mine" not in text:
+        shutil.copytree(request.getfixturevalue("runs"), tmp_path / "runs")
+    pasted(block, tmp_path, python_path=python_path)
 
 
-def test_the_environment_of_the_reader_trains(first_example):
-    names = dict(first_example)
-    run(PYTHON[1], names)
-    devices = {"inference_devices": [0], "update_devices": [0]}
-    with sebulba.GymnasiumLoop(names["env"], names["agent"], 4, **devices) as loop:
-        result = loop.run(loop.new_state(0, 5), num_cycles=2, steps_per_cycle=5)
-    assert result.counters.updates == 2
+NOT_COPIED = shutil.ignore_patterns(".venv*", ".git", "runs", "build", "*.egg-info", "results")
 
 
-def test_the_policy_example_acts(first_example, tmp_path):
-    result, agent = first_example["result"], first_example["agent"]
-    sebulba.save_policy(tmp_path / "policy", agent, result.acting_networks)
-    names = {"sebulba": sebulba, "obs": np.zeros(4, np.float32)}
-    run(PYTHON[2].replace("runs/NAME", str(tmp_path)), names)
-    assert agent.spec.action_space.contains(names["action"])
+def test_every_block_says_what_it_is():
+    assert {language for _, language, _ in BLOCKS} == {"python", "sh", "text"}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_parse(command):
-    preset, *options = shlex.split(command)[2:]
-    assert preset in PRESETS
-    cli._parse(preset, options)
+def test_the_script_that_is_started_again_goes_on_and_counts_in_total(tmp_path):
+    (block,) = [place for place, (_, text) in PASTED.items() if "sebulba.Checkpointer" in text]
+    steps = []
+    for _ in range(2):
+        pasted(block, tmp_path)
+        steps.append(max(int(name) for name in os.listdir(tmp_path / "runs/python/checkpoints")))
+    assert steps == [6144, 6144]
 
 
 def test_every_exit_code_is_documented():
