@@ -81,7 +81,8 @@ class TinyAgent(Agent[TinyConfig]):
         log_prob = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(log_prob, (experience.action - start)[..., None], -1)[..., 0]
         count = jax.lax.pmean(valid.sum().astype(jnp.float32), "learner")
-        loss = -(chosen * env_step.reward[1:] * valid).sum() / count
+        # Where all environments reset at once, a trajectory of one step has no valid row.
+        loss = -(chosen * env_step.reward[1:] * valid).sum() / jnp.maximum(count, 1.0)
         return loss, (experience, {"valid_count": count})
 
     def optimize(self, networks: Any, opt: Any, grads: Any) -> tuple[Any, Any]:
