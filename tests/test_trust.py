@@ -133,6 +133,22 @@ def test_what_a_configuration_file_names_needs_a_word(tmp_path, monkeypatch, opt
     assert os.listdir(tmp_path) == ["theirs.json"]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trust": True, "env.id": "os:system"},
+        {"env.id": ["os:system", "--trust"]},
+    ],
+)
+def test_no_configuration_file_trusts_itself(tmp_path, options):
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({"config": "cartpole", "options": options}))
+    with pytest.raises(UsageError, match="nothing says who wrote the file"):
+        cli.read_config([str(file)], "sebulba train")
+    file.write_text('{"config": "cartpole", "options": {"trust": true}}')
+    assert not cli.read_config([str(file)], "sebulba train")[1].trust
+
+
 def test_what_is_typed_needs_no_word(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"config": "cartpole", "options": {"env.id": "a.b:C"}}))

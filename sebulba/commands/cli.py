@@ -341,7 +341,9 @@ def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
             f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)}, or a file "
             f"NAME.json ({command} CONFIG [options]; --env.id trains on any other environment)"
         )
-    config = _parse(preset, [*of_file, *options], command)
+    # No file can say of itself that it is to be trusted.
+    not_by_file = ["--no-trust"] if of_file else []
+    config = _parse(preset, [*of_file, *not_by_file, *options], command)
     if of_file and (named := config.named_code()):
         typed = _parse(preset, options, command).named_code()
         for what in (what for what in named if what not in typed):
