@@ -278,10 +278,11 @@ run any code.
 
     folder = RunFolder(Path(argv[0]))
     folder.check_path()
-    preset, saved = folder.read_config()
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    preset, saved = folder.read_config(record)
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
-    folder.check_trusted(config.trust)
+    folder.check_trusted(config.trust, record)
     _import_from_here()
     folder.check_resumable(config)
     folder.check_has_checkpoints()
@@ -439,8 +440,9 @@ def _eval(argv: list[str]) -> int:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
 
     folder = RunFolder(Path(arguments.run))
-    trust = folder.trust(arguments.trust)
-    env = folder.read_env_config(trust)
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    trust = folder.trust(arguments.trust, record)
+    env = folder.read_env_config(trust, record)
     if trust.is_trusted:
         _import_from_here()
     from sebulba.commands.eval_progress import EvalProgress

@@ -11,6 +11,7 @@ from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
+from sebulba.files import check_no_link
 from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
 from sebulba.policies.policy import load_policy
@@ -81,6 +82,8 @@ def evaluate_run(
             f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
             "train with --eval-every-env-steps, or leave --best out"
         )
+    if best:
+        check_no_link(folder.best_policy)
     configure_jax(platform)
     local_devices()  # says in words what is wrong with the platform
     policy = load_policy(

@@ -6,6 +6,7 @@ The command line parses these before JAX is imported, so that a wrong option end
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
@@ -14,7 +15,10 @@ from sebulba.errors import UsageError, shown
 from sebulba.options import MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 
 PATH_CHARACTERS = frozenset("/\\.~:")
-"""An option without any of these names no file and no module."""
+"""An option without any of these names no module, and a file only in the current folder."""
+
+MOST_SHOWN = 80
+"""Characters of an id that is shown as it is."""
 
 OptionValue: TypeAlias = bool | int | float | str
 
@@ -79,11 +83,13 @@ class EnvConfig:
 
     def named_code(self) -> list[str]:
         """Return what of it imports Python code, or may open files, beyond a backend's own ids."""
-        named = [f"the environment {self.id}"] if ":" in self.id else []
+        is_plain = self.id.isprintable() and len(self.id) <= MOST_SHOWN
+        shown_id = self.id if is_plain else shown(self.id)
+        named = [f"the environment {shown_id}"] if ":" in self.id else []
         return named + [
             f"the option {name} {value!r}"
             for name, value in self.options.items()
-            if isinstance(value, str) and set(value) & PATH_CHARACTERS
+            if isinstance(value, str) and (set(value) & PATH_CHARACTERS or os.path.lexists(value))
         ]
 
 
