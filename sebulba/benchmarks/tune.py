@@ -18,7 +18,7 @@ import jax
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
 from sebulba.benchmarks.worker import WorkerError, share_accelerator
-from sebulba.commands.jax_setup import configure_jax
+from sebulba.commands.jax_setup import configure_jax, num_cpu_devices_for
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.errors import UsageError
@@ -205,10 +205,13 @@ def _knob(config: ExperimentConfig, field: str, values: Sequence[int]) -> Knob:
 
 
 def _devices_knob(config: ExperimentConfig, devices: Sequence[jax.Device]) -> Knob:
-    """Return the splits: a CPU whole or in halves; of accelerators, the number that only infer."""
+    """Return the splits: of a CPU, whether and how; of accelerators, the number that only infer."""
     knob = Knob("devices", (), ("num_cpu_devices", "inference_devices", "update_devices"))
     if devices[0].platform == "cpu":
-        splits: list[tuple] = [(None, None, None), (2, (0,), (1,))]
+        # Next to the start are the other two ways; it may have been split over the cores itself.
+        is_split = num_cpu_devices_for(config) > 1
+        other: tuple = (1, None, None) if is_split else (2, (0,), (0, 1))
+        splits: list[tuple] = [(2, (0,), (1,)), (None, None, None), other]
     else:
         every = tuple(range(len(devices)))
         splits = [(None, every, every)]
