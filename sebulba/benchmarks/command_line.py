@@ -52,6 +52,7 @@ def _file(name: str, what: str) -> Option:
 _CONFIG = _option("config", metavar="CONFIG", help="as for sebulba train")
 _REPEATS = _number("--repeats", LEAST_REPEATS, "interleaved rounds")
 _JSON = _file("json", "also write figures and machine there")
+_GROWTH = "a trajectory may become this many times as large; at 1 nothing changes that is learned"
 _MEMORY = "most a process may take, on host and device; default: 0.8 of what is free"
 _RUNS = "keep the run folders there; what is finished is not repeated"
 _GOALS = f"a configuration, or a goal: {', '.join(GOALS)}"
@@ -89,7 +90,7 @@ BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
             _number("--seconds-per-trial", 3.0, "seconds measured of each candidate"),
             _number("--budget-s", 300.0, "seconds that it may take, about"),
             _words("--keep", TUNED, "what must stay as it is"),
-            _number("--max-batch-growth", 4.0, "a trajectory may become this many times as large"),
+            _number("--max-batch-growth", 1.0, _GROWTH),
         ],
     ),
     "learn": (

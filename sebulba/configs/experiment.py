@@ -145,7 +145,8 @@ class ExperimentConfig(LoopOptions):
     platform: Literal["cpu", "cuda", "tpu"] | None = None
     """What JAX runs on; None takes the best there is."""
     num_cpu_devices: int | None = None
-    """Split the CPU into this many devices."""
+    """Split the CPU into this many devices. None splits it over its cores where the network is one
+    for images and no devices are named: all of them update, and the first infers. 1 does not."""
     compile_cache: str = "auto"
     """Folder that keeps compiled programs for the next start; off keeps none. auto is
     $JAX_COMPILATION_CACHE_DIR, or sebulba/jax in $XDG_CACHE_HOME or ~/.cache."""
