@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import select
 import shlex
 import signal
 import sys
@@ -91,10 +90,7 @@ def _note(name: str, value: str) -> None:
 
 def _read_notes(notes: int) -> dict[str, str]:
     os.set_blocking(notes, False)  # a process that the child left behind may hold the other end
-    try:
-        text = os.fsdecode(os.read(notes, 2**16))
-    except BlockingIOError:
-        return {}
+    text = os.fsdecode(_read(notes))
     return dict(note.split(" ", 1) for note in text.split("\0") if note)
 
 
@@ -105,6 +101,7 @@ def _wait_for(child: int, heard: int) -> int:
       child: Its process.
       heard: Descriptor from which the numbers of signals come that it has got.
     """
+    interrupts = _Interrupts(child, heard)
     while True:
         which = signal.sigwait(signal.valid_signals())
         ended, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
@@ -113,28 +110,39 @@ def _wait_for(child: int, heard: int) -> int:
         if ended and os.WSTOPSIG(status) in SUSPENDING:  # Ctrl-Z: so that the shell sees it
             _undergo(os.WSTOPSIG(status))
         if which == signal.SIGINT:
-            _pass_on_interrupt(child, heard)
+            interrupts.pass_on()
         elif which not in NOT_PASSED_ON:
             os.kill(child, which)  # the second of a signal that went to the group changes nothing
 
 
-def _pass_on_interrupt(child: int, heard: int) -> None:
-    """Send Ctrl-C to the child, unless it has got it: a second one would end it at once."""
-    time.sleep(MOMENT_S)
-    signal.sigtimedwait([signal.SIGINT], 0)  # two at once are one: `timeout -s INT` sends them
-    if not _has_heard(heard, 0):
-        os.kill(child, signal.SIGINT)
-        _has_heard(heard, MOMENT_S)  # which is no news then
+class _Interrupts:
+    """Ctrl-C that comes to this process, and that the child is not to get twice: it would end."""
+
+    def __init__(self, child: int, heard: int) -> None:
+        """Read the numbers of the signals that the child has got from ``heard``."""
+        self._child = child
+        self._heard = heard
+        self._unanswered = 0
+        os.set_blocking(heard, False)
+
+    def pass_on(self) -> None:
+        """Send it to the child, unless that has got it from where it came from."""
+        time.sleep(MOMENT_S)
+        signal.sigtimedwait([signal.SIGINT], 0)  # two at once are one: `timeout -s INT` sends them
+        got = _read(self._heard).count(signal.SIGINT)
+        answers = min(got, self._unanswered)
+        self._unanswered -= answers
+        if got == answers:
+            os.kill(self._child, signal.SIGINT)
+            self._unanswered += 1
 
 
-def _has_heard(heard: int, timeout_s: float) -> bool:
-    """Tell whether Ctrl-C has come to the child since this was last asked, or the child is gone."""
-    deadline = time.monotonic() + timeout_s
-    while select.select([heard], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        numbers = os.read(heard, 2**16)
-        if signal.SIGINT in numbers or not numbers:
-            return True
-    return False
+def _read(descriptor: int) -> bytes:
+    """Return what there is to read from a pipe that does not block."""
+    try:
+        return os.read(descriptor, 2**16)
+    except BlockingIOError:
+        return b""
 
 
 def _end_like(status: int, notes: int) -> NoReturn:

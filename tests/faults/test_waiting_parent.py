@@ -160,6 +160,23 @@ def test_ctrl_c_that_is_sent_again_and_again_comes_each_time():
         assert parent.ended()[:2] == (-9, "")
 
 
+def test_ctrl_c_comes_again_although_the_child_was_late_with_the_first():
+    with pair(GO_ON + COUNTS + WAITS) as (parent, child):
+        os.kill(child, signal.SIGSTOP)
+        os.kill(parent.pid, signal.SIGINT)
+        while not is_pending(child, signal.SIGINT):
+            assert parent.poll() is None
+        os.kill(child, signal.SIGCONT)
+        assert numbers_to_the_last(parent) == [signal.SIGINT, LAST]
+        os.kill(parent.pid, signal.SIGINT)
+        assert numbers_to_the_last(parent) == [signal.SIGINT, LAST]
+
+
+def is_pending(pid: int, which: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("ShdPnd:")[2].split()[0], 16) & 1 << (which - 1))
+
+
 def test_a_child_ends_with_its_parent_whatever_it_is_doing():
     with pair(GO_ON + WAITS.replace("for", "signal.pthread_sigmask(0, range(1, 65))\nfor", 1)) as (
         parent,
