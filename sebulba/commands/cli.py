@@ -30,10 +30,10 @@ from sebulba.commands.exit_codes import (
     EXIT_OTHER,
     EXIT_USAGE,
     exit_code_of,
-    leave,
 )
 from sebulba.commands.huge_pages import restart_with_huge_pages
 from sebulba.commands.stop_on_signal import StopOnSignal
+from sebulba.commands.waiting_parent import go_on_in_child, leave, note_end, note_run
 from sebulba.errors import UsageError, text_of
 from sebulba.files import write_json
 from sebulba.standard_streams import make_streams_safe
@@ -140,21 +140,26 @@ def _describe(code: int, error: BaseException) -> str:
 def entry_point() -> None:
     """Run the command of this process and end it.
 
-    A crash in native code prints the Python stacks of all threads. A run goes on where nothing can
-    be printed any more; of any other command that has ended well, what it printed was all.
+    A crash in native code prints the Python stacks of all threads. A training is a child of this
+    process, which waits for it. It goes on where nothing can be printed any more; of any other
+    command that has ended well, what it printed was all.
     """
     stdout = make_streams_safe()
     faulthandler.enable()
     restart_with_huge_pages(sys.argv[1:])
+    trains = sys.argv[1:2] in (["train"], ["resume"])
+    if trains:
+        go_on_in_child()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if stdout.is_lost and sys.argv[1:2] not in (["train"], ["resume"]):
+    if stdout.is_lost and not trains:
         code = code or EXIT_OTHER
     ours = ("inferencer-", "evaluator")
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
         leave(code)
+    note_end(code)
     sys.exit(code)
 
 
@@ -250,6 +255,7 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
             "that is to go on after them, --no-anneal-learning-rate keeps it",
             flush=True,
         )
+    note_run(folder.path)
     with StopOnSignal() as stop_on_signal:
         from sebulba.commands.train import train
 
