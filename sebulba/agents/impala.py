@@ -17,6 +17,8 @@ from sebulba.types import PyTree
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """One update a trajectory: V-trace policy gradient, value regression, entropy bonus."""
 
+    uses_final_obs = True
+
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
     ) -> tuple[jax.Array, tuple[Experience, dict[str, jax.Array]]]:
@@ -27,11 +29,11 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         del opt, key
         config, trajectory = self.config, experience.trajectory
         row = trajectory.env_step
-        output = self.evaluate(networks, row.obs, experience.core, row.is_first)
+        output = self.evaluate(networks, row.obs, experience.core, row.is_first, row.final)
         params = output.params[:-1]
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
         rho = jnp.exp(log_prob - trajectory.extras.log_prob)
-        step = transitions(trajectory, config.discount, config.reward_scale)
+        step = transitions(trajectory, config.discount, config.reward_scale, output.final_value)
         kernel = functools.partial(
             vtrace,
             trace_decay=config.trace_decay,
