@@ -87,6 +87,8 @@ def test_presets_are_those_that_the_manual_names():
     names = list(PRESETS)
     assert names[:5] == ["cartpole", "pendulum", "pong", "breakout", "halfcheetah"]
     for name in names[5:]:
+        if ":" in PRESETS[name].make().env.id:
+            continue  # of a library of JAX environments
         agent = type(PRESETS[name].make().agent).__name__.removesuffix("Config").lower()
         assert name.split("-")[1] == agent, "of an agent other than Impala: ENV-AGENT"
 

@@ -28,6 +28,7 @@ from sebulba.files import (
     write_whole,
 )
 from sebulba.metrics.plots import record_of
+from sebulba.options import JAX_LIBRARIES
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -234,7 +235,10 @@ class RunFolder:
         environment = record.get(ENVIRONMENT)
         if env.backend is not None or not isinstance(environment, dict):
             return env
-        return dataclasses.replace(env, backend=environment.get("backend"))
+        backend = environment.get("backend")
+        if backend in JAX_LIBRARIES:  # the id says so
+            return env
+        return dataclasses.replace(env, backend=backend)
 
     def trust(self, is_given: bool, record: Mapping[str, Any] | None = None) -> Trust:
         """Return whether what ``config.json`` names may run, and what lies here may be opened.
