@@ -7,6 +7,29 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
 
+def neutral() -> ExperimentConfig:
+    """Return Impala for any task."""
+    return ExperimentConfig(
+        env=EnvConfig("CartPole-v1"),
+        agent=ImpalaConfig(
+            learning_rate=5e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            entropy_coefficient=0.01,
+            normalize_observations=True,
+            normalize_rewards=True,
+            normalize_advantages=True,
+            separate_value_torso=True,
+            initial_std=1.0,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+        ),
+        total_env_steps=3_000_000,
+        anneal_learning_rate=True,
+        num_envs=8,
+        steps_per_cycle=16,
+    )
+
+
 def cartpole() -> ExperimentConfig:
     """Return Impala with a small MLP on envpool's CartPole-v1.
 
@@ -125,6 +148,9 @@ def halfcheetah() -> ExperimentConfig:
     )
 
 
+NEUTRAL = Preset("Impala for any task", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "cartpole": Preset("Impala, small MLP, envpool CartPole-v1", cartpole, goal=475),
     "pendulum": Preset("Impala, Gaussian policy, envpool Pendulum-v1", pendulum, goal=-400),
@@ -132,4 +158,4 @@ PRESETS: dict[str, Preset] = {
     "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
     "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""
