@@ -49,6 +49,9 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         advantage = targets.advantage
         if config.normalize_advantages:
             advantage = masked_normalized(advantage, step.valid)
+        if config.ratio_clip:
+            is_far = (rho - 1.0) * jnp.sign(advantage) > config.ratio_clip
+            advantage = jnp.where(is_far, 0.0, advantage)
         policy_loss = masked_mean(-advantage * log_prob, step.valid)
         value_error = targets.value_target - output.value[:-1]
         value_loss = 0.5 * masked_mean(jnp.square(value_error), step.valid)

@@ -14,7 +14,13 @@ from sebulba.configs.preset import Preset
 
 
 def neutral() -> ExperimentConfig:
-    """Return DQN for any task with discrete actions."""
+    """Return DQN for any task with discrete actions.
+
+    Targets of three steps, a dueling head and double values: Hessel et al. 2018 (arXiv
+    1710.02298). Replay, discount and one update for every fourth env step are
+    those of Mnih et al. 2015 (doi 10.1038/nature14236); exploration falls over the first 10,000
+    env steps, and the target follows slowly (Lillicrap et al. 2015, arXiv 1509.02971).
+    """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
         agent=DQNConfig(

@@ -14,7 +14,13 @@ from sebulba.configs.preset import Preset
 
 
 def neutral() -> ExperimentConfig:
-    """Return R2D2 for any task with discrete actions, above all where memory is needed."""
+    """Return R2D2 for any task with discrete actions, above all where memory is needed.
+
+    Priorities, exploration, n, dueling, double and rescaled values are those of Kapturowski et al.
+    2019 (openreview.net/forum?id=r1lyTjAqYX), table 2. Network, batch and sequences are small, and
+    an update is due for every 128 env steps, for one machine instead of 256 actors. A target that
+    follows slowly takes the place of one that is copied every 2500 updates.
+    """
     return ExperimentConfig(
         env=EnvConfig("sebulba.envs.memory_tasks:cartpole_without_velocities"),
         agent=R2D2Config(
