@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import make_agent
+from sebulba.agents.configs import OptimizerConfig, make_agent
 from sebulba.commands.jax_setup import Platform, configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
@@ -36,11 +36,9 @@ def _num_updates(config: ExperimentConfig, agent: Agent) -> int:
 def warn_of_rate_0(config: ExperimentConfig, agent: Agent) -> None:
     """Warn where a schedule that was set by hand is at 0 before the run ends."""
     optimizer = getattr(config.agent, "optimizer", None)
-    if (
-        config.anneal_learning_rate
-        or getattr(optimizer, "schedule", None) != "linear"
-        or optimizer.share_after_schedule
-    ):
+    if config.anneal_learning_rate or not isinstance(optimizer, OptimizerConfig):
+        return
+    if optimizer.schedule != "linear" or optimizer.share_after_schedule:
         return
     num_updates = _num_updates(config, agent)
     if num_updates > optimizer.schedule_updates:
