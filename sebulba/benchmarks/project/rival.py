@@ -39,7 +39,7 @@ def measure(algorithm: Any, seconds: float) -> dict[str, float]:
     callbacks = importlib.import_module("stable_baselines3.common.callbacks")
     marks = []
 
-    class Until(callbacks.BaseCallback):
+    class Until(callbacks.BaseCallback):  # type: ignore[name-defined]
         """Notes where a collection begins, and ends the training."""
 
         def _on_rollout_start(self) -> None:
