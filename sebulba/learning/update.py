@@ -177,7 +177,9 @@ class Updater:
             self._metric_sums = self._zeros(self._metric_shapes(given))
 
     def _owned(self, given: tuple) -> tuple:
-        return (*given, self._networks, self._opt, self._metric_sums)
+        # Networks come first, so that their own buffers are used again; the trajectory comes before
+        # the experience, of which it becomes a part without a copy.
+        return (self._networks, self._opt, self._metric_sums, *given)
 
     def _learn(self, given: tuple, updates: int, due: int) -> PyTree:
         owned = self._owned(given)
@@ -208,13 +210,13 @@ class Updater:
 
     def _make_take_and_update(self, owned: tuple, due: int) -> DonatingProgram:
         """Jit ``Agent.update_experience``, the updates due and the copy that is published."""
-        specs = self._specs_of(*owned[1:3])
+        networks, opt, sums, _, initial, final, experience = owned
+        specs = self._specs_of(initial, final)
         mapped = self._map(
             functools.partial(self._take_and_update_shard, due),
-            (*specs, P(), P(), P(), P(), P()),
+            (P(), P(), P(), *specs, P(), P()),
             (P(), P(), specs[-1], P(), P()),
         )
-        experience, networks, opt, sums = owned[3:]
         acting = jax.eval_shape(self._agent.acting_networks, networks, experience)
         out = (*self._state_shardings, self._acting_sharding)
         return DonatingProgram(mapped, owned, (networks, opt, experience, sums, acting), out)
@@ -317,13 +319,13 @@ class Updater:
     def _take_and_update_shard(
         self,
         due: int,
+        networks: PyTree,
+        opt: PyTree,
+        sums: PyTree,
         trajectory: Trajectory,
         initial: PyTree,
         final: PyTree,
         experience: PyTree,
-        networks: PyTree,
-        opt: PyTree,
-        sums: PyTree,
         key_data: jax.Array,
         updates: jax.Array,
     ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
@@ -333,7 +335,7 @@ class Updater:
             state = self._update_shard(*state, key_data, updates)
         else:
 
-            def update(number: jax.Array, state: tuple) -> tuple:
+            def update(number: jax.Array, state: Any) -> tuple:
                 return self._update_shard(*state, key_data, updates + number)
 
             state = jax.lax.fori_loop(np.uint32(0), np.uint32(due), update, state)
