@@ -50,8 +50,8 @@ class BraxEnv:
         obs = jax.eval_shape(lambda key: env.reset(key).obs, jax.eval_shape(jax.random.key, 0))
         if not isinstance(obs, jax.ShapeDtypeStruct):
             raise UsageError(f"observations of {type(env).__name__} are not a vector: {obs}")
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,))
+        self.observation_space: gymnasium.Space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape)
+        self.action_space: gymnasium.Space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """Begin an episode."""
