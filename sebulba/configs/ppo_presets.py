@@ -7,6 +7,38 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
 
+def neutral() -> ExperimentConfig:
+    """Return PPO for any task: a vector or an image, discrete or continuous actions.
+
+    Schulman et al. 2017 (arXiv 1707.06347), table 3: 2048 steps, learning rate 3e-4, 10 epochs of
+    minibatches of 64, discount 0.99, lambda 0.95; section 6.1: two hidden layers of 64, policy and
+    value apart. The falling learning rate, Adam's epsilon, the gradient norm, and observations and
+    rewards normalised are those of the reference implementation (Huang et al. 2022, "The 37
+    Implementation Details of PPO"). The 2048 steps are 16 environments x 128.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("CartPole-v1"),
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=10,
+            minibatches=32,
+            normalize_observations=True,
+            normalize_rewards=True,
+            separate_value_torso=True,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=16,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
 def cartpole() -> ExperimentConfig:
     """Return PPO with a small MLP on envpool's CartPole-v1.
 
@@ -206,6 +238,9 @@ def hopper_brax() -> ExperimentConfig:
     )
 
 
+NEUTRAL = Preset("PPO for any task", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "cartpole-ppo": Preset("PPO, small MLP, envpool CartPole-v1", cartpole, goal=475),
     "pendulum-ppo": Preset("PPO, Gaussian policy, envpool Pendulum-v1", pendulum),
@@ -218,4 +253,4 @@ PRESETS: dict[str, Preset] = {
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""

@@ -122,7 +122,7 @@ class CyclePrograms:
         )
         """Shapes of a trajectory."""
         self._networks_structure = jax.tree.structure(acting_networks)
-        self.env_step_structure = jax.tree.structure(empty_env_step(agent.spec, run.num_envs))
+        self.env_step_structure = jax.tree.structure(agent.empty_env_step(run.num_envs))
         self.act = jax.jit(self.act_once, donate_argnums=1)
         self._stack = jax.jit(_stack)
         self._concatenate = jax.jit(_concatenate)
@@ -147,6 +147,12 @@ class CyclePrograms:
         finally:
             if is_mine:
                 self._compiling.release()
+
+    def env_step_of(self, output: EnvOutput, prev_action: PyTree) -> EnvStep:
+        """Return what the agent sees; last observations only if it uses them."""
+        if not self.agent.sees_final_obs:
+            output = output._replace(final=())
+        return env_step_of(output, prev_action)
 
     def act_once(
         self, networks: list, step_state: PyTree, env_step: list
@@ -189,10 +195,9 @@ def _concatenate(groups: list[PyTree]) -> PyTree:
 
 
 def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
-    """Return the part of ``output`` that the agent sees, with the action before it."""
-    return EnvStep(
-        output.obs, prev_action, output.reward, output.terminated, output.truncated, output.is_first
-    )
+    """Return ``output`` without what agents do not see, with the action before it."""
+    obs, reward, terminated, truncated, is_first, *_, final = output
+    return EnvStep(obs, prev_action, reward, terminated, truncated, is_first, final)
 
 
 def env_state(env: EnvAdapter) -> bytes | str:
@@ -214,7 +219,7 @@ def info_columns(true_reward: PyTree, episode_end: PyTree, env_step: EnvStep) ->
 
 def find_not_finite(env_step: EnvStep) -> str | None:
     """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are."""
-    named = {"obs": env_step.obs, "reward": env_step.reward}
+    named = {"obs": env_step.obs, "reward": env_step.reward, "final": env_step.final}
     for path, leaf in jax.tree_util.tree_leaves_with_path(named):
         array = np.asarray(leaf)
         if array.dtype.kind != "f" or np.isfinite(array).all():

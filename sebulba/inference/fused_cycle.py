@@ -20,7 +20,6 @@ from sebulba.inference.cycle import (
     CyclePrograms,
     check_finite,
     env_state,
-    env_step_of,
     info_columns,
     no_action,
 )
@@ -141,7 +140,7 @@ class FusedCycle:
 
     def reset(self) -> None:
         """Begin new episodes."""
-        env_step = env_step_of(self._env.reset(), no_action(self._env))
+        env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
         self._env_step = jax.device_put(jax.tree.map(np.copy, env_step), self._device)
         self._env_state = jax.device_put(
             jax.tree.map(lambda x: np.array(x, copy=True), self._fused.state), self._device
@@ -282,7 +281,7 @@ def _run_chunk(
             networks, step_state, jax.tree.leaves(packing.unpack(row).env_step)
         )
         env_state, output, num_invalid = env_step_fn(env_state, action)
-        env_step = env_step_of(output, action)
+        env_step = programs.env_step_of(output, action)
         row = packing.pack(Row(env_step, extras, output.true_reward, output.episode_end))
         num_steps = num_steps + 1
         return (step_state, env_state, row, _write(rows, num_steps, row), num_steps), num_invalid
@@ -337,7 +336,7 @@ def _finish(rows: Row, step_state: PyTree) -> Finished:
 
 def _is_finite(env_step: EnvStep) -> jax.Array:
     """Tell whether all observations and rewards are finite."""
-    leaves = jax.tree.leaves((env_step.obs, env_step.reward))
+    leaves = jax.tree.leaves((env_step.obs, env_step.reward, env_step.final))
     floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
 

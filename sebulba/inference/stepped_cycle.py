@@ -15,7 +15,6 @@ from sebulba.inference.cycle import (
     CyclePrograms,
     check_finite,
     env_state,
-    env_step_of,
     find_not_finite,
     info_columns,
     no_action,
@@ -23,7 +22,7 @@ from sebulba.inference.cycle import (
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.trees import named_leaves
-from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, empty_env_step
+from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree
 
 ALIGNMENT = 64
 """Bytes. On a CPU, JAX uses an array without a copy if its address is a multiple of this."""
@@ -57,7 +56,7 @@ class SteppedCycle:
     def reset(self) -> None:
         """Begin new episodes."""
         self._given = None
-        env_step = env_step_of(self._env.reset(), no_action(self._env))
+        env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
         self._check_structure(env_step)
         self._leaves = jax.tree.leaves(env_step)
         self._statistics = EpisodeStatistics(self._env.num_envs)
@@ -88,7 +87,10 @@ class SteppedCycle:
         """Go on from ``position``; see ``Cycle.put_back``."""
         content = unseal(position, of=self._who(), num_envs=self._env.num_envs)
         state, leaves, running = content
-        fitted(leaves, empty_env_step(self._env.spec, self._env.num_envs), self._who())
+        expected = self._programs.agent.empty_env_step(self._env.num_envs)
+        # Older positions lack the last leaves, those of ``final``: none is given.
+        leaves += jax.tree.leaves(expected)[len(leaves) :]
+        fitted(leaves, expected, self._who())
         self._leaves = None
         self._env.put_back(state)
         self._leaves = leaves
@@ -102,6 +104,7 @@ class SteppedCycle:
     ) -> tuple[CycleOutput | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
         programs, act, step = self._programs, self._programs.act, self._env.step
+        sees_final = programs.agent.sees_final_obs
         act_phase, env_phase = self._timer.phase("act"), self._timer.phase("env_step")
         leaves = self._leaves
         assert leaves is not None, "reset comes first"
@@ -127,8 +130,10 @@ class SteppedCycle:
                     self._raise_if_not_finite(rows, error)
                     raise
             if not extras:
-                self._check_structure(env_step_of(output, host_action))
+                self._check_structure(programs.env_step_of(output, host_action))
             leaves = _leaves_of(output, host_action)
+            if sees_final:
+                leaves += jax.tree.leaves(output.final)
             rows += leaves
             true_reward.append(output.true_reward)
             episode_end.append(output.episode_end)
@@ -183,7 +188,7 @@ class SteppedCycle:
 
 
 def _leaves_of(output: EnvOutput, prev_action: np.ndarray) -> list[np.ndarray]:
-    """Return the leaves of ``env_step_of(...)``, six times as fast as flattening it."""
+    """Return leaves of ``env_step_of(...)`` without ``final``, six times as fast as flattening."""
     obs = output.obs
     of_obs = [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
     flags = (output.terminated, output.truncated, output.is_first)
@@ -191,7 +196,7 @@ def _leaves_of(output: EnvOutput, prev_action: np.ndarray) -> list[np.ndarray]:
 
 
 def _floats(env_step: EnvStep) -> list[np.ndarray]:
-    leaves = jax.tree.leaves((env_step.obs, env_step.reward))
+    leaves = jax.tree.leaves((env_step.obs, env_step.reward, env_step.final))
     return [leaf for leaf in leaves if leaf.dtype.kind == "f"]
 
 

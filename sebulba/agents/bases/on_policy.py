@@ -26,6 +26,7 @@ from sebulba.types import (
     ActionOutput,
     EnvSpec,
     EnvStep,
+    FinalObs,
     PyTree,
     RunSpec,
     Trajectory,
@@ -107,7 +108,12 @@ class OnPolicyAgent(Agent[ConfigT]):
         jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
     def evaluate(
-        self, networks: PyTree, obs: PyTree, core: PyTree, is_first: ArrayLike
+        self,
+        networks: PyTree,
+        obs: PyTree,
+        core: PyTree,
+        is_first: ArrayLike,
+        final: FinalObs | tuple[()] = (),
     ) -> ActorCriticOutput:
         """Evaluate the network on rows of observations.
 
@@ -117,13 +123,18 @@ class OnPolicyAgent(Agent[ConfigT]):
             it has to be, as it is in an ``Experience``.
           core: Recurrent state before the first row, ``[B, ...]``: ``experience.core``.
           is_first: ``[T, B]``; the recurrent state is reset where it is true.
+          final: ``trajectory.env_step.final``, where an agent uses that.
 
         Returns:
-          ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, and the recurrent state
-          after the last row. The last of T+1 rows has a value to bootstrap from, and no action.
+          ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, the recurrent state
+          after the last row, and for ``transitions`` the ``final_value [T, B]`` of ``final``. The
+          last of T+1 rows has a value to bootstrap from, and no action.
         """
         encoded = self._encode(obs, num_leading=2)
-        return self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))  # type: ignore[return-value]
+        rows = [encoded, core, jnp.asarray(is_first)]
+        if isinstance(final, FinalObs):
+            rows.append(self._encode(final.obs, num_leading=2))
+        return self.network.apply({"params": networks}, *rows)  # type: ignore[return-value]
 
     def new_networks(self, key: jax.Array) -> PyTree:
         """Return initial parameters."""
@@ -145,8 +156,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         core = zero_core(self.config.lstm_size, run.num_envs)
         empty = Experience((), core, statistics)  # type: ignore[arg-type]
         trajectory = self.empty_trajectory(self.acting_networks(networks, empty), run)
-        row = trajectory.env_step
-        row = row._replace(obs=self.normalization.scaled(scaling, row.obs))
+        row = self.normalization.scaled_row(scaling, trajectory.env_step)
         return empty._replace(trajectory=trajectory._replace(env_step=row))
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:
