@@ -27,13 +27,18 @@ def ids() -> Collection[str]:
 
 
 def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
-    """Make an environment; options are parameters of its class, such as ``backend``."""
+    """Make an environment; options are parameters of its class, and ``physics``.
+
+    That is brax's ``backend``, a word which has another meaning for environments here.
+    """
     from brax import envs
 
     options = dict(options)
     limit = options.pop("max_episode_steps", EPISODE_STEPS)
-    known = set(inspect.signature(envs._envs[env_id]).parameters) | {"backend"}
-    check_option_names(options, known - {"kwargs"} | {"max_episode_steps"}, env_id)
+    known = set(inspect.signature(envs._envs[env_id]).parameters) - {"backend", "kwargs"}
+    check_option_names(options, known | {"physics", "max_episode_steps"}, env_id)
+    if "physics" in options:
+        options["backend"] = options.pop("physics")
     return TimeLimit(BraxEnv(envs.get_environment(env_id, **options)), limit)
 
 
