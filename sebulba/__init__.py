@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sebulba.diagnosis.agent_check import check_agent
     from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
+    from sebulba.envs.jax_env import JaxEnv
     from sebulba.errors import (
         ActionError,
         CheckpointError,
@@ -38,6 +39,7 @@ _ROOMS = {
     "sebulba.diagnosis.agent_check": ("check_agent",),
     "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
+    "sebulba.envs.jax_env": ("JaxEnv",),
     "sebulba.errors": (
         "ActionError",
         "CheckpointError",
@@ -71,6 +73,7 @@ __all__ = [
     "FaultOptions",
     "GymnasiumLoop",
     "HangError",
+    "JaxEnv",
     "LoopOptions",
     "NotFiniteError",
     "Policy",

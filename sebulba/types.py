@@ -177,6 +177,9 @@ class FusedEnv(NamedTuple):
     Actions outside the space are clamped into it before the environment sees them;
     ``num_invalid`` (scalar int32) counts them.
     """
+    is_pure: bool = False
+    """``state`` is all that there is, and ``step`` runs nothing but JAX. So it runs on any device,
+    and a copy of the state goes on exactly where the environment stood."""
 
 
 class EnvAdapter(Protocol):

@@ -212,7 +212,9 @@ def test_refuses_continuous_actions_by_name() -> None:
 # The tasks that need memory.
 
 
-@pytest.mark.parametrize("name", ["RepeatObservation", "cartpole_without_velocities"])
+@pytest.mark.parametrize(
+    "name", ["RepeatObservation", "cartpole_without_velocities", "acrobot_without_velocities"]
+)
 def test_tasks_are_the_same_stepped_and_fused(name: str) -> None:
     factory = make_env_factory(f"sebulba.envs.memory_tasks:{name}")
     stepped, fused = factory(3, [5, 6, 7]), factory(3, [5, 6, 7])

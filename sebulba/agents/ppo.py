@@ -14,7 +14,7 @@ from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.normalization import Statistics
 from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, StepState
 from sebulba.agents.configs import PPOConfig
-from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import gae, transitions
 from sebulba.errors import UsageError
 from sebulba.types import PyTree, RunSpec, Trajectory
@@ -200,7 +200,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         ratio = jnp.exp(log_ratio)
         advantage = batch.advantage
         if config.normalize_advantages:
-            advantage = _normalized(advantage, batch.valid)
+            advantage = masked_normalized(advantage, batch.valid)
         clipped = jnp.clip(ratio, 1.0 - config.ratio_clip, 1.0 + config.ratio_clip)
         gain = jnp.minimum(ratio * advantage, clipped * advantage)
 
@@ -227,10 +227,3 @@ class PPO(OnPolicyAgent[PPOConfig]):
             "approx_kl": masked_mean(ratio - 1.0 - log_ratio, batch.valid),
             "clip_fraction": masked_mean(outside.astype(jnp.float32), batch.valid),
         }
-
-
-def _normalized(x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return ``x [T, B]`` with mean 0 and standard deviation 1 over valid cells of all devices."""
-    centered = x - jax.lax.pmean(masked_mean(x, valid), LEARNER_AXIS)
-    variance = jax.lax.pmean(masked_mean(jnp.square(centered), valid), LEARNER_AXIS)
-    return centered / (jnp.sqrt(variance) + 1e-8)

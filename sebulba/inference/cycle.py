@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from sebulba.errors import EnvError
 from sebulba.inference.cores import num_cores
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S
-from sebulba.trees import copy_tree, is_key
+from sebulba.trees import KeyData, copy_tree
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
 ROWS_A_STACK = 64
@@ -93,39 +93,6 @@ class Cycle(Protocol):
           EnvError: The position does not fit, or is damaged; call ``reset`` before the next cycle.
         """
         ...
-
-
-class KeyData:
-    """Replaces the typed PRNG keys of a step state by plain arrays, and puts them back.
-
-    JAX dispatches a program in C++ only if none of its arguments and results is a typed key.
-    """
-
-    def __init__(self, step_state: PyTree) -> None:
-        """Remember where ``step_state`` has keys, and of which kinds."""
-        self._impls = _key_impls(step_state)
-
-    def fits(self, step_state: PyTree) -> bool:
-        """Tell whether ``step_state`` has keys of the same kinds in the same places."""
-        return _key_impls(step_state) == self._impls
-
-    def unwrap(self, step_state: PyTree) -> PyTree:
-        """Return ``step_state`` with each key replaced by its uint32 array, without a copy."""
-        return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, step_state)
-
-    def wrap(self, data: PyTree) -> PyTree:
-        """Return the step state that ``unwrap`` turned into ``data``, without a copy."""
-        leaves, structure = jax.tree.flatten(data)
-        wrapped = [
-            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
-            for x, impl in zip(leaves, self._impls, strict=True)
-        ]
-        return jax.tree.unflatten(structure, wrapped)
-
-
-def _key_impls(step_state: PyTree) -> list[Any]:
-    leaves = jax.tree.leaves(step_state)
-    return [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
 
 
 class CyclePrograms:

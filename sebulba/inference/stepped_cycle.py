@@ -7,6 +7,7 @@ import threading
 import jax
 import numpy as np
 
+from sebulba.envs.saved_arrays import fitted
 from sebulba.envs.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
@@ -86,14 +87,10 @@ class SteppedCycle:
         """Go on from ``position``; see ``Cycle.put_back``."""
         content = unseal(position, of=self._who(), num_envs=self._env.num_envs)
         state, leaves, running = content
-        expected = jax.tree.leaves(self._programs.agent.empty_env_step(self._env.num_envs))
-        leaves += expected[len(leaves) :]  # ``final``, which older positions lack: none is given
-        shapes, expected_shapes = ([(x.shape, x.dtype) for x in y] for y in (leaves, expected))
-        if shapes != expected_shapes:
-            raise EnvError(
-                f"the saved state of {self._who()} has arrays {shapes}, the environment "
-                f"{expected_shapes}; use the environment that was saved"
-            )
+        expected = self._programs.agent.empty_env_step(self._env.num_envs)
+        # Older positions lack the last leaves, those of ``final``: none is given.
+        leaves += jax.tree.leaves(expected)[len(leaves) :]
+        fitted(leaves, expected, self._who())
         self._leaves = None
         self._env.put_back(state)
         self._leaves = leaves

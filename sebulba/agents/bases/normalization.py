@@ -31,17 +31,14 @@ class Normalization:
     """Normalises observations and rewards if the configuration says so; it holds no arrays."""
 
     def __init__(self, spec: EnvSpec, config: OnPolicyConfig) -> None:
-        """Find the parts of an observation that are to be normalised.
-
-        Raises:
-          UsageError: Observations are to be normalised but contain no vector of numbers.
-        """
+        """Find the parts of an observation that are to be normalised, if there are any."""
         self._discount = config.discount
         self._rewards = config.normalize_rewards
         self._observations: ObservationNormalizer | None = None
         if config.normalize_observations:
             flattened = config.torso.kind == "mlp"
-            self._observations = ObservationNormalizer(spec, images_are_flattened=flattened)
+            normalizer = ObservationNormalizer(spec, images_are_flattened=flattened)
+            self._observations = normalizer if normalizer else None
 
     @property
     def scales_observations(self) -> bool:

@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.nets.encoder import is_image
-from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree
 
 LARGEST = 10.0
@@ -93,21 +92,16 @@ class ObservationNormalizer:
     """
 
     def __init__(self, spec: EnvSpec, *, images_are_flattened: bool) -> None:
-        """Find the vectors of numbers in the observation space.
-
-        Raises:
-          UsageError: There are none.
-        """
+        """Find the vectors of numbers in the observation space; there may be none."""
         spaces = _parts(spec.observation_space)
         self._chosen = [_is_numbers(space, images_are_flattened) for space in spaces]
         self._shapes = [
             space.shape or () for space, chosen in zip(spaces, self._chosen, strict=True) if chosen
         ]
-        if not self._shapes:
-            raise UsageError(
-                f"normalize_observations=True finds no vector of numbers in observation_space="
-                f"{spec.observation_space}; set it to False (pixels are scaled by 1/255 anyway)"
-            )
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to normalise."""
+        return bool(self._shapes)
 
     def new(self) -> tuple[Moments, ...]:
         """Return statistics without samples."""
