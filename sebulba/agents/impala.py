@@ -17,12 +17,12 @@ from sebulba.types import PyTree
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """V-trace policy gradient, value regression, entropy bonus; ``epochs`` updates a trajectory."""
 
+    uses_final_obs = True
+
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return ``epochs``."""
         del cycle
         return self.config.epochs
-
-    uses_final_obs = True
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
