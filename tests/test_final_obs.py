@@ -31,6 +31,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
     make_agent,
 )
+from sebulba.agents.impala import Impala
 from sebulba.agents.kernels import returns
 from sebulba.agents.replay.layouts import Draw, Sequence, TransitionReplay
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
@@ -473,3 +474,18 @@ def test_an_older_position_of_a_stepped_cycle_is_put_back():
     newer = cycle(lambda spec: spec)
     newer.put_back(older.position())
     assert len(newer._leaves) == len(older._leaves) + 2
+
+
+def test_a_network_of_ones_own_that_takes_no_last_observations_is_said_to_mask():
+    class Own(Impala):
+        def evaluate(self, networks, obs, core, is_first):
+            return super().evaluate(networks, obs, core, is_first)
+
+    env = sebulba.make_env_factory(broken_envs.same_step_vector)
+    agent = Own(sebulba.env_spec(env), ImpalaConfig(torso=TORSO))
+    with (
+        pytest.warns(UserWarning, match="Own does not use the last observation"),
+        inline_loop(env, agent, 4) as loop,
+    ):
+        result = loop.run(loop.new_state(0, 30), 1, 30)
+    assert result.counters.masked_truncations > 0

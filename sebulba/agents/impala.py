@@ -34,7 +34,7 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         del opt, key
         config, trajectory = self.config, experience.trajectory
         row = trajectory.env_step
-        output = self.evaluate(networks, row.obs, experience.core, row.is_first, row.final)
+        output = self.evaluate_rows(networks, row, experience.core)
         params = output.params[:-1]
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
         rho = jnp.exp(log_prob - trajectory.extras.log_prob)
