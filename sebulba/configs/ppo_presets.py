@@ -137,12 +137,44 @@ def pong() -> ExperimentConfig:
     )
 
 
+def congestion() -> ExperimentConfig:
+    """Return PPO on congestion control in the ranges of RayNet's paper.
+
+    Discount, lambda, clip, learning rate, epochs and networks are those of ``halfcheetah-ppo``;
+    observations are normalised, since the window is in packets. Rewards are at most 1 a step.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("sebulba/CongestionControl-v0"),
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=10,
+            minibatches=16,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            normalize_observations=True,
+            normalize_rewards=True,
+            initial_std=0.5,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            separate_value_torso=True,
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=16,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
 PRESETS: dict[str, Preset] = {
     "cartpole-ppo": Preset("PPO, small MLP, envpool CartPole-v1", cartpole, goal=475),
     "pendulum-ppo": Preset("PPO, Gaussian policy, envpool Pendulum-v1", pendulum),
     "halfcheetah-ppo": Preset(
         "PPO, Gaussian policy, envpool HalfCheetah-v4", halfcheetah, goal=1400
     ),
+    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }
 """By the name that the command line knows."""

@@ -33,6 +33,9 @@ from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
 
+OWN_PREFIX = "sebulba/"
+"""Ids that begin with this are those of ``sebulba.envs.networks``."""
+
 _MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
 """Options of ``gymnasium.make`` itself; all others go to the environment."""
 
@@ -44,7 +47,7 @@ class EnvSource:
     id: str
     """Id, with its version, as the backend has it; or ``module:attribute``."""
     backend: Backend | None
-    """What makes it; None for ``module:attribute``."""
+    """What makes it; None for ``module:attribute`` and ids of this package."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
 
@@ -121,6 +124,7 @@ def make_env_factory(
           next-step autoreset, and seeded at their first reset;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
+        * the id of an environment of this package, ``"sebulba/..."``;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
       num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
@@ -141,6 +145,8 @@ def make_env_factory(
     if isinstance(env, _Factory):
         _check_nothing_left(env.name, options | own.changed())
         return env
+    if isinstance(env, str) and env.startswith(OWN_PREFIX):
+        return _own_factory(env, own, options)
     if isinstance(env, str) and not _is_attribute(env):
         return _factory_of_id(env, own, options)
     return _factory_of_callable(env, own, options)
@@ -253,6 +259,8 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     Raises:
       UsageError: The id is unknown.
     """
+    if env.startswith(OWN_PREFIX):
+        return EnvSource(env, None, _versions("sebulba"))
     if _is_attribute(env):
         return EnvSource(env, None, _versions(env, "gymnasium"))
     chosen = _choose_backend(env, backend)
@@ -420,6 +428,28 @@ def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
         raise UsageError(
             f"env={name!r} is already a factory and takes no options; got {', '.join(options)}"
         )
+
+
+def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    from sebulba.envs import networks
+    from sebulba.envs.networks.adapter import NetworkAdapter, network_spec
+    from sebulba.envs.networks.options import read_options
+
+    if env not in networks.IDS:
+        hint = nearest(env, networks.IDS) or f"; there is {', '.join(networks.IDS)}"
+        raise UsageError(f"env={env!r} is not an id of sebulba{hint}")
+    if own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
+    _check_not_async(own, env)
+    read = read_options(options, env)
+    num_threads = own.num_threads or networks.default_num_threads()
+    return _Factory(
+        lambda num_envs, seeds: NetworkAdapter(read, seeds, num_threads=num_threads),
+        env,
+        make_spec=lambda: network_spec(read),
+        num_threads=num_threads,
+        channels_first=own.channels_first,
+    )
 
 
 def _envpool_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
