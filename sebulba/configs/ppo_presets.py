@@ -169,6 +169,37 @@ def pong() -> ExperimentConfig:
     )
 
 
+def congestion() -> ExperimentConfig:
+    """Return PPO on congestion control in the ranges of RayNet's paper.
+
+    Discount, lambda, clip, learning rate, epochs and networks are those of ``halfcheetah-ppo``;
+    observations are normalised, since the window is in packets. Rewards are at most 1 a step.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("sebulba/CongestionControl-v0"),
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=10,
+            minibatches=16,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            normalize_observations=True,
+            normalize_rewards=True,
+            initial_std=0.5,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            separate_value_torso=True,
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=16,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
 def breakout_minatar() -> ExperimentConfig:
     """Return PPO on gymnax's MinAtar Breakout, which needs the extra ``gymnax``.
 
@@ -250,6 +281,7 @@ PRESETS: dict[str, Preset] = {
     "breakout-minatar": Preset(
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
     ),
+    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }
