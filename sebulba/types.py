@@ -123,7 +123,7 @@ class StepInfos(NamedTuple):
     """``[N]`` int64: their lengths in environment steps."""
     slot_returns: PyTree = ()
     """With many agents ``{group: [N, A]}`` float64: the true return of every slot, NaN for one that
-    never acted; ``episode_returns`` is the mean over those that did."""
+    never acted. ``episode_returns`` is the mean over all slots of all groups."""
     slot_lengths: PyTree = ()
     """With many agents ``{group: [N, A]}`` int64: how often every slot acted."""
 

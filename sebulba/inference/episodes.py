@@ -171,12 +171,10 @@ class SlotStatistics:
         returns, lengths = summed.reshape(2, -1, size)
         none = np.zeros(shape, np.float32)
         of_envs = self._of_envs.add(none, episode_end, inserted, masked_truncation)
-        returns = np.where(lengths > 0, returns, np.nan)
-        took_part = np.maximum((lengths > 0).sum(axis=1), 1)
         return of_envs._replace(
             true_reward=true_reward,
-            episode_returns=np.nansum(returns, axis=1) / took_part,
-            slot_returns=self._by_group(returns),
+            episode_returns=returns.mean(axis=1),
+            slot_returns=self._by_group(np.where(lengths > 0, returns, np.nan)),
             slot_lengths=self._by_group(lengths.astype(np.int64)),
         )
 

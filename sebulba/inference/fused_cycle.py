@@ -298,7 +298,8 @@ def _row_shapes(shapes: Trajectory) -> Row:
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (shapes.env_step, shapes.extras)
     )
     num_envs = jax.tree.leaves(env_step.reward)[0].shape[0]
-    return Row(env_step, extras, env_step.reward, jax.ShapeDtypeStruct((num_envs,), jnp.bool_))
+    episode_end = jax.ShapeDtypeStruct((num_envs,), jnp.bool_)
+    return Row(env_step, extras, env_step.reward, episode_end)  # type: ignore[arg-type]
 
 
 def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:

@@ -82,6 +82,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
                 "agent the configuration of one, such as PPOConfig()"
             )
         super().__init__(spec, config)  # type: ignore[arg-type]
+        self.population = spec
         self.groups = spec.groups
         self.members: dict[str, Member] = {}
         slots = {name: group.slots for name, group in spec.groups.items()}

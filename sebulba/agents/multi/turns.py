@@ -145,9 +145,12 @@ def pack(
     taken = jax.tree.map(lambda x: x[:-1], (rows, acting))
     begin = state._replace(pending=state.pending._replace(row=(), extras=(), rows_before=()))  # type: ignore[arg-type]
     _, (shown, keep) = jax.lax.scan(body, begin, (*taken, actions))
-    order = jnp.argsort(~keep, axis=0, stable=True)
-    count = jnp.sum(keep, axis=0, dtype=jnp.int32)
-    is_row = jnp.arange(1, len(keep) + 1)[:, None] <= count[None]
+    so_far = jnp.cumsum(keep, axis=0, dtype=jnp.int32)
+    number = jnp.arange(1, len(keep) + 1, dtype=jnp.int32)
+    # By a search: XLA's CPU compiler does not end with an argsort in the program of an update.
+    order = jax.vmap(lambda column: jnp.searchsorted(column, number), in_axes=1, out_axes=1)(so_far)
+    order = jnp.minimum(order, len(keep) - 1)
+    is_row = number[:, None] <= so_far[-1:]
 
     def packed(first: jax.Array, rest: jax.Array) -> jax.Array:
         shape = (*rest.shape[:2], *(1,) * (rest.ndim - 2))
@@ -179,6 +182,5 @@ def pack(
         (pending.action, pending.extras),
         (actions, trajectory.extras),
     )
-    return trajectory._replace(env_step=env_step, action=done[0], extras=done[1]), (
-        pending.rows_before
-    )
+    packed_trajectory = trajectory._replace(env_step=env_step, action=done[0], extras=done[1])
+    return packed_trajectory, pending.rows_before
