@@ -27,6 +27,21 @@ LEAST_PIXELS = 16
 """Height and width from which on an image of bytes is taken for a picture, not for a map."""
 
 
+class FinalObs(NamedTuple):
+    """Last observations of episodes whose end shares a row with the next episode's beginning."""
+
+    obs: PyTree
+    """``EnvStep.obs`` as it was before the reset; without meaning where it is not ``given``."""
+    given: jax.Array | np.ndarray
+    """An episode ended in this row, and ``obs`` is its last observation, ``[B]`` bool."""
+
+    @classmethod
+    def none(cls, obs: PyTree) -> FinalObs:
+        """Return zeros in the shapes of ``obs [B, ...]``, none of them given."""
+        zeros = jax.tree.map(np.zeros_like, obs)
+        return cls(zeros, np.zeros(len(jax.tree.leaves(obs)[0]), np.bool_))
+
+
 class EnvStep(NamedTuple):
     """What a vector environment shows at time t; every leaf is ``[B, ...]``.
 
@@ -49,6 +64,9 @@ class EnvStep(NamedTuple):
     """The episode was cut short, ``[B]`` bool: bootstrap from the last observation."""
     is_first: jax.Array | np.ndarray
     """``obs`` begins an episode, ``[B]`` bool."""
+    final: FinalObs | tuple[()] = ()
+    """Last observations of episodes that ended here, where the environment resets in the same step
+    and the agent asks for them (``Agent.uses_final_obs``); ``()`` in all other runs."""
     acting: PyTree = ()
     """Who chooses an action now, ``{group: [B, A]}`` bool, of the groups in which agents may wait.
     ``()`` for a single agent, which always does."""
@@ -63,7 +81,8 @@ class EnvStep(NamedTuple):
         Neither ``inserted`` nor ``masked_truncation``. A termination always is valid: its last
         observation may be lost, but nothing bootstraps from it.
         """
-        return self.terminated | ~self.is_first
+        valid = self.terminated | ~self.is_first
+        return valid | self.final.given if isinstance(self.final, FinalObs) else valid
 
     @property
     def inserted(self) -> jax.Array | np.ndarray:
@@ -72,8 +91,9 @@ class EnvStep(NamedTuple):
 
     @property
     def masked_truncation(self) -> jax.Array | np.ndarray:
-        """The episode was cut short and reset in one step, ``[B]`` bool: its last obs is lost."""
-        return self.is_first & self.truncated & ~self.terminated
+        """The episode was cut short and reset in one step, ``[B]`` bool, and ``final`` lacks it."""
+        masked = self.is_first & self.truncated & ~self.terminated
+        return masked & ~self.final.given if isinstance(self.final, FinalObs) else masked
 
 
 class ActionOutput(NamedTuple):
@@ -148,15 +168,17 @@ class EnvOutput(NamedTuple):
     """``[B]`` float32: the reward before any clipping."""
     episode_end: Any
     """``[B]`` bool: the whole game ended (never a mere lost life), with many agents for all."""
+    final: FinalObs | tuple[()] = ()
+    """``EnvStep.final``; in every output or in none, as ``EnvSpec.final_obs`` says."""
     acting: PyTree = ()
     """``EnvStep.acting``."""
 
     @classmethod
-    def first(cls, obs: PyTree, num_envs: int) -> EnvOutput:
+    def first(cls, obs: PyTree, num_envs: int, final: FinalObs | tuple[()] = ()) -> EnvOutput:
         """Return the output of a reset: no reward, no flag but ``is_first``."""
         no_flag = np.zeros(num_envs, np.bool_)
         no_reward = np.zeros(num_envs, np.float32)
-        return cls(obs, no_reward, no_flag, no_flag, ~no_flag, no_reward, no_flag)
+        return cls(obs, no_reward, no_flag, no_flag, ~no_flag, no_reward, no_flag, final)
 
 
 class FusedEnv(NamedTuple):
@@ -173,6 +195,9 @@ class FusedEnv(NamedTuple):
     Actions outside the space are clamped into it before the environment sees them;
     ``num_invalid`` (scalar int32) counts them.
     """
+    is_pure: bool = False
+    """``state`` is all that there is, and ``step`` runs nothing but JAX. So it runs on any device,
+    and a copy of the state goes on exactly where the environment stood."""
 
 
 class EnvAdapter(Protocol):
@@ -270,6 +295,9 @@ class EnvSpec:
     whose axis 0 is shorter than both others, which are stacks of frames. All other images have
     channels last, as in Gymnasium: maps of grid worlds have many channels and few cells, so sizes
     tell nothing of them."""
+    final_obs: bool = False
+    """The environment resets in the step that ends an episode (same-step or disabled autoreset),
+    and ``EnvOutput.final`` has what was observed before that."""
     eval_only: tuple[str, ...] = ()
     """Parts of the observation that ``Agent.step`` never sees: they are for the learner alone."""
     legal_actions: str | None = None
@@ -342,6 +370,8 @@ class MultiAgentSpec:
     """Name of the environment."""
     frame_stack: int = 0
     """0: no stacks of frames are taken apart."""
+    final_obs: bool = False
+    """False: environments of many agents reset in the step after the end."""
     frame_skip: int = 1
     """Frames of the emulator in an environment step."""
 

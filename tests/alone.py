@@ -56,7 +56,7 @@ class Alone:
 
 def _apart(output: EnvOutput) -> EnvOutput:
     fields = output._asdict()
-    fields.pop("acting")
+    del fields["acting"], fields["final"]
     end = fields.pop("episode_end")
     slots = {n: {GROUP: jax.tree.map(lambda x: x[:, None], x)} for n, x in fields.items()}
     return EnvOutput(**slots, episode_end=end)

@@ -28,6 +28,8 @@ from sebulba.types import EnvSpec, PyTree, RunSpec
 class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
     """Q-learning on transitions drawn from a replay, towards a target network."""
 
+    uses_final_obs = True
+
     def __init__(self, spec: EnvSpec, config: DQNConfig) -> None:
         """Describe networks and replay; raise UsageError for a space that does not fit."""
         replay = TransitionReplay.of(spec, config.replay, num_steps=config.num_steps)

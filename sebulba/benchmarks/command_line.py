@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sebulba.benchmarks import learn
-from sebulba.benchmarks.learning_goals import GOALS
+from sebulba.benchmarks.learning_goals import GOALS, GROUPS
 from sebulba.benchmarks.project import report
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
@@ -52,9 +52,13 @@ def _file(name: str, what: str) -> Option:
 _CONFIG = _option("config", metavar="CONFIG", help="as for sebulba train")
 _REPEATS = _number("--repeats", LEAST_REPEATS, "interleaved rounds")
 _JSON = _file("json", "also write figures and machine there")
+_GROWTH = "a trajectory may become this many times as large; at 1 nothing changes that is learned"
 _MEMORY = "most a process may take, on host and device; default: 0.8 of what is free"
 _RUNS = "keep the run folders there; what is finished is not repeated"
-_GOALS = f"a configuration, or a goal: {', '.join(GOALS)}"
+_GOALS = (
+    f"a configuration, or a goal: {', '.join(GOALS)}; "
+    f"or several of them: {', '.join(GROUPS)}, each agent on tasks that nothing was chosen for"
+)
 BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
     "train": (
         "a run against what the machine could do: ceiling and bottleneck",
@@ -89,7 +93,7 @@ BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
             _number("--seconds-per-trial", 3.0, "seconds measured of each candidate"),
             _number("--budget-s", 300.0, "seconds that it may take, about"),
             _words("--keep", TUNED, "what must stay as it is"),
-            _number("--max-batch-growth", 4.0, "a trajectory may become this many times as large"),
+            _number("--max-batch-growth", 1.0, _GROWTH),
         ],
     ),
     "learn": (
@@ -162,7 +166,8 @@ def _read_goals(given: dict[str, Any], options: list[str], read_config: ReadConf
     if given["seeds"] is not None and given["seeds"] < 1:
         raise UsageError(f"seeds={given['seeds']} must be at least 1; use 3")
     given["options"] = options
-    given["goals"] = {name: GOALS.get(name) for name in given.pop("names")}
+    names = [name for word in given.pop("names") for name in GROUPS.get(word, (word,))]
+    given["goals"] = {name: GOALS.get(name) for name in names}
     given["configs"] = {
         name: read_config(
             [*learn.train_words(name, goal), *options], f"sebulba bench learn {name}"

@@ -22,7 +22,7 @@ from sebulba.benchmarks.gil import CycleProcesses, gil_share
 from sebulba.benchmarks.pictures import open_frame, picture
 from sebulba.benchmarks.project.prototype_case import PrototypeCase
 from sebulba.benchmarks.stages import Stages
-from sebulba.commands.jax_setup import configure_jax
+from sebulba.commands.jax_setup import set_up_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.types import EnvFactory, StepInfos, Trajectory
@@ -166,7 +166,7 @@ def run(
     Raises:
       UsageError: Something in ``config`` breaks a rule.
     """
-    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+    config = set_up_jax(config)
     with contextlib.ExitStack() as resources:
         bench = Bench(config, seconds, stage_seconds, compare, resources)
         speeds = harness.interleave(bench.cases, repeats)

@@ -16,7 +16,7 @@ import jax
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.memory_use import peak_device_mb, peak_rss_mb
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker, WorkerError
-from sebulba.commands.jax_setup import configure_jax
+from sebulba.commands.jax_setup import set_up_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 
@@ -158,7 +158,7 @@ class _Meter:
     """
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
-        configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+        config = set_up_jax(config)
         self._seconds = seconds
         interval_s = min(config.metrics_interval_s, seconds / WINDOWS)
         config = dataclasses.replace(config, metrics_interval_s=interval_s)

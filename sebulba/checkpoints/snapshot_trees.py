@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from sebulba.types import PyTree, RunSpec, StepInfos, Trajectory
 
 MOST_DIFFERENCES = 5
 """Most differences that an error names."""
+FINAL_OBS = re.compile(r"(experience|round)/.*\b(env_step|rows)/final/(obs|given)(/|$)")
+"""Names of leaves that older checkpoints lack: zeros say that no last observation is given."""
 
 
 class SnapshotWriter:
@@ -90,7 +93,10 @@ class SnapshotReader:
                 f"the checkpoint does not fit this run: {'; '.join(different[:MOST_DIFFERENCES])}. "
                 "Resume with the agent, the environment and the sizes that it was saved with"
             )
-        leaves = [self._leaf(name) for name in _named(prefix, like)[0]]
+        leaves = [
+            self._leaf(name) if name in self._snapshot.arrays else jnp.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in zip(*_named(prefix, like), strict=True)
+        ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _leaf(self, name: str) -> jax.Array:
@@ -106,7 +112,8 @@ class SnapshotReader:
         for name, leaf in wanted.items():
             now = f"{leaf.dtype}{list(leaf.shape)}"
             if name not in there:
-                found.append(f"{name} is not in the checkpoint, and {now} now")
+                if not FINAL_OBS.match(name):
+                    found.append(f"{name} is not in the checkpoint, and {now} now")
             elif (saved := self._describe(name)) != now:
                 found.append(f"{name} is {saved} in the checkpoint and {now} now")
         return found

@@ -18,6 +18,35 @@ _PENDULUM = DDPGConfig(
 )
 
 
+def neutral() -> ExperimentConfig:
+    """Return DDPG for any task with continuous actions, with two of the refinements of TD3.
+
+    Fujimoto et al. 2018 (arXiv 1802.09477), table 3: the smaller value of two critics, noise of 0.2
+    on the actions of targets, 0.1 on those that explore, target rate 0.005, no weight decay.
+    Learning rates, batch, networks and 25 000 random env steps are those of the paper's code
+    (github.com/sfujim/TD3). There the actor moves in every second update, here in each.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("Pendulum-v1"),
+        agent=DDPGConfig(
+            learning_rate=3e-4,
+            critic_learning_rate=3e-4,
+            discount=0.99,
+            num_critics=2,
+            target_noise=0.2,
+            noise_scale=0.1,
+            random_env_steps=5_000,
+            replay=ReplayConfig(
+                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
+            ),
+        ),
+        total_env_steps=1_000_000,
+        num_envs=4,
+        num_inferencers_per_device=1,
+        steps_per_cycle=4,
+    )
+
+
 def pendulum() -> ExperimentConfig:
     """Return DDPG on envpool's Pendulum-v1.
 
@@ -80,9 +109,12 @@ def halfcheetah() -> ExperimentConfig:
     )
 
 
+NEUTRAL = Preset("DDPG for any task with continuous actions", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "pendulum-ddpg": Preset("DDPG, MLP, envpool Pendulum-v1", pendulum, goal=-200),
     "pendulum-ddpg-apex": Preset("DDPG in its Ape-X form, MLP, envpool Pendulum-v1", pendulum_apex),
     "halfcheetah-ddpg": Preset("DDPG, MLP, envpool HalfCheetah-v4", halfcheetah),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""

@@ -13,6 +13,44 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
 
+def neutral() -> ExperimentConfig:
+    """Return R2D2 for any task with discrete actions, above all where memory is needed.
+
+    Priorities, exploration, n, dueling, double and rescaled values are those of Kapturowski et al.
+    2019 (openreview.net/forum?id=r1lyTjAqYX), table 2. Network, batch and sequences are small, and
+    an update is due for every 128 env steps, for one machine instead of 256 actors. A target that
+    follows slowly takes the place of one that is copied every 2500 updates.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("sebulba.envs.memory_tasks:cartpole_without_velocities"),
+        agent=R2D2Config(
+            learning_rate=5e-4,
+            discount=0.99,
+            num_steps=5,
+            sequence_length=32,
+            burn_in=16,
+            lstm_size=64,
+            head_hidden_sizes=(64,),
+            torso=TorsoConfig(hidden_sizes=(64,), activation="relu"),
+            optimizer=OptimizerConfig(max_grad_norm=10.0),
+            replay=ReplayConfig(
+                capacity=250_000,
+                batch_size=64,
+                updates_per_cycle=4,
+                warm_up_cycles=20,
+                prioritized=True,
+                priority_exponent=0.9,
+                importance_exponent=0.6,
+            ),
+            target=TargetConfig(rate=0.005),
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=32,
+        steps_per_cycle=16,
+    )
+
+
 def cartpole() -> ExperimentConfig:
     """Return R2D2 on envpool's CartPole-v1, of which only position and angle are observed.
 
@@ -133,6 +171,9 @@ def _atari(env_id: str) -> ExperimentConfig:
     )
 
 
+NEUTRAL = Preset("R2D2 for any task with discrete actions that needs memory", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "cartpole-r2d2": Preset("R2D2, LSTM, CartPole-v1 without velocities", cartpole, goal=450),
     "repeat-r2d2": Preset(
@@ -141,4 +182,4 @@ PRESETS: dict[str, Preset] = {
     "pong-r2d2": Preset("R2D2, Nature CNN and LSTM, envpool Pong-v5", pong),
     "breakout-r2d2": Preset("R2D2, Nature CNN and LSTM, envpool Breakout-v5", breakout),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""

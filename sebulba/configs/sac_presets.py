@@ -7,6 +7,30 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
 
+def neutral() -> ExperimentConfig:
+    """Return SAC for any task with continuous actions.
+
+    Haarnoja et al. 2018 (arXiv 1812.05905), table 1, with the learning rates and the warm-up of
+    CleanRL (github.com/vwxyzjn/cleanrl, sac_continuous_action.py), and one update an env step.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("Pendulum-v1"),
+        agent=SACConfig(
+            learning_rate=3e-4,
+            critic_learning_rate=1e-3,
+            temperature_learning_rate=1e-3,
+            random_env_steps=5_000,
+            replay=ReplayConfig(
+                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
+            ),
+        ),
+        total_env_steps=1_000_000,
+        num_envs=4,
+        num_inferencers_per_device=1,
+        steps_per_cycle=4,
+    )
+
+
 def pendulum() -> ExperimentConfig:
     """Return SAC on envpool's Pendulum-v1.
 
@@ -58,8 +82,11 @@ def halfcheetah() -> ExperimentConfig:
     )
 
 
+NEUTRAL = Preset("SAC for any task with continuous actions", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "pendulum-sac": Preset("SAC, MLP, envpool Pendulum-v1", pendulum, goal=-200),
     "halfcheetah-sac": Preset("SAC, MLP, envpool HalfCheetah-v4", halfcheetah, goal=5000),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""

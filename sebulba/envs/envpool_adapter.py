@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.envs.clamp import clamp
 from sebulba.envs.foreign_calls import without_side_effects
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
 from sebulba.envs.option_checks import check_number, check_option_names
@@ -279,7 +280,7 @@ def _fused_step(
         return output, terminated | truncated
 
     def before(action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inside, num_invalid = _clamp(action, spec.action_space)
+        inside, num_invalid = clamp(action, spec.action_space)
         return inside.astype(spec.action_space.dtype), num_invalid
 
     action, num_invalid = one_kernel(before)(action)
@@ -298,23 +299,6 @@ def _places(order: jax.Array) -> jax.Array:
 def _places_by_comparison(order: jax.Array) -> jax.Array:
     """Return the same in ``B * B`` steps, without a scatter, which needs a kernel of its own."""
     return jnp.argmax(order[None] == jnp.arange(len(order), dtype=order.dtype)[:, None], axis=1)
-
-
-def _clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Array]:
-    """Return actions ``[B, ...]`` clamped into ``space``, and how many were outside (or NaN)."""
-    if isinstance(space, gymnasium.spaces.Box):
-        limit = np.finfo(space.dtype).max
-        low, high = np.clip(space.low, -limit, limit), np.clip(space.high, -limit, limit)
-        middle = np.clip(np.zeros_like(low), low, high)
-        inside = jnp.where(jnp.isnan(action), middle[None], jnp.clip(action, low[None], high[None]))
-    else:
-        assert isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
-        count = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
-        first = np.asarray(space.start, np.int32)[None]
-        last = np.asarray(first + count - 1, np.int32)
-        inside = jnp.clip(action, first, last)
-    is_invalid = (inside != action).reshape(len(action), -1).any(axis=1)
-    return inside, is_invalid.sum(dtype=jnp.int32)
 
 
 def _check_one_player(config: dict, name: str) -> None:

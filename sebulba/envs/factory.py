@@ -24,6 +24,8 @@ from sebulba.envs.gymnasium_adapter import (
     GymnasiumAdapter,
     vector_env_spec,
 )
+from sebulba.envs.jax_env import JaxEnv, TimeLimit, is_jax_env, makes_jax_env
+from sebulba.envs.jax_libraries import library_of, library_versions, make_library_env
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
 from sebulba.envs.multi.population_env import (
     SPEC,
@@ -50,8 +52,9 @@ class EnvSource:
 
     id: str
     """Id, with its version, as the backend has it; or ``module:attribute``."""
-    backend: Backend | None
-    """What makes it; None for ``module:attribute``."""
+    backend: str | None
+    """What makes it: a ``Backend`` or a library of JAX environments; None for
+    ``module:attribute``."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
 
@@ -128,6 +131,8 @@ def make_env_factory(
           next-step autoreset, and seeded at their first reset;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
+        * ``"LIBRARY:ID"`` of gymnax, brax, jumanji or pgx, or a ``JaxEnv``: an object, a class, or
+          a function that is annotated to return one;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
       num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
@@ -148,6 +153,8 @@ def make_env_factory(
     if isinstance(env, _Factory):
         _check_nothing_left(env.name, options | own.changed())
         return env
+    if isinstance(env, str) and library_of(env):
+        return _jax_factory(functools.partial(make_library_env, env, options), env, own)
     if isinstance(env, str) and not _is_attribute(env):
         return _factory_of_id(env, own, options)
     return _factory_of_callable(env, own, options)
@@ -205,6 +212,9 @@ def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) ->
     if own.backend == "envpool":
         raise UsageError(f"backend='envpool' takes ids, not env={shown(env)}; drop backend")
     make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
+    if not isinstance(make_env, type) and is_jax_env(make_env):
+        check_option_names(options, {"max_episode_steps"}, name)
+        return _jax_factory(lambda: _limited(make_env, options), name, own)
     if not callable(make_env):
         raise UsageError(
             f"env={shown(env)} must be an id, 'module:attribute' or a callable that makes the "
@@ -212,6 +222,8 @@ def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) ->
         )
     parameters = _parameters(make_env, name)
     _check_no_threads(own, name)
+    if makes_jax_env(make_env):
+        return _jax_factory(_jax_maker(make_env, name, parameters, options), name, own)
     if parameters.keys() >= {"num_envs", "seeds"}:
         _check_not_async(own, name)
         return _vector_factory(make_env, name, parameters, own, options)
@@ -262,6 +274,8 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     Raises:
       UsageError: The id is unknown.
     """
+    if library := library_of(env):
+        return EnvSource(env, library, library_versions(env))
     if _is_attribute(env):
         return EnvSource(env, None, _versions(env, "gymnasium"))
     chosen = _choose_backend(env, backend)
@@ -429,6 +443,43 @@ def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
         raise UsageError(
             f"env={name!r} is already a factory and takes no options; got {', '.join(options)}"
         )
+
+
+def _jax_factory(make: Callable[[], JaxEnv], name: str, own: _OwnOptions) -> _Factory:
+    from sebulba.envs.jax_adapter import JaxAdapter, jax_env_spec
+
+    if own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={name!r}; drop it")
+    _check_no_threads(own, name)
+    _check_not_async(own, name)
+    env = make()  # one will do: its functions are pure
+    return _Factory(
+        lambda num_envs, seeds: JaxAdapter(env, seeds, name=name),
+        name,
+        make_spec=lambda: jax_env_spec(env, name),
+        channels_first=own.channels_first,
+    )
+
+
+def _jax_maker(
+    make_env: Callable, name: str, parameters: dict[str, inspect.Parameter], options: dict[str, Any]
+) -> Callable[[], JaxEnv]:
+    own = {k: v for k, v in options.items() if k != "max_episode_steps" or k in parameters}
+    _check_single(make_env, name, parameters, own)
+    limit = {k: v for k, v in options.items() if k not in own}
+    return lambda: _limited(make_env(**own), limit)
+
+
+def _limited(env: JaxEnv, options: dict[str, Any]) -> JaxEnv:
+    """Return ``env``, with the time limit that ``options`` may have."""
+    if not is_jax_env(env):
+        raise UsageError(
+            f"env={_name(env)!r} must have reset(key) and step(key, state, action); it is a "
+            f"{type(env).__name__}"
+        )
+    if "max_episode_steps" not in options:
+        return env
+    return TimeLimit(env, options["max_episode_steps"])
 
 
 def _envpool_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:

@@ -7,6 +7,7 @@ import threading
 import jax
 import numpy as np
 
+from sebulba.envs.saved_arrays import fitted
 from sebulba.envs.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
@@ -22,7 +23,7 @@ from sebulba.inference.cycle import (
 from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.trees import named_leaves
-from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, empty_env_step
+from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree
 
 ALIGNMENT = 64
 """Bytes. On a CPU, JAX uses an array without a copy if its address is a multiple of this."""
@@ -56,7 +57,7 @@ class SteppedCycle:
     def reset(self) -> None:
         """Begin new episodes."""
         self._given = None
-        env_step = env_step_of(self._env.reset(), no_action(self._env))
+        env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
         self._check_structure(env_step)
         self._leaves = jax.tree.leaves(env_step)
         self._statistics = new_statistics(self._env.spec, self._env.num_envs)
@@ -87,13 +88,10 @@ class SteppedCycle:
         """Go on from ``position``; see ``Cycle.put_back``."""
         content = unseal(position, of=self._who(), num_envs=self._env.num_envs)
         state, leaves, running = content
-        expected = jax.tree.leaves(empty_env_step(self._env.spec, self._env.num_envs))
-        shapes, expected_shapes = ([(x.shape, x.dtype) for x in y] for y in (leaves, expected))
-        if shapes != expected_shapes:
-            raise EnvError(
-                f"the saved state of {self._who()} has arrays {shapes}, the environment "
-                f"{expected_shapes}; use the environment that was saved"
-            )
+        expected = self._programs.agent.empty_env_step(self._env.num_envs)
+        # Older positions lack the last leaves, those of ``final``: none is given.
+        leaves += jax.tree.leaves(expected)[len(leaves) :]
+        fitted(leaves, expected, self._who())
         self._leaves = None
         self._env.put_back(state)
         self._leaves = leaves
@@ -107,6 +105,7 @@ class SteppedCycle:
     ) -> tuple[CycleOutput | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
         programs, act, step = self._programs, self._programs.act, self._env.step
+        sees_final = programs.agent.sees_final_obs
         act_phase, env_phase = self._timer.phase("act"), self._timer.phase("env_step")
         leaves = self._leaves
         assert leaves is not None, "reset comes first"
@@ -132,8 +131,10 @@ class SteppedCycle:
                     self._raise_if_not_finite(rows, error)
                     raise
             if not extras:
-                self._check_structure(env_step_of(output, host_action))
+                self._check_structure(programs.env_step_of(output, host_action))
             leaves = _leaves_of(output, host_action)
+            if sees_final:
+                leaves += jax.tree.leaves(output.final)
             rows += leaves
             true_reward.append(output.true_reward)
             episode_end.append(output.episode_end)
@@ -196,7 +197,7 @@ def _on_host(action: PyTree) -> PyTree:
 
 
 def _leaves_of(output: EnvOutput, prev_action: PyTree) -> list[np.ndarray]:
-    """Return the leaves of ``env_step_of(...)``, six times as fast as flattening it."""
+    """Return leaves of ``env_step_of(...)`` without ``final``, six times as fast as flattening."""
     if isinstance(prev_action, dict):
         return jax.tree.leaves(env_step_of(output, prev_action))
     obs = output.obs
@@ -206,7 +207,7 @@ def _leaves_of(output: EnvOutput, prev_action: PyTree) -> list[np.ndarray]:
 
 
 def _floats(env_step: EnvStep) -> list[np.ndarray]:
-    leaves = jax.tree.leaves((env_step.obs, env_step.reward))
+    leaves = jax.tree.leaves((env_step.obs, env_step.reward, env_step.final))
     return [leaf for leaf in leaves if leaf.dtype.kind == "f"]
 
 

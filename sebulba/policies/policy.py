@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import math
+import os
 import zipfile
 from collections.abc import Mapping
 from functools import partial
@@ -24,7 +25,7 @@ from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.errors import UsageError, shown, text_of
-from sebulba.files import check_regular, dataclass_from_json, read_json_object
+from sebulba.files import check_no_link, check_regular, dataclass_from_json, read_json_object
 from sebulba.trees import named_leaves
 from sebulba.trust import Trust, signed, trust_of, was_changed
 from sebulba.types import (
@@ -278,8 +279,7 @@ def load_policy(
     folder = Path(run)
     if (folder / "policy").is_dir():
         folder = folder / "policy"
-        if folder.is_symlink():
-            raise UsageError(f"{folder} is a link, which no run makes; put the folder itself there")
+        check_no_link(folder)
     file = folder / CONFIG_FILE
     check_regular(file, links=False)
     record = read_json_object(file)
@@ -469,6 +469,8 @@ def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str | None]
         # Opened here: np.load leaves a damaged file open.
         with open(file, "rb") as opened, zipfile.ZipFile(opened) as archive:
             there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if sum(info.file_size for info in there.values()) > os.fstat(opened.fileno()).st_size:
+                raise UsageError(f"{file} is compressed, as no run saves it; train again")
             if sorted(there) != sorted(names):
                 odd = sorted(set(there) ^ set(names))
                 raise UsageError(
@@ -570,7 +572,7 @@ def _import_class(name: str, file: Path, trust: Trust) -> type:
 
 # Spaces as JSON.
 
-LARGEST_BOX = 2**28
+LARGEST_SPACE = 2**28
 """Numbers in an observation; a description with more is damaged, and would take all memory."""
 
 
@@ -606,6 +608,8 @@ def space_from_json(record: Mapping[str, Any]) -> gymnasium.Space:
       UsageError: It does not describe a space that an environment can have.
     """
     try:
+        if _num_numbers(record) > LARGEST_SPACE:
+            raise ValueError(f"more than {LARGEST_SPACE} numbers")
         space = _space(record)
         if space_to_json(space) != record:
             raise ValueError(f"it would be read as {space}")
@@ -617,14 +621,19 @@ def space_from_json(record: Mapping[str, Any]) -> gymnasium.Space:
     return space
 
 
+def _num_numbers(record: Mapping[str, Any]) -> int:
+    """Return how many numbers an observation has in all boxes together."""
+    if record["type"] == "Dict":
+        return sum(map(_num_numbers, record["spaces"].values()))
+    return math.prod(record["shape"]) if record["type"] == "Box" else 0
+
+
 def _space(record: Mapping[str, Any]) -> gymnasium.Space:
     match record["type"]:
         case "Dict":
             return spaces.Dict({name: _space(part) for name, part in record["spaces"].items()})
         case "Box":
             dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
-            if math.prod(shape) > LARGEST_BOX:
-                raise ValueError(f"more than {LARGEST_BOX} numbers")
             low, high = (_bound_from_json(record[k], dtype, shape) for k in ("low", "high"))
             return spaces.Box(low, high, shape, dtype.type)
         case "Discrete":

@@ -27,6 +27,7 @@ from sebulba.types import (
     ActionOutput,
     EnvSpec,
     EnvStep,
+    FinalObs,
     PyTree,
     RunSpec,
     Trajectory,
@@ -108,7 +109,12 @@ class OnPolicyAgent(Agent[ConfigT]):
         jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
     def evaluate(
-        self, networks: PyTree, obs: PyTree, core: PyTree, is_first: ArrayLike
+        self,
+        networks: PyTree,
+        obs: PyTree,
+        core: PyTree,
+        is_first: ArrayLike,
+        final: FinalObs | tuple[()] = (),
     ) -> ActorCriticOutput:
         """Evaluate the network on rows of observations.
 
@@ -118,13 +124,18 @@ class OnPolicyAgent(Agent[ConfigT]):
             it has to be, as it is in an ``Experience``.
           core: Recurrent state before the first row, ``[B, ...]``: ``experience.core``.
           is_first: ``[T, B]``; the recurrent state is reset where it is true.
+          final: ``trajectory.env_step.final``, where an agent uses that.
 
         Returns:
-          ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, and the recurrent state
-          after the last row. The last of T+1 rows has a value to bootstrap from, and no action.
+          ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, the recurrent state
+          after the last row, and for ``transitions`` the ``final_value [T, B]`` of ``final``. The
+          last of T+1 rows has a value to bootstrap from, and no action.
         """
         encoded = self._encode(obs, num_leading=2)
-        output = self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))
+        rows = [encoded, core, jnp.asarray(is_first)]
+        if isinstance(final, FinalObs):
+            rows.append(self._encode(final.obs, num_leading=2))
+        output = self.network.apply({"params": networks}, *rows)
         return output._replace(params=only_legal(self.spec, obs, output.params))  # type: ignore[union-attr]
 
     def new_networks(self, key: jax.Array) -> PyTree:
@@ -147,8 +158,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         core = zero_core(self.config.lstm_size, run.num_envs)
         empty = Experience((), core, statistics)  # type: ignore[arg-type]
         trajectory = self.empty_trajectory(self.acting_networks(networks, empty), run)
-        row = trajectory.env_step
-        row = row._replace(obs=self.normalization.scaled(scaling, row.obs))
+        row = self.normalization.scaled_row(scaling, trajectory.env_step)
         return empty._replace(trajectory=trajectory._replace(env_step=row))
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:

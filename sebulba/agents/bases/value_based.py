@@ -15,11 +15,19 @@ from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.exploration import epsilon_greedy
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.kernels.optimizer import make_optimizer
-from sebulba.agents.nets.encoder import ObservationEncoder
+from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions
 from sebulba.agents.nets.torso import zero_core
 from sebulba.one_kernel import after
-from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
+from sebulba.types import (
+    ActionOutput,
+    EnvSpec,
+    EnvStep,
+    FinalObs,
+    PyTree,
+    RunSpec,
+    empty_env_step,
+)
 
 ConfigT = TypeVar("ConfigT", bound=ValueBasedConfig)
 
@@ -85,14 +93,18 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         """
         encoded = self.encode(rows.obs, num_leading=2)
         is_first = jnp.asarray(rows.is_first)
+        final: Encoded | None = None
+        if isinstance(rows.final, FinalObs):
+            final = self.encode(rows.final.obs, num_leading=2)
         if not self.config.lstm_size:
-            return encoded, core, is_first, None
+            return encoded, core, is_first, None, final
         index = self.actions.index(jnp.asarray(rows.prev_action))
         reward = self.config.reward_scale * jnp.asarray(rows.reward)
         one_hot = jax.nn.one_hot(index, self.actions.num_params)
-        past = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
-        past = jnp.where(is_first[..., None], 0.0, past)
-        return encoded, core, is_first, past.reshape(is_first.size, -1)
+        led_here = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
+        past = jnp.where(is_first[..., None], 0.0, led_here).reshape(is_first.size, -1)
+        final_past = None if final is None else led_here.reshape(is_first.size, -1)
+        return encoded, core, is_first, past, final, final_past
 
     def new_networks(self, key: jax.Array) -> PyTree:
         """Return initial parameters."""
@@ -117,8 +129,8 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
         """Take the best action, or a random one with the probability of the environment."""
-        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step)
-        values, core = self.evaluate(networks, row, step_state.core)
+        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step._replace(final=()))
+        values, core, _ = self.evaluate(networks, row, step_state.core)
         key, explore_key = jax.random.split(after(step_state.key, values))
         index = self.actions.mode(values[0])
         probability, epsilon = self.stepped_epsilon(step_state.epsilon)
