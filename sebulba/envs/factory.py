@@ -26,11 +26,18 @@ from sebulba.envs.gymnasium_adapter import (
 )
 from sebulba.envs.jax_env import JaxEnv, TimeLimit, is_jax_env, makes_jax_env
 from sebulba.envs.jax_libraries import library_of, library_versions, make_library_env
+from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.multi.population_env import (
+    SPEC,
+    PopulationAdapter,
+    PopulationEnv,
+    as_gymnasium,
+)
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
 from sebulba.errors import UsageError, shown
-from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
+from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
@@ -67,7 +74,7 @@ class _Factory:
     """Makes the vector environment from the number of environments and their seeds."""
     name: str
     """For messages."""
-    make_spec: Callable[[], EnvSpec] | None = None
+    make_spec: Callable[[], EnvSpec | MultiAgentSpec] | None = None
     """Makes the spec more cheaply than by making a vector of one environment."""
     make_one: Callable[[], gymnasium.Env] | None = None
     """Makes a single environment; None if ``make`` only makes vectors."""
@@ -250,6 +257,8 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
         return pool_spec(env, env.config, _name(env))
     if isinstance(env, VectorEnv):
         return vector_env_spec(env, _name(env))
+    if isinstance(env, MultiAgentEnv):
+        return PopulationEnv(env).population
     if isinstance(env, gymnasium.Env):
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
@@ -538,6 +547,8 @@ def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
 
 
 def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory:
+    make_env = functools.partial(as_gymnasium, make_env, name)
+
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -549,6 +560,8 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             warnings.simplefilter("ignore")
             env = CheckedEnv(make_env, 0)
         env.close()
+        if isinstance(env.env, PopulationEnv):
+            return env.env.population
         return EnvSpec(env.observation_space, env.action_space, name=name)
 
     return _Factory(make, name, make_spec, make_env, channels_first=own.channels_first)
@@ -595,7 +608,9 @@ def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) 
             from sebulba.envs.envpool_adapter import EnvpoolAdapter
 
             return EnvpoolAdapter(vector_env, name=name)
-        return GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
+        env = GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
+        population = (vector_env.metadata or {}).get(SPEC)
+        return env if population is None else PopulationAdapter(env, population)
     except BaseException:
         vector_env.close()
         raise

@@ -17,6 +17,7 @@ from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
 from sebulba.agents.bases.normalization import Normalization, Statistics
 from sebulba.agents.configs.on_policy import OnPolicyConfig
 from sebulba.agents.kernels.distributions import make_distribution
+from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import ObservationEncoder
 from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput
@@ -127,7 +128,8 @@ class OnPolicyAgent(Agent[ConfigT]):
           after the last row. The last of T+1 rows has a value to bootstrap from, and no action.
         """
         encoded = self._encode(obs, num_leading=2)
-        return self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))  # type: ignore[return-value]
+        output = self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))
+        return output._replace(params=only_legal(self.spec, obs, output.params))  # type: ignore[union-attr]
 
     def evaluate_rows(self, networks: PyTree, row: EnvStep, core: PyTree) -> ActorCriticOutput:
         """Evaluate rows of a trajectory as ``evaluate`` does, and ``row.final`` where there is one.
@@ -137,9 +139,10 @@ class OnPolicyAgent(Agent[ConfigT]):
         if not isinstance(row.final, FinalObs):
             return self.evaluate(networks, row.obs, core, row.is_first)
         encoded, final = (self._encode(obs, num_leading=2) for obs in (row.obs, row.final.obs))
-        return self.network.apply(  # type: ignore[return-value]
+        output = self.network.apply(
             {"params": networks}, encoded, core, jnp.asarray(row.is_first), final
         )
+        return output._replace(params=only_legal(self.spec, row.obs, output.params))  # type: ignore[union-attr]
 
     def new_networks(self, key: jax.Array) -> PyTree:
         """Return initial parameters."""
