@@ -17,12 +17,12 @@ from sebulba.types import PyTree
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """V-trace policy gradient, value regression, entropy bonus; ``epochs`` updates a trajectory."""
 
+    uses_final_obs = True
+
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return ``epochs``."""
         del cycle
         return self.config.epochs
-
-    uses_final_obs = True
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
@@ -34,7 +34,7 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         del opt, key
         config, trajectory = self.config, experience.trajectory
         row = trajectory.env_step
-        output = self.evaluate(networks, row.obs, experience.core, row.is_first, row.final)
+        output = self.evaluate_rows(networks, row, experience.core)
         params = output.params[:-1]
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
         rho = jnp.exp(log_prob - trajectory.extras.log_prob)
