@@ -186,7 +186,7 @@ def test_another_batch_is_said_to_change_what_is_learned():
     text = "\n".join(tune.notes(knobs, START, best, measured(100, 100), measured(250, 250)))
     assert "gain: 2.50 times the start (num-envs 32 -> 128)" in text
     assert "2048 env steps instead of 512 (128 x 16)" in text
-    assert "0.25 times the trajectories and updates" in text and "--keep num-envs" in text
+    assert "0.25 times the trajectories and updates" in text and "--max-batch-growth" in text
     best = dataclasses.replace(START, num_inferencers_per_device=3)
     assert "learned" not in "\n".join(tune.notes(knobs, START, best, measured(100), measured(250)))
 
@@ -198,7 +198,14 @@ def test_the_file_is_parsed_to_the_tuned_configuration(tmp_path, contest, capsys
     file, json_file = tmp_path / "tuned.json", tmp_path / "record.json"
     contest(peaked(64, 3, 8)).close()
     start = dataclasses.replace(START, max_policy_lag=7, run_dir="elsewhere")
-    tune.run(start, preset="cartpole", output=str(file), keep=["devices"], json_file=str(json_file))
+    tune.run(
+        start,
+        preset="cartpole",
+        output=str(file),
+        keep=["devices"],
+        json_file=str(json_file),
+        max_batch_growth=4.0,
+    )
     preset, options = read_config_file(file)
     best = {"num_envs": 64, "num_inferencers_per_device": 3, "steps_per_cycle": 8}
     assert _parse(preset, options) == dataclasses.replace(start, **best, run_dir=None)
@@ -212,10 +219,17 @@ def test_the_file_is_parsed_to_the_tuned_configuration(tmp_path, contest, capsys
     assert f"sebulba train {file}" in capsys.readouterr().out
 
 
+def test_the_batch_stays_unless_it_may_grow(tmp_path, contest):
+    contest(peaked(64, 3, 8)).close()
+    record = tune.run(START, preset="cartpole", output=str(tmp_path / "t.json"), keep=["devices"])
+    changes = ("num-inferencers-per-device", "num-envs", "steps-per-cycle")
+    assert [record["options"].get(name) for name in changes] == [3, None, 16]
+
+
 def test_a_start_that_nothing_beats_is_written_as_it_is(tmp_path, contest, capsys):
     file = tmp_path / "tuned.json"
     contest(peaked(32, 2, 16)).close()
-    assert tune.run(START, preset="cartpole", output=str(file))["gain"] == 1.0
+    assert tune.run(START, preset="cartpole", output=str(file), max_batch_growth=4.0)["gain"] == 1
     assert _parse(*read_config_file(file)) == START
     assert "nothing paid" in capsys.readouterr().out
 

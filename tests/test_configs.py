@@ -92,6 +92,8 @@ def test_presets_are_those_that_the_manual_names():
     assert names[:6] == list(NEUTRAL) == [agent_name(name) for name in NEUTRAL]
     assert names[6:11] == ["cartpole", "pendulum", "pong", "breakout", "halfcheetah"]
     for name in names[11:]:
+        if ":" in PRESETS[name].make().env.id:
+            continue  # of a library of JAX environments
         of_agent = name.split("-")[1] == agent_name(name)
         assert of_agent, "of an agent other than Impala: ENV-AGENT"
 

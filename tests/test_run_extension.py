@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sebulba.agents.configs import ImpalaConfig, OptimizerConfig
 from sebulba.commands import cli
+from sebulba.commands.experiment import build_agent, warn_of_rate_0
+from sebulba.configs.presets import PRESETS
+from sebulba.envs import env_spec
 from sebulba.metrics.episode_sample import episodes_of
 from sebulba.metrics.plots import read_records
 
@@ -99,3 +104,21 @@ def test_the_configuration_of_a_run_before_extensions_is_read(finished):
     old.mkdir()
     (old / "config.json").write_text(json.dumps(record))
     assert dataclasses.asdict(RunFolder(old).read_config()[1]) == dataclasses.asdict(config)
+
+
+@pytest.mark.parametrize(("num_updates", "warns"), [(9, True), (10, False)])
+def test_a_schedule_by_hand_that_ends_before_the_run_is_told(num_updates, warns):
+    optimizer = OptimizerConfig(schedule="linear", schedule_updates=num_updates)
+    config = dataclasses.replace(
+        PRESETS["cartpole"].make(),
+        agent=ImpalaConfig(optimizer=optimizer),
+        anneal_learning_rate=False,
+        num_envs=4,
+        steps_per_cycle=5,
+        total_env_steps=200,
+    )
+    agent = build_agent(config, env_spec("CartPole-v1"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_of_rate_0(config, agent)
+    assert [("than the 10 updates" in str(each.message)) for each in told] == [True] * warns

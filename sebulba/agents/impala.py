@@ -18,6 +18,8 @@ from sebulba.types import PyTree, RunSpec, Trajectory
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """V-trace policy gradient, value regression, entropy bonus; ``epochs`` updates a trajectory."""
 
+    uses_final_obs = True
+
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return ``epochs * minibatches``."""
         del cycle
@@ -47,11 +49,11 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         config = self.config
         trajectory, core = self._minibatch(experience, key)
         row = trajectory.env_step
-        output = self.evaluate(networks, row.obs, core, row.is_first)
+        output = self.evaluate_rows(networks, row, core)
         params = output.params[:-1]
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
         rho = jnp.exp(log_prob - trajectory.extras.log_prob)
-        step = transitions(trajectory, config.discount, config.reward_scale)
+        step = transitions(trajectory, config.discount, config.reward_scale, output.final_value)
         kernel = functools.partial(
             vtrace,
             trace_decay=config.trace_decay,

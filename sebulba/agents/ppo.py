@@ -59,6 +59,8 @@ class PPOExperience(NamedTuple):
 class PPO(OnPolicyAgent[PPOConfig]):
     """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
 
+    uses_final_obs = True
+
     def check_run(self, run: RunSpec) -> None:
         """Check that minibatches are of one size.
 
@@ -96,7 +98,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs))
         columns = self._num_columns(run.steps_per_cycle, run.num_envs)
         return PPOExperience(
-            batch=self._batch(base.trajectory, no_value),
+            batch=self._batch(base.trajectory, no_value, no_value),
             core=base.core,
             statistics=base.statistics,
             order=jnp.zeros(columns, jnp.int32),
@@ -127,18 +129,20 @@ class PPO(OnPolicyAgent[PPOConfig]):
             trajectory, final_step_state.scaling, experience.statistics
         )
         row = trajectory.env_step
-        value = self.evaluate(networks, row.obs, core, row.is_first).value
+        output = self.evaluate_rows(networks, row, core)
         return experience._replace(
-            batch=self._batch(trajectory, value),
+            batch=self._batch(trajectory, output.value, output.final_value),
             core=core,
             statistics=statistics,
             minibatch=jnp.int32(0),
         )
 
-    def _batch(self, trajectory: Trajectory, value: jax.Array) -> Batch:
-        """Return the transitions of a trajectory, given the value of its rows ``[T+1, B]``."""
+    def _batch(
+        self, trajectory: Trajectory, value: jax.Array, final_value: jax.Array | tuple[()]
+    ) -> Batch:
+        """Return the transitions of a trajectory, given the values of its rows ``[T+1, B]``."""
         config, row = self.config, trajectory.env_step
-        step = transitions(trajectory, config.discount, config.reward_scale)
+        step = transitions(trajectory, config.discount, config.reward_scale, final_value)
         kernel = functools.partial(gae, trace_decay=config.trace_decay)
         return Batch(
             obs=jax.tree.map(lambda x: x[:-1], row.obs),

@@ -14,7 +14,7 @@ import dataclasses
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.stages import Stages
 from sebulba.benchmarks.worker import START_TIMEOUT_S, Worker
-from sebulba.commands.jax_setup import configure_jax
+from sebulba.commands.jax_setup import set_up_jax
 from sebulba.configs.experiment import ExperimentConfig
 
 
@@ -58,7 +58,7 @@ class _CycleMeter:
     """Measures the cycles of one Inferencer, without updates."""
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
-        configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+        config = set_up_jax(config)
         self._stages = Stages(config, *harness.env_and_agent(config), seconds)
         self._stages.use_new_state()
 

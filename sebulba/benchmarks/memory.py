@@ -25,7 +25,7 @@ from sebulba.agent import Agent
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.memory_use import MB, allocator_mb, device_bytes, rss_bytes
 from sebulba.benchmarks.pictures import BLUE, GREY, RED, open_frame, picture
-from sebulba.commands.jax_setup import configure_jax
+from sebulba.commands.jax_setup import set_up_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
@@ -104,7 +104,7 @@ def run(
             f"minutes={minutes:g} must leave three windows of {window_s:g} s after the first "
             f"{settle_s:g} s; use {math.ceil((settle_s + 3 * window_s) / 60)} or more"
         )
-    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+    config = set_up_jax(config)
     samples, bound = watch_training(config, 60 * minutes, interval_s)
     windows = windows_of(samples, window_s)
     settled = [window for window in windows if 60 * window.minute >= settle_s]

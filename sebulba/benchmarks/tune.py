@@ -1,8 +1,9 @@
 """``bench tune``: the fastest setting of a configuration on this machine, as a file to train from.
 
-The number of environments, the unroll length, the number of Inferencers and the split of the
-devices are changed one at a time, up or down for as long as it pays. Each candidate is measured in
-turn with the best so far, and the winner at the end in turn with the start.
+The split of the devices, the number of Inferencers and, where trajectories may grow, the number of
+environments and the unroll length are changed one at a time, up or down for as long as it pays.
+Each candidate is measured in turn with the best so far, and the winner at the end in turn with the
+start.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import jax
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
 from sebulba.benchmarks.worker import WorkerError, share_accelerator
-from sebulba.commands.jax_setup import configure_jax
+from sebulba.commands.jax_setup import configure_jax, num_cpu_devices_for
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.errors import UsageError
@@ -34,6 +35,8 @@ MEMORY_SHARE = 0.8
 """Share of the free memory that a process may take, if no limit is given."""
 RESTART_S = 10.0
 """Seconds that a process takes to start, roughly."""
+BATCH = ("num-envs", "steps-per-cycle")
+"""Settings that change the batch of an update, and so what is learned."""
 MEASURED = ("tuned_env_steps_per_s", "start_env_steps_per_s", "gain", "rss_mb", "policy_lag_mean")
 """Keys that the configuration file repeats for its reader."""
 
@@ -100,7 +103,7 @@ def run(
     seconds_per_trial: float = 3.0,
     budget_s: float = 300.0,
     keep: Sequence[str] = (),
-    max_batch_growth: float = 4.0,
+    max_batch_growth: float = 1.0,
     json_file: str | None = None,
 ) -> dict:
     """Search, write the configuration file, print what was gained and what it changes.
@@ -119,6 +122,7 @@ def run(
         )
     configure_jax(config.platform, None, "off")
     share_accelerator()
+    keep = [*keep, *(BATCH if max_batch_growth == 1 else ())]
     knobs = choose_knobs(config, local_devices(), keep)
     limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_memory_mb()
     seconds = seconds_per_trial / ROUNDS
@@ -205,10 +209,13 @@ def _knob(config: ExperimentConfig, field: str, values: Sequence[int]) -> Knob:
 
 
 def _devices_knob(config: ExperimentConfig, devices: Sequence[jax.Device]) -> Knob:
-    """Return the splits: a CPU whole or in halves; of accelerators, the number that only infer."""
+    """Return the splits: of a CPU, whether and how; of accelerators, the number that only infer."""
     knob = Knob("devices", (), ("num_cpu_devices", "inference_devices", "update_devices"))
     if devices[0].platform == "cpu":
-        splits: list[tuple] = [(None, None, None), (2, (0,), (1,))]
+        # Next to the start are the other two ways; it may have been split over the cores itself.
+        is_split = num_cpu_devices_for(config) > 1
+        other: tuple = (1, None, None) if is_split else (2, (0,), (0, 1))
+        splits: list[tuple] = [(2, (0,), (1,)), (None, None, None), other]
     else:
         every = tuple(range(len(devices)))
         splits = [(None, every, every)]
@@ -402,6 +409,6 @@ def notes(
             f"caution: this changes what is learned, not only how fast. A trajectory has {after} "
             f"env steps instead of {before} ({best.num_envs} x {best.steps_per_cycle}), so a run "
             f"of as many env steps has {before / after:.2f} times the trajectories and updates. "
-            "Look at the return, or fix the batch with --keep num-envs steps-per-cycle"
+            "Look at the return, or keep the batch: without --max-batch-growth it stays"
         )
     return lines

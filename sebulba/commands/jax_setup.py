@@ -1,8 +1,12 @@
-"""How JAX is set up before its backend starts: platform, CPU devices, kept programs."""
+"""How JAX is set up before its backend starts: platform, CPU devices, kept programs.
+
+What a configuration leaves to the machine is chosen here too (``set_up_jax``).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 import warnings
@@ -10,7 +14,16 @@ from typing import Literal
 
 import jax
 
+from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
+from sebulba.inference.cores import num_cores
+
+IMAGE_NETWORKS = ("nature_cnn", "impala_resnet")
+"""Kinds of torso whose update is split over the cores: on one CPU device XLA computes most of the
+gradient of a convolution in one thread."""
+
+MOST_CPU_DEVICES = 4
+"""Most devices into which the CPU is split where nothing is said; more have not been measured."""
 
 CPU_POOL_THREADS = 8
 """Fewer XLA threads than this can starve a collective among forced CPU devices."""
@@ -19,6 +32,63 @@ COMPILE_CACHE_S = 30 * 24 * 3600.0
 """Age at which a compiled program is removed."""
 
 Platform = Literal["cpu", "cuda", "tpu"]
+
+
+def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
+    """Set JAX up for a run, before its backend starts, and choose what is left to the machine.
+
+    Where JAX runs on the CPU, it may be split (``num_cpu_devices_for``): then all its devices
+    update, and the first one infers.
+
+    Returns:
+      The configuration with the devices that were chosen. What a run folder keeps is the one
+      without, so that the run may go on elsewhere as is best there.
+
+    Raises:
+      UsageError: The backend has started already, with another number of devices than those that
+        the configuration names.
+    """
+    num_devices = num_cpu_devices_for(config)
+    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+    if num_devices == 1:
+        return config
+    with contextlib.suppress(UsageError):  # JAX may run already, in a process that did more before
+        _split_cpu(num_devices)
+    if jax.default_backend() != "cpu" or len(jax.local_devices()) != num_devices:
+        return config
+    return dataclasses.replace(
+        config,
+        num_cpu_devices=num_devices,
+        inference_devices=(0,),
+        update_devices=tuple(range(num_devices)),
+    )
+
+
+def num_cpu_devices_for(config: ExperimentConfig) -> int:
+    """Return into how many devices the CPU is to be split, if JAX turns out to run on it.
+
+    Where nothing is said of devices and the network is one for images, it is the number of cores,
+    or the next smaller number by which the environments and what an update draws can be divided.
+    """
+    chosen = (config.num_cpu_devices, config.inference_devices, config.update_devices)
+    torso = getattr(config.agent, "torso", None)
+    if (
+        any(each is not None for each in chosen)
+        or config.platform not in (None, "cpu")
+        or getattr(torso, "kind", None) not in IMAGE_NETWORKS
+    ):
+        return 1
+    numbers = range(1, min(num_cores(), MOST_CPU_DEVICES) + 1)
+    return max(n for n in numbers if _can_be_divided(config, n))
+
+
+def _can_be_divided(config: ExperimentConfig, num_devices: int) -> bool:
+    """Tell whether environments, and what an update draws, can be divided over the devices."""
+    agent = config.agent
+    num_envs, rest = divmod(config.num_envs, num_devices)
+    columns = num_envs if getattr(agent, "lstm_size", 0) else num_envs * config.steps_per_cycle
+    batch_size = getattr(getattr(agent, "replay", None), "batch_size", 0)
+    return not (rest or columns % getattr(agent, "minibatches", 1) or batch_size % num_devices)
 
 
 def configure_jax(
@@ -42,20 +112,24 @@ def configure_jax(
         jax.config.update("jax_platforms", platform)
     if compile_cache != "off":
         _use_compile_cache(compile_cache)
-    if num_cpu_devices is None:
+    if num_cpu_devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+    _split_cpu(num_cpu_devices or 1)
+
+
+def _split_cpu(num_devices: int) -> None:
+    """Let the CPU be so many devices, if it is what JAX runs on."""
+    if num_devices == 1:
         # Programs then run in the thread that calls them: two pool threads, which the cycles of two
         # Inferencers fill, would keep an update waiting. CartPole trains 10 % faster.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         return
-    os.environ["NPROC"] = str(
-        max(CPU_POOL_THREADS, num_cpu_devices, int(os.environ.get("NPROC", 0)))
-    )
-    jax.config.update("jax_platforms", "cpu")
+    os.environ["NPROC"] = str(max(CPU_POOL_THREADS, num_devices, int(os.environ.get("NPROC", 0))))
     try:
-        jax.config.update("jax_num_cpu_devices", num_cpu_devices)
+        jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError as error:
         raise UsageError(
-            f"num_cpu_devices={num_cpu_devices} must be set before JAX starts, and it has "
+            f"num_cpu_devices={num_devices} must be set before JAX starts, and it has "
             f"started with {len(jax.devices())} devices; use a new process"
         ) from error
 

@@ -19,11 +19,12 @@ import jax
 import sebulba
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.commands.crash_report import LastRecord, write_end
-from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, leave, os_exit_is_seen
-from sebulba.commands.experiment import build_agent, build_player
-from sebulba.commands.jax_setup import configure_jax
+from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
+from sebulba.commands.experiment import build_agent, build_player, warn_of_rate_0
+from sebulba.commands.jax_setup import set_up_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
+from sebulba.commands.waiting_parent import leave
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
 from sebulba.envs import env_source, env_spec, make_env_factory
@@ -74,8 +75,7 @@ def train(
       CheckpointError: The run is to be resumed and no checkpoint is whole.
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
-    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
-    run = _Run(config, folder, preset or config.env.id)
+    run = _Run(set_up_jax(config), folder, preset or config.env.id)
     with contextlib.closing(run):
         run.resume_or_begin()
         if not run.num_cycles:
@@ -180,6 +180,7 @@ class _Run:
         self._versions |= self.source.versions
         factory = make_env_factory(env.id, **env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
+        warn_of_rate_0(config, self._agent)
         self._player = build_player(config, factory, self._agent, self._keep_best)
         if self._player is not None:
             self._stack.enter_context(self._player)

@@ -129,6 +129,106 @@ def pong() -> ExperimentConfig:
     )
 
 
+def congestion() -> ExperimentConfig:
+    """Return PPO on congestion control in the ranges of RayNet's paper.
+
+    Discount, lambda, clip, learning rate, epochs and networks are those of ``halfcheetah-ppo``;
+    observations are normalised, since the window is in packets. Rewards are at most 1 a step.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("sebulba/CongestionControl-v0"),
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=10,
+            minibatches=16,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            normalize_observations=True,
+            normalize_rewards=True,
+            initial_std=0.5,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            separate_value_torso=True,
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=16,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
+def breakout_minatar() -> ExperimentConfig:
+    """Return PPO on gymnax's MinAtar Breakout, which needs the extra ``gymnax``.
+
+    PureJaxRL (Lu et al. 2022; examples/brax_minatar.ipynb, "PPO Gymnax MinAtar"): 64 environments x
+    128 steps, learning rate 5e-3 that falls to 0, 4 epochs of 8 minibatches, discount 0.99, lambda
+    0.95, clip 0.2 of ratio and value, entropy 0.01, value 0.5, gradient norm 0.5, two hidden layers
+    of 64 with relu on the flat observation, policy and value apart. One Inferencer in lockstep, so
+    that actions are one trajectory old when they are learned from.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("gymnax:Breakout-MinAtar"),
+        agent=PPOConfig(
+            learning_rate=5e-3,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=4,
+            minibatches=8,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            entropy_coefficient=0.01,
+            value_coefficient=0.5,
+            torso=TorsoConfig(kind="mlp", hidden_sizes=(64, 64), activation="relu"),
+            separate_value_torso=True,
+            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
+        ),
+        total_env_steps=10_000_000,
+        anneal_learning_rate=True,
+        num_envs=64,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
+def hopper_brax() -> ExperimentConfig:
+    """Return PPO with a Gaussian policy on brax's hopper, which needs the extra ``brax``.
+
+    PureJaxRL (Lu et al. 2022; examples/brax_minatar.ipynb, "PPO Brax"): 2048 environments x 10
+    steps, learning rate 3e-4, 4 epochs of 32 minibatches, discount 0.99, lambda 0.95, clip 0.2 of
+    ratio and value, value 0.5, gradient norm 0.5, two hidden layers of 256 with tanh, policy and
+    value apart, observations and rewards normalised, a standard deviation of 1 at first. It is
+    meant for an accelerator.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("brax:hopper"),
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=4,
+            minibatches=32,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            value_coefficient=0.5,
+            normalize_observations=True,
+            normalize_rewards=True,
+            initial_std=1.0,
+            torso=TorsoConfig(hidden_sizes=(256, 256)),
+            separate_value_torso=True,
+            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
+        ),
+        total_env_steps=50_000_000,
+        num_envs=2048,
+        num_inferencers_per_device=1,
+        steps_per_cycle=10,
+        schedule="lockstep",
+    )
+
+
 NEUTRAL = Preset("PPO for any task", neutral)
 """For any task, until one of its own is written."""
 
@@ -138,6 +238,11 @@ PRESETS: dict[str, Preset] = {
     "halfcheetah-ppo": Preset(
         "PPO, Gaussian policy, envpool HalfCheetah-v4", halfcheetah, goal=1400
     ),
+    "breakout-minatar": Preset(
+        "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
+    ),
+    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
+    "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }
 """For one task each, by the name that the command line knows."""

@@ -107,12 +107,17 @@ class ObservationNormalizer:
         """Return statistics without samples."""
         return tuple(new_moments(shape) for shape in self._shapes)
 
-    def update(self, statistics: tuple[Moments, ...], obs: PyTree) -> tuple[Moments, ...]:
-        """Return the statistics after observations ``[T, B, ...]``, including those of resets."""
+    def update(
+        self, statistics: tuple[Moments, ...], obs: PyTree, counts: jax.Array | None = None
+    ) -> tuple[Moments, ...]:
+        """Return the statistics after observations ``[T, B, ...]``, including those of resets.
+
+        Where ``counts [T, B]`` is False, an observation is left out.
+        """
         leaves = zip(jax.tree.leaves(obs), self._chosen, strict=True)
         arrays = [jnp.asarray(leaf, jnp.float32) for leaf, chosen in leaves if chosen]
         return tuple(
-            updated_moments(moments, x, jnp.ones(x.shape[:2]))
+            updated_moments(moments, x, jnp.ones(x.shape[:2]) if counts is None else counts)
             for moments, x in zip(statistics, arrays, strict=True)
         )
 

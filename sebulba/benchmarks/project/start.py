@@ -33,7 +33,7 @@ LONGEST_S = 300.0
 """Seconds after which a start without a first update counts as a hang."""
 
 MARKS = (
-    ("sebulba.commands.train:configure_jax", "JAX configured"),
+    ("sebulba.commands.train:set_up_jax", "JAX configured"),
     ("sebulba.commands.train:env_spec", "environment described"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.__init__", "environments made"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.new_state", "agent state made"),
