@@ -16,6 +16,7 @@ from sebulba.types import (
     ActionOutput,
     EnvSpec,
     EnvStep,
+    FinalObs,
     PyTree,
     RunSpec,
     Trajectory,
@@ -68,6 +69,16 @@ class Agent(abc.ABC, Generic[ConfigT]):
     or environment code, and must not keep arrays on ``self``. Inside ``update_experience``,
     ``loss`` and ``optimize`` the axis ``"learner"`` is bound and arrays are this device's shard.
     """
+
+    uses_final_obs: bool = False
+    """Whether the loss bootstraps from ``EnvStep.final``, which is there in runs whose environments
+    reset in the step that ends an episode. Otherwise the last step before a truncation is masked in
+    such runs."""
+    updates_in_one_program: bool = False
+    """Whether the updates after a trajectory run as a loop in one program. Python and the launch of
+    a program then cost once a trajectory, and XLA computes once what no update changes. Networks
+    differ in rounding from those of one program an update. Not for convolutions: in a loop, XLA's
+    are 20 times slower on a CPU."""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
         """Refuse a class that lacks methods.
@@ -300,10 +311,21 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
     # Helpers.
 
+    @property
+    def sees_final_obs(self) -> bool:
+        """Whether environment steps have ``EnvStep.final``."""
+        return self.uses_final_obs and self.spec.final_obs
+
+    @final
+    def empty_env_step(self, num_envs: int) -> EnvStep:
+        """Return an environment step of zeros, ``[B, ...]``, with all leaves of this run."""
+        row = empty_env_step(self.spec, num_envs)
+        return row._replace(final=FinalObs.none(row.obs)) if self.sees_final_obs else row
+
     @final
     def empty_trajectory(self, acting_networks: PyTree, run: RunSpec) -> Trajectory:
         """Return a trajectory of zeros with the shapes and dtypes that this run will have."""
-        env_step = empty_env_step(self.spec, run.num_envs)
+        env_step = self.empty_env_step(run.num_envs)
         step_state = jax.eval_shape(lambda key: self.new_step_state(key, run, 0), jax.random.key(0))
         output, _ = jax.eval_shape(self.step, acting_networks, step_state, env_step)
 

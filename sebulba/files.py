@@ -15,6 +15,8 @@ from sebulba.errors import UsageError, shown
 
 PARTIAL = ".partial-"
 """Prefix of the name of a file or folder that is being written; nothing ever reads such a one."""
+MOST_JSON_BYTES = 2**26
+"""Bytes of a JSON file that is read; those of a run have some thousands."""
 MOST_NESTED = 100
 """Levels of a JSON object that is read; what goes through it calls itself for each."""
 
@@ -38,11 +40,17 @@ def check_regular(file: Path, *, links: bool = True) -> None:
       file: It need not exist.
       links: Let it be a link, which may lead anywhere.
     """
+    if not links:
+        check_no_link(file)
     # os.path's functions are False for names that no file can have.
-    if not links and os.path.islink(file):
-        raise UsageError(f"{file} is a link, which no run makes; put the file itself there")
     if os.path.exists(file) and not os.path.isfile(file):
         raise UsageError(f"{file} is not a regular file; give the folder of a run")
+
+
+def check_no_link(path: Path) -> None:
+    """Raise UsageError if a file or folder is a link, which may lead anywhere."""
+    if os.path.islink(path):
+        raise UsageError(f"{path} is a link, which no run makes; put there what it leads to")
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -53,6 +61,8 @@ def read_json_object(file: Path) -> dict[str, Any]:
     """
     check_regular(file)
     try:
+        if file.stat().st_size > MOST_JSON_BYTES:
+            raise ValueError(f"it has more than {MOST_JSON_BYTES:,} bytes")
         record = parse_json(file.read_bytes())
         _check_depth(record)
     except OSError as error:

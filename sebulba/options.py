@@ -19,6 +19,10 @@ Schedule = Literal["async", "lockstep"]
 CycleKind = Literal["auto", "stepped", "fused"]
 """How an Inferencer runs a cycle."""
 
+JAX_LIBRARIES = ("gymnax", "brax", "jumanji", "pgx", "jaxmarl")
+"""Libraries of JAX environments, whose ids are ``LIBRARY:ID``. So no module of an environment of
+one's own can have one of these names."""
+
 INT32 = range(-(2**31), 2**31)
 MOST_INFERENCERS = 1024
 """Inferencers of one device."""

@@ -52,6 +52,39 @@ def is_key(leaf: PyTree) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+class KeyData:
+    """Replaces the typed PRNG keys of a tree by plain arrays, and puts them back.
+
+    JAX dispatches a program in C++ only if none of its arguments and results is a typed key.
+    """
+
+    def __init__(self, tree: PyTree) -> None:
+        """Remember where ``tree`` has keys, and of which kinds."""
+        self._impls = _key_impls(tree)
+
+    def fits(self, tree: PyTree) -> bool:
+        """Tell whether ``tree`` has keys of the same kinds in the same places."""
+        return _key_impls(tree) == self._impls
+
+    def unwrap(self, tree: PyTree) -> PyTree:
+        """Return ``tree`` with each key replaced by its uint32 array, without a copy."""
+        return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
+
+    def wrap(self, data: PyTree) -> PyTree:
+        """Return the tree that ``unwrap`` turned into ``data``, without a copy."""
+        leaves, structure = jax.tree.flatten(data)
+        wrapped = [
+            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
+            for x, impl in zip(leaves, self._impls, strict=True)
+        ]
+        return jax.tree.unflatten(structure, wrapped)
+
+
+def _key_impls(tree: PyTree) -> list[Any]:
+    leaves = jax.tree.leaves(tree)
+    return [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
+
+
 def fold_in_count(key: jax.Array, count: int) -> jax.Array:
     """Return ``key`` with a count of any size folded in, of which ``fold_in`` takes 32 bits.
 

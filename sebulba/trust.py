@@ -1,9 +1,9 @@
 """Tells what a run of this user wrote from what a stranger wrote: signatures, and ``--trust``.
 
 A run folder can name Python code, such as an environment, and hold pickles, such as the state of
-one. Both can run anything. So every record that a run writes is signed (HMAC-SHA256) with a key of
-its user, and code is imported and pickles are opened only where the signature is good, or where the
-user says so. The module is free of JAX.
+one. Both can run anything. So a run signs (HMAC-SHA256, with a key of its user) its configuration,
+its policies and its checkpoints, and code is imported and pickles are opened only where the
+signature is good, or where the user says so. The module is free of JAX.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def key_file() -> Path:
     ``$XDG_CONFIG_HOME`` takes the place of ~/.config where it is set.
     """
     if named := os.environ.get(KEY_VARIABLE):
-        return Path(named)
+        return Path(os.path.expanduser(named))
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(folder, "sebulba", "key")
 
@@ -172,8 +172,17 @@ def _make_key(file: Path) -> None:
         partial.write(f"{secrets.token_hex(32)}\n".encode())
         partial.flush()
         os.fsync(partial.fileno())
-        with contextlib.suppress(FileExistsError):
+        try:
             os.link(partial.name, file)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links, such as an object store
+            with contextlib.suppress(FileExistsError), open(file, "xb", opener=_private) as opened:
+                opened.write(Path(partial.name).read_bytes())
+
+
+def _private(file: str, flags: int) -> int:
+    return os.open(file, flags, 0o600)
 
 
 def _body(record: Mapping[str, Any]) -> bytes:

@@ -129,7 +129,15 @@ AGENTS: dict[str, Case] = {
     "reinforce": Case(SimplePolicyGradientConfig(**_ON_POLICY), cannot=("cut",)),
     "impala-lstm": Case(ImpalaConfig(lstm_size=8, **_ON_POLICY), remembers=True),
     "impala-box": Case(
-        ImpalaConfig(separate_value_torso=True, **_ON_POLICY), "continuous", num_cycles=120
+        ImpalaConfig(
+            separate_value_torso=True,
+            epochs=2,
+            ratio_clip=0.2,
+            normalize_advantages=True,
+            **_ON_POLICY,
+        ),
+        "continuous",
+        num_cycles=120,
     ),
     "ppo": Case(
         PPOConfig(normalize_observations=True, normalize_rewards=True, **_PPO),

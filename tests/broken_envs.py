@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from sebulba.envs.memory_tasks import RepeatObservation
 
@@ -249,8 +249,19 @@ def vector(num_envs, seeds):
 
 
 def same_step_vector(num_envs, seeds):
-    """Loses the last observation of truncated episodes, and says so."""
     return SyncVectorEnv([Good] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class WithoutFinalObs(VectorWrapper):
+    """Loses the last observation of truncated episodes."""
+
+    def step(self, actions):
+        *row, info = super().step(actions)
+        return *row, {key: value for key, value in info.items() if "final" not in key}
+
+
+def no_final_obs_vector(num_envs, seeds):
+    return WithoutFinalObs(same_step_vector(num_envs, seeds))
 
 
 def lying_vector(num_envs, seeds):

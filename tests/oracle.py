@@ -22,7 +22,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
 from sebulba.inference.cycle import env_step_of
-from sebulba.types import EnvAdapter, EnvStep, PyTree
+from sebulba.types import EnvAdapter, EnvStep, FinalObs, PyTree
 
 NUM_ACTIONS = 4
 LONGEST_EPISODE = 12
@@ -274,10 +274,20 @@ def _wrong_steps(env_step: EnvStep, action: Any, before: Any, after: tuple, mode
     terminated, truncated = episode_end(before.seed, before.episode)
     wrong += _count(env_step.terminated[1:] != (terminated & ends))
     wrong += _count(env_step.truncated[1:] != (truncated & ends))
-    # The mask of the loss leaves out exactly what has no last observation or no action.
-    valid = ~env_step.is_first[1:] | env_step.terminated[1:]
-    lost = is_inserted if mode == "next_step" else ends & ~terminated
-    return wrong + _count(valid == lost)
+    # The mask of the loss leaves out exactly what has no action.
+    wrong += _count(env_step.valid[1:] == is_inserted)
+    return wrong + _wrong_final(env_step.final, before, ends, t, action, mode)
+
+
+def _wrong_final(final: Any, before: Any, ends: Any, t: Any, action: Any, mode: Mode) -> int:
+    """Count the wrong cells of the last observations of rows 1 to T."""
+    if mode == "next_step" or not isinstance(final, FinalObs):
+        return 0 if mode == "next_step" and not final else 1
+    wrong = _count(final.given[1:] != ends)
+    expected = before.seed, before.episode, t, action
+    for is_there, should_be in zip(_decode(final.obs), expected, strict=True):
+        wrong += _count((is_there[1:] != should_be) & ends)
+    return wrong
 
 
 def _wrong_first_row(env_step: EnvStep, place: tuple, mode: Mode) -> int:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sebulba.agents.bases.normalization import Normalization
+from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.normalization import (
     Moments,
     ObservationNormalizer,
@@ -18,8 +20,7 @@ from sebulba.agents.kernels.normalization import (
     normalized_rewards,
     updated_moments,
 )
-from sebulba.errors import UsageError
-from sebulba.types import EnvSpec, EnvStep
+from sebulba.types import EnvSpec, EnvStep, RunSpec
 
 spaces = gymnasium.spaces
 DISCRETE = spaces.Discrete(2, dtype=np.int32)
@@ -86,10 +87,17 @@ def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
     assert [moments.mean.shape for moments in flattening.new()] == [(2, 6, 7), (3,)]
 
 
-def test_refuses_to_normalize_where_there_are_no_numbers() -> None:
-    spec = EnvSpec(spaces.Box(0, 255, (4, 36, 36), np.uint8), DISCRETE)
-    with pytest.raises(UsageError, match=r"finds no vector of numbers.*set it to False"):
-        ObservationNormalizer(spec, images_are_flattened=True)
+def test_pixels_and_discrete_observations_are_left_alone() -> None:
+    pixels = spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    run = RunSpec(num_envs=2, steps_per_cycle=3, num_inferencers=1, num_update_devices=1)
+    for space in (pixels, DISCRETE):
+        normalization = Normalization(
+            EnvSpec(space, DISCRETE), PPOConfig(normalize_observations=True)
+        )
+        assert not normalization.scales_observations
+        assert normalization.new(run).observations == ()
+        obs = np.zeros((3, 2, *space.shape), space.dtype)
+        assert normalization.scaled((), obs) is obs
 
 
 def test_rewards_by_hand_of_a_model_in_numpy() -> None:

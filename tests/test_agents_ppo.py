@@ -13,6 +13,7 @@ import pytest
 
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.agents.impala import Impala
+from sebulba.agents.kernels.returns import transitions, vtrace
 from sebulba.agents.ppo import PPO
 from sebulba.diagnosis.agent_driver import B, Streams, T, run_spec
 from sebulba.errors import UsageError
@@ -228,6 +229,29 @@ def test_impala_learns_from_what_it_acted_on_when_it_normalizes() -> None:
     assert metrics["rho_mean"] == pytest.approx(1.0, abs=1e-5)
     raw, kept = fed.trajectory.env_step, fed.experience.trajectory.env_step
     assert not np.allclose(raw.reward, kept.reward)
+
+
+def test_impala_stops_pushing_ratios_that_are_far_and_normalizes_advantages() -> None:
+    config = ImpalaConfig(epochs=3, ratio_clip=0.25, normalize_advantages=True, **SGD)
+    fed = Fed(config, SPEC)
+    assert fed.agent.num_off_policy_optims_per_cycle(5) == 3
+    ratio = np.exp(np.random.default_rng(0).normal(scale=0.4, size=(T, B))).astype(np.float32)
+    trajectory = fed.experience.trajectory
+    log_prob = np.asarray(trajectory.extras.log_prob)
+    # As if the policy had been another when it acted.
+    extras = trajectory.extras._replace(log_prob=log_prob - np.log(ratio))
+    trajectory = trajectory._replace(extras=extras)
+    _, (_, metrics) = fed.loss(fed.experience._replace(trajectory=trajectory))
+
+    row, step = trajectory.env_step, transitions(trajectory, config.discount)
+    value = fed.evaluate(fed.networks, row.obs, (), row.is_first).value
+    advantage = jax.vmap(vtrace, in_axes=1, out_axes=1)(value, step, jnp.asarray(ratio)).advantage
+    valid, advantage = np.asarray(step.valid), np.asarray(advantage)
+    advantage = (advantage - advantage[valid].mean()) / advantage[valid].std()
+    far = np.where(advantage > 0, ratio > 1.25, ratio < 0.75)
+    assert far[valid].any() and not far[valid].all()
+    expected = float(np.mean((np.where(far, 0.0, -advantage) * log_prob)[valid]))
+    assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_learns_from_images() -> None:

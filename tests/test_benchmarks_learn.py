@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import types
+from pathlib import Path
 
 import pytest
 
+import sebulba
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learn import (
     HEADER,
@@ -20,10 +23,10 @@ from sebulba.benchmarks.learn import (
     thinned,
     verdict,
 )
-from sebulba.benchmarks.learning_goals import GOALS
+from sebulba.benchmarks.learning_goals import GOALS, GROUPS
 from sebulba.benchmarks.project.report import BENCHMARKS
 from sebulba.commands import cli
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import NEUTRAL, PRESETS
 
 TRAINED = Goal("cartpole", 475, 6000, evaluated=False, seconds=1.5)
 EVALUATED = Goal("cartpole", 475, 4000)
@@ -118,6 +121,49 @@ def test_a_mean_of_zero_is_a_mean():
 def test_goals_are_of_presets_and_the_report_knows_them():
     assert {goal.preset for goal in GOALS.values()} <= set(PRESETS)
     assert {f"learn-{name}" for name in GOALS} <= set(BENCHMARKS)
+
+
+TASKS = [name for name, preset in PRESETS.items() if preset.goal and name in GOALS]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_preset_was_measured_with_is_what_it_is(name):
+    file = Path(sebulba.__file__).parent / "benchmarks" / "results" / f"learn-{name}.json"
+    measured = json.loads(file.read_text())["config"]["agent"]
+    made = json.loads(json.dumps(dataclasses.asdict(PRESETS[name].make().agent)))
+    assert fields_of(made, measured) == measured
+
+
+def fields_of(made, measured):
+    """Return what is made without the fields that did not exist when it was measured."""
+    if not isinstance(measured, dict):
+        return made
+    return {field: fields_of(made[field], value) for field, value in measured.items()}
+
+
+def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkeypatch, capsys):
+    given = {}
+    monkeypatch.setattr(learn, "run", lambda **keywords: given.update(keywords))
+    assert cli.main(["bench", "learn", "neutral", "cartpole", "--seeds", "1"]) == 0
+    assert list(given["goals"]) == [*GROUPS["neutral"], "cartpole"]
+    assert {given["goals"][name].preset for name in GROUPS["neutral"]} == set(NEUTRAL)
+    typed = ["--env.id", "--total-env-steps", "--eval-every-env-steps"]
+    for name in GROUPS["neutral"]:
+        goal, config = given["goals"][name], given["configs"][name]
+        assert [word for word in goal.options if word.startswith("--")] == typed
+        assert config.agent == NEUTRAL[goal.preset].make().agent
+        assert config.total_env_steps == goal.env_steps and goal.reference
+    assert GOALS["neutral-dqn-acrobot"].mean_return == pytest.approx(-76.6 * 1.1, abs=0.01)
+    assert GOALS["neutral-ppo-hopper"].mean_return == pytest.approx(2383 * 0.9, abs=1)
+
+
+def test_an_overview_has_a_line_for_each_result():
+    results = [training(None, 475.0), training(None, 100.0)]
+    with_goal = keys_of(results, TRAINED) | {"figures": figures_of(results, TRAINED)}
+    without = keys_of(results, None) | {"figures": figures_of(results, None)}
+    lines = learn.overview({"a-task": with_goal, "b": without}).splitlines()
+    assert lines[1].split()[:6] == ["a-task", "1", "of", "2", "475", "100;"]
+    assert lines[1].endswith("; none") and lines[2].split() == ["b"]
 
 
 def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):

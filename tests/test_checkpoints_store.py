@@ -570,3 +570,18 @@ def test_the_store_saves_from_the_saver(store, saver):
         assert saver.wait(DEADLINE_S)
         assert saver.pop_error() is None
     assert store.numbers() == [1, 2]
+
+
+def test_what_is_exchanged_after_the_check_is_not_read(store, monkeypatch):
+    """So that a process beside it cannot put its own pickle where a signed one was checked."""
+    folder = store.save(1, snapshot_of())
+    check_files = store_module.check_files
+
+    def check_and_exchange(*args):
+        check_files(*args)
+        blob = next((folder / "blobs").iterdir())
+        blob.write_bytes(bytes(blob.stat().st_size))
+
+    monkeypatch.setattr(store_module, "check_files", check_and_exchange)
+    with pytest.raises(CheckpointError, match="another checksum"):
+        store.load(1)

@@ -200,7 +200,7 @@ def refused(capsys, *argv: str) -> str:
         (["trian"], "use train"),
         (["train"], "cartpole"),
         (["train", "cartpol"], "use cartpole"),
-        (["train", "zzz"], "use cartpole or pendulum or pong"),
+        (["train", "zzz"], "use impala or ppo or dqn"),
         (["train", "cartpole", "--num-env", "3"], "--num-envs"),
         (["train", "cartpole", "--agent.learning-rat", "3"], "--agent.learning-rate"),
         (["train", "cartpole", "--seed", "x"], "'x'"),

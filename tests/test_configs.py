@@ -10,7 +10,7 @@ import pytest
 
 from sebulba.agents.configs import ImpalaConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError
 
 
@@ -83,12 +83,30 @@ def test_preset_is_documented_and_frozen(name):
     assert made.num_envs % (4 if hasattr(made.agent, "replay") else 8) == 0
 
 
+def agent_name(preset: str) -> str:
+    return type(PRESETS[preset].make().agent).__name__.removesuffix("Config").lower()
+
+
 def test_presets_are_those_that_the_manual_names():
     names = list(PRESETS)
-    assert names[:5] == ["cartpole", "pendulum", "pong", "breakout", "halfcheetah"]
-    for name in names[5:]:
-        agent = type(PRESETS[name].make().agent).__name__.removesuffix("Config").lower()
-        assert name.split("-")[1] == agent, "of an agent other than Impala: ENV-AGENT"
+    assert names[:6] == list(NEUTRAL) == [agent_name(name) for name in NEUTRAL]
+    assert names[6:11] == ["cartpole", "pendulum", "pong", "breakout", "halfcheetah"]
+    for name in names[11:]:
+        if ":" in PRESETS[name].make().env.id:
+            continue  # of a library of JAX environments
+        of_agent = name.split("-")[1] == agent_name(name)
+        assert of_agent, "of an agent other than Impala: ENV-AGENT"
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_neutral_preset_has_nothing_of_a_task(name):
+    made = NEUTRAL[name].make()
+    assert made.agent.reward_scale == 1
+    assert made.agent.discount == 0.99
+    assert made.agent.optimizer.epsilon <= 1e-3
+    assert made.env == EnvConfig(made.env.id), "an environment without options"
+    if hasattr(made.agent, "normalize_rewards"):
+        assert made.agent.normalize_observations and made.agent.normalize_rewards
 
 
 def test_every_field_of_a_configuration_is_documented():

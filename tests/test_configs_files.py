@@ -85,7 +85,7 @@ def test_short_options_are_taken(tmp_path):
     [
         ("{", "config.json is damaged"),
         ([1], "not a JSON object"),
-        ({"options": {}}, "unknown configuration None under 'config'; use cartpole"),
+        ({"options": {}}, "unknown configuration None under 'config'; use impala"),
         ({"config": "cartpol"}, "unknown configuration 'cartpol'"),
         ({"config": ["cartpole"]}, "unknown configuration ['cartpole']"),
         ({"config": "cartpole", "options": [3]}, "options=[3], which must be an object"),

@@ -72,7 +72,7 @@ def findings(env, **arguments) -> list[Finding]:
         ("NoActionSpace", "making", Level.PROBLEM, "action_space"),
         ("Unbounded", "spaces", Level.NOTE, "no bounds"),
         ("Exits", "steps", Level.PROBLEM, "SystemExit: 7"),
-        ("same_step_vector", "episodes", Level.NOTE, "last observation of a truncated one"),
+        ("no_final_obs_vector", "episodes", Level.NOTE, "truncated ones is missing"),
         ("lying_vector", "episodes", Level.PROBLEM, "comes after an end and only resets"),
         ("ForgetsEpisode", "resume", Level.PROBLEM, "once put back, it shows other obs"),
         ("RewritingAdapter", "buffers", Level.PROBLEM, "JAX may still be reading"),

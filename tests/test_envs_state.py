@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from sebulba.envs import make_env_factory
+from sebulba.envs import make_env_factory, saved_env
 from sebulba.errors import EnvError
 from tests.oracle import DictOracleEnv, OracleEnv, ready_made
 
@@ -395,3 +395,101 @@ def test_a_ready_made_async_vector_environment_says_what_to_do():
     adapter = make_env_factory(make)(1, [1])
     assert "vectorization='async'" in adapter.state()
     adapter.close()
+
+
+class SpaceEnv(OfferingEnv):
+    """Draws from a space of its own."""
+
+    def reset(self, *, seed=None, options=None):
+        self.noise = spaces.Dict({"deep": spaces.Tuple([spaces.Discrete(1000, seed=seed)])})
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + self.noise["deep"].sample()[0], *rest
+
+
+class RandomStateEnv(OfferingEnv):
+    """Draws from NumPy's older generator."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        self._np_random = np.random.RandomState(seed)
+        return obs, info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs + np.float32(self._np_random.rand()), *rest
+
+
+class SharedGenerator(gymnasium.Wrapper):
+    """Draws from the generator of the environment."""
+
+    def reset(self, **arguments):
+        result = self.env.reset(**arguments)
+        self.generator = self.unwrapped.np_random
+        return result
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return obs + np.float32(self.generator.random() + self.unwrapped.np_random.random()), *rest
+
+
+class Slotted(gymnasium.Wrapper):
+    __slots__ = ("count",)
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.count = 0
+
+    def step(self, action):
+        self.count += 1
+        obs, *rest = self.env.step(action)
+        return obs + self.count, *rest
+
+
+class Counts(gymnasium.Wrapper):
+    """Counts in a list that the wrapper around it has too, and in a bytearray."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.counts, self.bytes, self.word = [], bytearray(), np.str_("")
+
+    def step(self, action):
+        self.counts.append(1)
+        self.bytes.append(1)
+        return self.env.step(action)
+
+
+class ReadsCounts(gymnasium.Wrapper):
+    def __init__(self, env):
+        super().__init__(env)
+        self.counts = env.counts
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return obs + len(self.counts) + len(self.env.bytes), *rest
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        SpaceEnv,
+        RandomStateEnv,
+        lambda: SharedGenerator(OfferingEnv()),
+        lambda: Slotted(OfferingEnv()),
+        lambda: ReadsCounts(Counts(OfferingEnv())),
+    ],
+    ids=["space", "random state", "shared generator", "slots", "shared list"],
+)
+def test_odd_wrappers_go_on_as_before(make):
+    one, other = make(), make()
+    one.reset(seed=3)
+    other.reset(seed=7)
+    for _ in range(5):
+        one.step(1)
+    data = saved_env.save(one)
+    assert isinstance(data, bytes), data
+    other = saved_env.restore(data, other)
+    for _ in range(10):
+        assert np.array_equal(one.step(1)[0], other.step(1)[0])

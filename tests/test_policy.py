@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import subprocess
 import sys
+import zipfile
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +216,37 @@ def test_pickles_are_not_loaded(saved):
     stored[next(iter(stored))] = np.array([{"evil": 1}], dtype=object)
     np.savez(saved[0] / "policy" / "arrays.npz", **stored)
     with pytest.raises(UsageError, match=r"arrays\.npz is damaged"):
+        load_policy(saved[0])
+
+
+def test_compressed_arrays_are_refused_since_they_could_take_all_memory(tmp_path):
+    agent, networks = make(config=ImpalaConfig(torso=TorsoConfig(hidden_sizes=(256,))))
+    networks = jax.tree.map(np.zeros_like, networks)
+    save_policy(tmp_path / "policy", agent, networks, RUN)
+    file = tmp_path / "policy" / "arrays.npz"
+    with np.load(file) as arrays:
+        stored = dict(arrays)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, array in stored.items():
+            content = io.BytesIO()
+            np.save(content, array)
+            archive.writestr(f"{name}.npy", content.getvalue())
+    with pytest.raises(UsageError, match="is compressed"):
+        load_policy(tmp_path)
+
+
+def test_many_large_boxes_are_refused_before_they_are_made():
+    box = space_to_json(spaces.Box(0, 255, (84, 84), np.uint8))
+    large = {name: box | {"shape": [2**14, 2**12]} for name in "abcdef"}
+    with pytest.raises(UsageError, match="more than 268435456 numbers"):
+        space_from_json({"type": "Dict", "spaces": large})
+
+
+def test_a_configuration_too_large_to_be_read_is_refused(saved):
+    file = saved[0] / "policy" / "config.json"
+    with open(file, "r+b") as opened:
+        opened.truncate(2**40)  # which takes no room on the disk
+    with pytest.raises(UsageError, match="it has more than 67,108,864 bytes"):
         load_policy(saved[0])
 
 

@@ -64,7 +64,7 @@ def test_a_run_stays_with_the_backend_that_it_chose(begun):
     folder.write_config(config, "cartpole-ppo", [], {"id": "x", "backend": "gymnasium"})
     chosen = dataclasses.replace(config.env, backend="gymnasium")
     assert folder.chosen_env(config.env) == chosen
-    assert folder.read_env_config(folder.trust(False)) == chosen
+    assert folder.read_env_config(folder.trust(False), folder.record()) == chosen
     folder.check_resumable(config)
     with pytest.raises(UsageError, match=r"env\.backend is None in the run and 'envpool' now"):
         folder.check_resumable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -96,6 +97,23 @@ def test_a_key_that_cannot_be_made_is_said_and_leaves_records_unsigned(tmp_path,
     assert "has 3 bytes" in trust.key_problem()
 
 
+def test_a_key_is_made_on_a_file_system_without_hard_links(key, monkeypatch):
+    def link(*args):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    record = read_back(signed("run", RECORD))
+    assert trust_of("run", record).is_trusted
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_the_place_of_the_key_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(trust.KEY_VARIABLE, "~/secrets/key")
+    assert trust.key_file() == tmp_path / "secrets" / "key"
+    assert trust.key_problem() is None
+
+
 def test_the_key_lies_beside_the_configuration_of_the_user(tmp_path, monkeypatch):
     monkeypatch.delenv(trust.KEY_VARIABLE)
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
@@ -131,6 +149,42 @@ def test_what_a_configuration_file_names_needs_a_word(tmp_path, monkeypatch, opt
     _, config = cli.read_config(["theirs.json", "--trust"], "sebulba train")
     assert named in config.named_code()
     assert os.listdir(tmp_path) == ["theirs.json"]
+
+
+def test_an_option_that_is_a_folder_here_needs_a_word(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"env.options": {"base_path": "evil"}}
+    (tmp_path / "theirs.json").write_text(json.dumps({"config": "cartpole", "options": options}))
+    cli.read_config(["theirs.json"], "sebulba train")
+    (tmp_path / "evil").mkdir()
+    with pytest.raises(UsageError, match="the option base_path 'evil', and nothing says who"):
+        cli.read_config(["theirs.json"], "sebulba train")
+
+
+def test_what_is_named_cannot_write_on_the_terminal(tmp_path):
+    env_id = "a:b\x1b[2K\nsebulba: it was signed by you"
+    (tmp_path / "theirs.json").write_text(
+        json.dumps({"config": "cartpole", "options": {"env.id": env_id}})
+    )
+    with pytest.raises(UsageError) as caught:
+        cli.read_config([str(tmp_path / "theirs.json")], "sebulba train")
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"trust": True, "env.id": "os:system"},
+        {"env.id": ["os:system", "--trust"]},
+    ],
+)
+def test_no_configuration_file_trusts_itself(tmp_path, options):
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({"config": "cartpole", "options": options}))
+    with pytest.raises(UsageError, match="nothing says who wrote the file"):
+        cli.read_config([str(file)], "sebulba train")
+    file.write_text('{"config": "cartpole", "options": {"trust": true}}')
+    assert not cli.read_config([str(file)], "sebulba train")[1].trust
 
 
 def test_what_is_typed_needs_no_word(tmp_path):

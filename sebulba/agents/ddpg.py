@@ -38,6 +38,8 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
     ``networks`` is ``{"actor", "critics"}``, and both have targets.
     """
 
+    uses_final_obs = True
+
     def __init__(self, spec: EnvSpec, config: DDPGConfig) -> None:
         """Describe networks and replay; raise UsageError for a space that does not fit."""
         self.nets = ActorAndCritics(

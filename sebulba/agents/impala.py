@@ -9,13 +9,20 @@ import jax.numpy as jnp
 
 from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import ImpalaConfig
-from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import transitions, vtrace
 from sebulba.types import PyTree
 
 
 class Impala(OnPolicyAgent[ImpalaConfig]):
-    """One update a trajectory: V-trace policy gradient, value regression, entropy bonus."""
+    """V-trace policy gradient, value regression, entropy bonus; ``epochs`` updates a trajectory."""
+
+    uses_final_obs = True
+
+    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
+        """Return ``epochs``."""
+        del cycle
+        return self.config.epochs
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
@@ -27,11 +34,11 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         del opt, key
         config, trajectory = self.config, experience.trajectory
         row = trajectory.env_step
-        output = self.evaluate(networks, row.obs, experience.core, row.is_first)
+        output = self.evaluate_rows(networks, row, experience.core)
         params = output.params[:-1]
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
         rho = jnp.exp(log_prob - trajectory.extras.log_prob)
-        step = transitions(trajectory, config.discount, config.reward_scale)
+        step = transitions(trajectory, config.discount, config.reward_scale, output.final_value)
         kernel = functools.partial(
             vtrace,
             trace_decay=config.trace_decay,
@@ -41,7 +48,13 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         )
         targets = jax.vmap(kernel, in_axes=1, out_axes=1)(output.value, step, rho)
 
-        policy_loss = masked_mean(-targets.advantage * log_prob, step.valid)
+        advantage = targets.advantage
+        if config.normalize_advantages:
+            advantage = masked_normalized(advantage, step.valid)
+        if config.ratio_clip:
+            is_far = (rho - 1.0) * jnp.sign(advantage) > config.ratio_clip
+            advantage = jnp.where(is_far, 0.0, advantage)
+        policy_loss = masked_mean(-advantage * log_prob, step.valid)
         value_error = targets.value_target - output.value[:-1]
         value_loss = 0.5 * masked_mean(jnp.square(value_error), step.valid)
         entropy = masked_mean(self.distribution.entropy(params), step.valid)

@@ -14,7 +14,7 @@ from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.normalization import Statistics
 from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, StepState
 from sebulba.agents.configs import PPOConfig
-from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import gae, transitions
 from sebulba.errors import UsageError
 from sebulba.types import PyTree, RunSpec, Trajectory
@@ -59,6 +59,8 @@ class PPOExperience(NamedTuple):
 class PPO(OnPolicyAgent[PPOConfig]):
     """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
 
+    uses_final_obs = True
+
     def check_run(self, run: RunSpec) -> None:
         """Check that minibatches are of one size.
 
@@ -96,7 +98,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs))
         columns = self._num_columns(run.steps_per_cycle, run.num_envs)
         return PPOExperience(
-            batch=self._batch(base.trajectory, no_value),
+            batch=self._batch(base.trajectory, no_value, no_value),
             core=base.core,
             statistics=base.statistics,
             order=jnp.zeros(columns, jnp.int32),
@@ -127,18 +129,20 @@ class PPO(OnPolicyAgent[PPOConfig]):
             trajectory, final_step_state.scaling, experience.statistics
         )
         row = trajectory.env_step
-        value = self.evaluate(networks, row.obs, core, row.is_first).value
+        output = self.evaluate_rows(networks, row, core)
         return experience._replace(
-            batch=self._batch(trajectory, value),
+            batch=self._batch(trajectory, output.value, output.final_value),
             core=core,
             statistics=statistics,
             minibatch=jnp.int32(0),
         )
 
-    def _batch(self, trajectory: Trajectory, value: jax.Array) -> Batch:
-        """Return the transitions of a trajectory, given the value of its rows ``[T+1, B]``."""
+    def _batch(
+        self, trajectory: Trajectory, value: jax.Array, final_value: jax.Array | tuple[()]
+    ) -> Batch:
+        """Return the transitions of a trajectory, given the values of its rows ``[T+1, B]``."""
         config, row = self.config, trajectory.env_step
-        step = transitions(trajectory, config.discount, config.reward_scale)
+        step = transitions(trajectory, config.discount, config.reward_scale, final_value)
         kernel = functools.partial(gae, trace_decay=config.trace_decay)
         return Batch(
             obs=jax.tree.map(lambda x: x[:-1], row.obs),
@@ -196,7 +200,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         ratio = jnp.exp(log_ratio)
         advantage = batch.advantage
         if config.normalize_advantages:
-            advantage = _normalized(advantage, batch.valid)
+            advantage = masked_normalized(advantage, batch.valid)
         clipped = jnp.clip(ratio, 1.0 - config.ratio_clip, 1.0 + config.ratio_clip)
         gain = jnp.minimum(ratio * advantage, clipped * advantage)
 
@@ -223,10 +227,3 @@ class PPO(OnPolicyAgent[PPOConfig]):
             "approx_kl": masked_mean(ratio - 1.0 - log_ratio, batch.valid),
             "clip_fraction": masked_mean(outside.astype(jnp.float32), batch.valid),
         }
-
-
-def _normalized(x: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return ``x [T, B]`` with mean 0 and standard deviation 1 over valid cells of all devices."""
-    centered = x - jax.lax.pmean(masked_mean(x, valid), LEARNER_AXIS)
-    variance = jax.lax.pmean(masked_mean(jnp.square(centered), valid), LEARNER_AXIS)
-    return centered / (jnp.sqrt(variance) + 1e-8)

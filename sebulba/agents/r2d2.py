@@ -25,6 +25,7 @@ from sebulba.agents.kernels.returns import (
     transitions,
     value_of,
 )
+from sebulba.agents.nets.q_networks import QOutput
 from sebulba.agents.replay.layouts import Replay, SequenceReplay
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec
@@ -32,6 +33,8 @@ from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec
 
 class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
     """Double Q-learning of n steps on prioritized sequences that overlap."""
+
+    uses_final_obs = True
 
     def __init__(self, spec: EnvSpec, config: R2D2Config) -> None:
         """Describe networks and replay; raise UsageError for a space that does not fit."""
@@ -73,10 +76,13 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         core = sequence.core
         if not config.stored_state:
             core = jax.tree.map(jnp.zeros_like, core)
-        values = self._unroll(networks, sequence.env_step, core)
-        target_values = self._unroll(opt.target, sequence.env_step, core)
+        values, _, final_values = self._unroll(networks, sequence.env_step, core)
+        target_values, _, final_targets = self._unroll(opt.target, sequence.env_step, core)
         learned = jax.tree.map(lambda x: x[config.burn_in :], sequence._replace(core=()))
-        step = transitions(learned, config.discount, config.reward_scale)
+        final: jax.Array | tuple[()] = ()
+        if not isinstance(final_values, tuple) and not isinstance(final_targets, tuple):
+            final = self._bootstrap(final_values, final_targets)
+        step = transitions(learned, config.discount, config.reward_scale, final)
         target = self._targets(values, target_values, step)
         error = target - value_of(values[:-1], self.actions.index(learned.action))
         error = jnp.where(step.valid, error, 0.0)
@@ -91,23 +97,26 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         experience = self.set_priority(experience, draw, priority)
         return loss, (experience, metrics)
 
-    def _unroll(self, networks: PyTree, rows: EnvStep, core: PyTree) -> jax.Array:
+    def _unroll(self, networks: PyTree, rows: EnvStep, core: PyTree) -> QOutput:
         """Return the values of the rows after burn-in, through which no gradient goes."""
         burn_in = self.config.burn_in
         if burn_in:
             before = jax.tree.map(lambda x: x[:burn_in], rows)
             core = jax.lax.stop_gradient(self.evaluate(networks, before, core).core)
         rest = jax.tree.map(lambda x: x[burn_in:], rows)
-        return self.evaluate(networks, rest, core).values
+        return self.evaluate(networks, rest, core)
 
     def _targets(self, values: jax.Array, target_values: jax.Array, step: Transitions) -> jax.Array:
         """Return n-step double-Q targets, ``[T, B]``, of values ``[T+1, B, A]``."""
-        bootstrap = double_q_values(target_values, values)
-        rescale = self.config.rescale_values
-        bootstrap = restore_value(bootstrap) if rescale else bootstrap
+        bootstrap = self._bootstrap(values, target_values)
         kernel = functools.partial(n_step_returns, num_steps=self.config.num_steps)
         returns = jax.vmap(kernel, in_axes=1, out_axes=1)(bootstrap, step)
-        return rescale_value(returns) if rescale else returns
+        return rescale_value(returns) if self.config.rescale_values else returns
+
+    def _bootstrap(self, values: jax.Array, target_values: jax.Array) -> jax.Array:
+        """Return what targets bootstrap from, ``[...]``, of values ``[..., A]``."""
+        bootstrap = double_q_values(target_values, values)
+        return restore_value(bootstrap) if self.config.rescale_values else bootstrap
 
 
 def sequence_priority(size: jax.Array, valid: jax.Array, max_share: float) -> jax.Array:

@@ -39,6 +39,8 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
     ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets.
     """
 
+    uses_final_obs = True
+
     def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
         """Describe networks and replay; raise UsageError for a space that does not fit."""
         self.nets = ActorAndCritics(

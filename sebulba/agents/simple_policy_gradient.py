@@ -19,6 +19,8 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
     Returns are cut at the end of the unroll, so ``steps_per_cycle`` is also the horizon.
     """
 
+    uses_final_obs = True
+
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
     ) -> tuple[jax.Array, tuple[Experience, dict[str, jax.Array]]]:
@@ -29,8 +31,8 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
         obs = jax.tree.map(lambda x: x[:-1], row.obs)
         params = self.evaluate(networks, obs, experience.core, row.is_first[:-1]).params
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
-        step = transitions(trajectory, config.discount, config.reward_scale)
         no_value = jnp.zeros(row.reward.shape)
+        step = transitions(trajectory, config.discount, config.reward_scale, no_value)
         returns = jax.vmap(n_step_returns, in_axes=1, out_axes=1)(no_value, step)
         advantage = _normalized(returns, step.valid) if config.normalize_returns else returns
 

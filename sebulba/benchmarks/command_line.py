@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sebulba.benchmarks import learn
-from sebulba.benchmarks.learning_goals import GOALS
+from sebulba.benchmarks.learning_goals import GOALS, GROUPS
 from sebulba.benchmarks.project import report
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
@@ -21,12 +22,13 @@ ReadConfig = Callable[[list[str], str], tuple[str, ExperimentConfig]]
 """Reads (words of CONFIG [options], the command); returns the preset's name and the experiment."""
 
 LEAST_REPEATS = 5
-OF_THE_PROJECT = ("inference", "overhead", "start", "report")
+OF_THE_PROJECT = ("inference", "overhead", "rivals", "start", "report")
 """Benchmarks that measure the project itself, not a configuration of the user's."""
 DEFAULT_CONFIGS = {"scale": "cartpole", "memory": "pong"}
 """Configurations of the benchmarks that can be called without one."""
 KINDS = ("stepped", "fused", "prototype")
 TUNED = ("num-envs", "steps-per-cycle", "num-inferencers-per-device", "devices")
+RIVAL_AGENTS = ("sac", "dqn")
 AXES = (*TUNED, "hidden-sizes", "image-features")
 
 Option = tuple[str, dict[str, Any]]
@@ -55,7 +57,11 @@ _JSON = _file("json", "also write figures and machine there")
 _GROWTH = "a trajectory may become this many times as large; at 1 nothing changes that is learned"
 _MEMORY = "most a process may take, on host and device; default: 0.8 of what is free"
 _RUNS = "keep the run folders there; what is finished is not repeated"
-_GOALS = f"a configuration, or a goal: {', '.join(GOALS)}"
+_GOALS = (
+    f"a configuration, or a goal: {', '.join(GOALS)}; "
+    f"or several of them: {', '.join(GROUPS)}, each agent on tasks that nothing was chosen for"
+)
+_PYTHON = "Python of an environment that has {}; default: this one"
 BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
     "train": (
         "a run against what the machine could do: ceiling and bottleneck",
@@ -113,6 +119,16 @@ BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
         "seconds to the first update of a second start, beyond the imports",
         [_REPEATS, _JSON],
     ),
+    "rivals": (
+        "SAC and DQN beside those of stable-baselines3 and sbx, each in its own process",
+        [
+            *(_REPEATS, _JSON),
+            _number("--seconds", 5.0, "seconds of training in a round"),
+            _words("--agents", RIVAL_AGENTS, "agents to measure; default: all"),
+            _option("--sb3-python", default=sys.executable, help=_PYTHON.format("sb3")),
+            _option("--sbx-python", default=sys.executable, help=_PYTHON.format("sbx")),
+        ],
+    ),
     "report": (
         "a page of tables and pictures from the JSON of the last results",
         [
@@ -163,7 +179,8 @@ def _read_goals(given: dict[str, Any], options: list[str], read_config: ReadConf
     if given["seeds"] is not None and given["seeds"] < 1:
         raise UsageError(f"seeds={given['seeds']} must be at least 1; use 3")
     given["options"] = options
-    given["goals"] = {name: GOALS.get(name) for name in given.pop("names")}
+    names = [name for word in given.pop("names") for name in GROUPS.get(word, (word,))]
+    given["goals"] = {name: GOALS.get(name) for name in names}
     given["configs"] = {
         name: read_config(
             [*learn.train_words(name, goal), *options], f"sebulba bench learn {name}"

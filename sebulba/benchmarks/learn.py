@@ -144,6 +144,8 @@ def run(
             record["command"] = " ".join(["sebulba bench learn", name, *of_seeds, *options])
             write(record, done, goal, name, Path(results))
             written[name] = record
+    if len(written) > 1:
+        print(overview(written), flush=True)
     return written
 
 
@@ -250,6 +252,19 @@ def summary(results: Sequence[SeedResult], goal: Goal | None) -> str:
     if steps:
         text += f"; first after {min(steps):,} to {max(steps):,}"
     return text
+
+
+def overview(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a line for each result: the returns of its seeds, the goal, and what others have."""
+    width = max(map(len, records))
+    lines = [f"{'':{width}}  reached  returns that count; goal; reference"]
+    for name, record in records.items():
+        returns = " ".join(f"{x:.4g}" for x in record["figures"].get("return that counts", []))
+        share = record.get("share_of_seeds")
+        reached = "" if share is None else f"{share * record['seeds']:.0f} of {record['seeds']}"
+        told = [returns, *(record[key] for key in ("goal", "reference") if key in record)]
+        lines.append(f"{name:{width}}  {reached:>7}  {'; '.join(told)}")
+    return "\n".join(lines)
 
 
 def keys_of(results: Sequence[SeedResult], goal: Goal | None) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sebulba.benchmarks.learn import Goal
 from sebulba.configs.presets import PRESETS
@@ -19,6 +19,102 @@ def _reach(preset: str, env_steps: int, **more: Any) -> Goal:
     assert mean_return is not None, preset
     return Goal(preset, mean_return, env_steps, **more)
 
+
+_ZOO_TABLE = "rl-baselines3-zoo, benchmark.md"
+_CLEANRL = "CleanRL, docs/benchmark/ppo_continuous_action.md"
+_TD3_PAPER = "Fujimoto et al. 2018 (arXiv 1802.09477), table 1"
+_OPTIMUM_OF_LAKE = "0.744 is the best possible (dynamic programming), 0.014 a random policy's"
+_OPTIMUM_OF_CATCH = "1 is the best possible"
+_OWN_FIGURE = "no published figure was found"
+
+
+class _Task(NamedTuple):
+    """What is known of a task for one agent."""
+
+    env_id: str
+    """Argument of ``--env.id``."""
+    env_steps: int
+    """Environment steps after which the return was measured."""
+    mean_return: float
+    """The return that was published, or is the best possible."""
+    reference: str
+    """Who measured it."""
+
+
+_ON_POLICY_TASKS = {
+    "acrobot": _Task("Acrobot-v1", 300_000, -73.5, f"{_ZOO_TABLE}, PPO at 1M: -73.5"),
+    "catch": _Task("Catch-v0", 300_000, 1.0, _OPTIMUM_OF_CATCH),
+    "frozenlake": _Task("FrozenLake-v1", 300_000, 0.744, _OPTIMUM_OF_LAKE),
+    "mountaincar": _Task("MountainCar-v0", 1_000_000, -110.4, f"{_ZOO_TABLE}, PPO: -110.4"),
+    "hopper": _Task(
+        "Hopper-v4", 1_000_000, 2383, f"{_CLEANRL}: 2383; {_ZOO_TABLE}, PPO, tuned, v3: 2410"
+    ),
+    "walker2d": _Task(
+        "Walker2d-v4", 1_000_000, 2288, f"{_CLEANRL}: 2288; {_ZOO_TABLE}, PPO, tuned, v3: 3479"
+    ),
+    "doublependulum": _Task(
+        "InvertedDoublePendulum-v4", 1_000_000, 8978, f"{_TD3_PAPER}, PPO: 8978"
+    ),
+}
+_MEMORY_TASKS = "sebulba.envs.memory_tasks"
+_TASKS: dict[str, dict[str, _Task]] = {
+    "ppo": _ON_POLICY_TASKS,
+    "impala": {
+        name: task._replace(env_steps=3 * task.env_steps) for name, task in _ON_POLICY_TASKS.items()
+    },
+    "dqn": {
+        "acrobot": _Task("Acrobot-v1", 100_000, -76.6, f"{_ZOO_TABLE}, DQN: -76.6"),
+        "catch": _Task("Catch-v0", 100_000, 1.0, _OPTIMUM_OF_CATCH),
+        "frozenlake": _Task("FrozenLake-v1", 100_000, 0.744, _OPTIMUM_OF_LAKE),
+        "mountaincar": _Task("MountainCar-v0", 120_000, -100.8, f"{_ZOO_TABLE}, DQN: -100.8"),
+    },
+    "r2d2": {
+        "acrobot": _Task(
+            f"{_MEMORY_TASKS}:acrobot_without_velocities",
+            1_000_000,
+            -76.6,
+            f"{_OWN_FIGURE}; {_ZOO_TABLE}, DQN with velocities: -76.6",
+        ),
+        "repeat": _Task(
+            f"{_MEMORY_TASKS}:RepeatObservation", 300_000, 56, "56 is the best possible"
+        ),
+    },
+    "sac": {
+        "hopper": _Task(
+            "Hopper-v4", 100_000, 2326, f"{_OWN_FIGURE}; {_ZOO_TABLE}, SAC at 1M, v3: 2326"
+        ),
+        "walker2d": _Task(
+            "Walker2d-v4", 100_000, 3863, f"{_OWN_FIGURE}; {_ZOO_TABLE}, SAC at 1M, v3: 3863"
+        ),
+    },
+    "ddpg": {
+        "doublependulum": _Task(
+            "InvertedDoublePendulum-v4", 100_000, 8370, f"{_TD3_PAPER}, DDPG at 1M: 8370"
+        ),
+    },
+}
+"""What neutral presets are judged by: tasks by the preset's name."""
+
+
+def _neutral(preset: str, task: _Task) -> Goal:
+    """Return the goal to come within 10 % of the known return, with nothing typed but the task."""
+    return Goal(
+        preset,
+        round(task.mean_return - 0.1 * abs(task.mean_return), 3),
+        task.env_steps,
+        options=(
+            *("--env.id", task.env_id, "--total-env-steps", str(task.env_steps)),
+            *("--eval-every-env-steps", str(task.env_steps // 10)),
+        ),
+        reference=task.reference,
+    )
+
+
+_NEUTRAL = {
+    f"neutral-{preset}-{name}": _neutral(preset, task)
+    for preset, tasks in _TASKS.items()
+    for name, task in tasks.items()
+}
 
 GOALS: dict[str, Goal] = {
     "cartpole": _reach(
@@ -70,5 +166,9 @@ GOALS: dict[str, Goal] = {
         seeds=1,
         reference="CleanRL: 9.6k at 1M",
     ),
+    **_NEUTRAL,
 }
 """Goals by the NAME of the result, ``learn-NAME.json``; it is mostly that of a preset."""
+
+GROUPS: dict[str, tuple[str, ...]] = {"neutral": tuple(_NEUTRAL)}
+"""Names that stand for several goals."""

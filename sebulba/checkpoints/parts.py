@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -49,15 +50,25 @@ def write_parts(folder: Path, number: int, snapshot: Snapshot, score: float | No
 def read_parts(folder: Path, manifest: Manifest) -> Snapshot:
     """Read what ``write_parts`` wrote; call ``check_files`` before.
 
+    What is read is compared with its checksum, so that nobody can exchange it after that check.
+
     Raises:
-      DamageError: An array is not what was saved.
+      DamageError: Something is not what was saved.
       UnreadableError: Anything else goes wrong.
     """
+    sums = {entry.path: entry.sha256 for entry in manifest.files}
+
+    def read(path: str) -> bytes:
+        content = (folder / path).read_bytes()
+        if hashlib.sha256(content).hexdigest() != sums.get(path):
+            raise DamageError(folder, f"the content of {path} has another checksum")
+        return content
+
     try:
         return Snapshot(
-            record=json.loads((folder / RECORD_FILE).read_bytes()),
+            record=json.loads(read(RECORD_FILE)),
             arrays=read_arrays(folder / ARRAYS_FOLDER, manifest.arrays),
-            blobs={name: (folder / path).read_bytes() for name, path in manifest.blobs.items()},
+            blobs={name: read(path) for name, path in manifest.blobs.items()},
         )
     except DamageError:
         raise

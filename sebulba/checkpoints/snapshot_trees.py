@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from sebulba.types import PyTree, RunSpec, StepInfos, Trajectory
 
 MOST_DIFFERENCES = 5
 """Most differences that an error names."""
+FINAL_OBS = re.compile(r"(experience|round)/.*\b(env_step|rows)/final/(obs|given)(/|$)")
+"""Names of leaves that older checkpoints lack: zeros say that no last observation is given."""
 
 
 class SnapshotWriter:
@@ -90,7 +93,10 @@ class SnapshotReader:
                 f"the checkpoint does not fit this run: {'; '.join(different[:MOST_DIFFERENCES])}. "
                 "Resume with the agent, the environment and the sizes that it was saved with"
             )
-        leaves = [self._leaf(name) for name in _named(prefix, like)[0]]
+        leaves = [
+            self._leaf(name) if name in self._snapshot.arrays else jnp.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in zip(*_named(prefix, like), strict=True)
+        ]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _leaf(self, name: str) -> jax.Array:
@@ -106,7 +112,8 @@ class SnapshotReader:
         for name, leaf in wanted.items():
             now = f"{leaf.dtype}{list(leaf.shape)}"
             if name not in there:
-                found.append(f"{name} is not in the checkpoint, and {now} now")
+                if not FINAL_OBS.match(name):
+                    found.append(f"{name} is not in the checkpoint, and {now} now")
             elif (saved := self._describe(name)) != now:
                 found.append(f"{name} is {saved} in the checkpoint and {now} now")
         return found
@@ -137,17 +144,28 @@ class SnapshotReader:
             prefix = f"round/{index}"
             likes = enumerate((trajectory, step_state, step_state))
             rows, initial, final = (self.tree(f"{prefix}/{i}", like) for i, like in likes)
-            infos = [self._snapshot.arrays[f"{prefix}/3/{name}"] for name in StepInfos._fields]
             items.append(
                 Item(
                     **about,
                     trajectory=rows,
                     initial_step_state=initial,
                     final_step_state=final,
-                    step_infos=StepInfos(*infos),
+                    step_infos=self._step_infos(f"{prefix}/3"),
                 )
             )
         return items
+
+    def _step_infos(self, prefix: str) -> StepInfos:
+        """Return the episodes of a round; rewards and slots by group where there are groups."""
+        fields: dict[str, Any] = {}
+        for name, array in self._snapshot.arrays.items():
+            if name.startswith(f"{prefix}/"):
+                field, _, group = name.removeprefix(f"{prefix}/").partition("/")
+                if group:
+                    fields.setdefault(field, {})[group] = array
+                else:
+                    fields[field] = array
+        return StepInfos(**fields)
 
     def run_spec(self) -> RunSpec:
         """Return the sizes of the run that was saved."""

@@ -30,10 +30,10 @@ from sebulba.commands.exit_codes import (
     EXIT_OTHER,
     EXIT_USAGE,
     exit_code_of,
-    leave,
 )
 from sebulba.commands.huge_pages import restart_with_huge_pages
 from sebulba.commands.stop_on_signal import StopOnSignal
+from sebulba.commands.waiting_parent import go_on_in_child, leave, note_end, note_run
 from sebulba.errors import UsageError, text_of
 from sebulba.files import write_json
 from sebulba.standard_streams import make_streams_safe
@@ -140,21 +140,26 @@ def _describe(code: int, error: BaseException) -> str:
 def entry_point() -> None:
     """Run the command of this process and end it.
 
-    A crash in native code prints the Python stacks of all threads. A run goes on where nothing can
-    be printed any more; of any other command that has ended well, what it printed was all.
+    A crash in native code prints the Python stacks of all threads. A training is a child of this
+    process, which waits for it. It goes on where nothing can be printed any more; of any other
+    command that has ended well, what it printed was all.
     """
     stdout = make_streams_safe()
     faulthandler.enable()
     restart_with_huge_pages(sys.argv[1:])
+    trains = sys.argv[1:2] in (["train"], ["resume"])
+    if trains:
+        go_on_in_child()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    if stdout.is_lost and sys.argv[1:2] not in (["train"], ["resume"]):
+    if stdout.is_lost and not trains:
         code = code or EXIT_OTHER
     ours = ("inferencer-", "evaluator")
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
         leave(code)
+    note_end(code)
     sys.exit(code)
 
 
@@ -250,6 +255,7 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
             "that is to go on after them, --no-anneal-learning-rate keeps it",
             flush=True,
         )
+    note_run(folder.path)
     with StopOnSignal() as stop_on_signal:
         from sebulba.commands.train import train
 
@@ -278,10 +284,11 @@ run any code.
 
     folder = RunFolder(Path(argv[0]))
     folder.check_path()
-    preset, saved = folder.read_config()
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    preset, saved = folder.read_config(record)
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
-    folder.check_trusted(config.trust)
+    folder.check_trusted(config.trust, record)
     _import_from_here()
     folder.check_resumable(config)
     folder.check_has_checkpoints()
@@ -302,8 +309,9 @@ def _train_help() -> str:
             "",
             "Or a configuration file NAME.json, such as sebulba bench tune writes.",
             "",
-            "Any other environment: sebulba train CONFIG --env.id ID, where ID is known to envpool",
-            "or Gymnasium, or is my_package.envs:MyEnv (a class or a factory).",
+            "Any other environment: sebulba train AGENT --env.id ID, where AGENT is one of the",
+            "first six, for any task, and ID is known to envpool or Gymnasium, is gymnax:ID (or",
+            "brax:, jumanji:, pgx:), or is my_package.envs:MyEnv (a class or a factory).",
             "",
             "common options:",
             *(f"  {option:<{wide}}  {what}" for option, what in COMMON_OPTIONS.items()),
@@ -341,7 +349,9 @@ def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
             f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)}, or a file "
             f"NAME.json ({command} CONFIG [options]; --env.id trains on any other environment)"
         )
-    config = _parse(preset, [*of_file, *options], command)
+    # No file can say of itself that it is to be trusted.
+    not_by_file = ["--no-trust"] if of_file else []
+    config = _parse(preset, [*of_file, *not_by_file, *options], command)
     if of_file and (named := config.named_code()):
         typed = _parse(preset, options, command).named_code()
         for what in (what for what in named if what not in typed):
@@ -437,8 +447,9 @@ def _eval(argv: list[str]) -> int:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
 
     folder = RunFolder(Path(arguments.run))
-    trust = folder.trust(arguments.trust)
-    env = folder.read_env_config(trust)
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    trust = folder.trust(arguments.trust, record)
+    env = folder.read_env_config(trust, record)
     if trust.is_trusted:
         _import_from_here()
     from sebulba.commands.eval_progress import EvalProgress

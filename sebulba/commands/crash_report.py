@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shlex
 import traceback
 import warnings
 from collections.abc import Mapping
@@ -72,6 +73,8 @@ def _text(
 ) -> str:
     meaning = MEANINGS.get(code, f"stopped by signal {code - EXIT_SIGNAL}")
     lines = [f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}  exit code {code}: {meaning}", ""]
+    if code > EXIT_SIGNAL:
+        lines += [f"To go on: sebulba resume {shlex.quote(str(folder.path))}", ""]
     if error is not None:
         lines += [text_of(error), ""]
     if has_transition:

@@ -17,8 +17,8 @@ from sebulba.errors import (
     is_env_failure,
 )
 
-leave = os._exit
-"""Ends the process at once; ``os._exit`` itself is another while a run is watched."""
+end_at_once = os._exit
+"""Ends the process; ``os._exit`` itself is another while a run is watched."""
 
 EXIT_OK = 0
 EXIT_OTHER = 1
@@ -39,9 +39,9 @@ MEANINGS = {
     EXIT_NOT_FINITE: "not finite: a loss or a gradient is NaN or infinite",
     EXIT_HANG: "hang: a thread was silent, or did not end",
     EXIT_CHECKPOINT: "run folder: it was deleted or cannot be written, or no checkpoint is whole",
-    EXIT_SIGNAL + 1: "stopped by SIGHUP (a closed terminal); to go on: sebulba resume RUN",
-    EXIT_SIGNAL + 2: "stopped by Ctrl-C; to go on: sebulba resume RUN",
-    EXIT_SIGNAL + 15: "stopped by SIGTERM; to go on: sebulba resume RUN",
+    EXIT_SIGNAL + 1: "stopped by SIGHUP (a closed terminal)",
+    EXIT_SIGNAL + 2: "stopped by Ctrl-C",
+    EXIT_SIGNAL + 15: "stopped by SIGTERM",
 }
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -79,10 +79,10 @@ def os_exit_is_seen() -> Iterator[None]:
             if threading.current_thread().name.startswith(("inferencer-", "evaluator", "Main")):
                 raise EnvError(f"an environment called os._exit({status!r})")
             status = status or EXIT_OTHER
-        leave(status)
+        end_at_once(status)
 
     os._exit = seen
     try:
         yield
     finally:
-        os._exit = leave
+        os._exit = end_at_once

@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import make_agent
+from sebulba.agents.configs import OptimizerConfig, make_agent
 from sebulba.commands.jax_setup import Platform, configure_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
+from sebulba.files import check_no_link
 from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
 from sebulba.policies.policy import load_policy
@@ -35,11 +36,9 @@ def _num_updates(config: ExperimentConfig, agent: Agent) -> int:
 def warn_of_rate_0(config: ExperimentConfig, agent: Agent) -> None:
     """Warn where a schedule that was set by hand is at 0 before the run ends."""
     optimizer = getattr(config.agent, "optimizer", None)
-    if (
-        config.anneal_learning_rate
-        or getattr(optimizer, "schedule", None) != "linear"
-        or optimizer.share_after_schedule
-    ):
+    if config.anneal_learning_rate or not isinstance(optimizer, OptimizerConfig):
+        return
+    if optimizer.schedule != "linear" or optimizer.share_after_schedule:
         return
     num_updates = _num_updates(config, agent)
     if num_updates > optimizer.schedule_updates:
@@ -107,6 +106,8 @@ def evaluate_run(
             f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
             "train with --eval-every-env-steps, or leave --best out"
         )
+    if best:
+        check_no_link(folder.best_policy)
     configure_jax(platform)
     local_devices()  # says in words what is wrong with the platform
     policy = load_policy(

@@ -28,6 +28,7 @@ from sebulba.files import (
     write_whole,
 )
 from sebulba.metrics.plots import record_of
+from sebulba.options import JAX_LIBRARIES
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -210,7 +211,7 @@ class RunFolder:
         with self._usable("written"):
             write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
 
-    def _record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return what ``config.json`` says; UsageError if it is missing, damaged or a link."""
         check_regular(self.config, links=False)
         return read_json_object(self.config)
@@ -219,7 +220,7 @@ class RunFolder:
         """Return what tells this run from all others; None before it is written."""
         if not self.config.exists():
             return None
-        return self._record().get("run_id")
+        return self.record().get("run_id")
 
     def chosen_env(self, env: EnvConfig) -> EnvConfig:
         """Return ``env`` with the backend that the run chose, if it has begun and ``env`` has none.
@@ -234,18 +235,22 @@ class RunFolder:
         environment = record.get(ENVIRONMENT)
         if env.backend is not None or not isinstance(environment, dict):
             return env
-        return dataclasses.replace(env, backend=environment.get("backend"))
+        backend = environment.get("backend")
+        if backend in JAX_LIBRARIES:  # the id says so
+            return env
+        return dataclasses.replace(env, backend=backend)
 
-    def trust(self, is_given: bool) -> Trust:
+    def trust(self, is_given: bool, record: Mapping[str, Any] | None = None) -> Trust:
         """Return whether what ``config.json`` names may run, and what lies here may be opened.
 
         Args:
           is_given: The user says so.
+          record: What ``record`` returned, if it is used: the file may be another by now.
 
         Raises:
           UsageError: ``config.json`` is missing, damaged, or was edited without ``is_given``.
         """
-        record = self._record()
+        record = self.record() if record is None else record
         trust = trust_of(KIND, record, is_given)
         if was_changed(record) and not is_given:
             raise UsageError(
@@ -259,24 +264,38 @@ class RunFolder:
             trust.check(f"{self.path} leads out of itself by links ({len(strange)})")
         return trust
 
-    def check_trusted(self, is_given: bool) -> None:
+    def check_trusted(self, is_given: bool, record: Mapping[str, Any] | None = None) -> None:
         """Raise UsageError unless the folder is trusted with all that it holds.
 
         Args:
           is_given: The user says that it is.
+          record: As for ``trust``.
         """
-        self.trust(is_given).check(
+        self.trust(is_given, record).check(
             f"{self.path} is to be resumed, which imports what its config.json names and opens "
             "saved states of environments"
         )
 
-    def read_config(self) -> tuple[str, ExperimentConfig]:
+    def check_no_file_links(self, is_given: bool) -> None:
+        """Raise UsageError if a new run would write through links to files, unless ``is_given``.
+
+        Links to folders are left to the user, who may want checkpoints on another disk.
+        """
+        for name, target in links_in(self.path).items():
+            if not Path(self.path, name).is_dir():
+                doubt = "nothing says who made it"
+                Trust(doubt, is_given).check(f"{self.path / name} is a link to {target}")
+
+    def read_config(self, record: Mapping[str, Any] | None = None) -> tuple[str, ExperimentConfig]:
         """Return the preset and the configuration of the run.
+
+        Args:
+          record: What ``record`` returned; None reads it.
 
         Raises:
           UsageError: ``config.json`` is missing or damaged, or of another Sebulba.
         """
-        record = self._record()
+        record = self.record() if record is None else record
         try:
             preset = record["preset"]
             agent_class = agent_configs()[record["agent_config"]]
@@ -390,16 +409,16 @@ class RunFolder:
         kept = filter(None, (_record_until(env_steps, line) for line in lines))
         return max((record.get("eval_env_steps") or 0 for record in kept), default=0)
 
-    def read_env_config(self, trust: Trust) -> EnvConfig:
+    def read_env_config(self, trust: Trust, record: Mapping[str, Any]) -> EnvConfig:
         """Return the environment of the run.
 
         Args:
-          trust: Of this folder.
+          trust: Of this folder with this record.
+          record: What ``record`` returned.
 
         Raises:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
-        record = self._record()
         try:
             config = EnvConfig(**record["env"])
             for named in config.named_code():
@@ -532,12 +551,15 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         if folder.config.exists():
             folder.check_trusted(config.trust)
             folder.check_resumable(config)
+        else:
+            folder.check_no_file_links(config.trust)
         return folder
     if folder.config.exists() or folder.metrics.exists():
         raise UsageError(
             f"{folder.path} already holds a run, which would be lost; choose another {flag}, or "
             "go on with it by --resume"
         )
+    folder.check_no_file_links(config.trust)
     return folder
 
 

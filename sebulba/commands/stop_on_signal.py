@@ -8,7 +8,8 @@ import signal
 import types
 from typing import Protocol
 
-from sebulba.commands.exit_codes import EXIT_OK, EXIT_SIGNAL, leave
+from sebulba.commands.exit_codes import EXIT_OK, EXIT_SIGNAL
+from sebulba.commands.waiting_parent import leave
 
 STDERR = 2
 STOPPING = b"sebulba: stopping; the update is finished and saved. Ctrl-C ends at once\n"

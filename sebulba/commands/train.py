@@ -19,11 +19,12 @@ import jax
 import sebulba
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.commands.crash_report import LastRecord, write_end
-from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, leave, os_exit_is_seen
+from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.commands.experiment import build_agent, build_player, warn_of_rate_0
 from sebulba.commands.jax_setup import set_up_jax
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
+from sebulba.commands.waiting_parent import leave
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
 from sebulba.envs import env_source, env_spec, make_env_factory

@@ -10,7 +10,38 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
+
+
+def neutral() -> ExperimentConfig:
+    """Return DQN for any task with discrete actions.
+
+    Targets of three steps, a dueling head and double values: Hessel et al. 2018 (arXiv
+    1710.02298). Replay, discount and one update for every fourth env step are
+    those of Mnih et al. 2015 (doi 10.1038/nature14236); exploration falls over the first 10,000
+    env steps, and the target follows slowly (Lillicrap et al. 2015, arXiv 1509.02971).
+    """
+    return ExperimentConfig(
+        env=EnvConfig("CartPole-v1"),
+        agent=DQNConfig(
+            learning_rate=5e-4,
+            discount=0.99,
+            num_steps=3,
+            dueling=True,
+            initial_epsilon=1.0,
+            final_epsilon=0.05,
+            exploration_env_steps=10_000,
+            torso=TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
+            replay=ReplayConfig(
+                capacity=100_000, batch_size=128, updates_per_cycle=16, warm_up_cycles=16
+            ),
+            target=TargetConfig(rate=0.005),
+        ),
+        total_env_steps=100_000,
+        anneal_learning_rate=True,
+        num_envs=8,
+        steps_per_cycle=8,
+    )
 
 
 def cartpole() -> ExperimentConfig:
@@ -22,32 +53,21 @@ def cartpole() -> ExperimentConfig:
     dueling head, whose advantages are not drowned by values near 100, priorities (Schaul et al.
     2016, arXiv 1511.05952, table 3) and a target that follows slowly made the end stable.
     """
-    return ExperimentConfig(
-        env=EnvConfig("CartPole-v1"),
-        agent=DQNConfig(
-            learning_rate=1e-3,
-            discount=0.99,
-            num_steps=3,
-            dueling=True,
-            initial_epsilon=1.0,
-            final_epsilon=0.04,
-            exploration_env_steps=16_000,
-            torso=TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
-            replay=ReplayConfig(
-                capacity=100_000,
-                batch_size=128,
-                updates_per_cycle=16,
-                warm_up_cycles=16,
-                prioritized=True,
-            ),
-            target=TargetConfig(rate=0.01),
+    agent = {
+        "learning_rate": 1e-3,
+        "final_epsilon": 0.04,
+        "exploration_env_steps": 16_000,
+        "torso": TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
+        "replay": ReplayConfig(
+            capacity=100_000,
+            batch_size=128,
+            updates_per_cycle=16,
+            warm_up_cycles=16,
+            prioritized=True,
         ),
-        total_env_steps=100_000,
-        eval_every_env_steps=10_000,
-        anneal_learning_rate=True,
-        num_envs=8,
-        steps_per_cycle=8,
-    )
+        "target": TargetConfig(rate=0.01),
+    }
+    return for_task(neutral(), "CartPole-v1", agent, eval_every_env_steps=10_000)
 
 
 def pong() -> ExperimentConfig:
@@ -98,9 +118,12 @@ def _atari(env_id: str, *, episodic_life: bool | None = None) -> ExperimentConfi
     )
 
 
+NEUTRAL = Preset("DQN for any task with discrete actions", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "cartpole-dqn": Preset("DQN, MLP, envpool CartPole-v1", cartpole, goal=475),
     "pong-dqn": Preset("DQN, Nature CNN, envpool Pong-v5", pong),
     "breakout-dqn": Preset("DQN, Nature CNN, envpool Breakout-v5", breakout),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""

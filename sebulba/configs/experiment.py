@@ -6,15 +6,19 @@ The command line parses these before JAX is imported, so that a wrong option end
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.checks import at_least, at_most, check_types, require, require_positive
 from sebulba.errors import UsageError, shown
-from sebulba.options import MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
+from sebulba.options import JAX_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 
 PATH_CHARACTERS = frozenset("/\\.~:")
-"""An option without any of these names no file and no module."""
+"""An option without any of these names no module, and a file only in the current folder."""
+
+MOST_SHOWN = 80
+"""Characters of an id that is shown as it is."""
 
 OptionValue: TypeAlias = bool | int | float | str
 
@@ -28,7 +32,8 @@ class EnvConfig:
     """An environment. None leaves an option to the backend's own default."""
 
     id: str
-    """Id known to envpool or Gymnasium, or module:attribute of an environment class or factory."""
+    """Id known to envpool or Gymnasium; gymnax:ID, or of brax, jumanji or pgx; or module:attribute
+    of an environment class or factory."""
     backend: Literal["envpool", "gymnasium"] | None = None
     """None takes envpool where it has the id, and Gymnasium elsewhere."""
     num_threads: int | None = None
@@ -79,11 +84,15 @@ class EnvConfig:
 
     def named_code(self) -> list[str]:
         """Return what of it imports Python code, or may open files, beyond a backend's own ids."""
-        named = [f"the environment {self.id}"] if ":" in self.id else []
+        library, colon, _ = self.id.partition(":")
+        is_plain = self.id.isprintable() and len(self.id) <= MOST_SHOWN
+        shown_id = self.id if is_plain else shown(self.id)
+        names_code = colon and library not in JAX_LIBRARIES
+        named = [f"the environment {shown_id}"] if names_code else []
         return named + [
             f"the option {name} {value!r}"
             for name, value in self.options.items()
-            if isinstance(value, str) and set(value) & PATH_CHARACTERS
+            if isinstance(value, str) and (set(value) & PATH_CHARACTERS or os.path.lexists(value))
         ]
 
 

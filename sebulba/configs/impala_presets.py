@@ -7,6 +7,40 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset
 
 
+def neutral() -> ExperimentConfig:
+    """Return Impala for any task: a vector or an image, discrete or continuous actions.
+
+    What a task would have to choose is normalised: observations, rewards (so that values are near
+    1, whatever rewards are) and advantages (so that the gradient of the policy and the entropy
+    bonus keep their proportion). Value and policy have a torso each, since the value's gradient
+    would take most of the gradient norm of a shared one. One update on each trajectory is too
+    little for tasks that PPO learns in a million env steps, and four without a limit to the
+    probability ratio collapse: four with PPO's clip (as in Luo et al. 2020, arXiv 1912.00167) do
+    not. The remaining numbers are those of PPO's preset.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("CartPole-v1"),
+        agent=ImpalaConfig(
+            learning_rate=5e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=4,
+            ratio_clip=0.2,
+            entropy_coefficient=0.01,
+            normalize_observations=True,
+            normalize_rewards=True,
+            normalize_advantages=True,
+            initial_std=1.0,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            separate_value_torso=True,
+        ),
+        total_env_steps=3_000_000,
+        anneal_learning_rate=True,
+        num_envs=16,
+        steps_per_cycle=32,
+    )
+
+
 def cartpole() -> ExperimentConfig:
     """Return Impala with a small MLP on envpool's CartPole-v1.
 
@@ -125,6 +159,9 @@ def halfcheetah() -> ExperimentConfig:
     )
 
 
+NEUTRAL = Preset("Impala for any task", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "cartpole": Preset("Impala, small MLP, envpool CartPole-v1", cartpole, goal=475),
     "pendulum": Preset("Impala, Gaussian policy, envpool Pendulum-v1", pendulum, goal=-400),
@@ -132,4 +169,4 @@ PRESETS: dict[str, Preset] = {
     "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
     "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""

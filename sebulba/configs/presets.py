@@ -13,7 +13,18 @@ from sebulba.configs import (
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.preset import Preset
 
+NEUTRAL: dict[str, Preset] = {
+    "impala": impala_presets.NEUTRAL,
+    "ppo": ppo_presets.NEUTRAL,
+    "dqn": dqn_presets.NEUTRAL,
+    "r2d2": r2d2_presets.NEUTRAL,
+    "sac": sac_presets.NEUTRAL,
+    "ddpg": ddpg_presets.NEUTRAL,
+}
+"""For any task that an agent can take, by the name that the command line knows."""
+
 PRESETS: dict[str, Preset] = {
+    **NEUTRAL,
     **impala_presets.PRESETS,
     **ppo_presets.PRESETS,
     **dqn_presets.PRESETS,
@@ -21,7 +32,7 @@ PRESETS: dict[str, Preset] = {
     **sac_presets.PRESETS,
     **ddpg_presets.PRESETS,
 }
-"""By the name that the command line knows."""
+"""All, by the name that the command line knows."""
 
 
 def goal_of(preset: str, config: ExperimentConfig) -> float | None:

@@ -4,43 +4,17 @@ from __future__ import annotations
 
 from sebulba.agents.configs import ReplayConfig, SACConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
 
 
-def pendulum() -> ExperimentConfig:
-    """Return SAC on envpool's Pendulum-v1.
-
-    Learning rate, networks, batch, warm-up and one update an env step are those of the
-    Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/sac.yml); the target
-    rate and the target entropy, Haarnoja et al. 2018 (arXiv 1812.05905), table 1.
-    """
-    return ExperimentConfig(
-        env=EnvConfig("Pendulum-v1"),
-        agent=SACConfig(
-            learning_rate=1e-3,
-            critic_learning_rate=1e-3,
-            temperature_learning_rate=1e-3,
-            random_env_steps=1_000,
-            replay=ReplayConfig(
-                capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
-            ),
-        ),
-        total_env_steps=20_000,
-        eval_every_env_steps=2_500,
-        num_envs=4,
-        num_inferencers_per_device=1,
-        steps_per_cycle=4,
-    )
-
-
-def halfcheetah() -> ExperimentConfig:
-    """Return SAC on MuJoCo's HalfCheetah-v4.
+def neutral() -> ExperimentConfig:
+    """Return SAC for any task with continuous actions.
 
     Haarnoja et al. 2018 (arXiv 1812.05905), table 1, with the learning rates and the warm-up of
     CleanRL (github.com/vwxyzjn/cleanrl, sac_continuous_action.py), and one update an env step.
     """
     return ExperimentConfig(
-        env=EnvConfig("HalfCheetah-v4"),
+        env=EnvConfig("Pendulum-v1"),
         agent=SACConfig(
             learning_rate=3e-4,
             critic_learning_rate=1e-3,
@@ -51,15 +25,41 @@ def halfcheetah() -> ExperimentConfig:
             ),
         ),
         total_env_steps=1_000_000,
-        eval_every_env_steps=50_000,
         num_envs=4,
         num_inferencers_per_device=1,
         steps_per_cycle=4,
     )
 
 
+def pendulum() -> ExperimentConfig:
+    """Return SAC on envpool's Pendulum-v1.
+
+    Learning rate, networks, batch, warm-up and one update an env step are those of the
+    Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/sac.yml); the target
+    rate and the target entropy, Haarnoja et al. 2018 (arXiv 1812.05905), table 1.
+    """
+    agent = {
+        "learning_rate": 1e-3,
+        "random_env_steps": 1_000,
+        "replay": ReplayConfig(
+            capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
+        ),
+    }
+    return for_task(
+        neutral(), "Pendulum-v1", agent, total_env_steps=20_000, eval_every_env_steps=2_500
+    )
+
+
+def halfcheetah() -> ExperimentConfig:
+    """Return SAC on MuJoCo's HalfCheetah-v4: the neutral preset, evaluated as it trains."""
+    return for_task(neutral(), "HalfCheetah-v4", {}, eval_every_env_steps=50_000)
+
+
+NEUTRAL = Preset("SAC for any task with continuous actions", neutral)
+"""For any task, until one of its own is written."""
+
 PRESETS: dict[str, Preset] = {
     "pendulum-sac": Preset("SAC, MLP, envpool Pendulum-v1", pendulum, goal=-200),
     "halfcheetah-sac": Preset("SAC, MLP, envpool HalfCheetah-v4", halfcheetah, goal=5000),
 }
-"""By the name that the command line knows."""
+"""For one task each, by the name that the command line knows."""

@@ -188,11 +188,11 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
         )
     elif seen.plain_ends:
         yield ok(f"{shown}; the step after an end resets")
-    elif seen.truncated:
+    elif seen.masked:
         yield note(
-            f"{shown}; the step that ends an episode resets, so the last observation of a "
-            "truncated one is lost and it is not learned from",
-            "use AutoresetMode.NEXT_STEP",
+            f"{shown}; the step that ends an episode resets, and the last observation of "
+            f"{seen.masked} truncated ones is missing: their last steps are not learned from",
+            "give it in info['final_obs'], or use AutoresetMode.NEXT_STEP",
         )
     else:
         yield ok(f"{shown}; the step that ends an episode resets")

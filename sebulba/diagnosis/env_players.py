@@ -104,7 +104,7 @@ def actions(space: gymnasium.Space, num_envs: int, seed: int) -> Iterator[np.nda
 
 Fingerprint = dict[str, list[int]]
 """A checksum for each environment, by the name of an array."""
-COMPARED = ("obs", "reward", "terminated", "truncated", "is_first")
+COMPARED = ("obs", "reward", "terminated", "truncated", "is_first", "final")
 """Fields of an output that are compared; the others follow from them."""
 
 

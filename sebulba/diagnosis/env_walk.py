@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from sebulba.diagnosis.env_players import Player, SinglePlayer, actions
 from sebulba.errors import EnvError, describe_error
+from sebulba.inference.cycle import env_step_of
 from sebulba.types import EnvOutput
 
 TOLERANCE = 1e-3
@@ -46,6 +47,8 @@ class Walk:
     """Episodes that were both."""
     plain_ends: int = 0
     """Ends whose row shows the last observation; other rows show the next episode already."""
+    masked: int = 0
+    """Truncations whose last observation is given nowhere."""
     after_end: str = ""
     """What was wrong with a row that begins an episode."""
     outside: str = ""
@@ -130,7 +133,7 @@ class _Watch:
     def _look_for_not_finite(self, output: EnvOutput) -> None:
         """Look for numbers that are not finite, which a vector's adapter does not look for."""
         step = self._seen.steps
-        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(output.obs)):
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((output.obs, output.final))):
             self._seen.broken["observations"] = f"step {step}: obs is not finite"
         if not np.isfinite(output.reward).all():
             self._seen.broken["rewards"] = f"step {step}: reward is {output.reward}"
@@ -184,6 +187,8 @@ class _Watch:
         seen.both += int((terminated & truncated).sum())
         ends = terminated | truncated
         seen.plain_ends += int((ends & ~output.is_first).sum())
+        masked = env_step_of(output, ()).masked_truncation
+        seen.masked += int(np.sum(masked))
         if not seen.plain_ends or seen.after_end:
             return
         # The step after an end resets and does nothing else.

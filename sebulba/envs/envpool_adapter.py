@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.envs.clamp import clamp
 from sebulba.envs.foreign_calls import without_side_effects
+from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -28,7 +30,7 @@ from sebulba.envs.spaces import (
 )
 from sebulba.errors import EnvError, UsageError, shown
 from sebulba.one_kernel import one_kernel
-from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
 
 NUM_INFERENCERS = 2
 """Inferencers that the default number of threads expects to share the cores."""
@@ -278,7 +280,7 @@ def _fused_step(
         return output, terminated | truncated
 
     def before(action: jax.Array) -> tuple[jax.Array, jax.Array]:
-        inside, num_invalid = _clamp(action, spec.action_space)
+        inside, num_invalid = clamp(action, spec.action_space)
         return inside.astype(spec.action_space.dtype), num_invalid
 
     action, num_invalid = one_kernel(before)(action)
@@ -299,23 +301,6 @@ def _places_by_comparison(order: jax.Array) -> jax.Array:
     return jnp.argmax(order[None] == jnp.arange(len(order), dtype=order.dtype)[:, None], axis=1)
 
 
-def _clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Array]:
-    """Return actions ``[B, ...]`` clamped into ``space``, and how many were outside (or NaN)."""
-    if isinstance(space, gymnasium.spaces.Box):
-        limit = np.finfo(space.dtype).max
-        low, high = np.clip(space.low, -limit, limit), np.clip(space.high, -limit, limit)
-        middle = np.clip(np.zeros_like(low), low, high)
-        inside = jnp.where(jnp.isnan(action), middle[None], jnp.clip(action, low[None], high[None]))
-    else:
-        assert isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
-        count = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
-        first = np.asarray(space.start, np.int32)[None]
-        last = np.asarray(first + count - 1, np.int32)
-        inside = jnp.clip(action, first, last)
-    is_invalid = (inside != action).reshape(len(action), -1).any(axis=1)
-    return inside, is_invalid.sum(dtype=jnp.int32)
-
-
 def _check_one_player(config: dict, name: str) -> None:
     if (players := config.get("max_num_players", 1)) > 1:
         raise UsageError(
@@ -332,12 +317,20 @@ def pool_spec(pool: Any, config: dict, name: str) -> EnvSpec:
     is_stack = stack > 0 and len(space.shape or ()) == 3 and space.shape[0] == stack  # type: ignore[index]
     return EnvSpec(
         observation_space=space,
-        action_space=canonical_action_space(pool.action_space),
+        action_space=canonical_action_space(_of_choices(pool.action_space)),
         frame_stack=stack if is_stack else 0,
         frame_skip=config.get("frame_skip", 1) if "stack_num" in config else 1,
         name=name,
         channels_first=True if stack > 0 and len(space.shape or ()) == 3 else None,
     )
+
+
+def _of_choices(space: gymnasium.Space) -> gymnasium.Space:
+    """Return the MultiDiscrete that envpool describes as a Box of integers."""
+    if not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iu":
+        return space
+    low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+    return gymnasium.spaces.MultiDiscrete(high - low + 1, start=low)
 
 
 def envpool_id(env: str) -> str | None:
@@ -407,7 +400,7 @@ def make_envpool(
     *,
     num_threads: int,
     options: dict[str, Any],
-) -> EnvpoolAdapter:
+) -> EnvAdapter:
     """Make an envpool whose environment i has ``seeds[i]``; ``options`` have been checked.
 
     The pool has no more threads than environments.
@@ -434,4 +427,5 @@ def make_envpool(
             raise
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-        return EnvpoolAdapter(pool, name=env_id)
+        adapter = EnvpoolAdapter(pool, name=env_id)
+        return CooperativeAdapter(adapter, env_id) if is_cooperative(env_id) else adapter

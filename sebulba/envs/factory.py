@@ -24,11 +24,20 @@ from sebulba.envs.gymnasium_adapter import (
     GymnasiumAdapter,
     vector_env_spec,
 )
+from sebulba.envs.jax_env import JaxEnv, TimeLimit, is_jax_env, makes_jax_env
+from sebulba.envs.jax_libraries import library_of, library_versions, make_library_env
+from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.multi.population_env import (
+    SPEC,
+    PopulationAdapter,
+    PopulationEnv,
+    as_gymnasium,
+)
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
 from sebulba.errors import UsageError, shown
-from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
+from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
@@ -46,8 +55,9 @@ class EnvSource:
 
     id: str
     """Id, with its version, as the backend has it; or ``module:attribute``."""
-    backend: Backend | None
-    """What makes it; None for ``module:attribute`` and ids of this package."""
+    backend: str | None
+    """What makes it: a ``Backend`` or a library of JAX environments; None for
+    ``module:attribute`` and ids of this package."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
 
@@ -64,7 +74,7 @@ class _Factory:
     """Makes the vector environment from the number of environments and their seeds."""
     name: str
     """For messages."""
-    make_spec: Callable[[], EnvSpec] | None = None
+    make_spec: Callable[[], EnvSpec | MultiAgentSpec] | None = None
     """Makes the spec more cheaply than by making a vector of one environment."""
     make_one: Callable[[], gymnasium.Env] | None = None
     """Makes a single environment; None if ``make`` only makes vectors."""
@@ -124,6 +134,8 @@ def make_env_factory(
           next-step autoreset, and seeded at their first reset;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
+        * ``"LIBRARY:ID"`` of gymnax, brax, jumanji or pgx, or a ``JaxEnv``: an object, a class, or
+          a function that is annotated to return one;
         * the id of an environment of this package, ``"sebulba/..."``;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
@@ -145,6 +157,8 @@ def make_env_factory(
     if isinstance(env, _Factory):
         _check_nothing_left(env.name, options | own.changed())
         return env
+    if isinstance(env, str) and library_of(env):
+        return _jax_factory(functools.partial(make_library_env, env, options), env, own)
     if isinstance(env, str) and env.startswith(OWN_PREFIX):
         return _own_factory(env, own, options)
     if isinstance(env, str) and not _is_attribute(env):
@@ -204,6 +218,9 @@ def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) ->
     if own.backend == "envpool":
         raise UsageError(f"backend='envpool' takes ids, not env={shown(env)}; drop backend")
     make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
+    if not isinstance(make_env, type) and is_jax_env(make_env):
+        check_option_names(options, {"max_episode_steps"}, name)
+        return _jax_factory(lambda: _limited(make_env, options), name, own)
     if not callable(make_env):
         raise UsageError(
             f"env={shown(env)} must be an id, 'module:attribute' or a callable that makes the "
@@ -211,6 +228,8 @@ def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) ->
         )
     parameters = _parameters(make_env, name)
     _check_no_threads(own, name)
+    if makes_jax_env(make_env):
+        return _jax_factory(_jax_maker(make_env, name, parameters, options), name, own)
     if parameters.keys() >= {"num_envs", "seeds"}:
         _check_not_async(own, name)
         return _vector_factory(make_env, name, parameters, own, options)
@@ -238,6 +257,8 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
         return pool_spec(env, env.config, _name(env))
     if isinstance(env, VectorEnv):
         return vector_env_spec(env, _name(env))
+    if isinstance(env, MultiAgentEnv):
+        return PopulationEnv(env).population
     if isinstance(env, gymnasium.Env):
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
@@ -259,6 +280,8 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     Raises:
       UsageError: The id is unknown.
     """
+    if library := library_of(env):
+        return EnvSource(env, library, library_versions(env))
     if env.startswith(OWN_PREFIX):
         return EnvSource(env, None, _versions("sebulba"))
     if _is_attribute(env):
@@ -430,6 +453,21 @@ def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
         )
 
 
+def _jax_factory(make: Callable[[], JaxEnv], name: str, own: _OwnOptions) -> _Factory:
+    from sebulba.envs.jax_adapter import JaxAdapter, jax_env_spec
+
+    if own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={name!r}; drop it")
+    _check_no_threads(own, name)
+    _check_not_async(own, name)
+    env = make()  # one will do: its functions are pure
+    return _Factory(
+        lambda num_envs, seeds: JaxAdapter(env, seeds, name=name),
+        name,
+        make_spec=lambda: jax_env_spec(env, name),
+    )
+
+
 def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
     from sebulba.envs import networks
     from sebulba.envs.networks.adapter import NetworkAdapter, network_spec
@@ -450,6 +488,27 @@ def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factor
         num_threads=num_threads,
         channels_first=own.channels_first,
     )
+
+
+def _jax_maker(
+    make_env: Callable, name: str, parameters: dict[str, inspect.Parameter], options: dict[str, Any]
+) -> Callable[[], JaxEnv]:
+    own = {k: v for k, v in options.items() if k != "max_episode_steps" or k in parameters}
+    _check_single(make_env, name, parameters, own)
+    limit = {k: v for k, v in options.items() if k not in own}
+    return lambda: _limited(make_env(**own), limit)
+
+
+def _limited(env: JaxEnv, options: dict[str, Any]) -> JaxEnv:
+    """Return ``env``, with the time limit that ``options`` may have."""
+    if not is_jax_env(env):
+        raise UsageError(
+            f"env={_name(env)!r} must have reset(key) and step(key, state, action); it is a "
+            f"{type(env).__name__}"
+        )
+    if "max_episode_steps" not in options:
+        return env
+    return TimeLimit(env, options["max_episode_steps"])
 
 
 def _envpool_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
@@ -488,6 +547,8 @@ def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
 
 
 def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory:
+    make_env = functools.partial(as_gymnasium, make_env, name)
+
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -499,6 +560,8 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             warnings.simplefilter("ignore")
             env = CheckedEnv(make_env, 0)
         env.close()
+        if isinstance(env.env, PopulationEnv):
+            return env.env.population
         return EnvSpec(env.observation_space, env.action_space, name=name)
 
     return _Factory(make, name, make_spec, make_env, channels_first=own.channels_first)
@@ -545,7 +608,9 @@ def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) 
             from sebulba.envs.envpool_adapter import EnvpoolAdapter
 
             return EnvpoolAdapter(vector_env, name=name)
-        return GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
+        env = GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
+        population = (vector_env.metadata or {}).get(SPEC)
+        return env if population is None else PopulationAdapter(env, population)
     except BaseException:
         vector_env.close()
         raise

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
@@ -30,7 +31,7 @@ from sebulba.envs.vectorize import (
     states_of,
 )
 from sebulba.errors import EnvError, UsageError, shown, text_of
-from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
+from sebulba.types import EnvOutput, EnvSpec, FinalObs, FusedEnv, PyTree, empty_env_step
 
 STEP_TIMEOUT_S = 60.0
 """Seconds after which a worker process that has not finished a step counts as hung."""
@@ -48,7 +49,8 @@ class GymnasiumAdapter:
 
     With NEXT_STEP, rows pass through unchanged. With SAME_STEP and DISABLED, the row of the step
     that ended an episode has its reward and flags, but the next episode's first observation
-    (``is_first``). So no row is inserted, and the last observation of a truncated episode is lost.
+    (``is_first``), and no row is inserted. The last observation is in ``EnvOutput.final``: that of
+    ``info["final_obs"]``, or the one before the adapter's own reset.
     """
 
     def __init__(
@@ -84,6 +86,9 @@ class GymnasiumAdapter:
         if self.draws and self.num_envs > 1:
             raise UsageError(f"num_envs={self.num_envs} of env={name!r}: {ONE_DRAWS}")
         self.spec = vector_env_spec(vector_env, name)
+        self._no_final: FinalObs | tuple[()] = ()
+        if self.spec.final_obs:
+            self._no_final = FinalObs.none(empty_env_step(self.spec, self.num_envs).obs)
         self._check_action = make_action_check(self.spec.action_space, self.num_envs)
         self._native_action = make_native_action(vector_env.single_action_space)
         self._ends = np.zeros(self.num_envs, np.bool_)
@@ -104,7 +109,7 @@ class GymnasiumAdapter:
         obs = self._obs_of_reset(result)
         self._seeds = None
         self._ends = np.zeros(self.num_envs, np.bool_)
-        return EnvOutput.first(self._own(obs), self.num_envs)
+        return EnvOutput.first(self._own(obs), self.num_envs, self._no_final)
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act in all environments.
@@ -124,18 +129,21 @@ class GymnasiumAdapter:
                 f"a tuple of 5 (obs, reward, terminated, truncated, info); got "
                 f"{_describe_result(result)}"
             )
-        obs, reward, terminated, truncated, _ = result
+        obs, reward, terminated, truncated, info = result
         obs = self._own(obs)
         reward = self._own_reward(reward)
         terminated, truncated = self._own_flag(terminated), self._own_flag(truncated)
         ends = terminated | truncated
+        is_first, final = ends, self._no_final
         if self._mode is AutoresetMode.NEXT_STEP:
             is_first, self._ends = self._ends, ends
-        else:
-            is_first = ends
-            if self._mode is AutoresetMode.DISABLED and ends.any():
+        elif ends.any():
+            if self._mode is AutoresetMode.DISABLED:
+                final = FinalObs(jax.tree.map(np.copy, obs), ends)
                 obs = self._reset_some(ends, obs)
-        return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends)
+            else:
+                final = self._final_of(info, ends)
+        return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends, final)
 
     def fused(self) -> FusedEnv | str:
         """Return the reason why there is no fused cycle."""
@@ -249,15 +257,35 @@ class GymnasiumAdapter:
                 leaf[ends] = first[key][ends]
         return obs
 
-    def _own(self, obs: Any) -> PyTree:
+    def _final_of(self, info: Any, ends: np.ndarray) -> FinalObs:
+        """Return the last observations that ``info["final_obs"]`` has for the episodes in ``ends``.
+
+        It has one for each environment (None where no episode ended), as Gymnasium says, or all in
+        one batch, as environments on accelerators do.
+        """
+        assert isinstance(self._no_final, FinalObs)
+        found = info.get("final_obs") if isinstance(info, dict) else None
+        if found is None:
+            return self._no_final
+        given = ends & np.asarray(info.get("_final_obs", ends), np.bool_)
+        if isinstance(found, list | tuple) or getattr(found, "dtype", None) == np.dtype(object):
+            given &= np.array([obs is not None for obs in found])
+            nothing = jax.tree.map(lambda x: x[0], self._no_final.obs)
+            rows = [
+                obs if is_given else nothing for obs, is_given in zip(found, given, strict=True)
+            ]
+            found = _stacked(rows)
+        return FinalObs(self._own(found, "info['final_obs']"), given)
+
+    def _own(self, obs: Any, name: str = "obs") -> PyTree:
         """Return a checked copy, because vector environments overwrite their buffers."""
         if isinstance(self._leaves, tuple):
-            return _own_leaf(obs, "obs", *self._leaves)
+            return _own_leaf(obs, name, *self._leaves)
         if not isinstance(obs, dict) or obs.keys() != self._leaves.keys():
             got = f"keys {shown(list(obs))}" if isinstance(obs, dict) else f"a {type(obs)}"
-            raise EnvError(f"obs must be a dict with keys {list(self._leaves)}; got {got}")
+            raise EnvError(f"{name} must be a dict with keys {list(self._leaves)}; got {got}")
         return {
-            key: _own_leaf(obs[key], f"obs[{key!r}]", *expected)
+            key: _own_leaf(obs[key], f"{name}[{key!r}]", *expected)
             for key, expected in self._leaves.items()
         }
 
@@ -321,6 +349,7 @@ def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:
         observation_space=canonical_observation_space(vector_env.single_observation_space),
         action_space=canonical_action_space(vector_env.single_action_space),
         name=name,
+        final_obs=_autoreset_mode(vector_env) is not AutoresetMode.NEXT_STEP,
     )
 
 
@@ -361,6 +390,15 @@ def _own_leaf(leaf: Any, name: str, shape: tuple[int, ...], dtype: Any) -> np.nd
         )
     with np.errstate(over="ignore"):  # infinities are found at the end of the cycle
         return np.array(array, dtype, order="C")
+
+
+def _stacked(rows: list[PyTree]) -> PyTree:
+    try:
+        return jax.tree.map(lambda *x: np.stack(x), *rows)
+    except ValueError as error:
+        raise EnvError(
+            f"info['final_obs'] must have observations as reset returns them; {text_of(error)}"
+        ) from error
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:

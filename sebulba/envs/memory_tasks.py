@@ -1,4 +1,4 @@
-"""Two tasks that need memory, for the command line as ``sebulba.envs.memory_tasks:NAME``."""
+"""Tasks that need memory, for the command line as ``sebulba.envs.memory_tasks:NAME``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def cartpole_without_velocities(num_envs: int, seeds: list[int]) -> EnvAdapter:
     """Return envpool's CartPole-v1, observing only the cart's position and the pole's angle."""
     env = make_envpool("CartPole-v1", num_envs, seeds, num_threads=1, options={})
     return SelectedComponents(env, (0, 2))
+
+
+def acrobot_without_velocities(num_envs: int, seeds: list[int]) -> EnvAdapter:
+    """Return envpool's Acrobot-v1, observing only the cosines and sines of its two angles."""
+    env = make_envpool("Acrobot-v1", num_envs, seeds, num_threads=1, options={})
+    return SelectedComponents(env, (0, 1, 2, 3))
 
 
 class SelectedComponents:

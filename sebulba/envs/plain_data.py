@@ -36,6 +36,27 @@ def pack(value: Any) -> bytes:
         raise NotPlainError(str(error)) from error
 
 
+def check_copy(value: Any) -> None:
+    """Raise NotPlainError if plain data, packed and unpacked, would not be as it was.
+
+    A bytearray would be bytes, and an object that is there twice would be two objects.
+    """
+    seen, rest = set(), [value]
+    while rest:
+        one = rest.pop()
+        kind = type(one)
+        if kind in (bytearray, memoryview):
+            raise NotPlainError(f"{kind.__name__} is not plain data")
+        if kind in (list, dict, deque, np.ndarray):
+            if id(one) in seen:
+                raise NotPlainError(f"a {kind.__name__} is there twice")
+            seen.add(id(one))
+        if kind in (list, tuple, deque):
+            rest.extend(one)
+        elif kind is dict:
+            rest.extend(one.values())
+
+
 def unpack(data: bytes) -> Any:
     """Return what was packed; arrays are writable copies.
 
@@ -56,7 +77,8 @@ def _extended(value: Any) -> msgpack.ExtType:
         return msgpack.ExtType(_INTEGER, str(value).encode())
     if type(value) is deque:
         return msgpack.ExtType(_DEQUE, pack([list(value), value.maxlen]))
-    if (type(value) is np.ndarray or isinstance(value, np.generic)) and value.dtype.kind in _KINDS:
+    is_array = type(value) is np.ndarray or isinstance(value, np.generic)
+    if is_array and value.dtype.kind in _KINDS and value.dtype.itemsize:  # no empty text
         kind = _ARRAY if type(value) is np.ndarray else _SCALAR
         return msgpack.ExtType(kind, pack([value.dtype.str, list(value.shape), value.tobytes()]))
     raise NotPlainError(f"{type(value).__name__} is not plain data")

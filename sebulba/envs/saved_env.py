@@ -12,7 +12,7 @@ import io
 import itertools
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -23,7 +23,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
-from sebulba.envs.plain_data import NotPlainError, pack, unpack
+from sebulba.envs.plain_data import NotPlainError, check_copy, pack, unpack
 from sebulba.errors import EnvError, text_of
 
 REMEDY = "give it the methods get_state() and set_state(state)"
@@ -38,19 +38,25 @@ def save(env: Any) -> bytes | str:
     """Return the state of a single or vector environment, or the reason why there is none.
 
     The outermost wrapper (or the environment) that has ``get_state()`` and ``set_state(state)`` is
-    asked for its state, which is saved with its random generator and the attributes of the wrappers
-    around it. If all of that is plain data (``sebulba.envs.plain_data``), no pickle is made.
-    Otherwise, and if none has these methods, it is pickled, by cloudpickle if pickle cannot.
+    asked for its state, which is saved with its random generator, those of all spaces, and the
+    attributes of the wrappers around it. If all of that is plain data that comes back as it was
+    (``sebulba.envs.plain_data``), no pickle is made. Otherwise, and if none has these methods, it
+    is pickled, by cloudpickle if pickle cannot. The random generator stays shared with a wrapper;
+    of anything else that a wrapper shares with the environment that was asked, it gets a copy.
     """
     layer = _layer_with_state(env)
     try:
-        inner = None
         if layer is not None:
             state, random = layer.get_state(), getattr(layer.unwrapped, "_np_random", None)
+            spaces = [_random_state(getattr(space, "_np_random", None)) for space in _spaces(env)]
             with contextlib.suppress(NotPlainError):
-                return pack(("plain", state, _random_state(random), _attributes(env, layer)))
-            inner = _dumps((state, random))
-        return pack(("pickled", inner, _dumps(env, without=layer)))
+                attributes = _attributes(env, layer)
+                check_copy(state)
+                check_copy(attributes)
+                return pack(("plain", state, _random_state(random), attributes, spaces))
+            inner = _dumps((state, random, spaces))
+            return pack(("pickled", inner, _dumps(env, {"without": layer, "random": random})))
+        return pack(("pickled", None, _dumps(env)))
     except Exception as error:  # a user's code may raise anything here
         who = type(_unwrapped(env)).__name__
         what = "could not be pickled" if layer is None else "gave no state"
@@ -78,13 +84,13 @@ def restore(data: bytes, env: Any) -> Any:
         had, has = ("a", "now no") if had_state else ("no", "now")
         raise EnvError(f"it had {had} get_state() when it was saved and has {has}; undo the change")
     if kind == "plain":
-        state, random, attributes = content
+        state, random, attributes, *spaces = content
         _set_attributes(env, layer, attributes)
-        layer.set_state(state)
-        _put_back_random(layer.unwrapped, random)
+        _set_state(env, layer, state, random, *spaces)
         return env
     inner, outer = content
-    restored = _loads(outer, without=layer)
+    random = None if layer is None else getattr(layer.unwrapped, "np_random", None)
+    restored = _loads(outer, {"without": layer, "random": random})
     for name in ("observation_space", "action_space"):
         saved_space, space = getattr(restored, name), getattr(env, name)
         if saved_space != space:
@@ -92,9 +98,8 @@ def restore(data: bytes, env: Any) -> Any:
     if layer is None:
         env.close()
         return restored
-    state, random = _loads(inner)
-    layer.set_state(state)
-    _put_back_random(layer.unwrapped, _random_state(random))
+    state, random, *spaces = _loads(inner)
+    _set_state(restored, layer, state, _random_state(random), *spaces)
     return restored
 
 
@@ -130,14 +135,59 @@ def fault_of_copies(data: bytes) -> str | None:
         return f"a copy by pickle failed with {_describe(error)}; {REMEDY}"
 
 
-def _random_state(random: np.random.Generator | None) -> dict[str, Any] | None:
-    return None if random is None else dict(random.bit_generator.state)
+def _random_state(random: Any) -> dict[str, Any] | None:
+    return None if random is None else dict(_bit_generator(random).state)
 
 
-def _put_back_random(env: Any, state: dict[str, Any] | None) -> None:
-    """Let ``env.np_random`` go on from ``state``; in place, because others may refer to it."""
-    if state is not None:
-        env.np_random.bit_generator.state = state
+def _bit_generator(random: Any) -> Any:
+    """Return what draws the bits of a ``numpy.random.Generator`` or ``RandomState``."""
+    return getattr(random, "bit_generator", None) or random._bit_generator
+
+
+def _set_state(
+    env: Any,
+    layer: Any,
+    state: Any,
+    random: dict[str, Any] | None,
+    spaces: Sequence[dict[str, Any] | None] | None = None,
+) -> None:
+    """Give ``layer`` its state, and let all random generators go on.
+
+    They are changed in place, because others may refer to them.
+
+    Args:
+      env: The outermost wrapper around ``layer``.
+      layer: What has ``set_state``.
+      state: What its ``get_state`` returned.
+      random: State of ``layer.unwrapped.np_random``.
+      spaces: States of the generators of ``_spaces(env)``; None of what older versions saved.
+
+    Raises:
+      EnvError: There are other spaces.
+    """
+    layer.set_state(state)
+    if random is not None:
+        _bit_generator(layer.unwrapped.np_random).state = random
+    if spaces is None:
+        return
+    if len(spaces) != (now := len(_spaces(env))):
+        raise EnvError(f"it had {len(spaces)} spaces and has {now} now; undo the change")
+    for space, space_random in zip(_spaces(env), spaces, strict=True):
+        if space_random is not None:
+            _bit_generator(space.np_random).state = space_random
+
+
+def _spaces(env: Any) -> list[gymnasium.Space]:
+    """Return the spaces that an environment and its wrappers made, each with all of its parts."""
+    found = []
+    rest = [value for layer in _layers(env) for value in getattr(layer, "__dict__", {}).values()]
+    while rest:
+        space = rest.pop()
+        if isinstance(space, gymnasium.Space):
+            found.append(space)
+            parts = getattr(space, "spaces", ())
+            rest += parts.values() if isinstance(parts, dict) else parts
+    return found
 
 
 def _attributes(env: Any, layer: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -145,9 +195,14 @@ def _attributes(env: Any, layer: Any) -> list[tuple[str, dict[str, Any]]]:
 
     Left out is what a wrapper that was made in the same way has by itself: spaces, the
     specification of the environment, classes, and functions that refer to nothing that changes.
+
+    Raises:
+      NotPlainError: A wrapper has more than these.
     """
     found = []
     for wrapper in itertools.takewhile(lambda one: one is not layer, _layers(env)):
+        if any(vars(one).get("__slots__") for one in type(wrapper).__mro__):
+            raise NotPlainError(f"{type(wrapper).__name__} has __slots__")
         own = {name: value for name, value in vars(wrapper).items() if name != "env"}
         kept = {name: value for name, value in own.items() if not _is_fixed(value)}
         found.append((type(wrapper).__qualname__, kept))
@@ -203,8 +258,8 @@ def _offers_state(layer: Any) -> bool:
     return True
 
 
-def _dumps(value: Any, *, without: Any = None) -> bytes:
-    """Return ``value`` pickled, with a placeholder for the object ``without`` inside it."""
+def _dumps(value: Any, without: Mapping[str, Any] | None = None) -> bytes:
+    """Return ``value`` pickled, with the names of the objects ``without`` in their places."""
     try:
         return _dump(_Pickler, value, without)
     except _NotWhole:
@@ -215,10 +270,10 @@ def _dumps(value: Any, *, without: Any = None) -> bytes:
         return _dump(_CloudPickler, value, without)
 
 
-def _dump(pickler_class: Any, value: Any, without: Any) -> bytes:
+def _dump(pickler_class: Any, value: Any, without: Mapping[str, Any] | None) -> bytes:
     file = io.BytesIO()
     pickler = pickler_class(file, pickle.HIGHEST_PROTOCOL)
-    pickler.without = without
+    pickler.names = {id(one): name for name, one in (without or {}).items() if one is not None}
     pickler.dump(value)
     return file.getvalue()
 
@@ -228,11 +283,12 @@ class _NotWhole(pickle.PicklingError):
 
 
 class _LookingPickler:
-    without: Any = None
+    names: Mapping[int, str] = {}
+    """By the identity of what is left out."""
 
     def persistent_id(self, value: Any) -> str | None:
-        if self.without is not None and value is self.without:
-            return "without"
+        if id(value) in self.names:
+            return self.names[id(value)]
         if isinstance(value, EzPickle) and type(value).__getstate__ is EzPickle.__getstate__:
             raise _NotWhole(
                 f"{type(value).__name__}, an EzPickle, saves constructor arguments only"
@@ -249,15 +305,15 @@ class _CloudPickler(_LookingPickler, cloudpickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    without: Any = None
+    without: Mapping[str, Any] = {}
 
-    def persistent_load(self, pid: Any) -> Any:
-        return self.without
+    def persistent_load(self, pid: str) -> Any:
+        return self.without[pid]
 
 
-def _loads(data: bytes, *, without: Any = None) -> Any:
+def _loads(data: bytes, without: Mapping[str, Any] | None = None) -> Any:
     unpickler = _Unpickler(io.BytesIO(data))
-    unpickler.without = without
+    unpickler.without = without or {}
     return unpickler.load()
 
 

@@ -26,7 +26,7 @@ def make_cycle(
     *,
     schedule: Schedule = "async",
 ) -> tuple[Cycle, str]:
-    """Make the cycle of one Inferencer; "auto" is fused where possible and inference is on a CPU.
+    """Make the cycle of one Inferencer; "auto" is fused where possible, on a CPU or in JAX alone.
 
     Args:
       kind: How the cycle runs, or a function that makes it.
@@ -54,11 +54,17 @@ def make_cycle(
     if kind == "stepped":
         return SteppedCycle(env, programs, device, timer), "asked for"
     fused = env.fused()
-    if not isinstance(fused, str) and device.platform != "cpu":
+    is_pure = not isinstance(fused, str) and fused.is_pure
+    if not isinstance(fused, str) and device.platform != "cpu" and not is_pure:
         fused = f"inference is on a {device.platform}, and a fused cycle runs on a CPU"
     if isinstance(fused, str):
         if kind == "fused":
             raise UsageError(f"cycle='fused' is not possible: {fused}; use cycle='auto'")
         return SteppedCycle(env, programs, device, timer), fused
-    why = "asked for" if kind == "fused" else "the environment has an XLA handle, inference a CPU"
+    if kind == "fused":
+        why = "asked for"
+    elif is_pure:
+        why = "the environment is written in JAX"
+    else:
+        why = "the environment has an XLA handle, inference a CPU"
     return FusedCycle(env, fused, programs, device, timer, adapts=schedule == "async"), why

@@ -7,10 +7,12 @@ same trajectories. Python calls the environment in the first, the compiled progr
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from sebulba.errors import EnvError
 from sebulba.inference.cores import num_cores
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S
-from sebulba.trees import copy_tree, is_key
+from sebulba.trees import KeyData, copy_tree
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
 
 ROWS_A_STACK = 64
@@ -95,39 +97,6 @@ class Cycle(Protocol):
         ...
 
 
-class KeyData:
-    """Replaces the typed PRNG keys of a step state by plain arrays, and puts them back.
-
-    JAX dispatches a program in C++ only if none of its arguments and results is a typed key.
-    """
-
-    def __init__(self, step_state: PyTree) -> None:
-        """Remember where ``step_state`` has keys, and of which kinds."""
-        self._impls = _key_impls(step_state)
-
-    def fits(self, step_state: PyTree) -> bool:
-        """Tell whether ``step_state`` has keys of the same kinds in the same places."""
-        return _key_impls(step_state) == self._impls
-
-    def unwrap(self, step_state: PyTree) -> PyTree:
-        """Return ``step_state`` with each key replaced by its uint32 array, without a copy."""
-        return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, step_state)
-
-    def wrap(self, data: PyTree) -> PyTree:
-        """Return the step state that ``unwrap`` turned into ``data``, without a copy."""
-        leaves, structure = jax.tree.flatten(data)
-        wrapped = [
-            x if impl is None else jax.random.wrap_key_data(x, impl=impl)
-            for x, impl in zip(leaves, self._impls, strict=True)
-        ]
-        return jax.tree.unflatten(structure, wrapped)
-
-
-def _key_impls(step_state: PyTree) -> list[Any]:
-    leaves = jax.tree.leaves(step_state)
-    return [jax.random.key_impl(leaf) if is_key(leaf) else None for leaf in leaves]
-
-
 class CyclePrograms:
     """The compiled pieces of a cycle, shared by all Inferencers of a run.
 
@@ -155,7 +124,7 @@ class CyclePrograms:
         )
         """Shapes of a trajectory."""
         self._networks_structure = jax.tree.structure(acting_networks)
-        self.env_step_structure = jax.tree.structure(empty_env_step(agent.spec, run.num_envs))
+        self.env_step_structure = jax.tree.structure(agent.empty_env_step(run.num_envs))
         self.act = jax.jit(self.act_once, donate_argnums=1)
         self._stack = jax.jit(_stack)
         self._concatenate = jax.jit(_concatenate)
@@ -180,6 +149,12 @@ class CyclePrograms:
         finally:
             if is_mine:
                 self._compiling.release()
+
+    def env_step_of(self, output: EnvOutput, prev_action: PyTree) -> EnvStep:
+        """Return what the agent sees; last observations only if it uses them."""
+        if not self.agent.sees_final_obs:
+            output = output._replace(final=())
+        return env_step_of(output, prev_action)
 
     def act_once(
         self, networks: list, step_state: PyTree, env_step: list
@@ -222,10 +197,9 @@ def _concatenate(groups: list[PyTree]) -> PyTree:
 
 
 def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
-    """Return the part of ``output`` that the agent sees, with the action before it."""
-    return EnvStep(
-        output.obs, prev_action, output.reward, output.terminated, output.truncated, output.is_first
-    )
+    """Return ``output`` without what agents do not see, with the action before it."""
+    flags = output.terminated, output.truncated, output.is_first
+    return EnvStep(output.obs, prev_action, output.reward, *flags, output.final, output.acting)
 
 
 def env_state(env: EnvAdapter) -> bytes | str:
@@ -235,19 +209,33 @@ def env_state(env: EnvAdapter) -> bytes | str:
     return env.state()
 
 
-def no_action(env: EnvAdapter) -> np.ndarray:
+def no_action(env: EnvAdapter) -> PyTree:
     """Return zeros, ``[B, ...]``, which stand for the previous action after a reset."""
-    return np.asarray(empty_env_step(env.spec, env.num_envs).prev_action)
+    return empty_env_step(env.spec, env.num_envs).prev_action
 
 
-def info_columns(true_reward: PyTree, episode_end: PyTree, env_step: EnvStep) -> tuple:
-    """Return (true_reward, episode_end, inserted, masked_truncation) of ``[..., B]`` steps."""
-    return true_reward, episode_end, env_step.inserted, env_step.masked_truncation
+def info_columns(
+    true_reward: PyTree, episode_end: PyTree, env_step: EnvStep, acting: PyTree
+) -> tuple:
+    """Return what ``EpisodeStatistics.add`` takes of ``[..., B]`` steps.
+
+    Args:
+      true_reward: Unclipped reward of each step.
+      episode_end: Whether the whole game ended in it.
+      env_step: What each step led to.
+      acting: ``EnvStep.acting`` of the rows before.
+    """
+    if not isinstance(env_step.is_first, Mapping):
+        return true_reward, episode_end, env_step.inserted, env_step.masked_truncation
+    # Only where all begin at once is it the environment's reset: an agent may join alone.
+    all_first = [slots.all(axis=-1) for slots in env_step.is_first.values()]
+    inserted = functools.reduce(operator.and_, all_first)
+    return true_reward, episode_end, inserted, inserted & ~inserted, acting
 
 
 def find_not_finite(env_step: EnvStep) -> str | None:
     """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are."""
-    named = {"obs": env_step.obs, "reward": env_step.reward}
+    named = {"obs": env_step.obs, "reward": env_step.reward, "final": env_step.final}
     for path, leaf in jax.tree_util.tree_leaves_with_path(named):
         array = np.asarray(leaf)
         if array.dtype.kind != "f" or np.isfinite(array).all():

@@ -12,28 +12,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.envs.saved_arrays import fitted
+from sebulba.envs.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
     CycleOutput,
     CyclePrograms,
     check_finite,
     env_state,
-    env_step_of,
     info_columns,
     no_action,
 )
-from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.inference.episodes import new_statistics
 from sebulba.inference.packed_rows import Packed, RowPacking
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.trees import copy_tree
-from sebulba.types import EnvAdapter, EnvStep, FusedEnv, PyTree, Trajectory
+from sebulba.trees import copy_tree, host_copy
+from sebulba.types import EnvAdapter, EnvStep, FusedEnv, PyTree, Trajectory, empty_env_step
 
 FIRST_CHUNK_ENV_STEPS = 16384
 """Most environment steps in a chunk of the first fused cycle, whose speed is not known yet."""
 CHUNK_S = 1.0
 """If a chunk of the first cycle takes longer than this, later cycles have more chunks."""
 
-_NO_POSITION = "a fused cycle cannot save the environment that runs in its program"
+_NO_POSITION = "a fused cycle cannot save the environment, which is not written in JAX alone"
 
 
 class Row(NamedTuple):
@@ -124,7 +125,7 @@ class FusedCycle:
         self._adapts = adapts
         self._env_state: PyTree = None
         self._env_step: EnvStep | None = None
-        self._statistics = EpisodeStatistics(env.num_envs)
+        self._statistics = new_statistics(env.spec, env.num_envs)
         self.use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
@@ -139,21 +140,34 @@ class FusedCycle:
 
     def reset(self) -> None:
         """Begin new episodes."""
-        env_step = env_step_of(self._env.reset(), no_action(self._env))
+        env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
         self._env_step = jax.device_put(jax.tree.map(np.copy, env_step), self._device)
         self._env_state = jax.device_put(
             jax.tree.map(lambda x: np.array(x, copy=True), self._fused.state), self._device
         )
-        self._statistics = EpisodeStatistics(self._env.num_envs)
+        self._statistics = new_statistics(self._env.spec, self._env.num_envs)
 
-    def position(self) -> str:
-        """Return the reason why the environment cannot be saved."""
-        of_env = env_state(self._env)
-        return of_env if isinstance(of_env, str) else f"{_NO_POSITION}; cycle='stepped' can"
+    def position(self) -> bytes | str:
+        """Return where the environment stands; see ``Cycle.position``."""
+        if not self._fused.is_pure:
+            of_env = env_state(self._env)
+            return of_env if isinstance(of_env, str) else f"{_NO_POSITION}; cycle='stepped' can"
+        arrays = host_copy((self._env_state, self._env_step))
+        content = (jax.tree.leaves(arrays), self._statistics.running())
+        return seal(content, of=self._who(), num_envs=self._env.num_envs)
 
     def put_back(self, position: bytes) -> None:
-        """Raise EnvError, since a fused cycle has no position."""
-        raise EnvError(f"{_NO_POSITION}; use cycle='stepped'")
+        """Go on from ``position``; see ``Cycle.put_back``."""
+        if not self._fused.is_pure:
+            raise EnvError(f"{_NO_POSITION}; use cycle='stepped'")
+        leaves, running = unseal(position, of=self._who(), num_envs=self._env.num_envs)
+        env_step = empty_env_step(self._env.spec, self._env.num_envs)
+        arrays = fitted(leaves, (self._fused.state, env_step), self._who())
+        self._env_state, self._env_step = jax.device_put(arrays, self._device)
+        self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
+
+    def _who(self) -> str:
+        return f"a fused cycle of {self._env.spec.name!r}"
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
@@ -184,10 +198,11 @@ class FusedCycle:
         with self._timer.phase("finish"):
             if num_invalid := sum(int(chunk.num_invalid) for chunk in chunks):
                 env_step = self._packing.unpack(recording.rows).env_step
-                action = np.asarray(env_step.prev_action)[1 : 1 + int(recording.num_steps)]
+                steps = slice(1, 1 + int(recording.num_steps))
+                action = jax.tree.map(lambda x: np.asarray(x)[steps], env_step.prev_action)
                 raise ActionError(_describe_invalid(self._env, action, num_invalid))
-            columns = zip(*(chunk.columns for chunk in chunks), strict=True)
-            step_infos = self._statistics.add(*map(np.concatenate, columns))
+            columns = jax.tree.map(lambda *x: np.concatenate(x), *(c.columns for c in chunks))
+            step_infos = self._statistics.add(*columns)
             if finished is None:
                 return None, step_state
             if not finished.finite:
@@ -267,7 +282,7 @@ def _run_chunk(
             networks, step_state, jax.tree.leaves(packing.unpack(row).env_step)
         )
         env_state, output, num_invalid = env_step_fn(env_state, action)
-        env_step = env_step_of(output, action)
+        env_step = programs.env_step_of(output, action)
         row = packing.pack(Row(env_step, extras, output.true_reward, output.episode_end))
         num_steps = num_steps + 1
         return (step_state, env_state, row, _write(rows, num_steps, row), num_steps), num_invalid
@@ -278,11 +293,15 @@ def _run_chunk(
     )
     end = Position(step_state, env_state, packing.unpack(row).env_step)
     recording = Recording(rows, num_steps, recording.initial_step_state)
-    new = jax.tree.map(
-        lambda x: jax.lax.dynamic_slice_in_dim(x, num_steps - length + 1, length), rows
-    )
-    done = packing.unpack(new)
-    columns = info_columns(done.true_reward, done.episode_end, done.env_step)
+
+    def newest(tree: PyTree, begin: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, length), tree)
+
+    done = packing.unpack(newest(rows, num_steps - length + 1))
+    acting: PyTree = ()
+    if done.env_step.acting:
+        acting = packing.unpack(newest(rows, num_steps - length)).env_step.acting
+    columns = info_columns(done.true_reward, done.episode_end, done.env_step, acting)
     finished = _finish(packing.unpack(rows), step_state) if is_last else None
     return end, recording, finished, Chunk(columns, num_invalid.sum())
 
@@ -292,7 +311,9 @@ def _row_shapes(shapes: Trajectory) -> Row:
     env_step, extras = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (shapes.env_step, shapes.extras)
     )
-    return Row(env_step, extras, env_step.reward, env_step.is_first)
+    num_envs = jax.tree.leaves(env_step.reward)[0].shape[0]
+    episode_end = jax.ShapeDtypeStruct((num_envs,), jnp.bool_)
+    return Row(env_step, extras, env_step.reward, episode_end)  # type: ignore[arg-type]
 
 
 def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:
@@ -322,7 +343,7 @@ def _finish(rows: Row, step_state: PyTree) -> Finished:
 
 def _is_finite(env_step: EnvStep) -> jax.Array:
     """Tell whether all observations and rewards are finite."""
-    leaves = jax.tree.leaves((env_step.obs, env_step.reward))
+    leaves = jax.tree.leaves((env_step.obs, env_step.reward, env_step.final))
     floats = [leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return jnp.array([jnp.isfinite(leaf).all() for leaf in floats]).all()
 
@@ -334,9 +355,11 @@ def equal_chunks(length: int, most: float) -> int:
     )
 
 
-def _describe_invalid(env: EnvAdapter, action: np.ndarray, num_invalid: int) -> str:
+def _describe_invalid(env: EnvAdapter, action: PyTree, num_invalid: int) -> str:
     """Count the actions outside the action space, and name the first of ``[t, B, ...]``."""
     space = env.spec.action_space
+    if isinstance(action, dict):
+        return f"{num_invalid} actions of this cycle are outside {space} (they were clamped)"
     for row, actions in enumerate(action):
         for index, one in enumerate(actions):
             if not space.contains(one if one.ndim else one[()]):

@@ -115,6 +115,12 @@ class LoopEnvs:
                     f"{name}={of_env} of the environment is not the agent's {of_agent}; build the "
                     "agent with spec=sebulba.env_spec(env_factory) of the same factory"
                 )
+        if self._spec.final_obs and not env.spec.final_obs:
+            raise UsageError(
+                "final_obs=True of the agent's spec, and the environment gives no last "
+                "observations (EnvSpec.final_obs=False); build the agent with "
+                "spec=sebulba.env_spec(env_factory) of the same factory"
+            )
 
     def close(self, but: Collection[int] = ()) -> None:
         """Close all environments except those of the Inferencers in ``but``."""

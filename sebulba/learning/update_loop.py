@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -90,6 +91,7 @@ class UpdateLoop:
         self._expected: HandedOver | None = None
         self._frame_skip = 1
         self._target = 0
+        self._warned = False
 
     def begin(self, num_cycles: int, frame_skip: int, expected: HandedOver | None) -> None:
         """Publish the first networks.
@@ -205,13 +207,29 @@ class UpdateLoop:
         return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
 
     def _count(self, item: Item) -> None:
-        counters, env_steps = self._progress.counters, item.step_infos.true_reward.size
+        counters, env_steps = self._progress.counters, item.step_infos.episode_end.size
         counters.cycles += 1
         counters.env_steps += env_steps
         counters.frames += env_steps * self._frame_skip
         counters.episodes += len(item.step_infos.episode_returns)
-        counters.masked_truncations += int(item.step_infos.masked_truncation.sum())
+        if masked := int(item.step_infos.masked_truncation.sum()):
+            self._warn_of_masked()
+            counters.masked_truncations += masked
         self._progress.episodes.add(item.step_infos)
+
+    def _warn_of_masked(self) -> None:
+        """Say once that the environment gives no last observations, though the agent uses them."""
+        if self._warned or self._inference_only:
+            return
+        self._warned = True
+        if self._agent.uses_final_obs:
+            warnings.warn(
+                "the last step before a truncation is not learned from: the environment resets in "
+                "the same step and does not say what was observed before that; give it in "
+                "info['final_obs'], or use AutoresetMode.NEXT_STEP (masked_truncations counts "
+                "such steps)",
+                stacklevel=2,
+            )
 
     def _publish(self) -> None:
         with self._timer.phase("publish"):

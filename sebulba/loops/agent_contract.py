@@ -18,7 +18,7 @@ from sebulba.agent import TRAJECTORY_SPEC, Agent, is_spec, spec_of_each_leaf
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_tracing import TracedAgent, kind_of, shape_of
 from sebulba.trees import named_leaves
-from sebulba.types import PyTree, RunSpec, Trajectory, empty_env_step
+from sebulba.types import PyTree, RunSpec, Trajectory
 
 
 def check_contract(agent: Agent, run: RunSpec, *, learns: bool = True) -> None:
@@ -66,7 +66,7 @@ class Contract(TracedAgent):
         """Nothing is traced yet; ``run`` are the sizes, and no device of it need exist."""
         super().__init__(agent, run)
         self.key = jax.eval_shape(jax.random.key, 0)
-        self.env_step = empty_env_step(agent.spec, run.num_envs)
+        self.env_step = agent.empty_env_step(run.num_envs)
 
     def check_acting(self) -> None:
         """Check what is made at the start, and ``step``."""

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -160,6 +161,14 @@ class GymnasiumLoop:
         """What ``restore`` could not put back, for people."""
         self._session = Session({device: Staging() for device in self.inference_devices})
         self._envs = self._make_envs(make_env_factory(env_factory))
+        if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
+            warnings.warn(
+                f"the last step before each truncation is not learned from: {type(agent).__name__} "
+                "does not use the last observation of an episode, and this environment resets in "
+                "the same step; use AutoresetMode.NEXT_STEP, or an agent with uses_final_obs=True "
+                "and spec=sebulba.env_spec(env_factory) of the same factory",
+                stacklevel=2,
+            )
 
     # Set-up.
 

@@ -40,8 +40,8 @@ class Counters:
     episodes: int = 0
     """Episodes that ended in consumed trajectories."""
     masked_truncations: int = 0
-    """Truncated transitions that the loss cannot use, since their last observation was replaced
-    by the reset observation (vector environments that reset in the same step)."""
+    """Truncated transitions that the loss cannot use: a reset in the same step replaced their last
+    observation, and nothing else gives it, or the agent does not use it."""
 
     @property
     def dropped_cycles(self) -> int:

@@ -120,11 +120,11 @@ class Sample(NamedTuple):
 
 def watch(child: Child, until_s: float) -> list[Sample]:
     """Return what memory the process has, ten times a second."""
-    samples = []
+    samples, training = [], child.training_pid
     while child.age_s < until_s:
         if child.has_ended:
             raise RuntimeError(f"it ended by itself:\n{child.printed[-2000:]}")
-        pages = Path(f"/proc/{child.pid}/statm").read_text().split()
+        pages = Path(f"/proc/{training}/statm").read_text().split()
         resident_mb, file_mb = int(pages[1]) * PAGE_MB, int(pages[2]) * PAGE_MB
         samples.append(Sample(child.age_s, resident_mb - file_mb, file_mb))
         time.sleep(0.1)
@@ -133,13 +133,13 @@ def watch(child: Child, until_s: float) -> list[Sample]:
 
 def take_turns(child: Child, run: Path, bare: Callable[[float], float]) -> list[float]:
     """Return the speed of training over that of the bare loop, for each pair of turns."""
-    ratios = []
+    ratios, training = [], child.training_pid
     for _ in range(TURNS):
-        child.send(signal.SIGSTOP)
+        os.kill(training, signal.SIGSTOP)
         try:
             bare_env_steps_per_s = bare(TURN_S)
         finally:
-            child.send(signal.SIGCONT)
+            os.kill(training, signal.SIGCONT)
         ratios.append(training_speed(run, TURN_S) / bare_env_steps_per_s)
     return ratios
 

@@ -27,6 +27,7 @@ from sebulba import trust
 from sebulba.checkpoints import manifest
 from sebulba.commands import cli, experiment
 from sebulba.commands.run_folder import KIND as RUN
+from sebulba.commands.run_folder import RunFolder
 from sebulba.envs import sealed
 from sebulba.errors import CheckpointError, UsageError
 from sebulba.policies.policy import KIND as POLICY
@@ -598,6 +599,28 @@ def test_a_hostile_folder_does_nothing(
     record_fault("commands", tried=len(codes), refused=len(refused))
 
 
+def test_a_word_follows_no_link_to_a_policy(runs, keys, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
+    place = Place(tmp_path, runs["mine"])
+    becomes_link("best_policy", "policy")(place)
+    assert cli.main(["eval", str(place.run), "--best", "--trust", "--episodes", "1"]) == 2
+    assert "best_policy is a link" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_new_run_writes_through_no_link(there, keys, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
+    outside, run = tmp_path / "outside.txt", tmp_path / "run"
+    run.mkdir()
+    if there:
+        outside.write_text("mine")
+    (run / "episodes.jsonl").symlink_to(outside)
+    new = ["train", "cartpole", *SMALL, "--run-dir", str(run)]
+    assert cli.main(new) == cli.main([*new, "--resume"]) == 2
+    assert "episodes.jsonl is a link to" in capsys.readouterr().err
+    assert outside.read_text() == "mine" if there else not outside.exists()
+
+
 def test_there_are_enough_hostile_folders():
     assert len(CASES) >= 60
 
@@ -635,3 +658,27 @@ def test_a_run_of_before_there_were_signatures_goes_on_with_a_word(
     assert cli.main([*more, "240"]) == 2
     assert cli.main([*more, "240", "--trust"]) == 0
     assert cli.main([*more, "280"]) == 0, "it is signed from then on"
+
+
+@pytest.mark.parametrize("command", ["eval", "resume"])
+def test_a_config_that_is_exchanged_after_the_check_is_not_used(
+    command, runs, keys, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
+    place = Place(tmp_path, runs["mine"])
+    mine = (place.run / "config.json").read_text()
+    place.edit(RUN, lambda record: record["env"].update(id="planted_module:Env"), sign=False)
+    evil = (place.run / "config.json").read_text()
+    checked = RunFolder.trust
+
+    def while_checked(folder, *args):
+        """Lay one's own file there for the time of the check."""
+        (place.run / "config.json").write_text(mine)
+        try:
+            return checked(folder, *args)
+        finally:
+            (place.run / "config.json").write_text(evil)
+
+    monkeypatch.setattr(RunFolder, "trust", while_checked)
+    assert commands(place.run)[command]() == 2
+    assert "was edited after the run had written it" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from sebulba.agents.kernels.normalization import (
     new_reward_statistics,
     normalized_rewards,
 )
-from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
+from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
 
 
 class Statistics(NamedTuple):
@@ -31,17 +31,14 @@ class Normalization:
     """Normalises observations and rewards if the configuration says so; it holds no arrays."""
 
     def __init__(self, spec: EnvSpec, config: OnPolicyConfig) -> None:
-        """Find the parts of an observation that are to be normalised.
-
-        Raises:
-          UsageError: Observations are to be normalised but contain no vector of numbers.
-        """
+        """Find the parts of an observation that are to be normalised, if there are any."""
         self._discount = config.discount
         self._rewards = config.normalize_rewards
         self._observations: ObservationNormalizer | None = None
         if config.normalize_observations:
             flattened = config.torso.kind == "mlp"
-            self._observations = ObservationNormalizer(spec, images_are_flattened=flattened)
+            normalizer = ObservationNormalizer(spec, images_are_flattened=flattened)
+            self._observations = normalizer if normalizer else None
 
     @property
     def scales_observations(self) -> bool:
@@ -76,6 +73,13 @@ class Normalization:
         """Return observations ``[T, B, ...]`` as networks see them."""
         return self._observations(scaling, obs) if self._observations else obs
 
+    def scaled_row(self, scaling: PyTree, row: EnvStep) -> EnvStep:
+        """Return rows ``[T, B, ...]`` with all observations as networks see them."""
+        final = row.final
+        if isinstance(final, FinalObs):
+            final = final._replace(obs=self.scaled(scaling, final.obs))
+        return row._replace(obs=self.scaled(scaling, row.obs), final=final)
+
     def __call__(
         self, trajectory: Trajectory, scaling: PyTree, statistics: Statistics
     ) -> tuple[Trajectory, Statistics]:
@@ -94,7 +98,10 @@ class Normalization:
         if self._observations:
             acted_on = jax.tree.map(lambda x: x[:-1], row.obs)
             observations = self._observations.update(observations, acted_on)
-            row = row._replace(obs=self.scaled(scaling, row.obs))
+            if isinstance(row.final, FinalObs):
+                final = jax.tree.map(lambda x: x[1:], row.final)
+                observations = self._observations.update(observations, final.obs, final.given)
+            row = self.scaled_row(scaling, row)
         if self._rewards:
             inferencer = jnp.asarray(trajectory.inferencer)
             reward, rewards = normalized_rewards(rewards, row, inferencer, self._discount)

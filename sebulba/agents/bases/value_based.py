@@ -13,12 +13,21 @@ from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent, ReplayT
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.exploration import epsilon_greedy
+from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.kernels.optimizer import make_optimizer
-from sebulba.agents.nets.encoder import ObservationEncoder
+from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions
 from sebulba.agents.nets.torso import zero_core
 from sebulba.one_kernel import after
-from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
+from sebulba.types import (
+    ActionOutput,
+    EnvSpec,
+    EnvStep,
+    FinalObs,
+    PyTree,
+    RunSpec,
+    empty_env_step,
+)
 
 ConfigT = TypeVar("ConfigT", bound=ValueBasedConfig)
 
@@ -73,7 +82,8 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
 
     def evaluate(self, networks: PyTree, rows: EnvStep, core: PyTree) -> QOutput:
         """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
-        return self.network.apply({"params": networks}, *self._inputs(rows, core))  # type: ignore[return-value]
+        output = self.network.apply({"params": networks}, *self._inputs(rows, core))
+        return output._replace(values=only_legal(self.spec, rows.obs, output.values))  # type: ignore[union-attr]
 
     def _inputs(self, rows: EnvStep, core: PyTree) -> tuple:
         """Return the arguments of the network.
@@ -83,14 +93,18 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         """
         encoded = self.encode(rows.obs, num_leading=2)
         is_first = jnp.asarray(rows.is_first)
+        final: Encoded | None = None
+        if isinstance(rows.final, FinalObs):
+            final = self.encode(rows.final.obs, num_leading=2)
         if not self.config.lstm_size:
-            return encoded, core, is_first, None
+            return encoded, core, is_first, None, final
         index = self.actions.index(jnp.asarray(rows.prev_action))
         reward = self.config.reward_scale * jnp.asarray(rows.reward)
         one_hot = jax.nn.one_hot(index, self.actions.num_params)
-        past = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
-        past = jnp.where(is_first[..., None], 0.0, past)
-        return encoded, core, is_first, past.reshape(is_first.size, -1)
+        led_here = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
+        past = jnp.where(is_first[..., None], 0.0, led_here).reshape(is_first.size, -1)
+        final_past = None if final is None else led_here.reshape(is_first.size, -1)
+        return encoded, core, is_first, past, final, final_past
 
     def new_networks(self, key: jax.Array) -> PyTree:
         """Return initial parameters."""
@@ -115,13 +129,14 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
         """Take the best action, or a random one with the probability of the environment."""
-        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step)
-        values, core = self.evaluate(networks, row, step_state.core)
+        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step._replace(final=()))
+        values, core, _ = self.evaluate(networks, row, step_state.core)
         key, explore_key = jax.random.split(after(step_state.key, values))
         index = self.actions.mode(values[0])
         probability, epsilon = self.stepped_epsilon(step_state.epsilon)
         if explore:
-            index = epsilon_greedy(explore_key, index, self.actions.num_params, probability)
+            legal = legal_mask(self.spec, env_step.obs)
+            index = epsilon_greedy(explore_key, index, self.actions.num_params, probability, legal)
         return ActionOutput(self.actions.action(index)), StepState(key, epsilon, core)
 
     def recurrent_state(self, step_state: StepState) -> PyTree:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from sebulba.agents.configs.on_policy import ActorCriticConfig
-from sebulba.checks import require_positive
+from sebulba.checks import require_number, require_positive, require_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,14 @@ class ImpalaConfig(ActorCriticConfig):
     """Weight of the entropy bonus."""
     trace_decay: float = 1.0
     """Lambda: multiplies the trace coefficients c; 1 is the paper's V-trace."""
+    epochs: int = 1
+    """Updates with every trajectory; V-trace corrects for the policy having moved on since."""
+    normalize_advantages: bool = False
+    """Mean 0 and standard deviation 1 in every batch, so that the policy's gradient keeps its size
+    whatever rewards are."""
+    ratio_clip: float = 0.0
+    """How far the probability ratio of an action may go, up or down from 1, before its advantage
+    stops pushing it further, as PPO has it (Luo et al. 2020, arXiv 1912.00167); 0 sets no limit."""
     max_rho: float = 1.0
     """Clip of the importance weight of a temporal difference (rho-bar)."""
     max_c: float = 1.0
@@ -29,5 +38,7 @@ class ImpalaConfig(ActorCriticConfig):
     def __post_init__(self) -> None:
         """Check every field."""
         super().__post_init__()
+        require_size("epochs", self.epochs, 1, "use 1")
+        require_number("ratio_clip", self.ratio_clip, 0, math.inf, "use 0.2, or 0 for no limit")
         for name in ("max_rho", "max_c", "max_policy_rho"):
             require_positive(name, getattr(self, name), "use 1")

@@ -47,7 +47,8 @@ class ActorCriticConfig(OnPolicyConfig):
     trace_decay: float = 1.0
     """Lambda: how much of the errors of later steps counts in a target or an advantage."""
     normalize_observations: bool = False
-    """Subtract the running mean of vector observations and divide by their standard deviation."""
+    """Subtract the running mean of vector observations and divide by their standard deviation;
+    images and discrete parts stay as they are."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of their discounted sum."""
     reward_scale: float = 1.0

@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.nets.encoder import is_image
-from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree
 
 LARGEST = 10.0
@@ -93,32 +92,32 @@ class ObservationNormalizer:
     """
 
     def __init__(self, spec: EnvSpec, *, images_are_flattened: bool) -> None:
-        """Find the vectors of numbers in the observation space.
-
-        Raises:
-          UsageError: There are none.
-        """
+        """Find the vectors of numbers in the observation space; there may be none."""
         spaces = _parts(spec.observation_space)
         self._chosen = [_is_numbers(space, images_are_flattened) for space in spaces]
         self._shapes = [
             space.shape or () for space, chosen in zip(spaces, self._chosen, strict=True) if chosen
         ]
-        if not self._shapes:
-            raise UsageError(
-                f"normalize_observations=True finds no vector of numbers in observation_space="
-                f"{spec.observation_space}; set it to False (pixels are scaled by 1/255 anyway)"
-            )
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to normalise."""
+        return bool(self._shapes)
 
     def new(self) -> tuple[Moments, ...]:
         """Return statistics without samples."""
         return tuple(new_moments(shape) for shape in self._shapes)
 
-    def update(self, statistics: tuple[Moments, ...], obs: PyTree) -> tuple[Moments, ...]:
-        """Return the statistics after observations ``[T, B, ...]``, including those of resets."""
+    def update(
+        self, statistics: tuple[Moments, ...], obs: PyTree, counts: jax.Array | None = None
+    ) -> tuple[Moments, ...]:
+        """Return the statistics after observations ``[T, B, ...]``, including those of resets.
+
+        Where ``counts [T, B]`` is False, an observation is left out.
+        """
         leaves = zip(jax.tree.leaves(obs), self._chosen, strict=True)
         arrays = [jnp.asarray(leaf, jnp.float32) for leaf, chosen in leaves if chosen]
         return tuple(
-            updated_moments(moments, x, jnp.ones(x.shape[:2]))
+            updated_moments(moments, x, jnp.ones(x.shape[:2]) if counts is None else counts)
             for moments, x in zip(statistics, arrays, strict=True)
         )
 

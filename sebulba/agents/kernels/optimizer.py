@@ -31,6 +31,13 @@ def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(valid, x, 0.0)) / jnp.maximum(count, 1e-8)
 
 
+def masked_normalized(x: jax.Array, valid: jax.Array) -> jax.Array:
+    """Return ``x [T, B]`` with mean 0 and standard deviation 1 over valid cells of all devices."""
+    centered = x - jax.lax.pmean(masked_mean(x, valid), LEARNER_AXIS)
+    variance = jax.lax.pmean(masked_mean(jnp.square(centered), valid), LEARNER_AXIS)
+    return centered / (jnp.sqrt(variance) + 1e-8)
+
+
 def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.GradientTransformation:
     """Return the optimizer that ``config`` describes; its count of updates is in its state."""
     rate: optax.ScalarOrSchedule = learning_rate

@@ -3,6 +3,8 @@
 Every kernel takes the three arrays that :func:`transitions` makes from the flags of a trajectory:
 ``discount = gamma * (1 - terminated)``, ``last = terminated | truncated``, which ends a trace after
 bootstrapping, and ``valid``. A transition that is not valid has weight 0 and ends a trace too.
+Where the environment resets in the step that ends an episode, ``V_{t+1}`` of that step is the value
+of ``EnvStep.final``, and not of the row, which shows the next episode.
 
 For the values ``[T+1, B]`` of a trajectory::
 
@@ -18,7 +20,17 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from sebulba.types import Trajectory
+from sebulba.errors import UsageError
+from sebulba.types import FinalObs, Trajectory
+
+
+class FinalValue(NamedTuple):
+    """Values of last observations that share a row with the next episode's first, ``[T, B]``."""
+
+    value: jax.Array
+    """``V`` of ``EnvStep.final.obs``."""
+    given: jax.Array
+    """``EnvStep.final.given``: bootstrap from ``value`` and not from that of the row, bool."""
 
 
 class Transitions(NamedTuple):
@@ -32,24 +44,59 @@ class Transitions(NamedTuple):
     """The episode ended, by termination or truncation, bool."""
     valid: jax.Array
     """``EnvStep.valid``: False for instance for a reset, where the action had no effect, bool."""
+    final: FinalValue | tuple[()] = ()
+    """What to bootstrap from where rows have ``EnvStep.final``; ``()`` elsewhere."""
 
 
-def transitions(trajectory: Trajectory, gamma: float, reward_scale: float = 1.0) -> Transitions:
+def transitions(
+    trajectory: Trajectory,
+    gamma: float,
+    reward_scale: float = 1.0,
+    final_value: jax.Array | tuple[()] = (),
+) -> Transitions:
     """Return the transitions of a trajectory; transition t ends in row t+1.
 
     Args:
       trajectory: ``env_step`` is ``[T+1, B, ...]``.
       gamma: Discount per environment step.
       reward_scale: Multiplies rewards.
+      final_value: ``[T+1, B]``, value of ``env_step.final.obs`` where rows have that.
+
+    Raises:
+      UsageError: Rows have last observations, and their values are missing.
     """
-    flags = trajectory.env_step._replace(obs=(), prev_action=())  # type: ignore[arg-type]
+    final = trajectory.env_step.final
+    if isinstance(final, FinalObs):
+        final = final._replace(obs=())
+    flags = trajectory.env_step._replace(obs=(), prev_action=(), final=final)  # type: ignore[arg-type]
     after = jax.tree.map(lambda x: jnp.asarray(x)[1:], flags)
     return Transitions(
         reward=reward_scale * after.reward.astype(jnp.float32),
         discount=gamma * (1.0 - after.terminated.astype(jnp.float32)),
         last=after.terminated | after.truncated,
         valid=after.valid,
+        final=_final_value(after.final, final_value),
     )
+
+
+def _final_value(
+    final: FinalObs | tuple[()], value: jax.Array | tuple[()]
+) -> FinalValue | tuple[()]:
+    if not isinstance(final, FinalObs):
+        return ()
+    if isinstance(value, tuple):
+        raise UsageError(
+            "transitions(...) lacks final_value, the values of env_step.final.obs; give them, or "
+            "leave the agent's uses_final_obs at False, which masks these transitions"
+        )
+    return FinalValue(jax.lax.stop_gradient(value)[1:], final.given)  # type: ignore[arg-type]
+
+
+def _next_value(value: jax.Array, step: Transitions) -> jax.Array:
+    """Return the value ``[T]`` that each transition bootstraps from, of values ``[T+1]``."""
+    if not isinstance(step.final, FinalValue):
+        return value[1:]
+    return jnp.where(step.final.given, step.final.value, value[1:])
 
 
 def _check_streams(value: jax.Array, step: Transitions, *of_steps: jax.Array) -> None:
@@ -57,8 +104,9 @@ def _check_streams(value: jax.Array, step: Transitions, *of_steps: jax.Array) ->
 
     Batches ``[T, B]`` would broadcast without an error, and wrongly: the caller maps over B.
     """
-    chex.assert_rank((value, *step, *of_steps), 1)
-    chex.assert_equal_shape((value[1:], *step, *of_steps))
+    leaves = jax.tree.leaves(step)
+    chex.assert_rank((value, *leaves, *of_steps), 1)
+    chex.assert_equal_shape((value[1:], *leaves, *of_steps))
 
 
 def _backward_sum(x: jax.Array, carry: jax.Array, beyond: jax.typing.ArrayLike) -> jax.Array:
@@ -116,7 +164,7 @@ def vtrace(
     """
     _check_streams(value, step, rho)
     value, rho = jax.lax.stop_gradient((value, rho))
-    value_now, value_next = value[:-1], value[1:]
+    value_now, value_next = value[:-1], _next_value(value, step)
     delta = jnp.minimum(rho, max_rho) * (step.reward + step.discount * value_next - value_now)
     delta = jnp.where(step.valid, delta, 0.0)
     error = _backward_sum(delta, _carry(step, trace_decay * jnp.minimum(rho, max_c)), 0.0)
@@ -150,7 +198,8 @@ def n_step_returns(value: jax.Array, step: Transitions, num_steps: int | None = 
     value = jax.lax.stop_gradient(value)
     returns = value[:-1]
     for _ in range(num_steps):
-        future = jnp.where(step.last, value[1:], jnp.append(returns[1:], value[-1]))
+        bootstrap = _next_value(value, step)
+        future = jnp.where(step.last, bootstrap, jnp.append(returns[1:], value[-1]))
         returns = jnp.where(step.valid, step.reward + step.discount * future, value[:-1])
     return returns
 
@@ -172,7 +221,8 @@ def lambda_returns(value: jax.Array, step: Transitions, trace_decay: float) -> j
     _check_streams(value, step)
     value = jax.lax.stop_gradient(value)
     share = jnp.where(step.last, 1.0, 1.0 - trace_decay)
-    known = jnp.where(step.valid, step.reward + step.discount * share * value[1:], value[:-1])
+    bootstrap = step.discount * share * _next_value(value, step)
+    known = jnp.where(step.valid, step.reward + bootstrap, value[:-1])
     return _backward_sum(known, _carry(step, trace_decay), value[-1])
 
 
@@ -193,7 +243,7 @@ def gae(value: jax.Array, step: Transitions, trace_decay: float) -> jax.Array:
     """
     _check_streams(value, step)
     value = jax.lax.stop_gradient(value)
-    delta = step.reward + step.discount * value[1:] - value[:-1]
+    delta = step.reward + step.discount * _next_value(value, step) - value[:-1]
     return _backward_sum(jnp.where(step.valid, delta, 0.0), _carry(step, trace_decay), 0.0)
 
 
@@ -224,7 +274,7 @@ def retrace(
     """
     _check_streams(value, step, q_taken, rho)
     q_taken, value, rho = jax.lax.stop_gradient((q_taken, value, rho))
-    delta = step.reward + step.discount * value[1:] - q_taken
+    delta = step.reward + step.discount * _next_value(value, step) - q_taken
     # Of the next row: the action of row t is given, so only later ones are weighted.
     trace = jnp.where(step.valid, trace_decay * jnp.minimum(rho, 1.0), 0.0)
     carry = _carry(step, jnp.append(trace[1:], 0.0))

@@ -23,6 +23,9 @@ class ActorCriticOutput(NamedTuple):
     """``[T, B]``; zeros where there is no value head."""
     core: PyTree
     """Recurrent state after the last row, ``[B, ...]``."""
+    final_value: jax.Array | tuple[()] = ()
+    """Value of the last observations before the resets of the rows, ``[T, B]``, if any are given
+    to the network."""
 
 
 class ActorCritic(nn.Module):
@@ -41,19 +44,22 @@ class ActorCritic(nn.Module):
     separate_value_torso: bool
 
     @nn.compact
-    def __call__(self, encoded: Encoded, core: PyTree, is_first: jax.Array) -> ActorCriticOutput:
+    def __call__(
+        self, encoded: Encoded, core: PyTree, is_first: jax.Array, final: Encoded | None = None
+    ) -> ActorCriticOutput:
         """Evaluate T rows of B environments.
 
         Args:
           encoded: ``[T * B, ...]``; all rows go through one matrix product a layer.
           core: Recurrent state before row 0, ``([B, L], [B, L])``, or ``()`` without an LSTM.
           is_first: ``[T, B]``; the recurrent state is reset there before the row is consumed.
+          final: ``[T * B, ...]``, last observations before the resets of the rows.
         """
-        features = Torso(self.torso, name="torso")(encoded)
+        torso = Torso(self.torso, name="torso")
+        features, final_features = torso(encoded), () if final is None else torso(final)
         if self.lstm_size:
-            rows = features.reshape(*is_first.shape, -1)
-            core, rows = Core(self.lstm_size, name="core")(core, rows, is_first)
-            features = rows.reshape(features.shape[0], -1)
+            lstm = Core(self.lstm_size, name="core")
+            core, (features, final_features) = lstm(core, features, is_first, final_features)
         params = dense(self.num_params, 0.01, "policy")(features)
         if self.num_free_params:
             init = nn.initializers.constant(self.initial_free_param)
@@ -61,8 +67,14 @@ class ActorCritic(nn.Module):
             free = jnp.broadcast_to(free[None], (params.shape[0], free.shape[0]))
             params = jnp.concatenate([params, free], axis=-1)
         value = jnp.zeros(is_first.shape)
+        final_value = () if final is None else value
         if self.value_head:
             if self.separate_value_torso:
-                features = Torso(self.torso, name="value_torso")(encoded)
-            value = dense(1, 1.0, "value")(features).reshape(is_first.shape)
-        return ActorCriticOutput(params.reshape(*is_first.shape, -1), value, core)
+                value_torso = Torso(self.torso, name="value_torso")
+                features = value_torso(encoded)
+                final_features = () if final is None else value_torso(final)
+            head = dense(1, 1.0, "value")
+            value, final_value = jax.tree.map(
+                lambda x: head(x).reshape(is_first.shape), (features, final_features)
+            )
+        return ActorCriticOutput(params.reshape(*is_first.shape, -1), value, core, final_value)

@@ -24,6 +24,9 @@ class QOutput(NamedTuple):
     """Value of every action, ``[T, B, A]``."""
     core: PyTree
     """Recurrent state after the last row, ``[B, ...]``."""
+    final_values: jax.Array | tuple[()] = ()
+    """Values of the last observations before the resets of the rows, ``[T, B, A]``, if any are
+    given to the network."""
 
 
 class QHead(nn.Module):
@@ -61,7 +64,13 @@ class QNetwork(nn.Module):
 
     @nn.compact
     def __call__(
-        self, encoded: Encoded, core: PyTree, is_first: jax.Array, past: jax.Array | None = None
+        self,
+        encoded: Encoded,
+        core: PyTree,
+        is_first: jax.Array,
+        past: jax.Array | None = None,
+        final: Encoded | None = None,
+        final_past: jax.Array | None = None,
     ) -> QOutput:
         """Evaluate T rows of B environments.
 
@@ -70,16 +79,23 @@ class QNetwork(nn.Module):
           core: Recurrent state before row 0, ``([B, L], [B, L])``, or ``()`` without an LSTM.
           is_first: ``[T, B]``; the recurrent state is reset there before the row is consumed.
           past: ``[T * B, K]``, what stands beside the features: previous action and reward.
+          final: ``[T * B, ...]``, last observations before the resets of the rows.
+          final_past: What stands beside their features.
         """
-        features = Torso(self.torso, name="torso")(encoded)
+        torso = Torso(self.torso, name="torso")
+        features, final_features = torso(encoded), () if final is None else torso(final)
         if past is not None:
             features = jnp.concatenate([features, past], axis=-1)
+        if final_past is not None and not isinstance(final_features, tuple):
+            final_features = jnp.concatenate([final_features, final_past], axis=-1)
         if self.lstm_size:
-            rows = features.reshape(*is_first.shape, -1)
-            core, rows = Core(self.lstm_size, name="core")(core, rows, is_first)
-            features = rows.reshape(features.shape[0], -1)
+            lstm = Core(self.lstm_size, name="core")
+            core, (features, final_features) = lstm(core, features, is_first, final_features)
         head = QHead(self.num_actions, self.head_hidden_sizes, self.dueling, name="head")
-        return QOutput(head(features).reshape(*is_first.shape, -1), core)
+        values, final_values = jax.tree.map(
+            lambda x: head(x).reshape(*is_first.shape, -1), (features, final_features)
+        )
+        return QOutput(values, core, final_values)
 
 
 def discrete_actions(space: gymnasium.Space, agent_name: str) -> Categorical:

@@ -126,22 +126,34 @@ class Core(nn.Module):
 
     @nn.compact
     def __call__(
-        self, state: PyTree, features: jax.Array, is_first: jax.Array
-    ) -> tuple[PyTree, jax.Array]:
-        """Run over ``features [T, B, F]`` and ``is_first [T, B]``.
+        self,
+        state: PyTree,
+        features: jax.Array,
+        is_first: jax.Array,
+        final: jax.Array | tuple[()] = (),
+    ) -> tuple[PyTree, tuple[jax.Array, jax.Array | tuple[()]]]:
+        """Run over ``features [T * B, F]`` and ``is_first [T, B]``.
+
+        Features ``final [T * B, F]`` are of last observations before the resets of the same rows:
+        their outputs follow from the state before the row, and the state does not go on from them.
 
         Returns:
-          The state after row T-1, ``([B, size], [B, size])``, and outputs ``[T, B, size]``.
+          The state after row T-1, ``([B, size], [B, size])``; outputs ``[T * B, size]``, and those
+          of ``final``.
         """
 
-        def row(cell: Any, state: PyTree, x: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-            features_t, is_first_t = x
+        def row(cell: Any, state: PyTree, x: PyTree) -> tuple[Any, PyTree]:
+            features_t, is_first_t, final_t = x
+            of_final = jax.tree.map(lambda final: cell(state, final)[1], final_t)
             state = jax.tree.map(lambda leaf: jnp.where(is_first_t[:, None], 0.0, leaf), state)
-            return cell(state, features_t)
+            state, output = cell(state, features_t)
+            return state, (output, of_final)
 
         scan = nn.scan(row, variable_broadcast="params", split_rngs={"params": False})
         cell = nn.OptimizedLSTMCell(self.size, recurrent_kernel_init=orthogonal(1.0))
-        return scan(cell, state, (features, is_first))
+        rows, final_rows = jax.tree.map(lambda x: x.reshape(*is_first.shape, -1), (features, final))
+        state, outputs = scan(cell, state, (rows, is_first, final_rows))
+        return state, jax.tree.map(lambda x: x.reshape(is_first.size, -1), outputs)
 
 
 def zero_core(size: int, num_envs: int) -> PyTree:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 
 from sebulba.agents.replay.frame_stack import StackState, can_rebuild, keeps_older_frames
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout, rows_at
-from sebulba.types import EnvStep, PyTree, Trajectory
+from sebulba.types import EnvStep, FinalObs, PyTree, Trajectory
 
 __all__ = ["Draw", "Replay", "Sequence", "SequenceReplay", "Transition", "TransitionReplay"]
 
@@ -129,8 +129,21 @@ class TransitionReplay(ReplayLayout):
             extras=rows_at(replay.rows.extras, (j, row, env)),
             reward=jnp.sum(factor * after.reward, axis=0),
             discount=jnp.where(terminates, 0.0, jnp.float32(gamma) ** num_summed),
-            next_obs=self.obs_at(replay, (j, (row + num_summed) % num_rows, env)),
+            next_obs=self._next_obs(replay, (j, (row + num_summed) % num_rows, env)),
         )
+
+    def _next_obs(self, replay: Replay, index: tuple[jax.Array, ...]) -> PyTree:
+        """Return what was observed at the end of transitions, ``[N, ...]``, before any reset."""
+        obs = self.obs_at(replay, index)
+        if not isinstance(replay.rows.final, FinalObs):
+            return obs
+        final = rows_at(replay.rows.final, index)
+
+        def one(last: jax.Array, first: jax.Array) -> jax.Array:
+            given = final.given.reshape(-1, *(1,) * (last.ndim - 1))
+            return jnp.where(given, last, first)
+
+        return jax.tree.map(one, final.obs, obs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

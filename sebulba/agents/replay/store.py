@@ -32,7 +32,7 @@ from sebulba.agents.replay.frame_stack import (
 )
 from sebulba.checks import check_divisible
 from sebulba.errors import UsageError
-from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, Trajectory
+from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
 
 MIN_PRIORITY = 1e-6
 """Smaller priorities count as this: a start of weight 0 would never be drawn again."""
@@ -55,11 +55,14 @@ class Rows(NamedTuple):
     """``EnvStep.truncated``."""
     is_first: jax.Array
     """``EnvStep.is_first``."""
+    final: FinalObs | tuple[()] = ()
+    """``EnvStep.final``; its observations are kept whole."""
 
     @property
     def consequences(self) -> EnvStep:
-        """Reward and flags as an ``EnvStep``, without observation and action."""
-        return EnvStep((), (), *self[3:])  # type: ignore[arg-type]
+        """Reward and flags as an ``EnvStep``, without observations and action."""
+        step = EnvStep((), (), *self[3:])  # type: ignore[arg-type]
+        return step._replace(final=step.final._replace(obs=())) if step.final else step
 
 
 class Replay(NamedTuple):
@@ -354,4 +357,5 @@ def _rows_of(trajectory: Trajectory) -> Rows:
     """Return what is kept of rows 0 to T-1."""
     step = jax.tree.map(lambda x: jnp.asarray(x)[:-1], trajectory.env_step)
     done = trajectory.action, trajectory.extras
-    return Rows(step.obs, *done, step.reward, step.terminated, step.truncated, step.is_first)
+    flags = step.terminated, step.truncated, step.is_first
+    return Rows(step.obs, *done, step.reward, *flags, step.final)

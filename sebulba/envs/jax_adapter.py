@@ -1,0 +1,250 @@
+"""Environments written in JAX behind the EnvAdapter protocol; they are always fused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.envs.clamp import clamp
+from sebulba.envs.jax_env import JaxEnv
+from sebulba.envs.saved_arrays import fitted
+from sebulba.envs.sealed import seal, unseal
+from sebulba.envs.seeds import check_seeds
+from sebulba.envs.spaces import (
+    canonical_action_space,
+    canonical_observation_space,
+    make_action_check,
+)
+from sebulba.errors import EnvError, UsageError, shown
+from sebulba.trees import KeyData, host_copy, named_leaves
+from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
+
+
+class JaxEnvState(NamedTuple):
+    """Where B environments stand; every leaf is ``[B, ...]``, and none is a typed key."""
+
+    key: jax.Array
+    """Data of the key that each environment has had since the last ``reset``."""
+    num_steps: jax.Array
+    """Vector steps since the last ``reset``, uint32; folded into the key at each."""
+    ended: jax.Array
+    """The last row ended an episode, bool: the next step resets."""
+    inside: PyTree
+    """What the environment calls its state, as ``KeyData.unwrap`` returns it."""
+
+
+def jax_env_spec(env: JaxEnv, name: str) -> EnvSpec:
+    """Return the spec of one environment.
+
+    Raises:
+      UsageError: It has no spaces, or one that is not supported.
+    """
+    for space in ("observation_space", "action_space"):
+        if not isinstance(found := getattr(env, space, None), gymnasium.Space):
+            raise UsageError(
+                f"env={name!r}: {space}={shown(found)} must be a gymnasium.spaces.Space; give the "
+                "environment one"
+            )
+    return EnvSpec(
+        observation_space=canonical_observation_space(env.observation_space),
+        action_space=canonical_action_space(env.action_space),
+        name=name,
+    )
+
+
+class JaxAdapter:
+    """B copies of a ``JaxEnv`` with next-step autoreset.
+
+    Each environment has a key of its own, so what it shows does not depend on the others.
+    """
+
+    def __init__(self, env: JaxEnv, seeds: Sequence[int], *, name: str = "") -> None:
+        """Make one environment for each of ``seeds``.
+
+        Raises:
+          UsageError: A space is not supported, or a seed breaks a rule.
+          EnvError: ``reset`` or ``step`` does not return what ``JaxEnv`` says.
+        """
+        self.spec = jax_env_spec(env, name)
+        self.num_envs = len(seeds)
+        self._env = env
+        self._seeds = np.array(check_seeds(seeds, len(seeds)), np.int64).astype(np.uint32)
+        self._num_resets = 0
+        self._check_action = make_action_check(self.spec.action_space, self.num_envs)
+        self._keys, self._shapes = self._describe_state()
+        self._reset_all, self._step_all = jax.jit(self._reset), jax.jit(self._step)
+        _, shapes = jax.eval_shape(self._reset_all, self._seeds, np.uint32(0))
+        space = self.spec.action_space
+        action = jax.ShapeDtypeStruct((self.num_envs, *(space.shape or ())), space.dtype)
+        jax.eval_shape(self._step_all, shapes, action)
+        self._first = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        """The state after the last reset, in arrays that a fused cycle reads again after each."""
+        self._state: JaxEnvState | None = None
+
+    def reset(self) -> EnvOutput:
+        """Begin episodes that were not played before."""
+        obs, self._state = self._reset_all(self._seeds, np.uint32(self._num_resets))
+        self._num_resets += 1
+        jax.tree.map(np.copyto, self._first, jax.device_get(self._state))
+        return EnvOutput.first(jax.device_get(obs), self.num_envs)
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Act in all environments."""
+        if self._state is None:
+            raise EnvError(f"environment {self.spec.name!r} is closed, or was not reset; reset it")
+        self._check_action(action)
+        self._state, output, _ = self._step_all(self._state, action)
+        return jax.device_get(output)
+
+    def fused(self) -> FusedEnv:
+        """Return the environment as JAX functions."""
+        return FusedEnv(self._first, self._step, is_pure=True)
+
+    def state(self) -> bytes | str:
+        """Return the arrays of the state."""
+        if self._state is None:
+            return "no episode has begun"
+        leaves = jax.tree.leaves(host_copy(self._state))
+        return seal((leaves, self._num_resets), of=self._who(), num_envs=self.num_envs)
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state``, which includes the keys."""
+        leaves, self._num_resets = unseal(state, of=self._who(), num_envs=self.num_envs)
+        self._state = jax.device_put(fitted(leaves, self._first, self._who()))
+
+    def close(self) -> None:
+        """Let go of the state; there is nothing else to free."""
+        self._state = None
+
+    def _who(self) -> str:
+        return f"JAX environment {self.spec.name!r}"
+
+    # Traced: all environments.
+
+    def _reset(self, seeds: jax.Array, num_resets: jax.Array) -> tuple[PyTree, JaxEnvState]:
+        def begin(seed: jax.Array) -> jax.Array:
+            return jax.random.fold_in(jax.random.key(seed), num_resets)
+
+        key = jax.random.key_data(jax.vmap(begin)(seeds))
+        num_steps = jnp.zeros(self.num_envs, jnp.uint32)
+        obs, inside = jax.vmap(self._reset_one)(jax.vmap(_fold_in)(key, num_steps))
+        return obs, JaxEnvState(key, num_steps, jnp.zeros(self.num_envs, jnp.bool_), inside)
+
+    def _step(
+        self, state: JaxEnvState, action: jax.Array
+    ) -> tuple[JaxEnvState, EnvOutput, jax.Array]:
+        """See ``FusedEnv.step``."""
+        action, num_invalid = clamp(action, self.spec.action_space)
+        ended, num_steps = state.ended, state.num_steps + 1
+        keys = jax.vmap(_fold_in)(state.key, num_steps)
+        obs, inside, reward, terminated, truncated = jax.vmap(self._step_one)(
+            keys, state.inside, action.astype(self.spec.action_space.dtype)
+        )
+        # A reset costs nothing while no episode ends, which a map over a condition would not give.
+        obs, inside = jax.lax.cond(
+            ended.any(),
+            lambda: _where(ended, jax.vmap(self._reset_one)(keys), (obs, inside)),
+            lambda: (obs, inside),
+        )
+        reward = jnp.where(ended, 0.0, reward)
+        terminated, truncated = terminated & ~ended, truncated & ~ended
+        ends = terminated | truncated
+        output = EnvOutput(obs, reward, terminated, truncated, ended, reward, ends)
+        return JaxEnvState(state.key, num_steps, ends, inside), output, num_invalid
+
+    # Traced: one environment, whose results are checked and given the dtypes that were declared.
+
+    def _describe_state(self) -> tuple[KeyData, PyTree]:
+        """Return where the state of an environment has keys, and its shapes without them."""
+        found: list[KeyData] = []
+
+        def reset(key: jax.Array) -> PyTree:
+            _, inside = self._parts("reset", self._env.reset(key), 2)
+            inside = jax.tree.map(jnp.asarray, inside)  # of Python numbers, too
+            found.append(KeyData(inside))
+            return found[0].unwrap(inside)
+
+        shapes = jax.eval_shape(reset, jax.eval_shape(jax.random.key, 0))
+        return found[0], shapes
+
+    def _reset_one(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        obs, inside = self._parts("reset", self._env.reset(key), 2)
+        return self._obs("reset", obs), self._kept("reset", inside)
+
+    def _step_one(self, key: jax.Array, inside: PyTree, action: jax.Array) -> tuple:
+        result = self._env.step(key, self._keys.wrap(inside), action)
+        obs, inside, reward, terminated, truncated = self._parts("step", result, 5)
+        return (
+            self._obs("step", obs),
+            self._kept("step", inside),
+            self._leaf("step: reward", reward, (), np.float32),
+            self._leaf("step: terminated", terminated, (), np.bool_),
+            self._leaf("step: truncated", truncated, (), np.bool_),
+        )
+
+    def _parts(self, where: str, result: Any, number: int) -> tuple:
+        if not isinstance(result, tuple) or len(result) != number:
+            names = "(obs, state, reward, terminated, truncated)" if number > 2 else "(obs, state)"
+            got = f"{len(result)} things" if isinstance(result, tuple) else shown(type(result))
+            raise self._breach(where, f"must return {names}; got {got}")
+        return result
+
+    def _obs(self, where: str, obs: PyTree) -> PyTree:
+        space = self.spec.observation_space
+        if not isinstance(space, gymnasium.spaces.Dict):
+            return self._leaf(f"{where}: obs", obs, space.shape or (), space.dtype)
+        if not isinstance(obs, Mapping) or obs.keys() != space.keys():
+            got = f"keys {sorted(obs)}" if isinstance(obs, Mapping) else shown(type(obs))
+            raise self._breach(f"{where}: obs", f"must be a dict of {sorted(space)}; got {got}")
+        return {
+            name: self._leaf(f"{where}: obs[{name!r}]", obs[name], part.shape or (), part.dtype)
+            for name, part in space.items()
+        }
+
+    def _kept(self, where: str, inside: PyTree) -> PyTree:
+        """Return the state without typed keys, of the shapes and dtypes that it had at first."""
+        inside = self._keys.unwrap(jax.tree.map(jnp.asarray, inside))
+        if jax.tree.structure(inside) != jax.tree.structure(self._shapes):  # type: ignore[operator]
+            raise self._breach(
+                f"{where}: state",
+                f"must have the structure {jax.tree.structure(self._shapes)} that it has after a "
+                f"reset; got {jax.tree.structure(inside)}",
+            )
+        names, shapes = named_leaves(self._shapes)
+        leaves = [
+            self._leaf(f"{where}: state {name}", leaf, shape.shape, shape.dtype)
+            for name, leaf, shape in zip(names, jax.tree.leaves(inside), shapes, strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(self._shapes), leaves)
+
+    def _leaf(self, what: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        array = jnp.asarray(value)
+        fits = array.dtype == dtype or np.can_cast(array.dtype, dtype, "same_kind")
+        if array.shape != shape or not (fits or dtype == np.bool_):
+            raise self._breach(
+                what,
+                f"must have shape {shape} and dtype {np.dtype(dtype)}; got shape {array.shape} and "
+                f"dtype {array.dtype}",
+            )
+        return jax.lax.convert_element_type(array, dtype)
+
+    def _breach(self, what: str, rule: str) -> EnvError:
+        return EnvError(f"env={self.spec.name!r}: {what} {rule}")
+
+
+def _fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.wrap_key_data(key), number)
+
+
+def _where(rows: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
+    """Return trees ``[B, ...]`` with the rows of ``yes`` where ``rows`` ``[B]`` says so."""
+
+    def one(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return jax.tree.map(one, yes, no)

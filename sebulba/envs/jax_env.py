@@ -1,0 +1,107 @@
+"""What an environment written in JAX has to offer, and how one is told from others. Free of JAX."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import gymnasium
+import numpy as np
+
+from sebulba.envs.option_checks import check_number
+from sebulba.errors import shown
+
+if TYPE_CHECKING:
+    import jax
+
+    from sebulba.types import PyTree
+
+NUM_STEP_ARGUMENTS = 3
+"""A step takes a key, a state and an action."""
+
+
+class JaxEnv(Protocol):
+    """One environment as two pure JAX functions, which are mapped over environments and compiled.
+
+    All that changes is in ``state``: a pytree of arrays (typed keys may be among them) whose
+    structure, shapes and dtypes stay the same. ``step`` neither resets nor keeps a time limit of
+    the adapter's. It may be called with the state of an episode that has ended; what it returns is
+    then not used. A subclass may say so, but need not.
+    """
+
+    observation_space: gymnasium.Space
+    """Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these."""
+    action_space: gymnasium.Space
+    """Box of floats, Discrete or MultiDiscrete."""
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """Begin an episode with a typed PRNG key; return ``(obs, state)``."""
+        ...
+
+    def step(
+        self, key: jax.Array, state: PyTree, action: jax.Array
+    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+        """Act; return ``(obs, state, reward, terminated, truncated)``, the last three scalars."""
+        ...
+
+
+def is_jax_env(env: Any) -> bool:
+    """Tell whether this is an object, or a class of objects, that a ``JaxEnv`` could be.
+
+    It has ``reset``, and a ``step`` that cannot do with fewer than a key, a state and an action.
+    """
+    of_gymnasium = gymnasium.Env, gymnasium.vector.VectorEnv
+    if isinstance(env, of_gymnasium) or not hasattr(env, "reset"):
+        return False
+    step = getattr(env, "step", None)
+    try:
+        parameters = list(inspect.signature(step).parameters.values())  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        one
+        for one in parameters
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) - isinstance(env, type) >= NUM_STEP_ARGUMENTS
+
+
+def makes_jax_env(make_env: Callable) -> bool:
+    """Tell whether this is a class of JAX environments, or a function annotated to return one."""
+    if isinstance(make_env, type):
+        return is_jax_env(make_env)
+    try:
+        returned = typing.get_type_hints(make_env).get("return")
+    except Exception:  # a hint may name anything
+        return False
+    return isinstance(returned, type) and (returned is JaxEnv or is_jax_env(returned))
+
+
+class TimeLimit:
+    """Truncates the episodes of a ``JaxEnv`` after a number of steps."""
+
+    def __init__(self, env: JaxEnv, max_episode_steps: int) -> None:
+        """Limit ``env`` to ``max_episode_steps``, at least 1."""
+        where = f"max_episode_steps={shown(max_episode_steps)}"
+        check_number(where, max_episode_steps, default=1000, smallest=1)
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
+        self._env = env
+        self._limit = max_episode_steps
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """Begin an episode and count its steps."""
+        obs, state = self._env.reset(key)
+        return obs, (state, np.int32(0))
+
+    def step(
+        self, key: jax.Array, state: PyTree, action: jax.Array
+    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+        """Act, and truncate at the limit."""
+        inside, num_steps = state
+        obs, inside, reward, terminated, truncated = self._env.step(key, inside, action)
+        num_steps += 1
+        truncated |= num_steps >= self._limit
+        return obs, (inside, num_steps), reward, terminated, truncated

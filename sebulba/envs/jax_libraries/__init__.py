@@ -1,0 +1,88 @@
+"""Libraries of JAX environments, whose ids are ``LIBRARY:ID``. One module knows each.
+
+A module here has ``ids()`` and ``make(env_id, options)``, and imports its library only when these
+are called. In each, ``truncated`` comes from somewhere else, which the class in it says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import warnings
+from typing import Any
+
+from sebulba.checks import nearest
+from sebulba.envs.jax_env import JaxEnv
+from sebulba.errors import UsageError, text_of
+from sebulba.options import JAX_LIBRARIES
+
+_MULTI_AGENT = ("jaxmarl",)
+"""Libraries whose environments have several agents."""
+
+
+def library_of(env: str) -> str | None:
+    """Return the library that ``env`` names before its colon; None if it names none."""
+    library, colon, _ = env.partition(":")
+    return library if colon and library in JAX_LIBRARIES else None
+
+
+def make_library_env(env: str, options: dict[str, Any]) -> JaxEnv:
+    """Make the environment ``LIBRARY:ID``.
+
+    Args:
+      env: Library and id.
+      options: Options of the environment, ``max_episode_steps`` among them.
+
+    Raises:
+      UsageError: The library is not installed, or has no such id or option.
+    """
+    module, env_id = _checked(env)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return module.make(env_id, options)
+        except UsageError:
+            raise
+        except Exception as error:  # of the library: files that are not there, bad values, ...
+            raise UsageError(f"env={env!r} cannot be made: {text_of(error)}") from error
+
+
+def library_versions(env: str) -> dict[str, str]:
+    """Return the version of the library that ``env`` names.
+
+    Raises:
+      UsageError: The library is not installed, or has no such id.
+    """
+    _checked(env)
+    library = env.partition(":")[0]
+    return {library: importlib.metadata.version(library)}
+
+
+def _checked(env: str) -> tuple[Any, str]:
+    """Return the module that knows the library of ``env``, and the id, which it has."""
+    library, _, env_id = env.partition(":")
+    if library in _MULTI_AGENT:
+        raise UsageError(
+            f"env={env!r}: environments of {library} have several agents, which cannot be trained "
+            "here yet; use one with a single agent, of gymnax, brax or jumanji"
+        )
+    if importlib.util.find_spec(library) is None:
+        raise UsageError(
+            f"env={env!r} needs {library}, which is not installed; pip install 'sebulba[{library}]'"
+        )
+    module = importlib.import_module(f"{__name__}.{library}_env")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            known = module.ids()
+        except Exception as error:  # a library that does not fit this JAX
+            version = importlib.metadata.version(library)
+            raise UsageError(
+                f"env={env!r} needs {library}, and version {version} cannot be imported here: "
+                f"{text_of(error)}"
+            ) from error
+    if env_id not in known:
+        hint = nearest(env_id, known) or f"; it has {', '.join(sorted(known))}"
+        raise UsageError(f"env={env!r}: {env_id!r} is not an id of {library}{hint}")
+    return module, env_id

@@ -1,0 +1,106 @@
+"""gymnax: classic control, bsuite, MinAtar; versions 0.0.9 and 1.0."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from collections.abc import Collection
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+
+from sebulba.envs.jax_env import JaxEnv
+from sebulba.envs.option_checks import check_number, check_option_names
+from sebulba.errors import UsageError, shown
+from sebulba.types import PyTree
+
+NO_LIMIT = np.iinfo(np.int32).max
+
+
+def ids() -> Collection[str]:
+    """Return all ids."""
+    import gymnax
+
+    return gymnax.registered_envs
+
+
+def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
+    """Make an environment; options are parameters of its class and fields of its ``EnvParams``."""
+    import gymnax
+
+    # Of gymnax 0.0.9 with newer versions of JAX, whenever its functions are traced.
+    warnings.filterwarnings("ignore", "scatter inputs have incompatible types", FutureWarning)
+    env, params = gymnax.make(env_id)
+    options = dict(options)
+    if (limit := options.pop("max_episode_steps", None)) is not None:
+        options["max_steps_in_episode"] = limit
+    fields = {field.name for field in dataclasses.fields(params)}
+    parameters = set(inspect.signature(type(env)).parameters)
+    check_option_names(options, parameters | fields, env_id)
+    of_class = {name: value for name, value in options.items() if name not in fields}
+    for name in options.keys() - of_class.keys():
+        _check_field(env_id, name, options[name], getattr(params, name))
+    if of_class:
+        env, params = gymnax.make(env_id, **of_class)
+    return GymnaxEnv(env, params.replace(**{n: options[n] for n in options.keys() - of_class}))
+
+
+def _check_field(env_id: str, name: str, value: Any, default: Any) -> None:
+    where = f"option {name}={shown(value)} of {env_id}"
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise UsageError(f"{where} must be True or False; the default is {default}")
+    elif isinstance(default, int | float):
+        least = 1 if name == "max_steps_in_episode" else None
+        is_int = isinstance(default, int)
+        check_number(where, value, default=default, is_int=is_int, smallest=least)
+
+
+class GymnaxEnv:
+    """An environment of gymnax's and its parameters.
+
+    ``truncated`` is the time limit, ``max_steps_in_episode``. gymnax 1.0 reports it apart. Before,
+    ``done`` was both; what terminates is then what would be done without a limit, so the step is
+    written twice, with and without the limit. XLA computes once what both have in common.
+    """
+
+    def __init__(self, env: Any, params: Any) -> None:
+        """Take an environment and its parameters, as ``gymnax.make`` returns them."""
+        self._env, self._params = env, params
+        self.observation_space = _space(env.observation_space(params))
+        self.action_space = _space(env.action_space(params))
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """Begin an episode."""
+        return self._env.reset_env(key, self._params)
+
+    def step(
+        self, key: jax.Array, state: PyTree, action: jax.Array
+    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+        """Act, without gymnax's reset."""
+        env, params = self._env, self._params
+        obs, state_after, reward, done, _ = env.step_env(key, state, action, params)
+        if hasattr(env, "is_truncated"):
+            return obs, state_after, reward, done, env.is_truncated(state_after, params)
+        unlimited = params.replace(max_steps_in_episode=NO_LIMIT)
+        terminated = env.step_env(key, state, action, unlimited)[3]
+        return obs, state_after, reward, terminated, done & ~terminated
+
+
+def _space(space: Any) -> gymnasium.Space:
+    """Return a space of gymnax's as one of Gymnasium's."""
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return gymnasium.spaces.Discrete(int(space.n), dtype=np.int32)
+    if kind == "Dict":
+        return gymnasium.spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
+    if kind != "Box":
+        raise UsageError(f"gymnax's space {kind} is not supported; it must be Discrete or Box")
+    shape, dtype = tuple(space.shape), np.dtype(space.dtype)
+    if dtype == np.bool_:
+        return gymnasium.spaces.MultiBinary(shape)
+    low, high = (np.broadcast_to(np.asarray(x), shape) for x in (space.low, space.high))
+    return gymnasium.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
