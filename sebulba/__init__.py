@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.envs.jax_env import JaxEnv
+    from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+    from sebulba.envs.tree import Act, AgentNode, Obs, Population, Repeat, describe
     from sebulba.errors import (
         ActionError,
         CheckpointError,
@@ -29,7 +31,15 @@ if TYPE_CHECKING:
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
     from sebulba.options import FaultOptions, LoopOptions
     from sebulba.policies.policy import Policy, load_policy, save_policy
-    from sebulba.types import ActionOutput, EnvSpec, EnvStep, RunSpec, StepInfos, Trajectory
+    from sebulba.types import (
+        ActionOutput,
+        EnvSpec,
+        EnvStep,
+        MultiAgentSpec,
+        RunSpec,
+        StepInfos,
+        Trajectory,
+    )
 
 __version__ = "0.1.0"
 
@@ -40,6 +50,8 @@ _ROOMS = {
     "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
     "sebulba.envs.jax_env": ("JaxEnv",),
+    "sebulba.envs.multi.multi_agent_env": ("MultiAgentEnv",),
+    "sebulba.envs.tree": ("Act", "AgentNode", "Obs", "Population", "Repeat", "describe"),
     "sebulba.errors": (
         "ActionError",
         "CheckpointError",
@@ -53,14 +65,24 @@ _ROOMS = {
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
     "sebulba.options": ("FaultOptions", "LoopOptions"),
     "sebulba.policies.policy": ("Policy", "load_policy", "save_policy"),
-    "sebulba.types": ("ActionOutput", "EnvSpec", "EnvStep", "RunSpec", "StepInfos", "Trajectory"),
+    "sebulba.types": (
+        "ActionOutput",
+        "EnvSpec",
+        "EnvStep",
+        "MultiAgentSpec",
+        "RunSpec",
+        "StepInfos",
+        "Trajectory",
+    ),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "Act",
     "ActionError",
     "ActionOutput",
     "Agent",
+    "AgentNode",
     "AgentState",
     "Checkpoint",
     "CheckpointError",
@@ -75,8 +97,13 @@ __all__ = [
     "HangError",
     "JaxEnv",
     "LoopOptions",
+    "MultiAgentEnv",
+    "MultiAgentSpec",
     "NotFiniteError",
+    "Obs",
     "Policy",
+    "Population",
+    "Repeat",
     "Result",
     "RunSpec",
     "StepInfos",
@@ -84,6 +111,7 @@ __all__ = [
     "UsageError",
     "check_agent",
     "check_env",
+    "describe",
     "env_spec",
     "evaluate",
     "load_policy",

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import gymnasium
-import jax
 import numpy as np
+
+if TYPE_CHECKING:  # worker processes of environments import this module, and need no JAX
+    import jax
 
 PyTree: TypeAlias = Any
 """Any nesting of tuples, dicts and arrays that JAX can flatten."""
 
+
+COMMON = "common"
+"""The part of a multi-agent observation that all agents share: ``obs[COMMON]`` is ``[B, ...]``."""
 
 LEAST_PIXELS = 16
 """Height and width from which on an image of bytes is taken for a picture, not for a map."""
@@ -40,6 +45,9 @@ class FinalObs(NamedTuple):
 class EnvStep(NamedTuple):
     """What a vector environment shows at time t; every leaf is ``[B, ...]``.
 
+    With many agents (``MultiAgentSpec``) every field is a dict by group of ``[B, A, ...]``, where A
+    is the number of slots of the group; ``obs`` has what all observe under ``COMMON``.
+
     ``reward``, ``terminated`` and ``truncated`` are consequences of ``prev_action``: transition t
     is ``(obs_t, action_t, reward_{t+1}, terminated_{t+1}, truncated_{t+1}, obs_{t+1})``.
     """
@@ -59,6 +67,9 @@ class EnvStep(NamedTuple):
     final: FinalObs | tuple[()] = ()
     """Last observations of episodes that ended here, where the environment resets in the same step
     and the agent asks for them (``Agent.uses_final_obs``); ``()`` in all other runs."""
+    acting: PyTree = ()
+    """Who chooses an action now, ``{group: [B, A]}`` bool, of the groups in which agents may wait.
+    ``()`` for a single agent, which always does."""
 
     # What kind of transition ended in this row. Transition t of a trajectory ends in row t+1, so
     # ``env_step.valid[1:]`` belongs to its T transitions.
@@ -118,8 +129,8 @@ class StepInfos(NamedTuple):
     whole game even where a lost life is ``terminated``.
     """
 
-    true_reward: np.ndarray
-    """``[T, B]`` float32."""
+    true_reward: PyTree
+    """``[T, B]`` float32; with many agents ``{group: [T, B, A]}``."""
     episode_end: np.ndarray
     """``[T, B]`` bool."""
     inserted: np.ndarray
@@ -130,6 +141,11 @@ class StepInfos(NamedTuple):
     """``[N]`` float64: true returns of the N episodes that ended in this cycle, in time order."""
     episode_lengths: np.ndarray
     """``[N]`` int64: their lengths in environment steps."""
+    slot_returns: PyTree = ()
+    """With many agents ``{group: [N, A]}`` float64: the true return of every slot, NaN for one that
+    never acted. ``episode_returns`` is the mean over all slots of all groups."""
+    slot_lengths: PyTree = ()
+    """With many agents ``{group: [N, A]}`` int64: how often every slot acted."""
 
 
 class EnvOutput(NamedTuple):
@@ -151,9 +167,11 @@ class EnvOutput(NamedTuple):
     true_reward: Any
     """``[B]`` float32: the reward before any clipping."""
     episode_end: Any
-    """``[B]`` bool: the whole game ended (never a mere lost life)."""
+    """``[B]`` bool: the whole game ended (never a mere lost life), with many agents for all."""
     final: FinalObs | tuple[()] = ()
     """``EnvStep.final``; in every output or in none, as ``EnvSpec.final_obs`` says."""
+    acting: PyTree = ()
+    """``EnvStep.acting``."""
 
     @classmethod
     def first(cls, obs: PyTree, num_envs: int, final: FinalObs | tuple[()] = ()) -> EnvOutput:
@@ -280,6 +298,11 @@ class EnvSpec:
     final_obs: bool = False
     """The environment resets in the step that ends an episode (same-step or disabled autoreset),
     and ``EnvOutput.final`` has what was observed before that."""
+    eval_only: tuple[str, ...] = ()
+    """Parts of the observation that ``Agent.step`` never sees: they are for the learner alone."""
+    legal_actions: str | None = None
+    """The part of the observation that says which actions are legal: MultiBinary, an entry for each
+    action of a Discrete, or for each of all entries of a MultiDiscrete, side by side."""
 
     def __post_init__(self) -> None:
         """Set ``channels_first``."""
@@ -308,6 +331,93 @@ def _is_stack_of_pixels(image: gymnasium.spaces.Box) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Group:
+    """Agents with equal observations and actions; each has a *slot* in it."""
+
+    spec: EnvSpec
+    """What one of them observes and does; ``COMMON``, if there is such a part, included."""
+    slots: tuple[str, ...]
+    """Names of the A slots."""
+    waits: bool = False
+    """Some rows have slots that choose no action: turns, agents that died or have not joined."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Team:
+    """A population of the tree."""
+
+    name: str
+    """Its path; empty for the whole."""
+    slots: tuple[str, ...]
+    """Who is in it, as ``group/slot``."""
+    payoff: str = "general"
+    """``"cooperative"``, ``"zero_sum"`` or ``"general"``."""
+    symmetric: bool = False
+    """Its slots can change places."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiAgentSpec:
+    """An environment of many agents as a ``MultiAgent`` sees it."""
+
+    groups: Mapping[str, Group]
+    """By name, in the order of the tree."""
+    common: gymnasium.Space | None = None
+    """What all agents observe, which is stored once."""
+    teams: tuple[Team, ...] = ()
+    """The populations of the tree, the whole first."""
+    name: str = ""
+    """Name of the environment."""
+    frame_stack: int = 0
+    """0: no stacks of frames are taken apart."""
+    final_obs: bool = False
+    """False: environments of many agents reset in the step after the end."""
+    frame_skip: int = 1
+    """Frames of the emulator in an environment step."""
+
+    @property
+    def observation_space(self) -> gymnasium.spaces.Dict:
+        """Observations of one environment: ``[A, ...]`` by group, and ``COMMON``."""
+        spaces = {name: _stacked(_own(group.spec), group) for name, group in self.groups.items()}
+        return gymnasium.spaces.Dict(
+            spaces if self.common is None else {**spaces, COMMON: self.common}
+        )
+
+    @property
+    def action_space(self) -> gymnasium.spaces.Dict:
+        """Actions of one environment, ``[A, ...]`` by group."""
+        return gymnasium.spaces.Dict(
+            {name: _stacked(group.spec.action_space, group) for name, group in self.groups.items()}
+        )
+
+
+def _own(spec: EnvSpec) -> gymnasium.Space:
+    """Return what a slot observes without what is common to all."""
+    space = spec.observation_space
+    if not isinstance(space, gymnasium.spaces.Dict) or COMMON not in space.spaces:
+        return space
+    return gymnasium.spaces.Dict({k: v for k, v in space.spaces.items() if k != COMMON})
+
+
+def _stacked(space: gymnasium.Space, group: Group) -> gymnasium.Space:
+    """Return the space of ``[A, ...]``, in the dtypes of ``space``."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return gymnasium.spaces.Dict({k: _stacked(v, group) for k, v in space.spaces.items()})
+    size = len(group.slots)
+    if isinstance(space, gymnasium.spaces.Discrete):
+        many = np.full(size, space.n), np.full(size, space.start)
+        return gymnasium.spaces.MultiDiscrete(many[0], dtype=np.int32, start=many[1])
+    if isinstance(space, gymnasium.spaces.MultiBinary):
+        return gymnasium.spaces.MultiBinary((size, *space.shape))
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        nvec, start = (np.stack([x] * size) for x in (space.nvec, space.start))
+        return gymnasium.spaces.MultiDiscrete(nvec, dtype=np.int32, start=start)
+    assert isinstance(space, gymnasium.spaces.Box)
+    low, high = (np.stack([x] * size) for x in (space.low, space.high))
+    return gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
+
+
+@dataclasses.dataclass(frozen=True)
 class RunSpec:
     """What only the loop knows when it asks an agent for a new state."""
 
@@ -321,7 +431,7 @@ class RunSpec:
     """Devices over which B is split for the update."""
 
 
-def empty_env_step(spec: EnvSpec, num_envs: int) -> EnvStep:
+def empty_env_step(spec: EnvSpec | MultiAgentSpec, num_envs: int) -> EnvStep:
     """Return an ``EnvStep`` of NumPy zeros, ``[B, ...]``, with the dtypes of ``spec``."""
 
     def zeros(space: gymnasium.Space) -> PyTree:
@@ -329,12 +439,20 @@ def empty_env_step(spec: EnvSpec, num_envs: int) -> EnvStep:
             return {name: zeros(space[name]) for name in sorted(space.spaces)}
         return np.zeros((num_envs, *(space.shape or ())), space.dtype)
 
-    flag = np.zeros((num_envs,), np.bool_)
+    def of_slots(dtype: Any, *, waiting: bool = False) -> PyTree:
+        if isinstance(spec, EnvSpec):
+            return () if waiting else np.zeros((num_envs,), dtype)
+        groups = {n: g for n, g in spec.groups.items() if g.waits or not waiting}
+        arrays = {n: np.zeros((num_envs, len(g.slots)), dtype) for n, g in groups.items()}
+        return arrays or ()
+
+    flag = of_slots(np.bool_)
     return EnvStep(
         obs=zeros(spec.observation_space),
         prev_action=zeros(spec.action_space),
-        reward=np.zeros((num_envs,), np.float32),
+        reward=of_slots(np.float32),
         terminated=flag,
         truncated=flag,
         is_first=flag,
+        acting=of_slots(np.bool_, waiting=True),
     )

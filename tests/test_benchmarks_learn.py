@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import types
+from pathlib import Path
 
 import pytest
 
+import sebulba
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learn import (
     HEADER,
@@ -118,6 +121,24 @@ def test_a_mean_of_zero_is_a_mean():
 def test_goals_are_of_presets_and_the_report_knows_them():
     assert {goal.preset for goal in GOALS.values()} <= set(PRESETS)
     assert {f"learn-{name}" for name in GOALS} <= set(BENCHMARKS)
+
+
+TASKS = [name for name, preset in PRESETS.items() if preset.goal and name in GOALS]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_preset_was_measured_with_is_what_it_is(name):
+    file = Path(sebulba.__file__).parent / "benchmarks" / "results" / f"learn-{name}.json"
+    measured = json.loads(file.read_text())["config"]["agent"]
+    made = json.loads(json.dumps(dataclasses.asdict(PRESETS[name].make().agent)))
+    assert fields_of(made, measured) == measured
+
+
+def fields_of(made, measured):
+    """Return what is made without the fields that did not exist when it was measured."""
+    if not isinstance(measured, dict):
+        return made
+    return {field: fields_of(made[field], value) for field, value in measured.items()}
 
 
 def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkeypatch, capsys):

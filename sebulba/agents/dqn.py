@@ -19,6 +19,7 @@ from sebulba.agents.kernels.exploration import (
     FallingEpsilon,
     exploration_ladder,
 )
+from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.returns import double_q_values, value_of
 from sebulba.agents.replay.layouts import Replay, TransitionReplay
 from sebulba.types import EnvSpec, PyTree, RunSpec
@@ -60,7 +61,7 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
         encoded = self.encode(obs, num_leading=1)
         is_first = jnp.zeros((1, encoded.vector.shape[0]), jnp.bool_)
         output = self.network.apply({"params": networks}, encoded, (), is_first)
-        return output.values[0]  # type: ignore[union-attr]
+        return only_legal(self.spec, obs, output.values[0])  # type: ignore[union-attr]
 
     def loss(
         self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array

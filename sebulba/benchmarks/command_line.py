@@ -57,11 +57,11 @@ _JSON = _file("json", "also write figures and machine there")
 _GROWTH = "a trajectory may become this many times as large; at 1 nothing changes that is learned"
 _MEMORY = "most a process may take, on host and device; default: 0.8 of what is free"
 _RUNS = "keep the run folders there; what is finished is not repeated"
-_PYTHON = "Python of an environment that has {}; default: this one"
 _GOALS = (
     f"a configuration, or a goal: {', '.join(GOALS)}; "
     f"or several of them: {', '.join(GROUPS)}, each agent on tasks that nothing was chosen for"
 )
+_PYTHON = "Python of an environment that has {}; default: this one"
 BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
     "train": (
         "a run against what the machine could do: ceiling and bottleneck",

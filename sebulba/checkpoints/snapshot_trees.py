@@ -144,17 +144,28 @@ class SnapshotReader:
             prefix = f"round/{index}"
             likes = enumerate((trajectory, step_state, step_state))
             rows, initial, final = (self.tree(f"{prefix}/{i}", like) for i, like in likes)
-            infos = [self._snapshot.arrays[f"{prefix}/3/{name}"] for name in StepInfos._fields]
             items.append(
                 Item(
                     **about,
                     trajectory=rows,
                     initial_step_state=initial,
                     final_step_state=final,
-                    step_infos=StepInfos(*infos),
+                    step_infos=self._step_infos(f"{prefix}/3"),
                 )
             )
         return items
+
+    def _step_infos(self, prefix: str) -> StepInfos:
+        """Return the episodes of a round; rewards and slots by group where there are groups."""
+        fields: dict[str, Any] = {}
+        for name, array in self._snapshot.arrays.items():
+            if name.startswith(f"{prefix}/"):
+                field, _, group = name.removeprefix(f"{prefix}/").partition("/")
+                if group:
+                    fields.setdefault(field, {})[group] = array
+                else:
+                    fields[field] = array
+        return StepInfos(**fields)
 
     def run_spec(self) -> RunSpec:
         """Return the sizes of the run that was saved."""

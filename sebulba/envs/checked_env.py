@@ -219,8 +219,8 @@ ObsCheck = Callable[[Any, str], tuple[Any, Problem | None]]
 def _make_obs_check(space: gymnasium.Space) -> ObsCheck:
     """Return ``check(obs, name) -> (canonical obs, problem or None)``."""
     if not isinstance(space, spaces.Dict):
-        return _make_leaf_check(space)
-    checks = {name: _make_leaf_check(space[name]) for name in space.spaces}
+        return make_leaf_check(space)
+    checks = {name: make_leaf_check(space[name]) for name in space.spaces}
 
     def check(obs: Any, name: str) -> tuple[Any, Problem | None]:
         if not isinstance(obs, dict) or obs.keys() != checks.keys():
@@ -236,7 +236,7 @@ def _make_obs_check(space: gymnasium.Space) -> ObsCheck:
     return check
 
 
-def _make_leaf_check(space: gymnasium.Space) -> ObsCheck:
+def make_leaf_check(space: gymnasium.Space) -> ObsCheck:
     shape, dtype = space.shape or (), np.dtype(space.dtype)
     low, high = _value_range(space)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from sebulba.envs.clamp import clamp
 from sebulba.envs.foreign_calls import without_side_effects
+from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -29,7 +30,7 @@ from sebulba.envs.spaces import (
 )
 from sebulba.errors import EnvError, UsageError, shown
 from sebulba.one_kernel import one_kernel
-from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
 
 NUM_INFERENCERS = 2
 """Inferencers that the default number of threads expects to share the cores."""
@@ -316,12 +317,20 @@ def pool_spec(pool: Any, config: dict, name: str) -> EnvSpec:
     is_stack = stack > 0 and len(space.shape or ()) == 3 and space.shape[0] == stack  # type: ignore[index]
     return EnvSpec(
         observation_space=space,
-        action_space=canonical_action_space(pool.action_space),
+        action_space=canonical_action_space(_of_choices(pool.action_space)),
         frame_stack=stack if is_stack else 0,
         frame_skip=config.get("frame_skip", 1) if "stack_num" in config else 1,
         name=name,
         channels_first=True if stack > 0 and len(space.shape or ()) == 3 else None,
     )
+
+
+def _of_choices(space: gymnasium.Space) -> gymnasium.Space:
+    """Return the MultiDiscrete that envpool describes as a Box of integers."""
+    if not isinstance(space, gymnasium.spaces.Box) or space.dtype.kind not in "iu":
+        return space
+    low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+    return gymnasium.spaces.MultiDiscrete(high - low + 1, start=low)
 
 
 def envpool_id(env: str) -> str | None:
@@ -391,7 +400,7 @@ def make_envpool(
     *,
     num_threads: int,
     options: dict[str, Any],
-) -> EnvpoolAdapter:
+) -> EnvAdapter:
     """Make an envpool whose environment i has ``seeds[i]``; ``options`` have been checked.
 
     The pool has no more threads than environments.
@@ -418,4 +427,5 @@ def make_envpool(
             raise
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-        return EnvpoolAdapter(pool, name=env_id)
+        adapter = EnvpoolAdapter(pool, name=env_id)
+        return CooperativeAdapter(adapter, env_id) if is_cooperative(env_id) else adapter

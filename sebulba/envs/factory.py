@@ -26,14 +26,24 @@ from sebulba.envs.gymnasium_adapter import (
 )
 from sebulba.envs.jax_env import JaxEnv, TimeLimit, is_jax_env, makes_jax_env
 from sebulba.envs.jax_libraries import library_of, library_versions, make_library_env
+from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.multi.population_env import (
+    SPEC,
+    PopulationAdapter,
+    PopulationEnv,
+    as_gymnasium,
+)
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
 from sebulba.errors import UsageError, shown
-from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
+from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
+
+OWN_PREFIX = "sebulba/"
+"""Ids that begin with this are those of ``sebulba.envs.networks``."""
 
 _MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
 """Options of ``gymnasium.make`` itself; all others go to the environment."""
@@ -47,7 +57,7 @@ class EnvSource:
     """Id, with its version, as the backend has it; or ``module:attribute``."""
     backend: str | None
     """What makes it: a ``Backend`` or a library of JAX environments; None for
-    ``module:attribute``."""
+    ``module:attribute`` and ids of this package."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
 
@@ -64,7 +74,7 @@ class _Factory:
     """Makes the vector environment from the number of environments and their seeds."""
     name: str
     """For messages."""
-    make_spec: Callable[[], EnvSpec] | None = None
+    make_spec: Callable[[], EnvSpec | MultiAgentSpec] | None = None
     """Makes the spec more cheaply than by making a vector of one environment."""
     make_one: Callable[[], gymnasium.Env] | None = None
     """Makes a single environment; None if ``make`` only makes vectors."""
@@ -126,6 +136,7 @@ def make_env_factory(
           environment, in any autoreset mode, or an EnvAdapter;
         * ``"LIBRARY:ID"`` of gymnax, brax, jumanji or pgx, or a ``JaxEnv``: an object, a class, or
           a function that is annotated to return one;
+        * the id of an environment of this package, ``"sebulba/..."``;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
       num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
@@ -148,6 +159,8 @@ def make_env_factory(
         return env
     if isinstance(env, str) and library_of(env):
         return _jax_factory(functools.partial(make_library_env, env, options), env, own)
+    if isinstance(env, str) and env.startswith(OWN_PREFIX):
+        return _own_factory(env, own, options)
     if isinstance(env, str) and not _is_attribute(env):
         return _factory_of_id(env, own, options)
     return _factory_of_callable(env, own, options)
@@ -244,6 +257,8 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
         return pool_spec(env, env.config, _name(env))
     if isinstance(env, VectorEnv):
         return vector_env_spec(env, _name(env))
+    if isinstance(env, MultiAgentEnv):
+        return PopulationEnv(env).population
     if isinstance(env, gymnasium.Env):
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
@@ -267,6 +282,8 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     """
     if library := library_of(env):
         return EnvSource(env, library, library_versions(env))
+    if env.startswith(OWN_PREFIX):
+        return EnvSource(env, None, _versions("sebulba"))
     if _is_attribute(env):
         return EnvSource(env, None, _versions(env, "gymnasium"))
     chosen = _choose_backend(env, backend)
@@ -448,6 +465,27 @@ def _jax_factory(make: Callable[[], JaxEnv], name: str, own: _OwnOptions) -> _Fa
         lambda num_envs, seeds: JaxAdapter(env, seeds, name=name),
         name,
         make_spec=lambda: jax_env_spec(env, name),
+    )
+
+
+def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    from sebulba.envs import networks
+    from sebulba.envs.networks.adapter import NetworkAdapter, network_spec
+    from sebulba.envs.networks.options import read_options
+
+    if env not in networks.IDS:
+        hint = nearest(env, networks.IDS) or f"; there is {', '.join(networks.IDS)}"
+        raise UsageError(f"env={env!r} is not an id of sebulba{hint}")
+    if own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
+    _check_not_async(own, env)
+    read = read_options(options, env)
+    num_threads = own.num_threads or networks.default_num_threads()
+    return _Factory(
+        lambda num_envs, seeds: NetworkAdapter(read, seeds, num_threads=num_threads),
+        env,
+        make_spec=lambda: network_spec(read),
+        num_threads=num_threads,
         channels_first=own.channels_first,
     )
 
@@ -509,6 +547,8 @@ def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
 
 
 def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory:
+    make_env = functools.partial(as_gymnasium, make_env, name)
+
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -520,6 +560,8 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             warnings.simplefilter("ignore")
             env = CheckedEnv(make_env, 0)
         env.close()
+        if isinstance(env.env, PopulationEnv):
+            return env.env.population
         return EnvSpec(env.observation_space, env.action_space, name=name)
 
     return _Factory(make, name, make_spec, make_env, channels_first=own.channels_first)
@@ -566,7 +608,9 @@ def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) 
             from sebulba.envs.envpool_adapter import EnvpoolAdapter
 
             return EnvpoolAdapter(vector_env, name=name)
-        return GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
+        env = GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
+        population = (vector_env.metadata or {}).get(SPEC)
+        return env if population is None else PopulationAdapter(env, population)
     except BaseException:
         vector_env.close()
         raise

@@ -170,6 +170,44 @@ def make_action_check(space: gymnasium.Space, num_envs: int) -> ActionCheck:
     return check
 
 
+def check_legal(
+    mask: np.ndarray,
+    action: np.ndarray,
+    space: gymnasium.Space,
+    acting: np.ndarray,
+    who: Callable[[int], str],
+) -> None:
+    """Check that actions are among the legal ones; where none is legal, all are.
+
+    Args:
+      mask: ``[N, entries]``.
+      action: ``[N, ...]``, inside ``space``.
+      space: Discrete or MultiDiscrete.
+      acting: ``[N]`` bool; the actions of others are not looked at.
+      who: Names a row.
+
+    Raises:
+      ActionError: One is not; the message names whose.
+    """
+    mask = mask.astype(np.bool_)
+    if isinstance(space, spaces.Discrete):
+        sizes = np.array([space.n])
+    else:
+        assert isinstance(space, spaces.MultiDiscrete)
+        sizes = space.nvec.ravel()
+    index = action.reshape(len(action), -1) - np.asarray(space.start).ravel()
+    begin = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    legal = np.take_along_axis(mask, index + begin, axis=1)
+    there_is_one = np.logical_or.reduceat(mask, begin, axis=1)
+    wrong = (there_is_one & ~legal).any(axis=1) & acting
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ActionError(
+            f"action {action[row]} of {who(row)} is not legal; the agent must choose among those "
+            "that its mask of legal actions allows"
+        )
+
+
 def _make_is_inside(space: gymnasium.Space) -> Callable[[np.ndarray], bool]:
     if isinstance(space, spaces.Box):
         # Infinite bounds become the largest finite numbers, so that infinite actions are outside;

@@ -7,9 +7,11 @@ same trajectories. Python calls the environment in the first, the compiled progr
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 import jax
@@ -196,8 +198,8 @@ def _concatenate(groups: list[PyTree]) -> PyTree:
 
 def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
     """Return ``output`` without what agents do not see, with the action before it."""
-    obs, reward, terminated, truncated, is_first, *_, final = output
-    return EnvStep(obs, prev_action, reward, terminated, truncated, is_first, final)
+    flags = output.terminated, output.truncated, output.is_first
+    return EnvStep(output.obs, prev_action, output.reward, *flags, output.final, output.acting)
 
 
 def env_state(env: EnvAdapter) -> bytes | str:
@@ -207,14 +209,28 @@ def env_state(env: EnvAdapter) -> bytes | str:
     return env.state()
 
 
-def no_action(env: EnvAdapter) -> np.ndarray:
+def no_action(env: EnvAdapter) -> PyTree:
     """Return zeros, ``[B, ...]``, which stand for the previous action after a reset."""
-    return np.asarray(empty_env_step(env.spec, env.num_envs).prev_action)
+    return empty_env_step(env.spec, env.num_envs).prev_action
 
 
-def info_columns(true_reward: PyTree, episode_end: PyTree, env_step: EnvStep) -> tuple:
-    """Return (true_reward, episode_end, inserted, masked_truncation) of ``[..., B]`` steps."""
-    return true_reward, episode_end, env_step.inserted, env_step.masked_truncation
+def info_columns(
+    true_reward: PyTree, episode_end: PyTree, env_step: EnvStep, acting: PyTree
+) -> tuple:
+    """Return what ``EpisodeStatistics.add`` takes of ``[..., B]`` steps.
+
+    Args:
+      true_reward: Unclipped reward of each step.
+      episode_end: Whether the whole game ended in it.
+      env_step: What each step led to.
+      acting: ``EnvStep.acting`` of the rows before.
+    """
+    if not isinstance(env_step.is_first, Mapping):
+        return true_reward, episode_end, env_step.inserted, env_step.masked_truncation
+    # Only where all begin at once is it the environment's reset: an agent may join alone.
+    all_first = [slots.all(axis=-1) for slots in env_step.is_first.values()]
+    inserted = functools.reduce(operator.and_, all_first)
+    return true_reward, episode_end, inserted, inserted & ~inserted, acting
 
 
 def find_not_finite(env_step: EnvStep) -> str | None:

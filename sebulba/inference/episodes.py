@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from sebulba.types import StepInfos
+from sebulba.types import EnvSpec, MultiAgentSpec, PyTree, StepInfos
+
+
+def new_statistics(
+    spec: EnvSpec | MultiAgentSpec, num_envs: int, running: tuple = ()
+) -> EpisodeStatistics | SlotStatistics:
+    """Return statistics for environments of ``spec``.
+
+    Args:
+      spec: Of one agent, or of many.
+      num_envs: B.
+      running: What ``running()`` of such statistics returned; empty to begin new episodes.
+    """
+    if isinstance(spec, EnvSpec):
+        return EpisodeStatistics(num_envs, *running)
+    slots = {name: len(group.slots) for name, group in spec.groups.items()}
+    return SlotStatistics(slots, num_envs, running)
 
 
 class EpisodeStatistics:
@@ -48,13 +64,32 @@ class EpisodeStatistics:
         totals = np.empty((2, *true_reward.shape), np.float64)
         totals[0], totals[1] = true_reward, 1.0
         totals[:, inserted] = 0.0
-        np.cumsum(totals, axis=1, out=totals)
-        totals += self._running[:, None]
-        self._running = totals[:, -1].copy()
-        returns, lengths = self._ended(totals, episode_end)
+        returns, lengths = self._summed(totals, episode_end)
         return StepInfos(
             true_reward, episode_end, inserted, masked_truncation, returns, lengths.astype(np.int64)
         )
+
+    def add_apart(
+        self, reward: np.ndarray, episode_end: np.ndarray, counts: np.ndarray
+    ) -> np.ndarray:
+        """Add rows ``[T, B]`` whose rewards all count, but only some as steps.
+
+        Args:
+          reward: ``[T, B]``.
+          episode_end: ``[T, B]`` bool.
+          counts: ``[T, B]`` bool: the row is counted in the length.
+
+        Returns:
+          Returns and lengths of the E episodes that ended, ``[2, E]``, ordered as by ``add``.
+        """
+        return self._summed(np.stack([reward, counts]).astype(np.float64), episode_end)
+
+    def _summed(self, totals: np.ndarray, episode_end: np.ndarray) -> np.ndarray:
+        """Return the totals of episodes that ended, given the addends of rows ``[2, T, B]``."""
+        np.cumsum(totals, axis=1, out=totals)
+        totals += self._running[:, None]
+        self._running = totals[:, -1].copy()
+        return self._ended(totals, episode_end)
 
     def _ended(self, totals: np.ndarray, episode_end: np.ndarray) -> np.ndarray:
         """Return totals ``[2, E]`` of the E episodes that ended; subtract them from the running.
@@ -76,3 +111,73 @@ class EpisodeStatistics:
         is_last = np.append(~has_next, True)
         self._running[:, envs[is_last]] -= at_end[:, is_last]
         return ended[:, np.argsort(rows, kind="stable")]
+
+
+class SlotStatistics:
+    """Sums up the returns of every agent, and the lengths of the episodes of B environments."""
+
+    def __init__(self, slots: dict[str, int], num_envs: int, running: tuple = ()) -> None:
+        """Begin new episodes, or go on with what ``running()`` returned.
+
+        Args:
+          slots: Number of slots by group.
+          num_envs: B.
+          running: Empty for new episodes.
+        """
+        self._slots = slots
+        self._num_envs = num_envs
+        of_slots, of_envs = running[:2], running[2:]
+        # A slot of an environment is summed up as if it were an environment.
+        self._of_slots = EpisodeStatistics(num_envs * sum(slots.values()), *of_slots)
+        self._of_envs = EpisodeStatistics(num_envs, *of_envs)
+
+    def running(self) -> tuple[np.ndarray, ...]:
+        """Return the sums so far of the unfinished episodes: of slots, then of environments."""
+        return (*self._of_slots.running(), *self._of_envs.running())
+
+    def add(
+        self,
+        true_reward: PyTree,
+        episode_end: np.ndarray,
+        inserted: np.ndarray,
+        masked_truncation: np.ndarray,
+        acting: PyTree,
+    ) -> StepInfos:
+        """Add the rows of one cycle; see ``EpisodeStatistics.add``.
+
+        Args:
+          true_reward: ``{group: [T, B, A]}``.
+          episode_end: ``[T, B]`` bool.
+          inserted: ``[T, B]`` bool.
+          masked_truncation: ``[T, B]`` bool.
+          acting: ``{group: [T, B, A]}`` bool, who chose the action of each step; ``()`` or without
+            a group where all always do.
+        """
+        shape = episode_end.shape
+        acting = acting or {}
+        rewards = [true_reward[name] for name in self._slots]
+        acted = [
+            acting.get(name, np.ones((*shape, size), np.bool_))
+            for name, size in self._slots.items()
+        ]
+        size = sum(self._slots.values())
+
+        def flat(arrays: list[np.ndarray]) -> np.ndarray:
+            return np.concatenate(arrays, axis=-1).reshape(shape[0], -1)
+
+        ends = np.repeat(episode_end, size, axis=1)
+        counts = flat(acted) & ~np.repeat(inserted, size, axis=1)
+        summed = self._of_slots.add_apart(flat(rewards), ends, counts)
+        returns, lengths = summed.reshape(2, -1, size)
+        none = np.zeros(shape, np.float32)
+        of_envs = self._of_envs.add(none, episode_end, inserted, masked_truncation)
+        return of_envs._replace(
+            true_reward=true_reward,
+            episode_returns=returns.mean(axis=1),
+            slot_returns=self._by_group(np.where(lengths > 0, returns, np.nan)),
+            slot_lengths=self._by_group(lengths.astype(np.int64)),
+        )
+
+    def _by_group(self, of_slots: np.ndarray) -> dict[str, np.ndarray]:
+        ends = np.cumsum(list(self._slots.values()))[:-1]
+        return dict(zip(self._slots, np.split(of_slots, ends, axis=1), strict=True))

@@ -23,7 +23,7 @@ from sebulba.inference.cycle import (
     info_columns,
     no_action,
 )
-from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.inference.episodes import new_statistics
 from sebulba.inference.packed_rows import Packed, RowPacking
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.trees import copy_tree, host_copy
@@ -125,7 +125,7 @@ class FusedCycle:
         self._adapts = adapts
         self._env_state: PyTree = None
         self._env_step: EnvStep | None = None
-        self._statistics = EpisodeStatistics(env.num_envs)
+        self._statistics = new_statistics(env.spec, env.num_envs)
         self.use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
@@ -145,7 +145,7 @@ class FusedCycle:
         self._env_state = jax.device_put(
             jax.tree.map(lambda x: np.array(x, copy=True), self._fused.state), self._device
         )
-        self._statistics = EpisodeStatistics(self._env.num_envs)
+        self._statistics = new_statistics(self._env.spec, self._env.num_envs)
 
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
@@ -164,7 +164,7 @@ class FusedCycle:
         env_step = empty_env_step(self._env.spec, self._env.num_envs)
         arrays = fitted(leaves, (self._fused.state, env_step), self._who())
         self._env_state, self._env_step = jax.device_put(arrays, self._device)
-        self._statistics = EpisodeStatistics(self._env.num_envs, *running)
+        self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
 
     def _who(self) -> str:
         return f"a fused cycle of {self._env.spec.name!r}"
@@ -198,10 +198,11 @@ class FusedCycle:
         with self._timer.phase("finish"):
             if num_invalid := sum(int(chunk.num_invalid) for chunk in chunks):
                 env_step = self._packing.unpack(recording.rows).env_step
-                action = np.asarray(env_step.prev_action)[1 : 1 + int(recording.num_steps)]
+                steps = slice(1, 1 + int(recording.num_steps))
+                action = jax.tree.map(lambda x: np.asarray(x)[steps], env_step.prev_action)
                 raise ActionError(_describe_invalid(self._env, action, num_invalid))
-            columns = zip(*(chunk.columns for chunk in chunks), strict=True)
-            step_infos = self._statistics.add(*map(np.concatenate, columns))
+            columns = jax.tree.map(lambda *x: np.concatenate(x), *(c.columns for c in chunks))
+            step_infos = self._statistics.add(*columns)
             if finished is None:
                 return None, step_state
             if not finished.finite:
@@ -292,11 +293,15 @@ def _run_chunk(
     )
     end = Position(step_state, env_state, packing.unpack(row).env_step)
     recording = Recording(rows, num_steps, recording.initial_step_state)
-    new = jax.tree.map(
-        lambda x: jax.lax.dynamic_slice_in_dim(x, num_steps - length + 1, length), rows
-    )
-    done = packing.unpack(new)
-    columns = info_columns(done.true_reward, done.episode_end, done.env_step)
+
+    def newest(tree: PyTree, begin: jax.Array) -> PyTree:
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, begin, length), tree)
+
+    done = packing.unpack(newest(rows, num_steps - length + 1))
+    acting: PyTree = ()
+    if done.env_step.acting:
+        acting = packing.unpack(newest(rows, num_steps - length)).env_step.acting
+    columns = info_columns(done.true_reward, done.episode_end, done.env_step, acting)
     finished = _finish(packing.unpack(rows), step_state) if is_last else None
     return end, recording, finished, Chunk(columns, num_invalid.sum())
 
@@ -306,7 +311,9 @@ def _row_shapes(shapes: Trajectory) -> Row:
     env_step, extras = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (shapes.env_step, shapes.extras)
     )
-    return Row(env_step, extras, env_step.reward, env_step.is_first)
+    num_envs = jax.tree.leaves(env_step.reward)[0].shape[0]
+    episode_end = jax.ShapeDtypeStruct((num_envs,), jnp.bool_)
+    return Row(env_step, extras, env_step.reward, episode_end)  # type: ignore[arg-type]
 
 
 def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:
@@ -348,9 +355,11 @@ def equal_chunks(length: int, most: float) -> int:
     )
 
 
-def _describe_invalid(env: EnvAdapter, action: np.ndarray, num_invalid: int) -> str:
+def _describe_invalid(env: EnvAdapter, action: PyTree, num_invalid: int) -> str:
     """Count the actions outside the action space, and name the first of ``[t, B, ...]``."""
     space = env.spec.action_space
+    if isinstance(action, dict):
+        return f"{num_invalid} actions of this cycle are outside {space} (they were clamped)"
     for row, actions in enumerate(action):
         for index, one in enumerate(actions):
             if not space.contains(one if one.ndim else one[()]):

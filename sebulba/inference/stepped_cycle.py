@@ -15,11 +15,12 @@ from sebulba.inference.cycle import (
     CyclePrograms,
     check_finite,
     env_state,
+    env_step_of,
     find_not_finite,
     info_columns,
     no_action,
 )
-from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.trees import named_leaves
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree
@@ -46,8 +47,8 @@ class SteppedCycle:
         self._programs = programs
         self._timer = timer
         self._leaves: list[np.ndarray] | None = None
-        self._statistics = EpisodeStatistics(env.num_envs)
-        self._given: tuple[list[np.ndarray], np.ndarray] | None = None
+        self._statistics = new_statistics(env.spec, env.num_envs)
+        self._given: tuple[list[np.ndarray], PyTree] | None = None
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
@@ -59,7 +60,7 @@ class SteppedCycle:
         env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
         self._check_structure(env_step)
         self._leaves = jax.tree.leaves(env_step)
-        self._statistics = EpisodeStatistics(self._env.num_envs)
+        self._statistics = new_statistics(self._env.spec, self._env.num_envs)
 
     def last_transition(self) -> dict[str, np.ndarray]:
         """Return the latest observation and the action given in it, ``[B, ...]`` by name.
@@ -70,8 +71,8 @@ class SteppedCycle:
             return {}
         leaves, action = self._given
         env_step = jax.tree.unflatten(self._programs.env_step_structure, leaves)
-        names, obs = named_leaves({"obs": env_step.obs})
-        return dict(zip(names, obs, strict=True)) | {"action": action}
+        names, arrays = named_leaves({"obs": env_step.obs, "action": action})
+        return dict(zip(names, arrays, strict=True))
 
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
@@ -94,7 +95,7 @@ class SteppedCycle:
         self._leaves = None
         self._env.put_back(state)
         self._leaves = leaves
-        self._statistics = EpisodeStatistics(self._env.num_envs, *running)
+        self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
 
     def _who(self) -> str:
         return f"a stepped cycle of {self._env.spec.name!r}"
@@ -109,7 +110,7 @@ class SteppedCycle:
         leaves = self._leaves
         assert leaves is not None, "reset comes first"
         rows = [*leaves]
-        true_reward: list[np.ndarray] = []
+        true_reward: list[PyTree] = []
         episode_end: list[np.ndarray] = []
         extras: list[PyTree] = []
         with act_phase:
@@ -121,7 +122,7 @@ class SteppedCycle:
                 break
             with act_phase:
                 action, extra, step_state = act(network_leaves, step_state, leaves)
-                host_action = np.asarray(action)
+                host_action = _on_host(action)
             self._given = leaves, host_action
             with env_phase:
                 try:
@@ -145,13 +146,16 @@ class SteppedCycle:
                 return None, step_state
             env_step = self._stack(rows)
             after_first = jax.tree.map(lambda x: x[1:], env_step)
+            acting = jax.tree.map(lambda x: x[:-1], env_step.acting)
+            rewards = jax.tree.map(lambda *x: np.stack(x), *true_reward)
             step_infos = self._statistics.add(
-                *info_columns(np.stack(true_reward), np.stack(episode_end), after_first)
+                *info_columns(rewards, np.stack(episode_end), after_first, acting)
             )
             if len(extras) < programs.run.steps_per_cycle:
                 return None, step_state
             self._check_finite(env_step)
-            action, final = np.copy(env_step.prev_action[1:]), programs.copy(step_state)
+            action = jax.tree.map(np.copy, after_first.prev_action)
+            final = programs.copy(step_state)
             stacked = programs.stack(extras)
         return CycleOutput(env_step, action, stacked, initial, final, step_infos), step_state
 
@@ -163,7 +167,7 @@ class SteppedCycle:
             rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
             row = int(np.argmin(np.logical_and.reduce(rows)))
             before = jax.tree.leaves(jax.tree.map(lambda x: x[max(row - 1, 0)], env_step))
-            self._given = before, np.asarray(env_step.prev_action)[row]
+            self._given = before, jax.tree.map(lambda x: np.asarray(x)[row], env_step.prev_action)
             raise error
 
     def _check_structure(self, env_step: EnvStep) -> None:
@@ -187,8 +191,15 @@ class SteppedCycle:
             ) from cause
 
 
-def _leaves_of(output: EnvOutput, prev_action: np.ndarray) -> list[np.ndarray]:
+def _on_host(action: PyTree) -> PyTree:
+    """Return actions as NumPy arrays."""
+    return jax.tree.map(np.asarray, action) if isinstance(action, dict) else np.asarray(action)
+
+
+def _leaves_of(output: EnvOutput, prev_action: PyTree) -> list[np.ndarray]:
     """Return leaves of ``env_step_of(...)`` without ``final``, six times as fast as flattening."""
+    if isinstance(prev_action, dict):
+        return jax.tree.leaves(env_step_of(output, prev_action))
     obs = output.obs
     of_obs = [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
     flags = (output.terminated, output.truncated, output.is_first)

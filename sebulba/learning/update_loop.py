@@ -207,7 +207,7 @@ class UpdateLoop:
         return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
 
     def _count(self, item: Item) -> None:
-        counters, env_steps = self._progress.counters, item.step_infos.true_reward.size
+        counters, env_steps = self._progress.counters, item.step_infos.episode_end.size
         counters.cycles += 1
         counters.env_steps += env_steps
         counters.frames += env_steps * self._frame_skip

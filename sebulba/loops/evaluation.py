@@ -16,7 +16,7 @@ import numpy as np
 from sebulba.agent import Agent
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.errors import UsageError, is_env_failure, text_of
-from sebulba.inference.cycle import env_step_of
+from sebulba.inference.cycle import env_step_of, info_columns
 from sebulba.options import MOST_EPISODE_STEPS
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvAdapter, EnvFactory, PyTree
@@ -376,6 +376,13 @@ class _Tally:
         return Evaluation(np.array(returns), np.array(lengths), self._num_cut, num_not_played)
 
 
+def mean_of_slots(reward: PyTree) -> np.ndarray:
+    """Return rewards ``[B]``: with many agents, the mean over all slots of all groups."""
+    if not isinstance(reward, dict):
+        return reward
+    return np.concatenate(list(reward.values()), axis=-1).mean(axis=-1, dtype=np.float64)
+
+
 def _play(
     policy: Policy,
     adapter: EnvAdapter,
@@ -389,20 +396,12 @@ def _play(
     while not tally.is_done:
         if stop.is_set():
             return None
-        action, state = policy(
-            output.obs,
-            state,
-            reward=output.reward,
-            terminated=output.terminated,
-            truncated=output.truncated,
-            is_first=output.is_first,
-        )
+        action, state = policy.act(env_step_of(output, ()), state)
         output = adapter.step(action)
-        tally.add(
-            output.true_reward,
-            ~np.asarray(env_step_of(output, action).inserted),
-            output.episode_end,
+        reward, ended, inserted, *_ = info_columns(
+            output.true_reward, output.episode_end, env_step_of(output, action), ()
         )
+        tally.add(mean_of_slots(reward), ~np.asarray(inserted), ended)
         if progress is not None:
             progress(tally.num_done, tally.longest)
     return tally.evaluation()

@@ -35,7 +35,7 @@ class EpisodeLog:
 
     def observe(self, trajectory: Trajectory, step_infos: StepInfos) -> None:
         """Note the episodes that ended in a cycle, as ``observe_cycle`` of a loop."""
-        self._env_steps += step_infos.true_reward.size
+        self._env_steps += step_infos.episode_end.size
         returns = step_infos.episode_returns
         if len(returns):
             self._pending.append((self._num_episodes, self._env_steps, returns))

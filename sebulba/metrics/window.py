@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from sebulba.errors import NotFiniteError, UsageError, shown
 from sebulba.metrics.counters import EPISODES_AVERAGED, Counters
 from sebulba.types import StepInfos
 
+MOST_SLOTS_APART = 8
+"""A group with more slots has one return in the metrics and not one for each."""
+
 
 class RecentEpisodes:
     """True returns and lengths of the last ``EPISODES_AVERAGED`` episodes that ended."""
@@ -21,36 +24,73 @@ class RecentEpisodes:
     def __init__(self) -> None:
         self._returns: collections.deque[float] = collections.deque(maxlen=EPISODES_AVERAGED)
         self._lengths: collections.deque[int] = collections.deque(maxlen=EPISODES_AVERAGED)
+        self._slots: dict[str, collections.deque[list[float]]] = {}
+        """Returns of the slots of each group, where there are groups."""
 
     def add(self, step_infos: StepInfos) -> None:
         """Add the episodes that ended in one cycle."""
         self._returns.extend(step_infos.episode_returns.tolist())
         self._lengths.extend(step_infos.episode_lengths.tolist())
+        for group, returns in dict(step_infos.slot_returns).items():
+            self._of_group(group).extend(returns.tolist())
 
-    def state(self) -> list[list[float]]:
-        """Return the returns and the lengths, as JSON."""
-        return [list(self._returns), list(self._lengths)]
+    def _of_group(self, group: str) -> collections.deque[list[float]]:
+        return self._slots.setdefault(group, collections.deque(maxlen=EPISODES_AVERAGED))
+
+    def state(self) -> list[Any]:
+        """Return the returns and the lengths, and those of slots by group, as JSON."""
+        slots = {
+            group: [[None if math.isnan(x) else x for x in one] for one in returns]
+            for group, returns in self._slots.items()
+        }
+        return [list(self._returns), list(self._lengths), *([slots] if slots else [])]
 
     @classmethod
-    def restored(cls, state: list[list[float]]) -> RecentEpisodes:
+    def restored(cls, state: list[Any]) -> RecentEpisodes:
         """Return the episodes whose ``state()`` this is."""
         episodes = cls()
         episodes._returns.extend(state[0])
         episodes._lengths.extend(int(length) for length in state[1])
+        for group, returns in (state[2] if len(state) > 2 else {}).items():
+            episodes._of_group(group).extend(returns)
         return episodes
 
     def means(self) -> dict[str, float | None]:
-        """Return mean return and length, None before the first episode, and of how many."""
+        """Return mean return and length, None before the first episode, and of how many.
+
+        With many agents also ``episode_return_mean/GROUP``, the mean over the slots of a group,
+        and ``episode_return_mean/GROUP/NUMBER`` of each slot where there are several.
+        """
         there_are = len(self._returns) > 0
         return {
             "episode_return_mean": float(np.mean(self._returns)) if there_are else None,
             "episode_length_mean": float(np.mean(self._lengths)) if there_are else None,
             "episodes_averaged": len(self._returns),
+            **{
+                f"episode_return_mean/{name}": value
+                for group, returns in self._slots.items()
+                for name, value in _means_of_slots(group, np.array(list(returns), np.float64))
+            },
         }
 
     def score(self) -> float | None:
         """Return the mean return, None until there are ``EPISODES_AVERAGED`` episodes."""
         return float(np.mean(self._returns)) if len(self._returns) == EPISODES_AVERAGED else None
+
+
+def _means_of_slots(group: str, returns: np.ndarray) -> Iterator[tuple[str, float | None]]:
+    """Yield the mean of a group's returns ``[N, A]``, and of each slot, over those that acted."""
+    if not len(returns):
+        return
+    acted = ~np.isnan(returns)
+    yield group, _mean(returns[acted])
+    if 1 < returns.shape[1] <= MOST_SLOTS_APART:
+        for slot in range(returns.shape[1]):
+            yield f"{group}/{slot}", _mean(returns[acted[:, slot], slot])
+
+
+def _mean(x: np.ndarray) -> float | None:
+    return float(np.mean(x)) if len(x) else None
 
 
 class MetricWindow:

@@ -22,11 +22,21 @@ from gymnasium import spaces
 
 from sebulba.agent import Agent
 from sebulba.agents.configs.agent_config import agent_configs
+from sebulba.agents.configs.multi_agent import MultiAgentConfig
+from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.files import check_no_link, check_regular, dataclass_from_json, read_json_object
 from sebulba.trees import named_leaves
 from sebulba.trust import Trust, signed, trust_of, was_changed
-from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
+from sebulba.types import (
+    EnvSpec,
+    EnvStep,
+    Group,
+    MultiAgentSpec,
+    PyTree,
+    RunSpec,
+    empty_env_step,
+)
 
 CONFIG_FILE = "config.json"
 ARRAYS_FILE = "arrays.npz"
@@ -46,8 +56,8 @@ class PolicyState(NamedTuple):
 
     step: PyTree
     """The agent's step state."""
-    prev_action: np.ndarray
-    """``[B, *action_shape]``."""
+    prev_action: PyTree
+    """``[B, *action_shape]``; with many agents ``{group: [B, A, *action_shape]}``."""
 
 
 class Policy:
@@ -133,9 +143,20 @@ class Policy:
             truncated=row(truncated, np.bool_),
             is_first=row(is_first, np.bool_),
         )
+        action, state = self.act(env_step, state)
+        return (action[0] if single else action), state
+
+    def act(self, env_step: EnvStep, state: PolicyState) -> tuple[PyTree, PolicyState]:
+        """Choose actions for rows ``[B, ...]`` of an environment, of one agent or of many.
+
+        Args:
+          env_step: What it shows; its ``prev_action`` is not read.
+          state: What the last call returned, or ``new_state``.
+        """
+        env_step = env_step._replace(prev_action=state.prev_action)
         output, step_state = self._step(self.acting_networks, state.step, env_step)
-        action = np.asarray(output.action)
-        return (action[0] if single else action), PolicyState(step_state, action)
+        action = jax.tree.map(np.asarray, output.action)
+        return action, PolicyState(step_state, action)
 
     def new_state(self, num_envs: int) -> PolicyState:
         """Return the state before the first observation of ``num_envs`` environments."""
@@ -143,7 +164,7 @@ class Policy:
         self._key, step_key = jax.random.split(self._key)  # no two states draw the same noise
         return PolicyState(
             self.agent.new_step_state(step_key, run, 0),
-            np.asarray(empty_env_step(self.spec, num_envs).prev_action),
+            empty_env_step(self.spec, num_envs).prev_action,
         )
 
 
@@ -197,6 +218,9 @@ def save_policy(
       UsageError: The agent's class is inside a function, where it cannot be imported.
     """
     folder = Path(folder)
+    if isinstance(agent, MultiAgent):
+        _save_members(folder, agent, acting_networks, run, run_id)
+        return
     names, leaves = named_leaves(acting_networks)
     arrays = [np.asarray(leaf) for leaf in leaves]
     record = {
@@ -214,6 +238,7 @@ def save_policy(
             "channels_first": agent.spec.channels_first,
             "observation_space": space_to_json(agent.spec.observation_space),
             "action_space": space_to_json(agent.spec.action_space),
+            **({"legal_actions": legal} if (legal := agent.spec.legal_actions) else {}),
         },
         "run": dataclasses.asdict(run),
         "arrays": [
@@ -262,6 +287,8 @@ def load_policy(
         raise UsageError(
             f"{folder} has no policy yet; it is saved when the run ends, or is stopped by Ctrl-C"
         )
+    if "members" in record:
+        return _load_members(folder, record, explore=explore, seed=seed, trust=trust)
     if record.get("format") != FORMAT:
         raise UsageError(
             f"{file} has format {shown(record.get('format'))}, and this Sebulba reads {FORMAT}; "
@@ -283,6 +310,74 @@ def load_policy(
     return Policy(agent, networks, run_spec, explore=explore, seed=seed)
 
 
+def _save_members(
+    folder: Path, agent: MultiAgent, acting_networks: PyTree, run: RunSpec, run_id: str | None
+) -> None:
+    """Write an ordinary policy for each member, ``folder/MEMBER``, and who they are."""
+    for name, member in agent.members.items():
+        own = dataclasses.replace(run, num_envs=run.num_envs * len(member.slots))
+        save_policy(folder / name, member.agent, acting_networks[name], own)
+    spec = agent.population
+    groups = {
+        name: {
+            "slots": list(group.slots),
+            "waits": group.waits,
+            "eval_only": list(group.spec.eval_only),
+            "legal_actions": group.spec.legal_actions,
+            "channels_first": group.spec.channels_first,
+            "observation_space": space_to_json(group.spec.observation_space),
+            "action_space": space_to_json(group.spec.action_space),
+        }
+        for name, group in spec.groups.items()
+    }
+    record = {
+        "format": FORMAT,
+        "run_id": run_id,
+        "members": list(agent.members),
+        "groups": groups,
+        "common": None if spec.common is None else space_to_json(spec.common),
+        "name": spec.name,
+        "run": dataclasses.asdict(run),
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(signed(KIND, record), indent=2) + "\n")
+
+
+def _load_members(
+    folder: Path, record: Mapping[str, Any], *, explore: bool, seed: int, trust: bool
+) -> Policy:
+    """Return the policy of all members together."""
+    file = folder / CONFIG_FILE
+    if was_changed(record):
+        raise UsageError(f"{file} was edited after it had been saved; restore it or train again")
+    try:
+        groups = {name: _group(one, record["name"]) for name, one in record["groups"].items()}
+        common = None if record["common"] is None else space_from_json(record["common"])
+        spec = MultiAgentSpec(groups, common, name=record["name"])
+        names, run = [str(name) for name in record["members"]], RunSpec(**record["run"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{file} is damaged ({text_of(error)}); restore it or train again"
+        ) from error
+    if any(not name or "." in Path(name).parts or ".." in Path(name).parts for name in names):
+        raise UsageError(f"{file} names members outside its folder; restore it or train again")
+    own = {name: load_policy(folder / name, trust=trust) for name in names}
+    config = MultiAgentConfig({name: one.agent.config for name, one in own.items()})
+    networks = {name: one.acting_networks for name, one in own.items()}
+    return Policy(MultiAgent(spec, config), networks, run, explore=explore, seed=seed)
+
+
+def _group(record: Mapping[str, Any], name: str) -> Group:
+    spec = EnvSpec(
+        space_from_json(record["observation_space"]),
+        space_from_json(record["action_space"]),
+        name=name,
+        channels_first=_channels_first(record),
+        eval_only=tuple(record["eval_only"]),
+        legal_actions=record["legal_actions"],
+    )
+    return Group(spec, tuple(record["slots"]), record["waits"])
+
+
 def _agent_of(record: Mapping[str, Any], file: Path, trust: Trust) -> tuple[Agent, RunSpec]:
     """Return the agent that ``config.json`` describes, and the sizes of its run."""
     config_class = _import_class(record["agent_config"]["class"], file, trust)
@@ -300,6 +395,7 @@ def _agent_of(record: Mapping[str, Any], file: Path, trust: Trust) -> tuple[Agen
         frame_skip=record["spec"]["frame_skip"],
         name=record["spec"]["name"],
         channels_first=_channels_first(record["spec"]),
+        legal_actions=record["spec"].get("legal_actions"),
     )
     return agent_class(spec, config), RunSpec(**record["run"])
 

@@ -13,6 +13,7 @@ from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent, ReplayT
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.exploration import epsilon_greedy
+from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions
@@ -81,7 +82,8 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
 
     def evaluate(self, networks: PyTree, rows: EnvStep, core: PyTree) -> QOutput:
         """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
-        return self.network.apply({"params": networks}, *self._inputs(rows, core))  # type: ignore[return-value]
+        output = self.network.apply({"params": networks}, *self._inputs(rows, core))
+        return output._replace(values=only_legal(self.spec, rows.obs, output.values))  # type: ignore[union-attr]
 
     def _inputs(self, rows: EnvStep, core: PyTree) -> tuple:
         """Return the arguments of the network.
@@ -133,7 +135,8 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         index = self.actions.mode(values[0])
         probability, epsilon = self.stepped_epsilon(step_state.epsilon)
         if explore:
-            index = epsilon_greedy(explore_key, index, self.actions.num_params, probability)
+            legal = legal_mask(self.spec, env_step.obs)
+            index = epsilon_greedy(explore_key, index, self.actions.num_params, probability, legal)
         return ActionOutput(self.actions.action(index)), StepState(key, epsilon, core)
 
     def recurrent_state(self, step_state: StepState) -> PyTree:

@@ -10,6 +10,7 @@ from sebulba.agents.configs.agent_config import AgentConfig, make_agent
 from sebulba.agents.configs.ddpg import DDPGConfig
 from sebulba.agents.configs.dqn import DQNConfig
 from sebulba.agents.configs.impala import ImpalaConfig
+from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.configs.ppo import PPOConfig
 from sebulba.agents.configs.r2d2 import R2D2Config
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
@@ -22,6 +23,7 @@ __all__ = [
     "DDPGConfig",
     "DQNConfig",
     "ImpalaConfig",
+    "MultiAgentConfig",
     "OptimizerConfig",
     "PPOConfig",
     "R2D2Config",

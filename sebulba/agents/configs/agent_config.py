@@ -12,7 +12,7 @@ from sebulba.errors import UsageError
 
 if TYPE_CHECKING:
     from sebulba.agent import Agent
-    from sebulba.types import EnvSpec
+    from sebulba.types import EnvSpec, MultiAgentSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,8 +23,11 @@ class AgentConfig:
     """The agent, as ``module:class``; the module is imported when the agent is made."""
 
 
-def make_agent(spec: EnvSpec, config: AgentConfig) -> Agent:
+def make_agent(spec: EnvSpec | MultiAgentSpec, config: AgentConfig) -> Agent:
     """Return the agent that ``config`` names.
+
+    Where ``spec`` has many agents and ``config`` is for one, every group has such an agent, which
+    its slots share.
 
     Raises:
       UsageError: It names none, or the agent cannot take the spaces of ``spec``.
@@ -35,7 +38,11 @@ def make_agent(spec: EnvSpec, config: AgentConfig) -> Agent:
             f"config={config!r} belongs to no agent; use a subclass of AgentConfig whose "
             "agent_class is 'module:class', such as ImpalaConfig()"
         )
-    return getattr(importlib.import_module(module), name)(spec, config)
+    agent_class = getattr(importlib.import_module(module), name)
+    if hasattr(spec, "groups") and not hasattr(config, "agents"):
+        configs = importlib.import_module("sebulba.agents.configs.multi_agent")
+        return make_agent(spec, configs.MultiAgentConfig({configs.EVERY: config}))
+    return agent_class(spec, config)
 
 
 def agent_configs() -> dict[str, type[AgentConfig]]:

@@ -74,7 +74,11 @@ FALLING_EPSILON_SPEC = FallingEpsilon(P(), P(LEARNER_AXIS), P(), P())  # type: i
 
 
 def epsilon_greedy(
-    key: jax.Array, greedy: jax.Array, num_actions: int, epsilon: jax.Array
+    key: jax.Array,
+    greedy: jax.Array,
+    num_actions: int,
+    epsilon: jax.Array,
+    legal: jax.Array | None = None,
 ) -> jax.Array:
     """Return ``greedy`` indices of actions, random ones with probability ``epsilon``.
 
@@ -83,11 +87,16 @@ def epsilon_greedy(
       greedy: ``[B]`` int32, from 0.
       num_actions: Random indices are below this.
       epsilon: ``[B]``.
+      legal: ``[B, num_actions]`` bool, which indices may be drawn; None for all.
 
     Returns:
       ``[B]`` int32.
     """
     explore_key, action_key = jax.random.split(key)
     explores = jax.random.uniform(explore_key, greedy.shape) < epsilon
-    other = jax.random.randint(action_key, greedy.shape, 0, num_actions, greedy.dtype)
+    if legal is None:
+        other = jax.random.randint(action_key, greedy.shape, 0, num_actions, greedy.dtype)
+    else:
+        equal = jnp.where(legal, 0.0, -jnp.inf)
+        other = jax.random.categorical(action_key, equal).astype(greedy.dtype)
     return jnp.where(explores, other, greedy)

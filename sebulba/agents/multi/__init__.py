@@ -1,0 +1,1 @@
+"""Agents for environments of many agents."""

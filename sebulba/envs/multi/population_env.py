@@ -1,0 +1,443 @@
+"""A ``MultiAgentEnv`` as a ``gymnasium.Env`` with the rows of all slots, and the adapter of these.
+
+So what vectorizes, checks, seeds, saves and supervises single environments does it here too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.envs.checked_env import LARGEST_REWARD, make_leaf_check
+from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
+from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.spaces import check_legal, make_action_check
+from sebulba.envs.tree import (
+    OBSERVATION,
+    AgentNode,
+    agents_of,
+    atomic_action_space,
+    compile_tree,
+    named_parts,
+)
+from sebulba.errors import EnvError, UsageError, shown
+from sebulba.types import COMMON, EnvOutput, FusedEnv, MultiAgentSpec
+
+FLAGS = ("terminated", "truncated", "is_first")
+SPEC = "population"
+"""Where the metadata of a vector environment has the ``MultiAgentSpec``."""
+MOST_CHOICES = 2**24
+"""Actions travel to worker processes as float32, which are exact up to here."""
+
+
+class PopulationEnv(gymnasium.Env):
+    """Observes the rows of all slots, with rewards and flags among the parts of the observation."""
+
+    def __init__(self, env: MultiAgentEnv, name: str = "") -> None:
+        """Take over ``env``.
+
+        Raises:
+          UsageError: Its tree breaks a rule.
+        """
+        self.env = env
+        tree = getattr(env, "tree", None)
+        who = type(env).__name__
+        if tree is None:
+            raise UsageError(f"{who} has no attribute tree; give it a Population")
+        if isinstance(tree, AgentNode):
+            raise UsageError(
+                f"the tree of {who} is one AgentNode, a single agent; make it a gymnasium.Env, or "
+                "put the node into a Population"
+            )
+        spec = compile_tree(tree, name=name or who, waits=not env.all_act)
+        assert isinstance(spec, MultiAgentSpec)
+        self.population = spec
+        self.metadata = {SPEC: spec}
+        self._agents = {agent: _Agent(agent, node, spec) for agent, node in agents_of(tree).items()}
+        self._common = dict(named_parts(tree.common, COMMON)) if tree.common is not None else {}
+        self.observation_space = spaces.Dict(dict(_flat_spaces(spec)))
+        self.action_space = _flat_action_space(spec)
+        self._live: set[str] = set()
+        self._acting: tuple[str, ...] = ()
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """The generator of the environment."""
+        return self.env.np_random
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        """Begin an episode, for every slot."""
+        del options
+        if seed is not None:
+            self.env.np_random = np.random.default_rng(seed)
+        observed = self._observed(self.env.reset(seed=seed), "reset")
+        rows = self._empty()
+        self._live = set(self._agents)
+        for group in self.population.groups:
+            rows[f"is_first/{group}"][:] = 1
+        if not observed.keys() - {COMMON}:
+            raise EnvError("reset returned no agent that acts; return the observation of one")
+        self._write_observations(rows, observed)
+        self._let_act(rows, [agent for agent in observed if agent != COMMON])
+        return rows, {}
+
+    def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
+        """Let those act who are to."""
+        acted = set(self._acting)
+        result = self.env.step(self._actions(action))
+        if not isinstance(result, tuple) or len(result) != 4:
+            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else shown(result)
+            raise EnvError(
+                "step must return a tuple of 4 (observations, rewards, terminated, truncated); got "
+                f"{got}"
+            )
+        observed = self._observed(result[0], "step")
+        rows = self._empty()
+        self._write_observations(rows, observed)
+        self._write_rewards(rows, result[1])
+        terminated, truncated = (self._told(x, n) for x, n in zip(result[2:], FLAGS, strict=False))
+        rejoined = observed.keys() & self._agents.keys() - self._live
+        goes_on = [
+            agent
+            for agent in observed
+            if agent != COMMON and agent not in terminated and agent not in truncated
+        ]
+        if not goes_on:
+            # Those who wait are told of the end, too.
+            (terminated if terminated or not truncated else truncated).update(
+                self._live - terminated - truncated
+            )
+        truncated = self._with_last_observation(truncated - terminated, observed, acted)
+        for flag, agents in zip(FLAGS, (terminated, truncated, rejoined), strict=True):
+            for agent in agents:
+                for group, slot in self._agents[agent].slots:
+                    rows[f"{flag}/{group}"][slot] = 1
+        self._live = (self._live | rejoined) - terminated - truncated
+        self._let_act(rows, goes_on)
+        return rows, 0.0, not goes_on and bool(terminated), not goes_on and not terminated, {}
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    # What the environment returned.
+
+    def _observed(self, observed: Any, method: str) -> dict[str, Any]:
+        if not isinstance(observed, Mapping):
+            raise EnvError(f"{method} must return observations by agent; got {shown(observed)}")
+        self._check_known(observed, f"observations of {method}", also=COMMON)
+        if self._common and COMMON not in observed:
+            raise EnvError(f"observations of {method} lack {COMMON!r}, which the tree has")
+        return dict(observed)
+
+    def _with_last_observation(
+        self, truncated: set[str], observed: Mapping[str, Any], acted: set[str]
+    ) -> set[str]:
+        """Return the agents that are told that they are cut short.
+
+        One that waited and has no last observation is not: its last decision is not learned from,
+        since the first row of the next episode follows it.
+        """
+        for agent in sorted(truncated & acted - observed.keys()):
+            raise EnvError(
+                f"agent {agent!r} was truncated without its last observation, from which its value "
+                "is estimated; return that, too"
+            )
+        return truncated & observed.keys()
+
+    def _check_known(self, names: Mapping[str, Any], what: str, also: str = "") -> None:
+        for name in names:
+            if name not in self._agents and not (name == also and self._common):
+                raise EnvError(
+                    f"{what} name {shown(name)}, which the tree has not; it has "
+                    f"{', '.join(self._agents)}"
+                )
+
+    def _told(self, told: Any, name: str) -> set[str]:
+        """Return the agents that are told of an end."""
+        if isinstance(told, bool | np.bool_):
+            return set(self._live) if told else set()
+        if not isinstance(told, Mapping):
+            raise EnvError(f"{name} must be a bool, or a dict of bools by agent; got {shown(told)}")
+        self._check_known(told, name)
+        for agent, value in told.items():
+            if not isinstance(value, bool | np.bool_):
+                raise EnvError(f"{name} of agent {agent!r} must be a bool; got {shown(value)}")
+        return {agent for agent, value in told.items() if value and agent in self._live}
+
+    def _write_rewards(self, rows: dict[str, np.ndarray], rewards: Any) -> None:
+        if not isinstance(rewards, Mapping):
+            raise EnvError(f"rewards must be a dict by agent; got {shown(rewards)}")
+        self._check_known(rewards, "rewards")
+        for agent, reward in rewards.items():
+            try:
+                value = float(reward)
+            except (TypeError, ValueError):
+                value = np.nan
+            if not abs(value) <= LARGEST_REWARD:
+                raise EnvError(
+                    f"reward of agent {agent!r} must be a finite number; got {shown(reward)}"
+                )
+            for group, slot in self._agents[agent].slots:
+                rows[f"reward/{group}"][slot] = value
+
+    def _write_observations(self, rows: dict[str, np.ndarray], observed: Mapping[str, Any]) -> None:
+        for agent, obs in observed.items():
+            if agent == COMMON:
+                for name, part in self._common.items():
+                    checked = _checked(obs, name, part.space, "common")
+                    rows[_name(COMMON, name)] = checked
+                continue
+            own = self._agents[agent]
+            for name, space in own.parts.items():
+                checked = _checked(obs, name, space, f"observation of agent {agent!r}")
+                for group, slot in own.slots:
+                    rows[_name(f"obs/{group}", own.label(name))][slot] = checked
+
+    def _let_act(self, rows: dict[str, np.ndarray], agents: list[str]) -> None:
+        if self.env.all_act and len(agents) not in (0, len(self._agents)):
+            missing = ", ".join(sorted(self._agents.keys() - set(agents)))
+            raise EnvError(
+                f"all_act=True, but {missing} does not act; observe every agent, or say "
+                "all_act=False"
+            )
+        self._acting = tuple(agents)
+        for agent in agents:
+            for group, slot in self._agents[agent].slots:
+                if self.population.groups[group].waits:
+                    rows[f"acting/{group}"][slot] = 1
+
+    def _empty(self) -> dict[str, np.ndarray]:
+        return {name: _fill(space) for name, space in self.observation_space.spaces.items()}
+
+    # What the agents do.
+
+    def _actions(self, action: np.ndarray) -> dict[str, Any]:
+        by_slot, begin = {}, 0
+        for name, group in self.population.groups.items():
+            space = group.spec.action_space
+            size = int(np.prod(space.shape or ()))
+            for slot in range(len(group.slots)):
+                by_slot[name, slot] = _decoded(action[begin : begin + size], space)
+                begin += size
+        return {agent: self._agents[agent].action(by_slot) for agent in self._acting}
+
+
+class _Agent:
+    """An agent of the environment, and the slots that it has: several where it is not atomic."""
+
+    def __init__(self, name: str, node: AgentNode, spec: MultiAgentSpec) -> None:
+        """Find the slots of the agent ``name``."""
+        places = {
+            slot: (group_name, index)
+            for group_name, group in spec.groups.items()
+            for index, slot in enumerate(group.slots)
+        }
+        space = node.act.space
+        self._named = (
+            dict(space.spaces if isinstance(space, spaces.Dict) else space)
+            if (isinstance(space, Mapping | spaces.Dict))
+            else {}
+        )
+        self._non_atomic = node.act.non_atomic
+        self._atomic = None if self._non_atomic else atomic_action_space(space, name)
+        names = [f"{name}.{part}" for part in sorted(self._named)] if self._non_atomic else [name]
+        self.slots = [places[slot] for slot in names]
+        self.parts = {part: obs.space for part, obs in named_parts(node.obs, name)}
+        self._lone_is_named = spec.common is not None
+
+    def label(self, part: str) -> str:
+        """Return what a part of the observation is called in the spec."""
+        return OBSERVATION if not part and self._lone_is_named else part
+
+    def action(self, by_slot: Mapping[tuple[str, int], Any]) -> Any:
+        """Return the action as the environment takes it."""
+        chosen = [by_slot[slot] for slot in self.slots]
+        if not self._named:
+            return chosen[0]
+        if self._non_atomic:
+            return dict(zip(sorted(self._named), chosen, strict=True))
+        parts, begin = {}, 0
+        for name in sorted(self._named):
+            space = self._named[name]
+            size = int(np.prod(space.shape or ()))
+            part = np.asarray(chosen[0][begin : begin + size]).reshape(space.shape or ())
+            parts[name] = int(part) if isinstance(space, spaces.Discrete) else part
+            begin += size
+        return parts
+
+
+def _name(*parts: str) -> str:
+    return "/".join(part for part in parts if part)
+
+
+def _flat_spaces(spec: MultiAgentSpec) -> Iterator[tuple[str, gymnasium.Space]]:
+    """Yield the parts of the observation of a ``PopulationEnv``."""
+    for name, space in spec.observation_space.spaces.items():
+        where = COMMON if name == COMMON else f"obs/{name}"
+        if isinstance(space, spaces.Dict):
+            yield from ((_name(where, part), one) for part, one in space.spaces.items())
+        else:
+            yield where, space
+    for name, group in spec.groups.items():
+        size = len(group.slots)
+        yield f"reward/{name}", spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        for flag in FLAGS:
+            yield f"{flag}/{name}", spaces.MultiBinary(size)
+        if group.waits:
+            yield f"acting/{name}", spaces.MultiBinary(size)
+
+
+def _flat_action_space(spec: MultiAgentSpec) -> spaces.Box:
+    """Return the actions of all slots side by side: choices as their numbers."""
+    low: list[float] = []
+    high: list[float] = []
+    for name, group in spec.groups.items():
+        space = group.spec.action_space
+        if isinstance(space, spaces.Box):
+            ends = space.low.ravel(), space.high.ravel()
+        else:
+            assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+            count = space.n if isinstance(space, spaces.Discrete) else space.nvec.ravel()
+            first = np.atleast_1d(np.asarray(space.start)).ravel()
+            ends = first, first + count - 1
+            if max(np.abs(end).max() for end in ends) >= MOST_CHOICES:
+                raise UsageError(f"group {name!r} has {space}; use numbers below {MOST_CHOICES}")
+        low += list(ends[0]) * len(group.slots)
+        high += list(ends[1]) * len(group.slots)
+    return spaces.Box(np.array(low, np.float32), np.array(high, np.float32), dtype=np.float32)
+
+
+def _decoded(numbers: np.ndarray, space: gymnasium.Space) -> Any:
+    if isinstance(space, spaces.Box):
+        return numbers.astype(space.dtype).reshape(space.shape)
+    whole = np.rint(numbers).astype(np.int32)
+    return int(whole[0]) if isinstance(space, spaces.Discrete) else whole.reshape(space.shape)
+
+
+def _fill(space: gymnasium.Space) -> np.ndarray:
+    """Return a value of a space for slots that nobody observes: zeros, where they are inside."""
+    zeros = np.zeros(space.shape or (), space.dtype)
+    if isinstance(space, spaces.MultiDiscrete):
+        return zeros + space.start
+    if isinstance(space, spaces.Discrete):
+        return zeros + np.asarray(space.start, space.dtype)
+    return np.clip(zeros, space.low, space.high) if isinstance(space, spaces.Box) else zeros
+
+
+def _checked(obs: Any, name: str, space: gymnasium.Space, where: str) -> np.ndarray:
+    """Return the part ``name`` (with dots where it is nested) of an observation, as an array."""
+    for key in name.split(".") if name else ():
+        if not isinstance(obs, Mapping) or key not in obs:
+            got = list(obs) if isinstance(obs, Mapping) else obs
+            raise EnvError(f"{where} must have the part {name!r}; got {shown(got)}")
+        obs = obs[key]
+    array, problem = make_leaf_check(space)(obs, f"{where}{f' [{name!r}]' if name else ''}")
+    if problem is not None:
+        what, expected, got = problem
+        raise EnvError(f"{what} must be {expected}; got {got}")
+    return array
+
+
+class PopulationAdapter:
+    """Takes apart what a vector of ``PopulationEnv`` returns."""
+
+    def __init__(self, env: GymnasiumAdapter, spec: MultiAgentSpec) -> None:
+        """Take over ``env``, whose environments are of ``spec``."""
+        self._env = env
+        self.num_envs = env.num_envs
+        self.spec = dataclasses.replace(spec, name=env.spec.name)
+        self._checks = {
+            name: make_action_check(group.spec.action_space, self.num_envs * len(group.slots))
+            for name, group in spec.groups.items()
+        }
+        self._last: EnvOutput | None = None
+
+    def reset(self) -> EnvOutput:
+        """Begin new episodes in all environments."""
+        return self._apart(self._env.reset())
+
+    def step(self, action: Mapping[str, np.ndarray]) -> EnvOutput:
+        """Let those act who are to, in all environments."""
+        columns = []
+        for name in self.spec.groups:
+            own = action[name]
+            flat = own.reshape(-1, *own.shape[2:])
+            self._checks[name](flat)
+            self._check_legal(name, flat)
+            columns.append(own.reshape(self.num_envs, -1).astype(np.float32))
+        return self._apart(self._env.step(np.concatenate(columns, axis=1)))
+
+    def _check_legal(self, name: str, action: np.ndarray) -> None:
+        group = self.spec.groups[name]
+        if group.spec.legal_actions is None or self._last is None:
+            return
+        mask = self._last.obs[name][group.spec.legal_actions]
+        acting = self._last.acting[name].ravel() if group.waits else np.ones(len(action), np.bool_)
+        flat = mask.reshape(len(action), -1)
+        size = len(group.slots)
+        check_legal(
+            flat,
+            action,
+            group.spec.action_space,
+            acting,
+            lambda row: f"agent {group.slots[row % size]!r} of environment {row // size}",
+        )
+
+    def fused(self) -> FusedEnv | str:
+        """Return the reason why there is no fused cycle."""
+        return self._env.fused()
+
+    def state(self) -> bytes | str:
+        """Return the state from which to go on, or the reason why there is none."""
+        return self._env.state()
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state``; legal actions are not checked in the next step."""
+        self._env.put_back(state)
+        self._last = None
+
+    def close(self) -> None:
+        """Close all environments."""
+        self._env.close()
+
+    def _apart(self, output: EnvOutput) -> EnvOutput:
+        parts = output.obs
+        groups = self.spec.groups
+
+        def part(prefix: str) -> Any:
+            if prefix in parts:
+                return parts[prefix]
+            begin = f"{prefix}/"
+            return {n.removeprefix(begin): x for n, x in parts.items() if n.startswith(begin)}
+
+        def flag(name: str) -> dict[str, np.ndarray]:
+            return {group: parts[f"{name}/{group}"].astype(np.bool_) for group in groups}
+
+        obs = {group: part(f"obs/{group}") for group in groups}
+        if self.spec.common is not None:
+            obs[COMMON] = part(COMMON)
+        reward = {group: parts[f"reward/{group}"] for group in groups}
+        waiting = {n: parts[f"acting/{n}"].astype(np.bool_) for n, g in groups.items() if g.waits}
+        self._last = EnvOutput(
+            obs,
+            reward,
+            flag("terminated"),
+            flag("truncated"),
+            flag("is_first"),
+            reward,
+            output.episode_end,
+            acting=waiting or (),
+        )
+        return self._last
+
+
+def as_gymnasium(make_env: Any, name: str) -> gymnasium.Env:
+    """Call ``make_env``, and return what it made as a ``gymnasium.Env``."""
+    env = make_env()
+    return PopulationEnv(env, name) if isinstance(env, MultiAgentEnv) else env
