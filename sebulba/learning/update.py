@@ -335,8 +335,10 @@ class Updater:
             state = self._update_shard(*state, key_data, updates)
         else:
 
-            def update(number: jax.Array, state: Any) -> tuple:
-                return self._update_shard(*state, key_data, updates + number)
+            def update(number: jax.Array, state: PyTree) -> PyTree:
+                networks, opt, experience, sums = state
+                key = key_data, updates + number
+                return self._update_shard(networks, opt, experience, sums, *key)
 
             state = jax.lax.fori_loop(np.uint32(0), np.uint32(due), update, state)
         networks, opt, experience, sums = state
