@@ -231,6 +231,9 @@ def test_gymnasium_finds_nothing_wrong():
     assert info.keys() == keys and 2 <= info["network"]["bandwidth_bps"] / 1e6 <= 8
     state = env.unwrapped.get_state()
     expected = env.step(np.zeros(1, np.float32))
+    for wrong in ([2.1], [np.nan], [0, 0]):
+        with pytest.raises(ActionError, match="must be one number from -2 to 2"):
+            env.unwrapped.step(wrong)
     env.unwrapped.set_state(state)
     assert np.array_equal(env.step(np.zeros(1, np.float32))[0], expected[0])
     env.close()
