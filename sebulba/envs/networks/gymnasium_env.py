@@ -9,7 +9,7 @@ import numpy as np
 
 from sebulba.envs.networks import CONGESTION_CONTROL
 from sebulba.envs.networks.adapter import network_spec
-from sebulba.envs.networks.native import INFO, NativePool
+from sebulba.envs.networks.native import INFO, NativePool, Rows
 from sebulba.envs.networks.options import read_options
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import UsageError
@@ -47,14 +47,14 @@ class CongestionControlEnv(gymnasium.Env):
             drawn = self.np_random.integers(2**31) if seed is None else check_seed(seed)
             self._pool = NativePool(self._options, [int(drawn)])
         rows = self._pool.reset(with_info=True)
-        return rows.obs[0], _info(rows.info[0])
+        return rows.obs[0], _info(rows)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Multiply the window, and let two minimal round trips pass."""
         assert self._pool is not None, "call reset first"
         rows = self._pool.step(np.asarray(action, np.float32).reshape(1), with_info=True)
         ends = bool(rows.terminated[0]), bool(rows.truncated[0])
-        return rows.obs[0], float(rows.reward[0]), *ends, _info(rows.info[0])
+        return rows.obs[0], float(rows.reward[0]), *ends, _info(rows)
 
     def get_state(self) -> bytes | None:
         """Return what ``set_state`` goes on from."""
@@ -73,8 +73,9 @@ class CongestionControlEnv(gymnasium.Env):
             self._pool = None
 
 
-def _info(row: np.ndarray) -> dict[str, Any]:
-    network = dict(zip(INFO, row.tolist(), strict=True))
+def _info(rows: Rows) -> dict[str, Any]:
+    assert rows.info is not None
+    network = dict(zip(INFO, rows.info[0].tolist(), strict=True))
     queueing = network["mean_rtt_ns"] - network["base_rtt_ns"]
     return {
         "goodput_mbps": network["throughput_bps"] / 1e6,

@@ -116,11 +116,11 @@ class CongestionControlOptions:
                     f"must be {_words(name, bounds)}",
                     f"the default is {_default(name)}",
                 )
-        low, high = self.cross_traffic_mbps  # type: ignore[misc]
+        cross: Any = self.cross_traffic_mbps
         require(
-            high == 0 or low >= 0.001,
+            max(cross) == 0 or min(cross) >= 0.001,
             "cross_traffic_mbps",
-            _text(self.cross_traffic_mbps),
+            _text(cross),
             "must be 0, or from 0.001 on",
             "leave it out for none",
         )

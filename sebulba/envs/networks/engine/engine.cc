@@ -145,6 +145,7 @@ using networks::guarded;
 using networks::Info;
 using networks::Pool;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 const char* net_error() { return networks::last_error.c_str(); }
@@ -187,3 +188,4 @@ int64_t net_trace(void* pool, int row, networks::Trace* to, int64_t capacity) {
 
 void net_close(void* pool) { delete static_cast<Pool*>(pool); }
 }
+#pragma GCC visibility pop

@@ -116,7 +116,7 @@ class Flow {
   void begin() { unsent = size; }
   bool has_window() const { return control < Control::constant_rate; }
   bool may_send() const {
-    return unsent > 0 && static_cast<double>(inflight) < std::floor(window);
+    return unsent > 0 && static_cast<double>(inflight + 1) <= window;
   }
   Time timeout() const { return std::max(LEAST_TIMEOUT, 3 * srtt) << doublings; }
   Time deadline() const { return last_activity + timeout(); }
