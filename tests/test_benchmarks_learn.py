@@ -147,7 +147,7 @@ def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkey
     assert cli.main(["bench", "learn", "neutral", "cartpole", "--seeds", "1"]) == 0
     assert list(given["goals"]) == [*GROUPS["neutral"], "cartpole"]
     assert {given["goals"][name].preset for name in GROUPS["neutral"]} == set(NEUTRAL)
-    typed = ["--env.id", "--total-env-steps", "--eval-every-env-steps"]
+    typed = ["--env.id", "--total-env-steps", "--eval-every-env-steps", "--eval-episodes"]
     for name in GROUPS["neutral"]:
         goal, config = given["goals"][name], given["configs"][name]
         assert [word for word in goal.options if word.startswith("--")] == typed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
+from sebulba.options import FaultOptions
 
 
 def neutral() -> ExperimentConfig:
@@ -197,14 +198,15 @@ def breakout_minatar() -> ExperimentConfig:
 def hopper_brax() -> ExperimentConfig:
     """Return PPO with a Gaussian policy on brax's hopper, which needs the extra ``brax``.
 
-    PureJaxRL (Lu et al. 2022; examples/brax_minatar.ipynb, "PPO Brax"): 2048 environments x 10
-    steps, learning rate 3e-4, 4 epochs of 32 minibatches, discount 0.99, lambda 0.95, clip 0.2 of
-    ratio and value, value 0.5, gradient norm 0.5, two hidden layers of 256 with tanh, policy and
-    value apart, observations and rewards normalised, a standard deviation of 1 at first. It is
-    meant for an accelerator.
+    PureJaxRL (Lu et al. 2022; purejaxrl/ppo_continuous_action.py): 2048 environments x
+    10 steps, learning rate 3e-4, 4 epochs of 32 minibatches, discount 0.99, lambda 0.95, clip 0.2
+    of ratio and value, value 0.5, gradient norm 0.5, two hidden layers of 256 with tanh, policy and
+    value apart, observations and rewards normalised, a standard deviation of 1 at first, and
+    brax's positional physics. It is meant for an accelerator; its program takes minutes to compile
+    where the cores are busy, so a silent thread is taken for a hang later than elsewhere.
     """
     return ExperimentConfig(
-        env=EnvConfig("brax:hopper"),
+        env=EnvConfig("brax:hopper", options={"physics": "positional"}),
         agent=PPOConfig(
             learning_rate=3e-4,
             discount=0.99,
@@ -225,6 +227,7 @@ def hopper_brax() -> ExperimentConfig:
         num_envs=2048,
         num_inferencers_per_device=1,
         steps_per_cycle=10,
+        faults=FaultOptions(hang_timeout_s=1800.0),
         schedule="lockstep",
     )
 

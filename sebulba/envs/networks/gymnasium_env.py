@@ -12,7 +12,7 @@ from sebulba.envs.networks.adapter import network_spec
 from sebulba.envs.networks.native import INFO, NativePool, Rows
 from sebulba.envs.networks.options import read_options
 from sebulba.envs.seeds import check_seed
-from sebulba.errors import UsageError
+from sebulba.errors import ActionError, UsageError, shown
 
 
 class CongestionControlEnv(gymnasium.Env):
@@ -50,9 +50,16 @@ class CongestionControlEnv(gymnasium.Env):
         return rows.obs[0], _info(rows)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Multiply the window, and let two minimal round trips pass."""
+        """Multiply the window, and let two minimal round trips pass.
+
+        Raises:
+          ActionError: The action is not in the action space.
+        """
         assert self._pool is not None, "call reset first"
-        rows = self._pool.step(np.asarray(action, np.float32).reshape(1), with_info=True)
+        given = np.asarray(action, np.float32).reshape(-1)
+        if given not in self.action_space:
+            raise ActionError(f"action={shown(action)} must be one number from -2 to 2")
+        rows = self._pool.step(given, with_info=True)
         ends = bool(rows.terminated[0]), bool(rows.truncated[0])
         return rows.obs[0], float(rows.reward[0]), *ends, _info(rows)
 

@@ -80,6 +80,7 @@ class NativePool:
           actions: ``[B]`` float32, contiguous.
           with_info: Return ``info``, too.
         """
+        assert actions.dtype == np.float32 and actions.size == self.num_envs
         buffer, info = self._arrays(with_info)
         self._checked(
             self._lib.net_step(
