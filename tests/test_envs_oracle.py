@@ -66,7 +66,7 @@ def test_fused_oracle_pool_has_no_cell_out_of_place_and_equals_the_stepped_one()
     action = actions_of(3000)
     fused, stepped = (pool_adapter(NUM_ENVS, [7, 1, 2**31 - 1, 90_000, 5]) for _ in range(2))
     first = env_step_of(fused.reset(), np.zeros_like(action[0]))
-    state, step = fused.fused()
+    state, step, *_ = fused.fused()
 
     def body(state, action):
         state, output, num_invalid = step(state, action)
