@@ -97,7 +97,7 @@ class _Factory:
     def spec(self) -> EnvSpec:
         """Return the spec of a single environment, which is made and closed."""
         if self.make_spec is not None:
-            return self._stated(self.make_spec())
+            return self._stated(self.make_spec())  # type: ignore[arg-type]
         env = self(1, [0])
         env.close()
         return env.spec
@@ -258,7 +258,7 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
     if isinstance(env, VectorEnv):
         return vector_env_spec(env, _name(env))
     if isinstance(env, MultiAgentEnv):
-        return PopulationEnv(env).population
+        return PopulationEnv(env).population  # type: ignore[return-value]
     if isinstance(env, gymnasium.Env):
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
@@ -561,7 +561,7 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             env = CheckedEnv(make_env, 0)
         env.close()
         if isinstance(env.env, PopulationEnv):
-            return env.env.population
+            return env.env.population  # type: ignore[return-value]
         return EnvSpec(env.observation_space, env.action_space, name=name)
 
     return _Factory(make, name, make_spec, make_env, channels_first=own.channels_first)
@@ -610,7 +610,8 @@ def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) 
             return EnvpoolAdapter(vector_env, name=name)
         env = GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
         population = (vector_env.metadata or {}).get(SPEC)
-        return env if population is None else PopulationAdapter(env, population)
+        many = None if population is None else PopulationAdapter(env, population)
+        return many or env  # type: ignore[return-value]
     except BaseException:
         vector_env.close()
         raise

@@ -66,7 +66,7 @@ class PopulationEnv(gymnasium.Env):
         self._acting: tuple[str, ...] = ()
 
     @property
-    def np_random(self) -> np.random.Generator:
+    def np_random(self) -> np.random.Generator:  # type: ignore[misc]
         """The generator of the environment."""
         return self.env.np_random
 
@@ -213,7 +213,8 @@ class PopulationEnv(gymnasium.Env):
                     rows[f"acting/{group}"][slot] = 1
 
     def _empty(self) -> dict[str, np.ndarray]:
-        return {name: _fill(space) for name, space in self.observation_space.spaces.items()}
+        parts = self.observation_space.spaces  # type: ignore[attr-defined]
+        return {name: _fill(space) for name, space in parts.items()}
 
     # What the agents do.
 
