@@ -65,8 +65,8 @@ class PopulationEnv(gymnasium.Env):
         self._live: set[str] = set()
         self._acting: tuple[str, ...] = ()
 
-    @property
-    def np_random(self) -> np.random.Generator:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def np_random(self) -> np.random.Generator:
         """The generator of the environment."""
         return self.env.np_random
 
