@@ -432,7 +432,7 @@ class PopulationAdapter:
             flag("is_first"),
             reward,
             output.episode_end,
-            waiting or (),
+            acting=waiting or (),
         )
         return self._last
 
