@@ -249,7 +249,7 @@ def env_spec(env: Any, **options: Any) -> EnvSpec:
     Raises:
       UsageError: ``make_env_factory`` refuses its arguments, or a space is not supported.
     """
-    if isinstance(getattr(env, "spec", None), EnvSpec):
+    if isinstance(getattr(env, "spec", None), EnvSpec | MultiAgentSpec):
         return env.spec
     if _is_envpool(env):
         from sebulba.envs.envpool_adapter import pool_spec
@@ -578,7 +578,9 @@ def _vector_factory(
 
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
         result = make_env(num_envs=num_envs, seeds=list(seeds), **options)
-        adapter = result if isinstance(getattr(result, "spec", None), EnvSpec) else None
+        adapter = (
+            result if isinstance(getattr(result, "spec", None), EnvSpec | MultiAgentSpec) else None
+        )
         adapter = adapter or _adapt(result, seeds, name, own.step_timeout_s)
         if adapter.num_envs != num_envs:
             adapter.close()
