@@ -136,7 +136,8 @@ def test_async_trajectories_of_an_inferencer_continue_one_another():
         trajectories = recorder.of(inferencer)
         assert [int(t.cycle) for t in trajectories] == list(range(len(trajectories)))
         for before, after in itertools.pairwise(trajectories):
-            for last, first in zip(before.env_step, after.env_step, strict=True):
+            rows = (jax.tree.leaves(t.env_step) for t in (before, after))
+            for last, first in zip(*rows, strict=True):
                 np.testing.assert_array_equal(last[-1], first[0])
             assert np.all(after.extras["steps"][0] == before.extras["steps"][-1] + 1)
 
