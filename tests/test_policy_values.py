@@ -23,6 +23,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.kernels.distributions import Gaussian
 from sebulba.agents.kernels.returns import rescale_value
+from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.policies.policy import Policy, load_policy, save_policy
 from sebulba.types import EnvSpec, RunSpec
@@ -196,6 +197,22 @@ def test_the_value_of_sac_and_ddpg_is_the_smaller_critics_of_the_action_taken(tm
         old.value(OBS)
     with pytest.raises(UsageError, match="no value networks"):
         Policy(agent, networks["actor"]).value(OBS)
+
+
+def test_a_run_saves_what_values_need_at_its_end_and_the_best_policy_says_that_it_lacks_it(
+    tmp_path,
+):
+    sizes = "--num-envs 4 --steps-per-cycle 5 --total-env-steps 60 --num-inferencers-per-device 1"
+    play = "--eval-every-env-steps 40 --eval-episodes 2 --eval-num-envs 2"
+    where = f"--inference-devices 0 --update-devices 0 --compile-cache off --run-dir {tmp_path}"
+    words = f"{sizes} {play} {where} --agent.normalize-rewards --agent.torso.hidden-sizes 8"
+    assert cli.main(["train", "cartpole", *words.split()]) == 0
+    end, best = load_policy(tmp_path), load_policy(tmp_path / "best_policy")
+    assert end.agent.config.normalize_rewards and np.isfinite(end.value(OBS)).all()
+    assert float(end.value_networks) > 0
+    with pytest.raises(UsageError, match=r"not in best_policy/"):
+        best.value(OBS)
+    assert best.distribution(OBS).shape == (5, 2)
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "other"])
