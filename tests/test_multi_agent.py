@@ -421,3 +421,8 @@ def test_continuous_agents_have_members_too():
         empty_env_step(spec, 3),
     )
     assert output.action["a"].shape == (3, 2, 1)
+
+
+def test_an_option_for_one_agent_is_refused():
+    with pytest.raises(UsageError, match="channels_first=True is for one agent"):
+        sebulba.env_spec(Turns, channels_first=True)

@@ -256,7 +256,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
           num_leading: Dimensions before B.
         """
         group = self.groups[member.group]
-        own = EnvStep(*(field[member.group] for field in env_step[:6]))
+        own = EnvStep(*(field[member.group] for field in env_step[:6]))  # type: ignore[arg-type,index]
         rows = jax.tree.map(lambda x: self._flat(member, x, num_leading), own)
         obs = rows.obs
         if COMMON in env_step.obs:
@@ -326,7 +326,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
     ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
         """Return the sum of the members' losses, whose networks have nothing in common."""
         keys, total = self._keys(key), jnp.float32(0)
-        new, metrics = {}, {}
+        new: dict[str, PyTree] = {}
+        metrics: dict[str, jax.Array] = {}
         for name, member in self.members.items():
             own = _own(member, experience[name])
             loss, (own, ours) = member.agent.loss(networks[name], opt[name], own, keys[name])

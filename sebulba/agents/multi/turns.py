@@ -102,7 +102,7 @@ def advance(state: TurnState, row: EnvStep, shown: Shown, new: Pending) -> TurnS
     acted = state.acted & ~row.is_first
     return TurnState(
         acted=(acted | shown.acts) & ~ended,
-        is_first=(shown.row.is_first & ~keep) | ended,
+        is_first=jnp.asarray((shown.row.is_first & ~keep) | ended),
         reward=jnp.where(keep, 0.0, shown.row.reward),
         uncredited=state.uncredited + jnp.where(acted, 0.0, jnp.abs(row.reward)),
         streak=jnp.where(keep, state.streak + 1, 0),

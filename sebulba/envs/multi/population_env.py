@@ -60,15 +60,11 @@ class PopulationEnv(gymnasium.Env):
         self.metadata = {SPEC: spec}
         self._agents = {agent: _Agent(agent, node, spec) for agent, node in agents_of(tree).items()}
         self._common = dict(named_parts(tree.common, COMMON)) if tree.common is not None else {}
-        self.observation_space = spaces.Dict(dict(_flat_spaces(spec)))
+        self._parts = dict(_flat_spaces(spec))
+        self.observation_space = spaces.Dict(self._parts)
         self.action_space = _flat_action_space(spec)
         self._live: set[str] = set()
         self._acting: tuple[str, ...] = ()
-
-    @property
-    def np_random(self) -> np.random.Generator:
-        """The generator of the environment."""
-        return self.env.np_random
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
         """Begin an episode, for every slot."""
@@ -213,7 +209,7 @@ class PopulationEnv(gymnasium.Env):
                     rows[f"acting/{group}"][slot] = 1
 
     def _empty(self) -> dict[str, np.ndarray]:
-        return {name: _fill(space) for name, space in self.observation_space.spaces.items()}
+        return {name: _fill(space) for name, space in self._parts.items()}
 
     # What the agents do.
 
