@@ -38,6 +38,8 @@ class FinalObs(NamedTuple):
     @classmethod
     def none(cls, obs: PyTree) -> FinalObs:
         """Return zeros in the shapes of ``obs [B, ...]``, none of them given."""
+        import jax
+
         zeros = jax.tree.map(np.zeros_like, obs)
         return cls(zeros, np.zeros(len(jax.tree.leaves(obs)[0]), np.bool_))
 

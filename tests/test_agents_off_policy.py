@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from sebulba.agents.bases.off_policy import check_warm_up, moved_target
-from sebulba.agents.configs import ReplayConfig, TargetConfig
+from sebulba.agents.configs import DQNConfig, ReplayConfig, TargetConfig, TorsoConfig
+from sebulba.agents.dqn import DQN
 from sebulba.agents.kernels.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
 from sebulba.errors import UsageError
-from sebulba.types import RunSpec
+from sebulba.types import EnvSpec, RunSpec
+from tests.agent_driver import SPEC, Driver, spaces
 
 
 def test_updates_follow_warm_up_in_a_fixed_ratio() -> None:
@@ -98,3 +100,27 @@ def test_random_actions_have_the_probability_of_each_environment() -> None:
     shares = np.stack([(index == action).mean(axis=1) for action in range(4)], axis=1)
     expected = [[0, 0, 1, 0], [0.075, 0.075, 0.775, 0.075], [0.25] * 4]
     np.testing.assert_allclose(shares, expected, atol=0.03)
+
+
+def test_updates_in_one_program_are_those_of_a_program_each() -> None:
+    replay = ReplayConfig(
+        capacity=400, batch_size=8, updates_per_cycle=3, warm_up_cycles=2, prioritized=True
+    )
+    agent = DQN(SPEC, DQNConfig(replay=replay, torso=TorsoConfig(hidden_sizes=(7,))))
+    assert agent.updates_in_one_program
+    results = []
+    for one_program in (True, False):
+        agent.updates_in_one_program = one_program
+        driver = Driver(agent, devices=2, num_inferencers=1)
+        metrics = [driver.cycle() for _ in range(4)]
+        assert bool(driver.updater._take_and_update) == one_program
+        assert driver.updates == driver.state.opt.updates == 9
+        results.append((driver.state, metrics))
+    for one, three in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(one, three, rtol=1e-4, atol=1e-6)
+
+
+def test_updates_of_convolutions_are_a_program_each() -> None:
+    """In a loop XLA's convolutions are 20 times slower on a CPU."""
+    images = EnvSpec(spaces.Box(0, 255, (36, 36, 1), np.uint8), SPEC.action_space)
+    assert not DQN(images, DQNConfig()).updates_in_one_program

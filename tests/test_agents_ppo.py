@@ -254,6 +254,30 @@ def test_impala_stops_pushing_ratios_that_are_far_and_normalizes_advantages() ->
     assert metrics["policy_loss"] == pytest.approx(expected, rel=1e-3)
 
 
+def test_minibatches_of_impala_are_whole_unrolls_of_some_environments() -> None:
+    config = ImpalaConfig(epochs=2, minibatches=2, lstm_size=4, **SGD)
+    fed = Fed(config, SPEC, num_trajectories=2)
+    assert fed.agent.num_off_policy_optims_per_cycle(5) == 4
+    whole = fed.experience.trajectory
+    # As if each environment's cells, and its recurrent state, were its number.
+    number = np.arange(B)
+    row = whole.env_step._replace(reward=np.tile(number, (T + 1, 1)))
+    whole = whole._replace(env_step=row, action=np.tile(number, (T, 1)))
+    core = (jnp.arange(B, dtype=jnp.float32)[:, None],)
+    experience = fed.experience._replace(trajectory=whole, core=core)
+    drawn = set()
+    for seed in range(9):
+        part, (state,) = fed.agent._minibatch(experience, jax.random.key(seed))
+        chosen = np.asarray(state)[:, 0]
+        assert len(set(chosen)) == B // 2
+        np.testing.assert_array_equal(part.env_step.reward, np.tile(chosen, (T + 1, 1)))
+        np.testing.assert_array_equal(part.action, np.tile(chosen, (T, 1)))
+        drawn |= set(chosen)
+    assert drawn == set(range(B))
+    with pytest.raises(UsageError, match=f"minibatches=2 must divide the {B // 8} environments"):
+        fed.agent.check_run(RunSpec(B // 8, 1, T, 1))
+
+
 def test_learns_from_images() -> None:
     spec = EnvSpec(spaces.Box(0, 255, (2, 36, 36), np.uint8), SPEC.action_space, frame_stack=2)
     torso = TorsoConfig(kind="nature_cnn", image_features=5)

@@ -9,17 +9,22 @@ import jax
 import pytest
 
 from sebulba.benchmarks import command_line, scale, train, tune
+from sebulba.benchmarks.project import rivals
 from sebulba.configs.impala_presets import cartpole, pong
 from tests.test_package import MODULES, imports
 
 ARGUMENTS = {"tune": ["--output", "x.json"], "learn": ["cartpole", "--num-envs", "4"]}
 """That a benchmark cannot do without, beside a configuration."""
-NAMES = ("inference", "train", "overhead", "scale", "memory", "start", "tune", "learn", "report")
+NAMES = (
+    *("inference", "train", "overhead", "scale", "memory", "start", "tune", "learn", "rivals"),
+    "report",
+)
 
 
 def test_choices_are_those_of_the_benchmarks():
     devices = jax.devices()[:1]
     assert command_line.KINDS == train.COMPARISONS
+    assert tuple(rivals.TASKS) == command_line.RIVAL_AGENTS
     assert {*command_line.TUNED} == {k.name for k in tune.choose_knobs(cartpole(), devices, [])}
     axes = [*scale.all_axes(cartpole(), devices), *scale.all_axes(pong(), devices)]
     assert {*command_line.AXES} == {axis.name for axis in axes}

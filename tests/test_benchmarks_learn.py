@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import types
+from pathlib import Path
 
 import pytest
 
+import sebulba
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learn import (
     HEADER,
@@ -120,13 +123,31 @@ def test_goals_are_of_presets_and_the_report_knows_them():
     assert {f"learn-{name}" for name in GOALS} <= set(BENCHMARKS)
 
 
+TASKS = [name for name, preset in PRESETS.items() if preset.goal and name in GOALS]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_preset_was_measured_with_is_what_it_is(name):
+    file = Path(sebulba.__file__).parent / "benchmarks" / "results" / f"learn-{name}.json"
+    measured = json.loads(file.read_text())["config"]["agent"]
+    made = json.loads(json.dumps(dataclasses.asdict(PRESETS[name].make().agent)))
+    assert fields_of(made, measured) == measured
+
+
+def fields_of(made, measured):
+    """Return what is made without the fields that did not exist when it was measured."""
+    if not isinstance(measured, dict):
+        return made
+    return {field: fields_of(made[field], value) for field, value in measured.items()}
+
+
 def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkeypatch, capsys):
     given = {}
     monkeypatch.setattr(learn, "run", lambda **keywords: given.update(keywords))
     assert cli.main(["bench", "learn", "neutral", "cartpole", "--seeds", "1"]) == 0
     assert list(given["goals"]) == [*GROUPS["neutral"], "cartpole"]
     assert {given["goals"][name].preset for name in GROUPS["neutral"]} == set(NEUTRAL)
-    typed = ["--env.id", "--total-env-steps", "--eval-every-env-steps"]
+    typed = ["--env.id", "--total-env-steps", "--eval-every-env-steps", "--eval-episodes"]
     for name in GROUPS["neutral"]:
         goal, config = given["goals"][name], given["configs"][name]
         assert [word for word in goal.options if word.startswith("--")] == typed

@@ -15,9 +15,9 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs import env_source, env_spec, make_env_factory
+from sebulba.envs.clamp import clamp
 from sebulba.envs.envpool_adapter import (
     MOST_COMPARED,
-    _clamp,
     _places,
     _places_by_comparison,
     native_step,
@@ -413,7 +413,7 @@ def test_fused_environments_clamp_and_count_invalid_actions(env, wrong, clamped)
     ids=str,
 )
 def test_clamped_actions_are_the_nearest_inside(space, wrong, clamped):
-    inside, num_invalid = _clamp(jnp.asarray(wrong, space.dtype), space)
+    inside, num_invalid = clamp(jnp.asarray(wrong, space.dtype), space)
     assert inside.dtype == space.dtype
     np.testing.assert_array_equal(inside, np.asarray(clamped, space.dtype))
     assert num_invalid == 2

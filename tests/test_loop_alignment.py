@@ -25,6 +25,8 @@ CARTPOLE_TRANSITIONS = max(100_000, TRANSITIONS)
 class RandomAgent(TinyAgent):
     """Acts at random in every cell, whatever the observation space; learns nothing."""
 
+    uses_final_obs = True
+
     def new_networks(self, key):
         return {"w": jnp.zeros(())}
 

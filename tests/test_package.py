@@ -221,7 +221,8 @@ def test_the_wheel_holds_every_module_and_nothing_else(tmp_path):
     for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
         copy.mkdir(exist_ok=True)
         (copy / path.name).write_bytes(path.read_bytes())
-    for path in [*PACKAGE.rglob("*.py"), PACKAGE / "py.typed"]:
+    data = [PACKAGE / "py.typed", *(PACKAGE / "envs/networks/engine").iterdir()]
+    for path in [*PACKAGE.rglob("*.py"), *data]:
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
@@ -240,8 +241,8 @@ def test_the_wheel_holds_every_module_and_nothing_else(tmp_path):
         info = next(name for name in names if name.endswith("METADATA"))
         metadata = archive.read(info).decode()
         entry_points = archive.read(info.replace("METADATA", "entry_points.txt")).decode()
-    modules = {str(path.relative_to(ROOT)) for path in MODULES.values()} | {"sebulba/py.typed"}
-    assert {name for name in names if ".dist-info/" not in name} == modules
+    files = {str(path.relative_to(ROOT)) for path in (*MODULES.values(), *data)}
+    assert {name for name in names if ".dist-info/" not in name} == files
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "sebulba = sebulba.commands.cli:entry_point" in entry_points
     for wanted in ("License-Expression: Apache-2.0", "Author: The Sebulba authors", "cuda", "tpu"):

@@ -11,18 +11,32 @@ from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import ImpalaConfig
 from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import transitions, vtrace
-from sebulba.types import PyTree
+from sebulba.errors import UsageError
+from sebulba.types import PyTree, RunSpec, Trajectory
 
 
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """V-trace policy gradient, value regression, entropy bonus; ``epochs`` updates a trajectory."""
 
-    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return ``epochs``."""
-        del cycle
-        return self.config.epochs
-
     uses_final_obs = True
+
+    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
+        """Return ``epochs * minibatches``."""
+        del cycle
+        return self.config.epochs * self.config.minibatches
+
+    def check_run(self, run: RunSpec) -> None:
+        """Check that minibatches are of one size.
+
+        Raises:
+          UsageError: They cannot be.
+        """
+        envs = run.num_envs // run.num_update_devices
+        if envs % self.config.minibatches:
+            raise UsageError(
+                f"minibatches={self.config.minibatches} must divide the {envs} environments of a "
+                f"trajectory on each of the {run.num_update_devices} update devices; use 1"
+            )
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
@@ -31,10 +45,11 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
 
         The policy is evaluated again on all T+1 rows, from the recurrent state that acted first.
         """
-        del opt, key
-        config, trajectory = self.config, experience.trajectory
+        del opt
+        config = self.config
+        trajectory, core = self._minibatch(experience, key)
         row = trajectory.env_step
-        output = self.evaluate(networks, row.obs, experience.core, row.is_first, row.final)
+        output = self.evaluate_rows(networks, row, core)
         params = output.params[:-1]
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
         rho = jnp.exp(log_prob - trajectory.extras.log_prob)
@@ -70,3 +85,15 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
             "rho_mean": masked_mean(rho, step.valid),
         }
         return loss, (experience, metrics)
+
+    def _minibatch(self, experience: Experience, key: jax.Array) -> tuple[Trajectory, PyTree]:
+        """Return the trajectory and the recurrent state of environments that are drawn."""
+        trajectory, core = experience.trajectory, experience.core
+        if self.config.minibatches == 1:
+            return trajectory, core
+        num_envs = trajectory.env_step.reward.shape[1]
+        chosen = jax.random.permutation(key, num_envs)[: num_envs // self.config.minibatches]
+        of_rows = trajectory.env_step, trajectory.action, trajectory.extras
+        env_step, action, extras = jax.tree.map(lambda x: x[:, chosen], of_rows)
+        trajectory = trajectory._replace(env_step=env_step, action=action, extras=extras)
+        return trajectory, jax.tree.map(lambda x: x[chosen], core)

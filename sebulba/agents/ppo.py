@@ -129,7 +129,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
             trajectory, final_step_state.scaling, experience.statistics
         )
         row = trajectory.env_step
-        output = self.evaluate(networks, row.obs, core, row.is_first, row.final)
+        output = self.evaluate_rows(networks, row, core)
         return experience._replace(
             batch=self._batch(trajectory, output.value, output.final_value),
             core=core,

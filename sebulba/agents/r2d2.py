@@ -79,7 +79,9 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         values, _, final_values = self._unroll(networks, sequence.env_step, core)
         target_values, _, final_targets = self._unroll(opt.target, sequence.env_step, core)
         learned = jax.tree.map(lambda x: x[config.burn_in :], sequence._replace(core=()))
-        final = self._bootstrap(final_values, final_targets) if learned.env_step.final else ()
+        final: jax.Array | tuple[()] = ()
+        if not isinstance(final_values, tuple) and not isinstance(final_targets, tuple):
+            final = self._bootstrap(final_values, final_targets)
         step = transitions(learned, config.discount, config.reward_scale, final)
         target = self._targets(values, target_values, step)
         error = target - value_of(values[:-1], self.actions.index(learned.action))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,13 @@ ReadConfig = Callable[[list[str], str], tuple[str, ExperimentConfig]]
 """Reads (words of CONFIG [options], the command); returns the preset's name and the experiment."""
 
 LEAST_REPEATS = 5
-OF_THE_PROJECT = ("inference", "overhead", "start", "report")
+OF_THE_PROJECT = ("inference", "overhead", "rivals", "start", "report")
 """Benchmarks that measure the project itself, not a configuration of the user's."""
 DEFAULT_CONFIGS = {"scale": "cartpole", "memory": "pong"}
 """Configurations of the benchmarks that can be called without one."""
 KINDS = ("stepped", "fused", "prototype")
 TUNED = ("num-envs", "steps-per-cycle", "num-inferencers-per-device", "devices")
+RIVAL_AGENTS = ("sac", "dqn")
 AXES = (*TUNED, "hidden-sizes", "image-features")
 
 Option = tuple[str, dict[str, Any]]
@@ -59,6 +61,7 @@ _GOALS = (
     f"a configuration, or a goal: {', '.join(GOALS)}; "
     f"or several of them: {', '.join(GROUPS)}, each agent on tasks that nothing was chosen for"
 )
+_PYTHON = "Python of an environment that has {}; default: this one"
 BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
     "train": (
         "a run against what the machine could do: ceiling and bottleneck",
@@ -115,6 +118,16 @@ BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
     "start": (
         "seconds to the first update of a second start, beyond the imports",
         [_REPEATS, _JSON],
+    ),
+    "rivals": (
+        "SAC and DQN beside those of stable-baselines3 and sbx, each in its own process",
+        [
+            *(_REPEATS, _JSON),
+            _number("--seconds", 5.0, "seconds of training in a round"),
+            _words("--agents", RIVAL_AGENTS, "agents to measure; default: all"),
+            _option("--sb3-python", default=sys.executable, help=_PYTHON.format("sb3")),
+            _option("--sbx-python", default=sys.executable, help=_PYTHON.format("sbx")),
+        ],
     ),
     "report": (
         "a page of tables and pictures from the JSON of the last results",

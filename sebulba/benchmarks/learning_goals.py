@@ -39,12 +39,14 @@ class _Task(NamedTuple):
     """The return that was published, or is the best possible."""
     reference: str
     """Who measured it."""
+    eval_episodes: int = 50
+    """Episodes in an evaluation: more where returns vary much and episodes are short."""
 
 
 _ON_POLICY_TASKS = {
-    "acrobot": _Task("Acrobot-v1", 300_000, -73.5, f"{_ZOO_TABLE}, PPO at 1M: -73.5"),
+    "acrobot": _Task("Acrobot-v1", 300_000, -73.5, f"{_ZOO_TABLE}, PPO at 1M: -73.5", 200),
     "catch": _Task("Catch-v0", 300_000, 1.0, _OPTIMUM_OF_CATCH),
-    "frozenlake": _Task("FrozenLake-v1", 300_000, 0.744, _OPTIMUM_OF_LAKE),
+    "frozenlake": _Task("FrozenLake-v1", 300_000, 0.744, _OPTIMUM_OF_LAKE, 400),
     "mountaincar": _Task("MountainCar-v0", 1_000_000, -110.4, f"{_ZOO_TABLE}, PPO: -110.4"),
     "hopper": _Task(
         "Hopper-v4", 1_000_000, 2383, f"{_CLEANRL}: 2383; {_ZOO_TABLE}, PPO, tuned, v3: 2410"
@@ -63,9 +65,9 @@ _TASKS: dict[str, dict[str, _Task]] = {
         name: task._replace(env_steps=3 * task.env_steps) for name, task in _ON_POLICY_TASKS.items()
     },
     "dqn": {
-        "acrobot": _Task("Acrobot-v1", 100_000, -76.6, f"{_ZOO_TABLE}, DQN: -76.6"),
+        "acrobot": _Task("Acrobot-v1", 100_000, -76.6, f"{_ZOO_TABLE}, DQN: -76.6", 200),
         "catch": _Task("Catch-v0", 100_000, 1.0, _OPTIMUM_OF_CATCH),
-        "frozenlake": _Task("FrozenLake-v1", 100_000, 0.744, _OPTIMUM_OF_LAKE),
+        "frozenlake": _Task("FrozenLake-v1", 100_000, 0.744, _OPTIMUM_OF_LAKE, 400),
         "mountaincar": _Task("MountainCar-v0", 120_000, -100.8, f"{_ZOO_TABLE}, DQN: -100.8"),
     },
     "r2d2": {
@@ -105,6 +107,7 @@ def _neutral(preset: str, task: _Task) -> Goal:
         options=(
             *("--env.id", task.env_id, "--total-env-steps", str(task.env_steps)),
             *("--eval-every-env-steps", str(task.env_steps // 10)),
+            *("--eval-episodes", str(task.eval_episodes)),
         ),
         reference=task.reference,
     )

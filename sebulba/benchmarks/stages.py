@@ -336,7 +336,7 @@ class ReplayEnv:
         shown = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
         later = jax.tree.map(lambda x: x[1:], shown)
         rows = jax.tree.map(np.array, (*later, infos.true_reward, infos.episode_end))
-        self._rows = EnvOutput._make(rows)
+        self._rows = EnvOutput(*rows)
         self._num_rows, self.num_envs = self._rows.reward.shape
         self._outputs = [
             jax.tree.map(lambda x, t=t: x[t], self._rows) for t in range(self._num_rows)

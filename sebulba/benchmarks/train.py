@@ -20,7 +20,7 @@ from sebulba.benchmarks import ceiling, harness
 from sebulba.benchmarks.ceiling import Cost, Setup, Training
 from sebulba.benchmarks.gil import CycleProcesses, gil_share
 from sebulba.benchmarks.pictures import open_frame, picture
-from sebulba.benchmarks.project.prototype_case import PrototypeCase
+from sebulba.benchmarks.project.prototype_case import make_prototype_case
 from sebulba.benchmarks.stages import Stages
 from sebulba.commands.jax_setup import set_up_jax
 from sebulba.configs.experiment import ExperimentConfig
@@ -251,7 +251,7 @@ class Bench:
         if name == self.stages.kind:
             return lambda: self.rounds[-1].env_steps_per_s  # the run itself, of this round
         if name == "prototype":
-            prototype = PrototypeCase(self._config, self._agent)
+            prototype = make_prototype_case(self._config, self._agent)
             self._resources.callback(prototype.close)
             prototype.warm_up(self._seconds)
             return prototype.measure
@@ -340,7 +340,10 @@ def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
         for name in COMPARISONS
         if name in speeds
     }
-    for over, under in (("fused", "stepped"), ("stepped", "prototype")):
+    pairs = [("fused", "stepped"), ("stepped", "prototype")]
+    if "stepped" not in speeds:  # a JAX environment is never stepped
+        pairs.append(("fused", "prototype"))
+    for over, under in pairs:
         if over in speeds and under in speeds:
             keys[f"{over}_over_{under}"] = harness.ratio(speeds, over, under)
     if "gil_share" in speeds:
@@ -421,7 +424,7 @@ def comparison_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the ratios of the comparisons, and the share that threads lost to the lock."""
     lines = [
         f"{name}: {result[name]:.2f}"
-        for name in ("fused_over_stepped", "stepped_over_prototype")
+        for name in ("fused_over_stepped", "stepped_over_prototype", "fused_over_prototype")
         if name in result
     ]
     if "gil_share" in result:

@@ -6,8 +6,10 @@ In a process of its own the memory figures are clean, and there can be any numbe
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -43,6 +45,8 @@ class Measurement:
     (on CPU, where it is a part of the resident memory) of all arrays alive at the end."""
     policy_lag_mean: float
     """Mean policy lag."""
+    cpu_ms_per_env_step: float = math.nan
+    """CPU time of all threads of the process."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,15 +184,18 @@ class _Meter:
         self._run(ENDLESS_CYCLES * self._loop.num_inferencers)
         first, last = self._records[0], self._records[-1]
         lags = [record["policy_lag_mean"] for record in self._records[1:]]
+        env_steps = last["env_steps"] - first["env_steps"]
         return Measurement(
-            (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"]),
+            env_steps / (last["seconds"] - first["seconds"]),
             peak_rss_mb(os.getpid()),
             self._device_mb,
             statistics.fmean(lag for lag in lags if lag is not None),
+            1e3 * (self._cpu_s[-1] - self._cpu_s[0]) / env_steps,
         )
 
     def _run(self, num_cycles: int) -> None:
         self._records: list[Mapping[str, Any]] = []
+        self._cpu_s: list[float] = []
         self._ended = False
         self._state = self._loop.run(self._state, num_cycles, self._steps_per_cycle).state
 
@@ -197,6 +204,7 @@ class _Meter:
         if self._ended:
             return  # the stop cut this window short
         self._records.append(metrics)
+        self._cpu_s.append(time.process_time())
         first = self._records[0]
         self._ended = (
             metrics["seconds"] - first["seconds"] >= self._seconds

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from sebulba.agents.configs import DDPGConfig, ReplayConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
 
-_PENDULUM = DDPGConfig(
-    learning_rate=1e-3,
-    critic_learning_rate=1e-3,
-    discount=0.98,
-    noise_scale=0.1,
-    random_env_steps=1_000,
-    replay=ReplayConfig(capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63),
+_PLAIN: dict[str, Any] = {"num_critics": 1, "target_noise": 0.0}
+"""DDPG without the refinements of TD3."""
+_PENDULUM_REPLAY = ReplayConfig(
+    capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
 )
 
 
@@ -54,14 +52,15 @@ def pendulum() -> ExperimentConfig:
     (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/ddpg.yml); networks, batch, warm-up and one
     update an env step are those of SAC there, which learns sooner.
     """
-    return ExperimentConfig(
-        env=EnvConfig("Pendulum-v1"),
-        agent=_PENDULUM,
-        total_env_steps=20_000,
-        eval_every_env_steps=2_500,
-        num_envs=4,
-        num_inferencers_per_device=1,
-        steps_per_cycle=4,
+    agent = _PLAIN | {
+        "learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+        "discount": 0.98,
+        "random_env_steps": 1_000,
+        "replay": _PENDULUM_REPLAY,
+    }
+    return for_task(
+        neutral(), "Pendulum-v1", agent, total_env_steps=20_000, eval_every_env_steps=2_500
     )
 
 
@@ -72,14 +71,14 @@ def pendulum_apex() -> ExperimentConfig:
     (arXiv 1803.00933), section 4. Two Inferencers share a ladder of exploration from noise 0.5
     down to 0.06; 3 steps and not 5, since noise that large ages what is in the replay.
     """
-    agent = dataclasses.replace(
-        _PENDULUM,
-        num_steps=3,
-        noise_scale=0.5,
-        noise_exponent=3.0,
-        replay=dataclasses.replace(_PENDULUM.replay, prioritized=True),
-    )
-    return dataclasses.replace(pendulum(), agent=agent, num_inferencers_per_device=2)
+    plain = pendulum()
+    agent = {
+        "num_steps": 3,
+        "noise_scale": 0.5,
+        "noise_exponent": 3.0,
+        "replay": dataclasses.replace(_PENDULUM_REPLAY, prioritized=True),
+    }
+    return for_task(plain, plain.env.id, agent, num_inferencers_per_device=2)
 
 
 def halfcheetah() -> ExperimentConfig:
@@ -89,24 +88,13 @@ def halfcheetah() -> ExperimentConfig:
     noise 0.1, target rate 0.005, 25 000 random env steps, one update an env step. Actor and
     targets move there in every second update only, here in each.
     """
-    return ExperimentConfig(
-        env=EnvConfig("HalfCheetah-v4"),
-        agent=DDPGConfig(
-            learning_rate=3e-4,
-            critic_learning_rate=3e-4,
-            discount=0.99,
-            noise_scale=0.1,
-            random_env_steps=25_000,
-            replay=ReplayConfig(
-                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=1563
-            ),
+    agent = _PLAIN | {
+        "random_env_steps": 25_000,
+        "replay": ReplayConfig(
+            capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=1563
         ),
-        total_env_steps=1_000_000,
-        eval_every_env_steps=50_000,
-        num_envs=4,
-        num_inferencers_per_device=1,
-        steps_per_cycle=4,
-    )
+    }
+    return for_task(neutral(), "HalfCheetah-v4", agent, eval_every_env_steps=50_000)
 
 
 NEUTRAL = Preset("DDPG for any task with continuous actions", neutral)

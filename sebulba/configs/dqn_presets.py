@@ -10,7 +10,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
 
 
 def neutral() -> ExperimentConfig:
@@ -53,32 +53,21 @@ def cartpole() -> ExperimentConfig:
     dueling head, whose advantages are not drowned by values near 100, priorities (Schaul et al.
     2016, arXiv 1511.05952, table 3) and a target that follows slowly made the end stable.
     """
-    return ExperimentConfig(
-        env=EnvConfig("CartPole-v1"),
-        agent=DQNConfig(
-            learning_rate=1e-3,
-            discount=0.99,
-            num_steps=3,
-            dueling=True,
-            initial_epsilon=1.0,
-            final_epsilon=0.04,
-            exploration_env_steps=16_000,
-            torso=TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
-            replay=ReplayConfig(
-                capacity=100_000,
-                batch_size=128,
-                updates_per_cycle=16,
-                warm_up_cycles=16,
-                prioritized=True,
-            ),
-            target=TargetConfig(rate=0.01),
+    agent = {
+        "learning_rate": 1e-3,
+        "final_epsilon": 0.04,
+        "exploration_env_steps": 16_000,
+        "torso": TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
+        "replay": ReplayConfig(
+            capacity=100_000,
+            batch_size=128,
+            updates_per_cycle=16,
+            warm_up_cycles=16,
+            prioritized=True,
         ),
-        total_env_steps=100_000,
-        eval_every_env_steps=10_000,
-        anneal_learning_rate=True,
-        num_envs=8,
-        steps_per_cycle=8,
-    )
+        "target": TargetConfig(rate=0.01),
+    }
+    return for_task(neutral(), "CartPole-v1", agent, eval_every_env_steps=10_000)
 
 
 def pong() -> ExperimentConfig:

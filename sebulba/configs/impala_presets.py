@@ -13,10 +13,10 @@ def neutral() -> ExperimentConfig:
     What a task would have to choose is normalised: observations, rewards (so that values are near
     1, whatever rewards are) and advantages (so that the gradient of the policy and the entropy
     bonus keep their proportion). Value and policy have a torso each, since the value's gradient
-    would take most of the gradient norm of a shared one. One update on each trajectory is too
-    little for tasks that PPO learns in a million env steps, and four without a limit to the
-    probability ratio collapse: four with PPO's clip (as in Luo et al. 2020, arXiv 1912.00167) do
-    not. The remaining numbers are those of PPO's preset.
+    would take most of the gradient norm of a shared one. A trajectory of 2048 transitions is
+    learned from eight times, with PPO's limit to the probability ratio (as in Luo et al. 2020,
+    arXiv 1912.00167): one update on each small trajectory learned too little, or stayed in a poor
+    optimum, and several without the limit collapsed (MEASUREMENTS.md).
     """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
@@ -24,7 +24,8 @@ def neutral() -> ExperimentConfig:
             learning_rate=5e-4,
             discount=0.99,
             trace_decay=0.95,
-            epochs=4,
+            epochs=8,
+            minibatches=4,
             ratio_clip=0.2,
             entropy_coefficient=0.01,
             normalize_observations=True,
@@ -37,7 +38,7 @@ def neutral() -> ExperimentConfig:
         total_env_steps=3_000_000,
         anneal_learning_rate=True,
         num_envs=16,
-        steps_per_cycle=32,
+        steps_per_cycle=128,
     )
 
 

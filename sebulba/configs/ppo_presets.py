@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
+from sebulba.options import FaultOptions
 
 
 def neutral() -> ExperimentConfig:
@@ -49,23 +50,21 @@ def cartpole() -> ExperimentConfig:
     actions are four trajectories old when they are learned from, and learning is slower and less
     sure.
     """
-    return ExperimentConfig(
-        env=EnvConfig("CartPole-v1"),
-        agent=PPOConfig(
-            learning_rate=1.5e-3,
-            discount=0.98,
-            trace_decay=0.8,
-            epochs=6,
-            minibatches=4,
-            torso=TorsoConfig(hidden_sizes=(64, 64)),
-            separate_value_torso=True,
-        ),
+    agent = {
+        "learning_rate": 1.5e-3,
+        "discount": 0.98,
+        "trace_decay": 0.8,
+        "epochs": 6,
+        "minibatches": 4,
+        "normalize_observations": False,
+        "normalize_rewards": False,
+    }
+    return for_task(
+        neutral(),
+        "CartPole-v1",
+        agent,
         total_env_steps=100_000,
-        anneal_learning_rate=True,
-        num_envs=16,
-        num_inferencers_per_device=1,
         steps_per_cycle=32,
-        schedule="lockstep",
         metrics_interval_s=0.1,
     )
 
@@ -77,60 +76,22 @@ def pendulum() -> ExperimentConfig:
     1024 steps, discount 0.9, lambda 0.95, 10 epochs of minibatches of 64, learning rate 1e-3; here
     16 environments x 256 steps.
     """
-    return ExperimentConfig(
-        env=EnvConfig("Pendulum-v1"),
-        agent=PPOConfig(
-            learning_rate=1e-3,
-            discount=0.9,
-            trace_decay=0.95,
-            epochs=10,
-            minibatches=64,
-            normalize_rewards=True,
-            torso=TorsoConfig(hidden_sizes=(64, 64)),
-            separate_value_torso=True,
-        ),
-        total_env_steps=200_000,
-        anneal_learning_rate=True,
-        num_envs=16,
-        num_inferencers_per_device=1,
-        steps_per_cycle=256,
-        schedule="lockstep",
-    )
+    agent = {
+        "learning_rate": 1e-3,
+        "discount": 0.9,
+        "minibatches": 64,
+        "normalize_observations": False,
+    }
+    return for_task(neutral(), "Pendulum-v1", agent, total_env_steps=200_000, steps_per_cycle=256)
 
 
 def halfcheetah() -> ExperimentConfig:
     """Return PPO with a Gaussian policy on MuJoCo's HalfCheetah-v4.
 
-    Schulman et al. 2017 (arXiv 1707.06347), table 3: 2048 steps, learning rate 3e-4, 10 epochs,
-    minibatches of 64, discount 0.99, lambda 0.95; section 6.1: two hidden layers of 64, policy and
-    value apart. The falling learning rate, Adam's epsilon of 1e-5, the gradient norm of 0.5, the
-    clipped value loss, and observations and rewards normalised are those of the reference
-    implementation (Huang et al. 2022, "The 37 Implementation Details of PPO"; CleanRL's
-    ppo_continuous_action.py). The 2048 steps are 16 environments x 128 instead of one long one.
+    The neutral preset with the clipped value loss of the reference implementation (CleanRL's
+    ppo_continuous_action.py).
     """
-    return ExperimentConfig(
-        env=EnvConfig("HalfCheetah-v4"),
-        agent=PPOConfig(
-            learning_rate=3e-4,
-            discount=0.99,
-            trace_decay=0.95,
-            epochs=10,
-            minibatches=32,
-            ratio_clip=0.2,
-            value_clip=0.2,
-            normalize_observations=True,
-            normalize_rewards=True,
-            initial_std=1.0,
-            torso=TorsoConfig(hidden_sizes=(64, 64)),
-            separate_value_torso=True,
-        ),
-        total_env_steps=1_000_000,
-        anneal_learning_rate=True,
-        num_envs=16,
-        num_inferencers_per_device=1,
-        steps_per_cycle=128,
-        schedule="lockstep",
-    )
+    return for_task(neutral(), "HalfCheetah-v4", {"value_clip": 0.2})
 
 
 def pong() -> ExperimentConfig:
@@ -163,6 +124,37 @@ def pong() -> ExperimentConfig:
         total_env_steps=10_000_000,
         anneal_learning_rate=True,
         num_envs=8,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
+def congestion() -> ExperimentConfig:
+    """Return PPO on congestion control in the ranges of RayNet's paper.
+
+    Discount, lambda, clip, learning rate, epochs and networks are those of ``halfcheetah-ppo``;
+    observations are normalised, since the window is in packets. Rewards are at most 1 a step.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("sebulba/CongestionControl-v0"),
+        agent=PPOConfig(
+            learning_rate=3e-4,
+            discount=0.99,
+            trace_decay=0.95,
+            epochs=10,
+            minibatches=16,
+            ratio_clip=0.2,
+            value_clip=0.2,
+            normalize_observations=True,
+            normalize_rewards=True,
+            initial_std=0.5,
+            torso=TorsoConfig(hidden_sizes=(64, 64)),
+            separate_value_torso=True,
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=16,
         num_inferencers_per_device=1,
         steps_per_cycle=128,
         schedule="lockstep",
@@ -206,14 +198,15 @@ def breakout_minatar() -> ExperimentConfig:
 def hopper_brax() -> ExperimentConfig:
     """Return PPO with a Gaussian policy on brax's hopper, which needs the extra ``brax``.
 
-    PureJaxRL (Lu et al. 2022; examples/brax_minatar.ipynb, "PPO Brax"): 2048 environments x 10
-    steps, learning rate 3e-4, 4 epochs of 32 minibatches, discount 0.99, lambda 0.95, clip 0.2 of
-    ratio and value, value 0.5, gradient norm 0.5, two hidden layers of 256 with tanh, policy and
-    value apart, observations and rewards normalised, a standard deviation of 1 at first. It is
-    meant for an accelerator.
+    PureJaxRL (Lu et al. 2022; purejaxrl/ppo_continuous_action.py): 2048 environments x
+    10 steps, learning rate 3e-4, 4 epochs of 32 minibatches, discount 0.99, lambda 0.95, clip 0.2
+    of ratio and value, value 0.5, gradient norm 0.5, two hidden layers of 256 with tanh, policy and
+    value apart, observations and rewards normalised, a standard deviation of 1 at first, and
+    brax's positional physics. It is meant for an accelerator; its program takes minutes to compile
+    where the cores are busy, so a silent thread is taken for a hang later than elsewhere.
     """
     return ExperimentConfig(
-        env=EnvConfig("brax:hopper"),
+        env=EnvConfig("brax:hopper", options={"physics": "positional"}),
         agent=PPOConfig(
             learning_rate=3e-4,
             discount=0.99,
@@ -234,6 +227,7 @@ def hopper_brax() -> ExperimentConfig:
         num_envs=2048,
         num_inferencers_per_device=1,
         steps_per_cycle=10,
+        faults=FaultOptions(hang_timeout_s=1800.0),
         schedule="lockstep",
     )
 
@@ -250,6 +244,7 @@ PRESETS: dict[str, Preset] = {
     "breakout-minatar": Preset(
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
     ),
+    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }

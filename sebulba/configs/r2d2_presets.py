@@ -10,7 +10,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
 
 
 def neutral() -> ExperimentConfig:
@@ -60,34 +60,8 @@ def cartpole() -> ExperimentConfig:
     With twice the learning rate one of three seeds ended at 450. A replay of the last 500,000 env
     steps was there later, and one seed of three lost it again; of 1.5 million, 2 of 3 never were.
     """
-    return ExperimentConfig(
-        env=EnvConfig("sebulba.envs.memory_tasks:cartpole_without_velocities"),
-        agent=R2D2Config(
-            learning_rate=5e-4,
-            discount=0.99,
-            num_steps=5,
-            sequence_length=32,
-            burn_in=16,
-            lstm_size=64,
-            head_hidden_sizes=(64,),
-            torso=TorsoConfig(hidden_sizes=(64,), activation="relu"),
-            optimizer=OptimizerConfig(max_grad_norm=10.0),
-            replay=ReplayConfig(
-                capacity=250_000,
-                batch_size=64,
-                updates_per_cycle=4,
-                warm_up_cycles=20,
-                prioritized=True,
-                priority_exponent=0.9,
-                importance_exponent=0.6,
-            ),
-            target=TargetConfig(rate=0.005),
-        ),
-        total_env_steps=1_500_000,
-        eval_every_env_steps=100_000,
-        anneal_learning_rate=True,
-        num_envs=32,
-        steps_per_cycle=16,
+    return for_task(
+        neutral(), neutral().env.id, {}, total_env_steps=1_500_000, eval_every_env_steps=100_000
     )
 
 

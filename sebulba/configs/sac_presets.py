@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sebulba.agents.configs import ReplayConfig, SACConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
 
 
 def neutral() -> ExperimentConfig:
@@ -38,48 +38,21 @@ def pendulum() -> ExperimentConfig:
     Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/sac.yml); the target
     rate and the target entropy, Haarnoja et al. 2018 (arXiv 1812.05905), table 1.
     """
-    return ExperimentConfig(
-        env=EnvConfig("Pendulum-v1"),
-        agent=SACConfig(
-            learning_rate=1e-3,
-            critic_learning_rate=1e-3,
-            temperature_learning_rate=1e-3,
-            random_env_steps=1_000,
-            replay=ReplayConfig(
-                capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
-            ),
+    agent = {
+        "learning_rate": 1e-3,
+        "random_env_steps": 1_000,
+        "replay": ReplayConfig(
+            capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
         ),
-        total_env_steps=20_000,
-        eval_every_env_steps=2_500,
-        num_envs=4,
-        num_inferencers_per_device=1,
-        steps_per_cycle=4,
+    }
+    return for_task(
+        neutral(), "Pendulum-v1", agent, total_env_steps=20_000, eval_every_env_steps=2_500
     )
 
 
 def halfcheetah() -> ExperimentConfig:
-    """Return SAC on MuJoCo's HalfCheetah-v4.
-
-    Haarnoja et al. 2018 (arXiv 1812.05905), table 1, with the learning rates and the warm-up of
-    CleanRL (github.com/vwxyzjn/cleanrl, sac_continuous_action.py), and one update an env step.
-    """
-    return ExperimentConfig(
-        env=EnvConfig("HalfCheetah-v4"),
-        agent=SACConfig(
-            learning_rate=3e-4,
-            critic_learning_rate=1e-3,
-            temperature_learning_rate=1e-3,
-            random_env_steps=5_000,
-            replay=ReplayConfig(
-                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
-            ),
-        ),
-        total_env_steps=1_000_000,
-        eval_every_env_steps=50_000,
-        num_envs=4,
-        num_inferencers_per_device=1,
-        steps_per_cycle=4,
-    )
+    """Return SAC on MuJoCo's HalfCheetah-v4: the neutral preset, evaluated as it trains."""
+    return for_task(neutral(), "HalfCheetah-v4", {}, eval_every_env_steps=50_000)
 
 
 NEUTRAL = Preset("SAC for any task with continuous actions", neutral)

@@ -428,4 +428,5 @@ def make_envpool(
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
         adapter = EnvpoolAdapter(pool, name=env_id)
-        return CooperativeAdapter(adapter, env_id) if is_cooperative(env_id) else adapter
+        many = CooperativeAdapter(adapter, env_id) if is_cooperative(env_id) else None
+        return many or adapter  # type: ignore[return-value]

@@ -42,6 +42,9 @@ from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
 
+OWN_PREFIX = "sebulba/"
+"""Ids that begin with this are those of ``sebulba.envs.networks``."""
+
 _MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
 """Options of ``gymnasium.make`` itself; all others go to the environment."""
 
@@ -54,7 +57,7 @@ class EnvSource:
     """Id, with its version, as the backend has it; or ``module:attribute``."""
     backend: str | None
     """What makes it: a ``Backend`` or a library of JAX environments; None for
-    ``module:attribute``."""
+    ``module:attribute`` and ids of this package."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
 
@@ -94,7 +97,7 @@ class _Factory:
     def spec(self) -> Any:
         """Return the spec of a single environment, which is made and closed."""
         if self.make_spec is not None:
-            return self._stated(self.make_spec())
+            return self._stated(self.make_spec())  # type: ignore[arg-type]
         env = self(1, [0])
         env.close()
         return env.spec
@@ -138,6 +141,7 @@ def make_env_factory(
           environment, in any autoreset mode, or an EnvAdapter;
         * ``"LIBRARY:ID"`` of gymnax, brax, jumanji or pgx, or a ``JaxEnv``: an object, a class, or
           a function that is annotated to return one;
+        * the id of an environment of this package, ``"sebulba/..."``;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
       num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
@@ -160,6 +164,8 @@ def make_env_factory(
         return env
     if isinstance(env, str) and library_of(env):
         return _jax_factory(functools.partial(make_library_env, env, options), env, own)
+    if isinstance(env, str) and env.startswith(OWN_PREFIX):
+        return _own_factory(env, own, options)
     if isinstance(env, str) and not _is_attribute(env):
         return _factory_of_id(env, own, options)
     return _factory_of_callable(env, own, options)
@@ -259,7 +265,7 @@ def env_spec(env: Any, **options: Any) -> Any:
     if isinstance(env, VectorEnv):
         return vector_env_spec(env, _name(env))
     if isinstance(env, MultiAgentEnv):
-        return PopulationEnv(env).population
+        return PopulationEnv(env).population  # type: ignore[return-value]
     if isinstance(env, gymnasium.Env):
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
@@ -283,6 +289,8 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     """
     if library := library_of(env):
         return EnvSource(env, library, library_versions(env))
+    if env.startswith(OWN_PREFIX):
+        return EnvSource(env, None, _versions("sebulba"))
     if _is_attribute(env):
         return EnvSource(env, None, _versions(env, "gymnasium"))
     chosen = _choose_backend(env, backend)
@@ -464,6 +472,27 @@ def _jax_factory(make: Callable[[], JaxEnv], name: str, own: _OwnOptions) -> _Fa
         lambda num_envs, seeds: JaxAdapter(env, seeds, name=name),
         name,
         make_spec=lambda: jax_env_spec(env, name),
+    )
+
+
+def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    from sebulba.envs import networks
+    from sebulba.envs.networks.adapter import NetworkAdapter, network_spec
+    from sebulba.envs.networks.options import read_options
+
+    if env not in networks.IDS:
+        hint = nearest(env, networks.IDS) or f"; there is {', '.join(networks.IDS)}"
+        raise UsageError(f"env={env!r} is not an id of sebulba{hint}")
+    if own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
+    _check_not_async(own, env)
+    read = read_options(options, env)
+    num_threads = own.num_threads or networks.default_num_threads()
+    return _Factory(
+        lambda num_envs, seeds: NetworkAdapter(read, seeds, num_threads=num_threads),
+        env,
+        make_spec=lambda: network_spec(read),
+        num_threads=num_threads,
         channels_first=own.channels_first,
     )
 
@@ -539,7 +568,7 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             env = CheckedEnv(make_env, 0)
         env.close()
         if isinstance(env.env, PopulationEnv):
-            return env.env.population
+            return env.env.population  # type: ignore[return-value]
         return EnvSpec(env.observation_space, env.action_space, name=name)
 
     return _Factory(make, name, make_spec, make_env, channels_first=own.channels_first)
@@ -590,7 +619,8 @@ def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) 
             return EnvpoolAdapter(vector_env, name=name)
         env = GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
         population = (vector_env.metadata or {}).get(SPEC)
-        return env if population is None else PopulationAdapter(env, population)
+        many = None if population is None else PopulationAdapter(env, population)
+        return many or env  # type: ignore[return-value]
     except BaseException:
         vector_env.close()
         raise

@@ -209,7 +209,7 @@ class JaxAdapter:
     def _kept(self, where: str, inside: PyTree) -> PyTree:
         """Return the state without typed keys, of the shapes and dtypes that it had at first."""
         inside = self._keys.unwrap(jax.tree.map(jnp.asarray, inside))
-        if jax.tree.structure(inside) != jax.tree.structure(self._shapes):
+        if jax.tree.structure(inside) != jax.tree.structure(self._shapes):  # type: ignore[operator]
             raise self._breach(
                 f"{where}: state",
                 f"must have the structure {jax.tree.structure(self._shapes)} that it has after a "

@@ -25,10 +25,11 @@ NUM_STEP_ARGUMENTS = 3
 class JaxEnv(Protocol):
     """One environment as two pure JAX functions, which are mapped over environments and compiled.
 
-    All that changes is in ``state``: a pytree of arrays (typed keys may be among them) whose
-    structure, shapes and dtypes stay the same. ``step`` neither resets nor keeps a time limit of
-    the adapter's. It may be called with the state of an episode that has ended; what it returns is
-    then not used. A subclass may say so, but need not.
+    All that changes is in ``state``: a pytree of arrays, typed keys among them if wanted, whose
+    structure, shapes and dtypes stay the same. ``step`` does not reset, and does not need a limit
+    on the length of episodes: ``max_episode_steps`` sets one from outside. It is also called with
+    states of episodes that have ended, and what it returns for them is not used. A class need not
+    inherit from this one.
     """
 
     observation_space: gymnasium.Space

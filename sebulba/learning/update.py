@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +71,8 @@ class Updater:
             out_shardings=self._state_shardings,
         )
         self._take: DonatingProgram | None = None
-        self._take_and_update: DonatingProgram | None = None
+        self._take_and_update: dict[int, DonatingProgram] = {}
+        """By the number of updates that the program takes."""
         self._metric_sums: dict[str, jax.Array] | None = None
         self._updates_summed = 0
         self._one_in_flight = first.platform == "cpu"
@@ -116,8 +118,8 @@ class Updater:
         """Give one trajectory to the agent and take the optimizer steps that are then due.
 
         A single update is one program with what comes before and after it, so that the device does
-        not wait for Python in between. Several updates are one program each, not a loop in one:
-        in a loop XLA's convolutions are 20 times slower on a CPU.
+        not wait for Python in between. So are several updates of an agent that allows it
+        (``Agent.updates_in_one_program``); of any other they are one program each.
 
         Args:
           trajectory: On the update devices, split over B; donated, as are the step states.
@@ -133,8 +135,8 @@ class Updater:
         given = (trajectory, initial, final, self._experience)
         if due:
             self._find_metrics(given)
-        if due == 1:
-            return self._learn(given, updates)
+        if self._in_one_program(due):
+            return self._learn(given, updates, due)
         if self._take is None:
             self._take = self._make_take(*given)
         self._experience = self._take(given, self._networks)
@@ -151,7 +153,7 @@ class Updater:
     def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, due: int) -> None:
         """Do ahead of ``consume`` what can be done before there is a trajectory.
 
-        The names of the metrics are found; if one update will be due, its program is compiled too.
+        The names of the metrics are found. If the updates will be one program, it is compiled too.
 
         Args:
           trajectory: Shapes of the trajectory that ``consume`` will get.
@@ -161,10 +163,13 @@ class Updater:
         """
         given = (trajectory, initial, final, self._experience)
         self._find_metrics(given)
-        if due == 1 and self._take_and_update is None:
+        if self._in_one_program(due) and due not in self._take_and_update:
             owned = self._owned(given)
-            self._take_and_update = self._make_take_and_update(owned)
-            self._take_and_update.compile(owned, self._key_data, np.uint32(0))
+            program = self._take_and_update[due] = self._make_take_and_update(owned, due)
+            program.compile(owned, self._key_data, np.uint32(0))
+
+    def _in_one_program(self, due: int) -> bool:
+        return due == 1 or (due > 1 and self._agent.updates_in_one_program)
 
     def _find_metrics(self, given: tuple) -> None:
         """Begin the sums of the metrics; an update is traced to learn their names and shapes."""
@@ -172,16 +177,18 @@ class Updater:
             self._metric_sums = self._zeros(self._metric_shapes(given))
 
     def _owned(self, given: tuple) -> tuple:
-        return (*given, self._networks, self._opt, self._metric_sums)
+        # Networks come first, so that their own buffers are used again; the trajectory comes before
+        # the experience, of which it becomes a part without a copy.
+        return (self._networks, self._opt, self._metric_sums, *given)
 
-    def _learn(self, given: tuple, updates: int) -> PyTree:
+    def _learn(self, given: tuple, updates: int, due: int) -> PyTree:
         owned = self._owned(given)
-        if self._take_and_update is None:
-            self._take_and_update = self._make_take_and_update(owned)
+        if due not in self._take_and_update:
+            self._take_and_update[due] = self._make_take_and_update(owned, due)
         self._networks, self._opt, self._experience, self._metric_sums, acting = (
-            self._take_and_update(owned, self._key_data, np.uint32(updates))
+            self._take_and_update[due](owned, self._key_data, np.uint32(updates))
         )
-        self._updates_summed += 1
+        self._updates_summed += due
         return acting
 
     def _specs_of(self, initial: PyTree, final: PyTree) -> tuple:
@@ -201,15 +208,15 @@ class Updater:
         given = (trajectory, initial, final, experience)
         return DonatingProgram(mapped, given, experience, out=self._shardings)
 
-    def _make_take_and_update(self, owned: tuple) -> DonatingProgram:
-        """Jit ``Agent.update_experience``, one update and the copy that is published."""
-        specs = self._specs_of(*owned[1:3])
+    def _make_take_and_update(self, owned: tuple, due: int) -> DonatingProgram:
+        """Jit ``Agent.update_experience``, the updates due and the copy that is published."""
+        networks, opt, sums, _, initial, final, experience = owned
+        specs = self._specs_of(initial, final)
         mapped = self._map(
-            self._take_and_update_shard,
-            (*specs, P(), P(), P(), P(), P()),
+            functools.partial(self._take_and_update_shard, due),
+            (P(), P(), P(), *specs, P(), P()),
             (P(), P(), specs[-1], P(), P()),
         )
-        experience, networks, opt, sums = owned[3:]
         acting = jax.eval_shape(self._agent.acting_networks, networks, experience)
         out = (*self._state_shardings, self._acting_sharding)
         return DonatingProgram(mapped, owned, (networks, opt, experience, sums, acting), out)
@@ -311,17 +318,30 @@ class Updater:
 
     def _take_and_update_shard(
         self,
+        due: int,
+        networks: PyTree,
+        opt: PyTree,
+        sums: PyTree,
         trajectory: Trajectory,
         initial: PyTree,
         final: PyTree,
         experience: PyTree,
-        networks: PyTree,
-        opt: PyTree,
-        sums: PyTree,
-        *key: jax.Array,
+        key_data: jax.Array,
+        updates: jax.Array,
     ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
         experience = self._take_shard(trajectory, initial, final, experience, networks)
-        networks, opt, experience, sums = self._update_shard(networks, opt, experience, sums, *key)
+        state = (networks, opt, experience, sums)
+        if due == 1:
+            state = self._update_shard(*state, key_data, updates)
+        else:
+
+            def update(number: jax.Array, state: PyTree) -> PyTree:
+                networks, opt, experience, sums = state
+                key = key_data, updates + number
+                return self._update_shard(networks, opt, experience, sums, *key)
+
+            state = jax.lax.fori_loop(np.uint32(0), np.uint32(due), update, state)
+        networks, opt, experience, sums = state
         return networks, opt, experience, sums, self._acting_shard(networks, experience)
 
     def acting_networks(self) -> PyTree:

@@ -49,7 +49,9 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         self.replay = replay
         self.optimizer = optimizer
         # An observation space that does not fit raises here and not later in a thread.
-        jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+        networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+        # Only kernels of convolutions have more than two dimensions.
+        self.updates_in_one_program = all(leaf.ndim <= 2 for leaf in jax.tree.leaves(networks))
 
     # What a subclass may override.
 

@@ -104,17 +104,15 @@ class OnPolicyAgent(Agent[ConfigT]):
             separate_value_torso=config.separate_value_torso,
         )
         self._encode = ObservationEncoder(spec, config.torso)
+        own, base = type(self), OnPolicyAgent
+        if own.evaluate is not base.evaluate and own.evaluate_rows is base.evaluate_rows:
+            self.uses_final_obs = False  # it has a network that knows nothing of last observations
         self._optimizer = make_optimizer(config.learning_rate, config.optimizer)
         # Refuses an observation space here rather than in a thread.
         jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
     def evaluate(
-        self,
-        networks: PyTree,
-        obs: PyTree,
-        core: PyTree,
-        is_first: ArrayLike,
-        final: FinalObs | tuple[()] = (),
+        self, networks: PyTree, obs: PyTree, core: PyTree, is_first: ArrayLike
     ) -> ActorCriticOutput:
         """Evaluate the network on rows of observations.
 
@@ -124,19 +122,27 @@ class OnPolicyAgent(Agent[ConfigT]):
             it has to be, as it is in an ``Experience``.
           core: Recurrent state before the first row, ``[B, ...]``: ``experience.core``.
           is_first: ``[T, B]``; the recurrent state is reset where it is true.
-          final: ``trajectory.env_step.final``, where an agent uses that.
 
         Returns:
-          ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, the recurrent state
-          after the last row, and for ``transitions`` the ``final_value [T, B]`` of ``final``. The
-          last of T+1 rows has a value to bootstrap from, and no action.
+          ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, and the recurrent state
+          after the last row. The last of T+1 rows has a value to bootstrap from, and no action.
         """
         encoded = self._encode(obs, num_leading=2)
-        rows = [encoded, core, jnp.asarray(is_first)]
-        if isinstance(final, FinalObs):
-            rows.append(self._encode(final.obs, num_leading=2))
-        output = self.network.apply({"params": networks}, *rows)
+        output = self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))
         return output._replace(params=only_legal(self.spec, obs, output.params))  # type: ignore[union-attr]
+
+    def evaluate_rows(self, networks: PyTree, row: EnvStep, core: PyTree) -> ActorCriticOutput:
+        """Evaluate rows of a trajectory as ``evaluate`` does, and ``row.final`` where there is one.
+
+        The output then has a ``final_value [T, B]``, which ``transitions`` takes.
+        """
+        if not isinstance(row.final, FinalObs):
+            return self.evaluate(networks, row.obs, core, row.is_first)
+        encoded, final = (self._encode(obs, num_leading=2) for obs in (row.obs, row.final.obs))
+        output = self.network.apply(
+            {"params": networks}, encoded, core, jnp.asarray(row.is_first), final
+        )
+        return output._replace(params=only_legal(self.spec, row.obs, output.params))  # type: ignore[union-attr]
 
     def new_networks(self, key: jax.Array) -> PyTree:
         """Return initial parameters."""

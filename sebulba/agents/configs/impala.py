@@ -21,7 +21,10 @@ class ImpalaConfig(ActorCriticConfig):
     trace_decay: float = 1.0
     """Lambda: multiplies the trace coefficients c; 1 is the paper's V-trace."""
     epochs: int = 1
-    """Updates with every trajectory; V-trace corrects for the policy having moved on since."""
+    """How often a trajectory is learned from; V-trace corrects for the policy having moved on."""
+    minibatches: int = 1
+    """Updates an epoch, each with the whole unrolls of a random share of the environments, which
+    it divides on each update device."""
     normalize_advantages: bool = False
     """Mean 0 and standard deviation 1 in every batch, so that the policy's gradient keeps its size
     whatever rewards are."""
@@ -39,6 +42,7 @@ class ImpalaConfig(ActorCriticConfig):
         """Check every field."""
         super().__post_init__()
         require_size("epochs", self.epochs, 1, "use 1")
+        require_size("minibatches", self.minibatches, 1, "use 1")
         require_number("ratio_clip", self.ratio_clip, 0, math.inf, "use 0.2, or 0 for no limit")
         for name in ("max_rho", "max_c", "max_policy_rho"):
             require_positive(name, getattr(self, name), "use 1")

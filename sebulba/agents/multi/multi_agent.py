@@ -256,7 +256,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
           num_leading: Dimensions before B.
         """
         group = self.groups[member.group]
-        own = EnvStep(*(field[member.group] for field in env_step[:6]))  # type: ignore[arg-type,index]
+        own = EnvStep(*(field[member.group] for field in env_step[:6]))  # type: ignore[arg-type]
         rows = jax.tree.map(lambda x: self._flat(member, x, num_leading), own)
         obs = rows.obs
         if COMMON in env_step.obs:

@@ -86,7 +86,7 @@ class QNetwork(nn.Module):
         features, final_features = torso(encoded), () if final is None else torso(final)
         if past is not None:
             features = jnp.concatenate([features, past], axis=-1)
-        if final_past is not None:
+        if final_past is not None and not isinstance(final_features, tuple):
             final_features = jnp.concatenate([final_features, final_past], axis=-1)
         if self.lstm_size:
             lstm = Core(self.lstm_size, name="core")

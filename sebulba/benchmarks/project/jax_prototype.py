@@ -103,12 +103,15 @@ class JaxPrototype:
         networks = self._network.init(key, obs)
         return networks, self._optimizer.init(networks), env_state, obs, key
 
+    def _evaluate(self, networks: PyTree, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._network.apply(networks, obs)  # type: ignore[return-value]
+
     def _cycle(self, state: PyTree, _: None) -> tuple[PyTree, jax.Array]:
         networks, opt, env_state, obs, key = state
         (env_state, obs, key), rows = jax.lax.scan(
             functools.partial(self._step, networks), (env_state, obs, key), None, self._sizes[0]
         )
-        advantages = self._advantages(rows, self._network.apply(networks, obs)[1])
+        advantages = self._advantages(rows, self._evaluate(networks, obs)[1])
         batch = jax.tree.map(
             lambda x: x.reshape(-1, *x.shape[2:]), (rows, advantages, advantages + rows.value)
         )
@@ -120,7 +123,7 @@ class JaxPrototype:
     def _step(self, networks: PyTree, carry: PyTree, _: None) -> tuple[PyTree, Transitions]:
         env_state, obs, key = carry
         key, action_key, env_key = jax.random.split(key, 3)
-        logits, value = self._network.apply(networks, obs)
+        logits, value = self._evaluate(networks, obs)
         action = jax.random.categorical(action_key, logits)
         log_prob = _log_prob(logits, action)
         keys = jax.random.split(env_key, len(obs))
@@ -164,7 +167,7 @@ class JaxPrototype:
         self, networks: PyTree, rows: Transitions, advantage: jax.Array, target: jax.Array
     ) -> jax.Array:
         config = self._config
-        logits, value = self._network.apply(networks, rows.obs)
+        logits, value = self._evaluate(networks, rows.obs)
         moved = jnp.clip(value - rows.value, -config.value_clip, config.value_clip)
         value_error = jnp.maximum((value - target) ** 2, (rows.value + moved - target) ** 2)
         ratio = jnp.exp(_log_prob(logits, rows.action) - rows.log_prob)

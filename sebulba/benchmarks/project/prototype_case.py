@@ -2,14 +2,76 @@
 
 from __future__ import annotations
 
+import time
+from typing import Protocol
+
 from sebulba.agent import Agent
+from sebulba.agents.configs import PPOConfig
 from sebulba.benchmarks import harness
+from sebulba.benchmarks.project.jax_prototype import JaxPrototype
 from sebulba.benchmarks.project.prototype import QUEUE_SIZE, Prototype
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import seed_block
 from sebulba.envs.envpool_adapter import default_num_threads, envpool_id
+from sebulba.envs.jax_libraries import library_of
 from sebulba.errors import UsageError
 from sebulba.types import RunSpec
+
+
+class Case(Protocol):
+    """What is timed."""
+
+    def warm_up(self, seconds: float) -> None:
+        """Compile, and find how much takes about ``seconds``."""
+        ...
+
+    def measure(self) -> float:
+        """Return environment steps per second."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+def make_prototype_case(config: ExperimentConfig, agent: Agent) -> Case:
+    """Return the prototype that does what the run does.
+
+    Raises:
+      UsageError: There is none: it takes envpool's environments, and PPO on gymnax's.
+    """
+    if library_of(config.env.id) == "gymnax" and isinstance(config.agent, PPOConfig):
+        return JaxPrototypeCase(config)
+    return PrototypeCase(config, agent)
+
+
+class JaxPrototypeCase:
+    """PPO on a gymnax environment, all in one scan, timed over whole scans."""
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        """Make it with the sizes and the hyper-parameters of the run."""
+        sizes = config.num_envs, config.steps_per_cycle, config.annealed_cycles
+        env_id = config.env.id.partition(":")[2]
+        self._prototype = JaxPrototype(env_id, config.agent, *sizes)  # type: ignore[arg-type]
+        self._num_cycles = 1
+
+    def warm_up(self, seconds: float) -> None:
+        """Compile, and find the number of trajectories that take about ``seconds``."""
+        self._cycles_per_s(1)
+        self._num_cycles = max(1, round(seconds * self._cycles_per_s(1)))
+        self._cycles_per_s(self._num_cycles)
+
+    def measure(self) -> float:
+        """Return environment steps per second."""
+        return self._cycles_per_s(self._num_cycles) * self._prototype.env_steps_per_cycle
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to free."""
+
+    def _cycles_per_s(self, num_cycles: int) -> float:
+        began_s = time.perf_counter()
+        self._prototype.train(num_cycles)
+        return num_cycles / (time.perf_counter() - began_s)
 
 
 class PrototypeCase:
@@ -24,8 +86,8 @@ class PrototypeCase:
         env_id = envpool_id(config.env.id) if config.env.backend != "gymnasium" else None
         if env_id is None:
             raise UsageError(
-                f"env={config.env.id!r} is not made by envpool, which the prototype needs; leave "
-                "prototype out"
+                f"env={config.env.id!r} is not made by envpool, which the prototype needs (or "
+                "gymnax, for PPO); leave prototype out"
             )
         num_threads = max(1, config.num_inferencers_per_device)
         run = RunSpec(config.num_envs, num_threads, config.steps_per_cycle, 1)

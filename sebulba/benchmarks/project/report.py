@@ -78,6 +78,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     ),
     "train-halfcheetah": Benchmark("train halfcheetah", _CEILING, has_picture=True),
     "overhead": Benchmark("overhead", {"overhead_us_per_step": Bar(15, is_limit=True)}),
+    "rivals": Benchmark("rivals", {"sac_over_faster": Bar(1), "dqn_over_faster": Bar(1)}),
     "memory": Benchmark(
         "memory pong", {"rss_slope_mb_per_min": Bar(1, is_limit=True)}, has_picture=True
     ),

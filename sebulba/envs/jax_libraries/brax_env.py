@@ -27,13 +27,18 @@ def ids() -> Collection[str]:
 
 
 def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
-    """Make an environment; options are parameters of its class, such as ``backend``."""
+    """Make an environment; options are parameters of its class, and ``physics``.
+
+    That is brax's ``backend``, a word which has another meaning for environments here.
+    """
     from brax import envs
 
     options = dict(options)
     limit = options.pop("max_episode_steps", EPISODE_STEPS)
-    known = set(inspect.signature(envs._envs[env_id]).parameters) | {"backend"}
-    check_option_names(options, known - {"kwargs"} | {"max_episode_steps"}, env_id)
+    known = set(inspect.signature(envs._envs[env_id]).parameters) - {"backend", "kwargs"}
+    check_option_names(options, known | {"physics", "max_episode_steps"}, env_id)
+    if "physics" in options:
+        options["backend"] = options.pop("physics")
     return TimeLimit(BraxEnv(envs.get_environment(env_id, **options)), limit)
 
 
@@ -50,8 +55,8 @@ class BraxEnv:
         obs = jax.eval_shape(lambda key: env.reset(key).obs, jax.eval_shape(jax.random.key, 0))
         if not isinstance(obs, jax.ShapeDtypeStruct):
             raise UsageError(f"observations of {type(env).__name__} are not a vector: {obs}")
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape)
-        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,))
+        self.observation_space: gymnasium.Space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape)
+        self.action_space: gymnasium.Space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """Begin an episode."""

@@ -131,5 +131,5 @@ def _space(spec: Any) -> gymnasium.Space:
         low, high = -np.inf, np.inf
     else:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    bounds = (np.broadcast_to(np.asarray(x, dtype), spec.shape) for x in (low, high))
-    return gymnasium.spaces.Box(*bounds, dtype=dtype.type)
+    low, high = (np.broadcast_to(np.asarray(x, dtype), spec.shape) for x in (low, high))
+    return gymnasium.spaces.Box(low, high, dtype=dtype.type)

@@ -53,7 +53,7 @@ class PgxEnv:
         state = jax.eval_shape(env.init, jax.eval_shape(jax.random.key, 0))
         obs = state.observation
         flags = gymnasium.spaces.MultiBinary
-        self.observation_space = gymnasium.spaces.Dict(
+        self.observation_space: gymnasium.Space = gymnasium.spaces.Dict(
             {
                 "action_mask": flags(state.legal_action_mask.shape),
                 "observation": flags(obs.shape)
@@ -61,7 +61,9 @@ class PgxEnv:
                 else gymnasium.spaces.Box(-np.inf, np.inf, obs.shape),
             }
         )
-        self.action_space = gymnasium.spaces.Discrete(env.num_actions, dtype=np.int32)
+        self.action_space: gymnasium.Space = gymnasium.spaces.Discrete(
+            env.num_actions, dtype=np.int32
+        )
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """Begin an episode."""

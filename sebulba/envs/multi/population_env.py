@@ -60,11 +60,15 @@ class PopulationEnv(gymnasium.Env):
         self.metadata = {SPEC: spec}
         self._agents = {agent: _Agent(agent, node, spec) for agent, node in agents_of(tree).items()}
         self._common = dict(named_parts(tree.common, COMMON)) if tree.common is not None else {}
-        self._parts = dict(_flat_spaces(spec))
-        self.observation_space = spaces.Dict(self._parts)
+        self.observation_space = spaces.Dict(dict(_flat_spaces(spec)))
         self.action_space = _flat_action_space(spec)
         self._live: set[str] = set()
         self._acting: tuple[str, ...] = ()
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> np.random.Generator:
+        """The generator of the environment."""
+        return self.env.np_random
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
         """Begin an episode, for every slot."""
@@ -209,7 +213,8 @@ class PopulationEnv(gymnasium.Env):
                     rows[f"acting/{group}"][slot] = 1
 
     def _empty(self) -> dict[str, np.ndarray]:
-        return {name: _fill(space) for name, space in self._parts.items()}
+        parts = self.observation_space.spaces  # type: ignore[attr-defined]
+        return {name: _fill(space) for name, space in parts.items()}
 
     # What the agents do.
 

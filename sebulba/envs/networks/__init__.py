@@ -1,0 +1,27 @@
+"""Networks at the level of packets as environments; ``docs/networks.md`` explains them.
+
+Importing this package registers them in Gymnasium, which has no entry points for that:
+``gymnasium.make("sebulba.envs.networks:sebulba/CongestionControl-v0")`` imports it by itself.
+"""
+
+from __future__ import annotations
+
+import os
+
+import gymnasium
+
+CONGESTION_CONTROL = "sebulba/CongestionControl-v0"
+
+IDS = (CONGESTION_CONTROL,)
+"""Environments of this package."""
+
+if CONGESTION_CONTROL not in gymnasium.registry:
+    gymnasium.register(
+        CONGESTION_CONTROL,
+        entry_point="sebulba.envs.networks.gymnasium_env:CongestionControlEnv",
+    )
+
+
+def default_num_threads() -> int:
+    """Return half of the cores, as for two Inferencers."""
+    return max(1, (os.cpu_count() or 1) // 2)

@@ -1,0 +1,116 @@
+"""Compiles the engine at its first use, and keeps the library for the next.
+
+``python -m sebulba.envs.networks.build`` compiles it now, and prints where it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sebulba.errors import UsageError
+
+SOURCES = Path(__file__).parent / "engine"
+COMPILER = "g++"
+FLAGS = (
+    *("-std=c++20", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
+    "-ffp-contract=off",  # products are not fused with sums: results are the same everywhere
+)
+COMPILE_TIMEOUT_S = 600
+
+
+def library() -> Path:
+    """Return the compiled engine, which is compiled if there is none of this version yet.
+
+    One library serves every Python. Processes that ask at once wait for the first one's.
+
+    Raises:
+      UsageError: There is no compiler, the sources do not compile, or nothing can be kept.
+    """
+    compiler = shutil.which(COMPILER)
+    if compiler is None:
+        raise UsageError(
+            f"the network engine is compiled at its first use, and {COMPILER} is not found; "
+            "install it (on Debian and Ubuntu `apt-get install g++`)"
+        )
+    folder = cache_folder()
+    kept = folder / f"engine-{_key(compiler)}.so"
+    if kept.exists():
+        return kept
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            if not kept.exists():
+                _compile(compiler, kept)
+    except OSError as error:
+        raise UsageError(
+            f"the network engine cannot be kept in {folder} ({error.strerror}); set XDG_CACHE_HOME "
+            "to a folder that can be written"
+        ) from error
+    return kept
+
+
+def cache_folder() -> Path:
+    """Return the folder that keeps compiled engines."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(home)) / "sebulba" / "networks"
+
+
+def _key(compiler: str) -> str:
+    """Return a hash of everything that the library depends on."""
+    content = hashlib.sha256(repr((FLAGS, platform.machine(), _version(compiler))).encode())
+    for file in sorted(SOURCES.iterdir()):
+        content.update(file.name.encode() + b"\0" + file.read_bytes())
+    return content.hexdigest()[:24]
+
+
+@functools.cache
+def _version(compiler: str) -> str:
+    return _run(compiler, "--version")
+
+
+def _compile(compiler: str, library: Path) -> None:
+    handle, partial = tempfile.mkstemp(suffix=".so", prefix=".partial-", dir=library.parent)
+    os.close(handle)
+    try:
+        _run(compiler, *FLAGS, str(SOURCES / "engine.cc"), "-o", partial)
+        os.replace(partial, library)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(partial)
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=COMPILE_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s; try again") from error
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise UsageError(
+            f"{command[0]} could not compile the network engine ({said[0]}); it needs C++20, which "
+            "g++ has from version 10 on"
+        )
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with open(file, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    print(library())

@@ -1,0 +1,174 @@
+"""The native engine, through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sebulba.envs.networks.build import library
+from sebulba.envs.networks.options import CongestionControlOptions
+from sebulba.errors import EnvError
+
+INFO = (
+    *("time_ns", "interval_ns", "sent", "acked", "lost"),
+    *("srtt_ns", "least_srtt_ns", "most_srtt_ns", "mean_rtt_ns", "least_rtt_ns"),
+    *("throughput_bps", "most_throughput_bps", "window", "inflight", "queue_length", "num_drops"),
+    *("bandwidth_bps", "base_rtt_ns", "buffer_packets", "random_loss", "cross_traffic_bps"),
+)
+"""What a step tells besides, in the order of ``Info`` in ``engine/congestion_control.h``."""
+HAPPENINGS = ("sent", "dropped", "acknowledged", "lost", "timeout")
+"""What a trace tells of packets: that ``number`` was sent, dropped or acknowledged, that so many
+were found lost, or that ``number`` was given up."""
+PACKET_BYTES, PAYLOAD_BYTES, ACK_BYTES = 1495, 1448, 47
+
+
+class Rows(NamedTuple):
+    """What the engine shows of B environments after a reset or a step."""
+
+    obs: np.ndarray
+    """``[B, F]`` float32."""
+    reward: np.ndarray
+    """``[B]`` float32."""
+    terminated: np.ndarray
+    """``[B]`` bool."""
+    truncated: np.ndarray
+    """``[B]`` bool."""
+    is_first: np.ndarray
+    """``[B]`` bool: the row begins an episode, and its action was ignored."""
+    info: np.ndarray | None
+    """``[B, len(INFO)]`` float64, where it was asked for."""
+
+
+class NativePool:
+    """A vector of simulated networks. One thread at a time may use it."""
+
+    def __init__(
+        self, options: CongestionControlOptions, seeds: Sequence[int], num_threads: int = 1
+    ) -> None:
+        """Make an environment for each seed.
+
+        Args:
+          options: The network.
+          seeds: ``[B]`` integers.
+          num_threads: Threads that share the rows; each has at least 8.
+        """
+        self._lib = _load()
+        self._handle = None
+        self.num_envs = len(seeds)
+        self.num_features = 6 if options.features == "relative" else 4
+        numbers = np.array(seeds, np.int64)
+        self._handle = self._lib.net_create(
+            options.as_json().encode(), self.num_envs, numbers.ctypes.data, num_threads
+        )
+        if not self._handle:
+            raise EnvError(f"the network engine: {self._lib.net_error().decode()}")
+
+    def reset(self, *, with_info: bool = False) -> Rows:
+        """Begin the next episode of every environment."""
+        buffer, info = self._arrays(with_info)
+        self._checked(self._lib.net_reset(self._handle, buffer.ctypes.data, _address(info)))
+        return self._rows(buffer, info)
+
+    def step(self, actions: np.ndarray, *, with_info: bool = False) -> Rows:
+        """Act; an environment whose episode has ended begins the next one instead.
+
+        Args:
+          actions: ``[B]`` float32, contiguous.
+          with_info: Return ``info``, too.
+        """
+        assert actions.dtype == np.float32 and actions.size == self.num_envs
+        buffer, info = self._arrays(with_info)
+        self._checked(
+            self._lib.net_step(
+                self._handle, actions.ctypes.data, buffer.ctypes.data, _address(info)
+            )
+        )
+        return self._rows(buffer, info)
+
+    def state(self) -> bytes:
+        """Return everything that the environments go on from."""
+        state = ctypes.create_string_buffer(self._checked(self._lib.net_state(self._handle, None)))
+        self._checked(self._lib.net_state(self._handle, state))
+        return state.raw
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state`` of a pool with the same options and number of environments.
+
+        Raises:
+          EnvError: It is that of another.
+        """
+        self._checked(self._lib.net_put_back(self._handle, state, len(state)))
+
+    def trace(self, row: int = 0) -> np.ndarray:
+        """Return ``[N, 4]`` int64: time in ns, index into ``HAPPENINGS``, flow and number.
+
+        These are the events of the current episode, where ``options.trace`` is set.
+        """
+        count = self._checked(self._lib.net_trace(self._handle, row, None, 0))
+        events = np.empty((count, 4), np.int64)
+        self._checked(self._lib.net_trace(self._handle, row, events.ctypes.data, count))
+        return events
+
+    def close(self) -> None:
+        """Free the environments and their threads; may be called twice."""
+        handle, self._handle = self._handle, None
+        if handle:
+            self._lib.net_close(handle)
+
+    def __del__(self) -> None:
+        """Free what was not closed."""
+        if getattr(self, "_handle", None):
+            self.close()
+
+    def _arrays(self, with_info: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        if not self._handle:
+            raise EnvError("this network is closed; make a new one")
+        buffer = np.empty(self.num_envs * (4 * self.num_features + 4 + 3), np.uint8)
+        return buffer, np.empty((self.num_envs, len(INFO))) if with_info else None
+
+    def _rows(self, buffer: np.ndarray, info: np.ndarray | None) -> Rows:
+        count, features = self.num_envs, self.num_features
+        numbers = buffer[: 4 * count * (features + 1)].view(np.float32)
+        flags = buffer[4 * count * (features + 1) :].view(np.bool_)
+        return Rows(
+            numbers[: count * features].reshape(count, features),
+            numbers[count * features :],
+            flags[:count],
+            flags[count : 2 * count],
+            flags[2 * count :],
+            info,
+        )
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            raise EnvError(f"the network engine: {self._lib.net_error().decode()}")
+        return result
+
+
+def _address(array: np.ndarray | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+@functools.cache
+def _load() -> ctypes.CDLL:
+    lib = ctypes.CDLL(str(library()))
+    pointer, number, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    for name, result, arguments in (
+        ("net_error", ctypes.c_char_p, []),
+        ("net_info_size", number, []),
+        ("net_create", pointer, [ctypes.c_char_p, count, pointer, count]),
+        ("net_reset", number, [pointer, pointer, pointer]),
+        ("net_step", number, [pointer, pointer, pointer, pointer]),
+        ("net_state", number, [pointer, pointer]),
+        ("net_put_back", number, [pointer, ctypes.c_char_p, number]),
+        ("net_trace", number, [pointer, count, pointer, number]),
+        ("net_close", None, [pointer]),
+    ):
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    assert lib.net_info_size() == len(INFO)
+    return lib

@@ -1,0 +1,186 @@
+"""What a network is made of: typed options with ranges, checked before native code sees them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from sebulba.checks import check_types, require
+from sebulba.envs.option_checks import check_option_names
+from sebulba.errors import UsageError, shown
+
+Range = float | tuple[float, float] | str
+"""A number, or the two ends of a range from which each episode draws: ``(64, 128)``, ``"64-128"``.
+"""
+
+_NUMBER = r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*"
+
+
+class _Bounds(NamedTuple):
+    low: float
+    """Least value."""
+    high: float
+    """Largest value."""
+    is_whole: bool = False
+    """Both ends of the range are whole numbers."""
+
+
+_BOUNDS = {
+    "bandwidth_mbps": _Bounds(0.1, 10_000),
+    "rtt_ms": _Bounds(0.1, 5_000),
+    "buffer_packets": _Bounds(1, 1_000_000, is_whole=True),
+    "random_loss": _Bounds(0, 0.5),
+    "cross_traffic_mbps": _Bounds(0, 10_000),
+    "competitor_start_s": _Bounds(0, 1_000),
+    "cross_traffic_on_ms": _Bounds(0.001, 1e6),
+    "cross_traffic_off_ms": _Bounds(0, 1e6),
+    "num_aimd": _Bounds(0, 64),
+    "num_cubic": _Bounds(0, 64),
+    "num_hops": _Bounds(1, 16),
+    "flow_packets": _Bounds(0, 2**40),
+    "slow_start_packets": _Bounds(2, 1_000_000),
+    "max_window_packets": _Bounds(10, 1_000_000),
+    "max_episode_steps": _Bounds(1, 1_000_000_000),
+    "max_silent_steps": _Bounds(1, 1_000_000_000),
+}
+_RANGES = tuple(_BOUNDS)[:6]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CongestionControlOptions:
+    """The network of ``sebulba/CongestionControl-v0``.
+
+    A range is a number, a pair, or text such as "64-128"; each episode draws from it anew.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    bandwidth_mbps: Range = (64.0, 128.0)
+    """Rate of each link, in Mbit/s. A range."""
+    rtt_ms: Range = (16.0, 64.0)
+    """Propagation there and back over the whole path. A range."""
+    buffer_packets: Range = (80.0, 800.0)
+    """Packets that wait before a link; further ones are dropped. A range of whole numbers."""
+    random_loss: Range = 0.0
+    """Probability with which a link loses a packet that it has transmitted. A range."""
+    cross_traffic_mbps: Range = 0.0
+    """Rate on the wire of a source beside the agent on each link, while it is on. A range."""
+    competitor_start_s: Range = (0.0, 1.0)
+    """When the competing flows begin. A range."""
+    cross_traffic_on_ms: float = 100.0
+    """Mean of the exponential times for which the cross traffic is on, if it is ever off."""
+    cross_traffic_off_ms: float = 0.0
+    """Mean of the times for which it is off; 0 is a constant bit rate."""
+    num_aimd: int = 0
+    """Competing flows on each link whose window adds 1 a round trip, and halves at a loss."""
+    num_cubic: int = 0
+    """Competing flows on each link with CUBIC."""
+    num_hops: int = 1
+    """Links one after the other that the agent's flow crosses (a parking lot); cross traffic and
+    competitors cross one each."""
+    flow_packets: int = 0
+    """Packets after whose delivery the episode is terminated; 0 is a flow without end."""
+    slow_start_packets: int = 1_000_000
+    """Window at which slow start ends, if no loss ended it before."""
+    max_window_packets: int = 10_000
+    """Largest window."""
+    max_episode_steps: int = 400
+    """Steps after which the episode is truncated."""
+    max_silent_steps: int = 20
+    """Steps without an acknowledgement after which it is terminated."""
+    features: Literal["paper", "relative"] = "paper"
+    """paper: throughput over the largest so far, normalised delay, loss, window. relative: the
+    window as a logarithm, and the logarithms of delay over its minimum and of the window over the
+    product of bandwidth and delay."""
+    trace: bool = False
+    """Keep every packet event of the current episode (``NativePool.trace``)."""
+
+    def __post_init__(self) -> None:
+        """Check every field; ranges become pairs."""
+        for name in _RANGES:
+            object.__setattr__(self, name, _pair(name, getattr(self, name)))
+        check_types(self, "", open_fields=_RANGES)
+        for name, bounds in _BOUNDS.items():
+            value = getattr(self, name)
+            for number in value if name in _RANGES else (value,):
+                require(
+                    bounds.low <= number <= bounds.high
+                    and not (bounds.is_whole and number != int(number)),
+                    name,
+                    value if name not in _RANGES else _text(value),
+                    f"must be {_words(name, bounds)}",
+                    f"the default is {_default(name)}",
+                )
+        cross: Any = self.cross_traffic_mbps
+        require(
+            max(cross) == 0 or min(cross) >= 0.001,
+            "cross_traffic_mbps",
+            _text(cross),
+            "must be 0, or from 0.001 on",
+            "leave it out for none",
+        )
+
+    def as_json(self) -> str:
+        """Return what the engine reads."""
+        return json.dumps(dataclasses.asdict(self) | {"trace": int(self.trace)}, sort_keys=True)
+
+
+def read_options(options: Mapping[str, Any], env: str) -> CongestionControlOptions:
+    """Return options by name, as the command line and ``gymnasium.make`` give them.
+
+    Raises:
+      UsageError: An option is unknown, or a value breaks a rule.
+    """
+    names = {field.name for field in dataclasses.fields(CongestionControlOptions)}
+    check_option_names(options, names, env)
+    return CongestionControlOptions(**options)
+
+
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    pair = value
+    if isinstance(value, str):
+        match = re.fullmatch(f"{_NUMBER}(?:-{_NUMBER})?", value)
+        pair = (match[1], match[2] or match[1]) if match else None
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        pair = (value, value)
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(_is_number, pair)):
+        raise UsageError(
+            f"{name}={shown(value)} must be a number, a pair of numbers or text such as "
+            f"'64-128'; the default is {_default(name)}"
+        )
+    low, high = float(pair[0]), float(pair[1])
+    if low > high:
+        raise UsageError(f"{name}={shown(value)} must have its smaller end first; swap the two")
+    return low, high
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return False
+    try:
+        return math.isfinite(float(value))
+    except (ValueError, OverflowError):  # no number, or an int that no float can hold
+        return False
+
+
+def _text(pair: Any) -> Any:
+    low, high = pair
+    return low if low == high else pair
+
+
+def _words(name: str, bounds: _Bounds) -> str:
+    kind = "whole numbers" if bounds.is_whole else "numbers"
+    if name not in _RANGES:
+        return f"from {bounds.low:g} to {bounds.high:g}"
+    return f"one or two {kind} from {bounds.low:g} to {bounds.high:g}"
+
+
+def _default(name: str) -> Any:
+    fields = {field.name: field.default for field in dataclasses.fields(CongestionControlOptions)}
+    value = fields[name]
+    return f"'{value[0]:g}-{value[1]:g}'" if isinstance(value, tuple) else f"{value:g}"

@@ -1,0 +1,102 @@
+"""The engine equals a slow model, written from the rules, packet for packet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sebulba.envs.networks.native import HAPPENINGS, INFO, NativePool
+from sebulba.envs.networks.options import CongestionControlOptions
+from tests.network_model import PACKET, SECOND, Draws, Model, ModelFlow, ModelLink
+
+SMALL = {"bandwidth_mbps": (2, 8), "rtt_ms": (4, 30), "buffer_packets": (3, 60)}
+CASES = {
+    "plain": SMALL,
+    "held": {"bandwidth_mbps": 8, "rtt_ms": 10, "buffer_packets": 20},
+    "tiny_buffer": SMALL | {"buffer_packets": 1, "rtt_ms": (1, 3)},
+    "deep_buffer": SMALL | {"buffer_packets": 200, "max_window_packets": 150},
+    "far": SMALL | {"rtt_ms": 150, "bandwidth_mbps": 3},
+    "threshold": SMALL | {"slow_start_packets": 14},
+    "finite": SMALL | {"flow_packets": 300},
+    "random_loss": SMALL | {"random_loss": (0.01, 0.2)},
+    "very_lossy": SMALL | {"random_loss": 0.5},
+    "constant_rate": SMALL | {"cross_traffic_mbps": (0.5, 1.5)},
+    "aimd": SMALL | {"num_aimd": 2, "competitor_start_s": (0, 0.1)},
+    "parking_lot": SMALL | {"num_hops": 3, "cross_traffic_mbps": 1, "num_aimd": 1},
+    "all": SMALL | {"num_hops": 2, "cross_traffic_mbps": 1, "num_aimd": 1, "random_loss": 0.02},
+}
+
+
+def model_of(options: CongestionControlOptions, seed: int, episode: int = 0) -> Model:
+    """Draw the parameters of an episode as the page says, in the order of its table."""
+    draws = Draws(seed, episode, 0)
+    between = lambda pair: pair[0] + (pair[1] - pair[0]) * draws.uniform()  # noqa: E731
+    rate = round(between(options.bandwidth_mbps) * 1e6)
+    delay = round(between(options.rtt_ms) * 1e6 / 2) // options.num_hops
+    low, high = map(int, options.buffer_packets)
+    buffer = low + int((high - low + 1) * draws.uniform())
+    loss = between(options.random_loss)
+    cross = round(between(options.cross_traffic_mbps) * 1e6)
+    start = round(between(options.competitor_start_s) * 1e9)
+    links = [
+        ModelLink(rate, delay, buffer, loss, Draws(seed, episode, 1 + 2 * hop))
+        for hop in range(options.num_hops)
+    ]
+    most = options.max_window_packets
+    agent = ModelFlow(
+        "agent",
+        list(range(options.num_hops)),
+        most=most,
+        threshold=min(most, options.slow_start_packets),
+        size=options.flow_packets or float("inf"),
+    )
+    flows = [agent]
+    for hop in range(options.num_hops):
+        flows += [ModelFlow("aimd", [hop], most=most, start=start) for _ in range(options.num_aimd)]
+        if cross:
+            flows.append(ModelFlow("cbr", [hop], most=0, between=PACKET * 8 * SECOND // cross))
+    return Model(links, flows)
+
+
+def traced(pool: NativePool) -> list[tuple[int, str, int, int]]:
+    kept = ((int(t), HAPPENINGS[kind], int(flow), int(n)) for t, kind, flow, n in pool.trace())
+    return [event for event in kept if event[1] != "lost"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_engine_equals_the_model_packet_for_packet(name):
+    options = CongestionControlOptions(**CASES[name], trace=True)
+    branches, ends = set(), set()
+    for seed in (1, 2):
+        pool, rng = NativePool(options, [seed]), np.random.default_rng(seed)
+        rows, model = pool.reset(with_info=True), model_of(options, seed)
+        obs, *_ = model.observed()
+        np.testing.assert_allclose(rows.obs[0], obs, rtol=1e-6)
+        silent = 0
+        for t in range(60):
+            action = np.float32(rng.uniform(-2, 2, 1) * rng.choice([0, 0.2, 1]))
+            if name == "held":  # until the smoothed delay is the least there was
+                action = np.float32([-0.5 if t < 6 else 0])
+            rows = pool.step(action, with_info=True)
+            model.step(float(action[0]))
+            obs, reward, branch = model.observed()
+            branches.add(branch)
+            info = dict(zip(INFO, rows.info[0], strict=True))
+            agent = model.flows[0]
+            assert (info["sent"], info["acked"], info["lost"], info["time_ns"]) == (
+                *(agent.sent, agent.acked, agent.lost, model.now),
+            )
+            assert (info["srtt_ns"], info["window"]) == (agent.srtt, agent.window)
+            np.testing.assert_allclose(rows.obs[0], obs, rtol=1e-6)
+            np.testing.assert_allclose(rows.reward[0], reward, rtol=1e-5, atol=1e-7)
+            silent = 0 if agent.acked else silent + 1
+            assert rows.terminated[0] == (agent.delivered == agent.size or silent == 20)
+            if rows.terminated[0]:
+                break
+        assert traced(pool) == model.trace
+        ends.add((agent.delivered == agent.size, silent == 20))
+        pool.close()
+    if name == "held":
+        assert branches == {"simple", "delayed"}
+    if name == "finite":
+        assert (True, False) in ends
