@@ -233,6 +233,64 @@ class Agent(abc.ABC, Generic[ConfigT]):
         del num_steps
         return step_state
 
+    # What a trained policy says of an observation.
+
+    def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return what ``acting_value`` needs beside the acting networks; by default nothing.
+
+        It is saved with the policy of the end of a run, and not staged for Inferencers.
+        """
+        del networks, experience
+        return ()
+
+    def acting_value(
+        self, networks: PyTree, value_networks: PyTree, step_state: PyTree, env_step: EnvStep
+    ) -> jax.Array:
+        """Return what B observations are worth, ``[B]``, as sums of discounted rewards.
+
+        Rewards are in the units of the environment: what the agent scaled is scaled back.
+        ``sebulba.Policy.value`` calls this.
+
+        Args:
+          networks: Acting networks.
+          value_networks: What ``value_networks`` returned.
+          step_state: As for ``step``; not donated.
+          env_step: ``[B, ...]``.
+
+        Raises:
+          UsageError: The agent has no values; that is the default.
+        """
+        del networks, value_networks, step_state, env_step
+        name = type(self).__name__
+        raise UsageError(
+            f"{name} does not say what observations are worth; define {name}.acting_value("
+            "networks, value_networks, step_state, env_step)"
+        )
+
+    def acting_distribution(
+        self, networks: PyTree, step_state: PyTree, env_step: EnvStep
+    ) -> PyTree:
+        """Return the distribution of the actions for B observations.
+
+        Probabilities ``[B, n]`` for a Discrete, a tuple of those for the entries of a
+        MultiDiscrete, and ``sebulba.types.ActionMoments`` for a Box.
+        ``sebulba.Policy.distribution`` calls this.
+
+        Args:
+          networks: Acting networks.
+          step_state: As for ``step``; not donated.
+          env_step: ``[B, ...]``.
+
+        Raises:
+          UsageError: The agent does not say it; that is the default.
+        """
+        del networks, step_state, env_step
+        name = type(self).__name__
+        raise UsageError(
+            f"{name} does not say how its actions are distributed; define "
+            f"{name}.acting_distribution(networks, step_state, env_step)"
+        )
+
     # What the update loop runs.
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:

@@ -107,6 +107,19 @@ class ActionOutput(NamedTuple):
     """Whatever the loss needs from acting, a pytree of ``[B, ...]``."""
 
 
+class ActionMoments(NamedTuple):
+    """Mean and spread of the actions that an environment with a Box receives, in its units.
+
+    They are those after squashing and clipping into the bounds, so the mean differs from the
+    action of the evaluation policy where a bound is near.
+    """
+
+    mean: jax.Array | np.ndarray
+    """``[B, *action_shape]`` float32."""
+    std: jax.Array | np.ndarray
+    """Standard deviation of each component, ``[B, *action_shape]`` float32."""
+
+
 class Trajectory(NamedTuple):
     """One cycle of one Inferencer: T transitions of B environments."""
 

@@ -25,7 +25,7 @@ from sebulba.agents.kernels.exploration import exploration_ladder
 from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.replay.layouts import Replay, TransitionReplay
-from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
+from sebulba.types import ActionMoments, ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
 
 _NOISE_CLIP = 2.5
 """The noise on a target's action is clipped at so many standard deviations (0.5 / 0.2 in TD3)."""
@@ -57,6 +57,27 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
         """Return the actor."""
         del experience
         return networks["actor"]
+
+    def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the critics."""
+        del experience
+        return networks["critics"]
+
+    def acting_value(
+        self, networks: PyTree, value_networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> jax.Array:
+        """Return the smallest value of a critic, ``[B]``, in units of the environment."""
+        del step_state
+        return self.nets.acting_value(networks, value_networks, env_step)
+
+    def acting_distribution(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> ActionMoments:
+        """Return the moments of the actor's action, without noise."""
+        del step_state
+        unit = self.chosen(networks, self.nets.encode(env_step.obs, num_leading=1))
+        action = self.nets.squashing.action(unit).astype(jnp.float32)
+        return ActionMoments(action, jnp.zeros_like(action))
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
         """Return a key, the number of random steps, and this Inferencer's part of the ladder."""

@@ -115,8 +115,11 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
 
     def _bootstrap(self, values: jax.Array, target_values: jax.Array) -> jax.Array:
         """Return what targets bootstrap from, ``[...]``, of values ``[..., A]``."""
-        bootstrap = double_q_values(target_values, values)
-        return restore_value(bootstrap) if self.config.rescale_values else bootstrap
+        return self.restored(double_q_values(target_values, values))
+
+    def restored(self, values: jax.Array) -> jax.Array:
+        """Return values without their rescaling."""
+        return restore_value(values) if self.config.rescale_values else values
 
 
 def sequence_priority(size: jax.Array, valid: jax.Array, max_share: float) -> jax.Array:

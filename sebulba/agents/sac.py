@@ -21,7 +21,7 @@ from sebulba.agents.kernels.distributions import SquashedGaussian
 from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.replay.layouts import Replay, TransitionReplay
-from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
+from sebulba.types import ActionMoments, ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
 
 
 class Sampled(NamedTuple):
@@ -66,6 +66,29 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         """Return the actor."""
         del experience
         return networks["actor"]
+
+    def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the critics."""
+        del experience
+        return networks["critics"]
+
+    def acting_value(
+        self, networks: PyTree, value_networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> jax.Array:
+        """Return the smallest value of a critic, ``[B]``, in units of the environment.
+
+        It counts the entropies to come, times the temperature, as rewards.
+        """
+        del step_state
+        return self.nets.acting_value(networks, value_networks, env_step)
+
+    def acting_distribution(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> ActionMoments:
+        """Return the moments of what is sampled in training."""
+        del step_state
+        obs = self.nets.encode(env_step.obs, num_leading=1)
+        return self.distribution.of_actions(self.nets.policy(networks, obs))
 
     def with_target(self, networks: PyTree) -> PyTree:
         """Return the critics."""

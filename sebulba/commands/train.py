@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 import sebulba
+from sebulba.agent import AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.commands.crash_report import LastRecord, write_end
 from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
@@ -258,7 +259,7 @@ class _Run:
                 # Nobody keeps the state, whose replay would be in memory twice.
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
             self._mend_folder()
-            self._save_policy(folder.policy, result.acting_networks)
+            self._save_policy(folder.policy, result.acting_networks, result.state)
         except BaseException as error:
             self._mend_folder()
             self._rescue_policy()
@@ -312,7 +313,7 @@ class _Run:
         networks = self._agent.acting_networks(state.networks, state.experience)
         records = read_records(folder.metrics) if folder.metrics.exists() else []
         last = records[-1] if records else {}
-        self._save_policy(folder.policy, networks)
+        self._save_policy(folder.policy, networks, state)
         try:
             if to_play:
                 last = self._play_last(networks, last)
@@ -388,17 +389,27 @@ class _Run:
             self._player.best = self._folder.best_return()
             warnings.warn(f"the best policy is not saved: {text_of(error)}", stacklevel=2)
 
-    def _save_policy(self, folder: Path, networks: PyTree) -> None:
+    def _save_policy(self, folder: Path, networks: PyTree, state: AgentState | None = None) -> None:
+        values: PyTree = ()
+        if state is not None:
+            values = self._agent.value_networks(state.networks, state.experience)
         try:
-            replace_folder(folder, lambda new: self._write_policy(new, networks))
+            replace_folder(folder, lambda new: self._write_policy(new, networks, values))
         except OSError as error:
             raise CheckpointError(
                 f"the policy cannot be saved in {folder} ({error.strerror or error}); see that the "
                 f"disk has room and the folder is writable, then: sebulba resume {folder.parent}"
             ) from error
 
-    def _write_policy(self, folder: Path, networks: PyTree) -> None:
-        save_policy(folder, self._agent, networks, self._run_spec, run_id=self._folder.run_id())
+    def _write_policy(self, folder: Path, networks: PyTree, values: PyTree = ()) -> None:
+        save_policy(
+            folder,
+            self._agent,
+            networks,
+            self._run_spec,
+            run_id=self._folder.run_id(),
+            value_networks=values,
+        )
 
     def _rescue_policy(self) -> None:
         """Save what a failed run had learned; nothing here may hide why it failed."""

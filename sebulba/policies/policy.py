@@ -10,7 +10,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from sebulba.types import (
 
 CONFIG_FILE = "config.json"
 ARRAYS_FILE = "arrays.npz"
+VALUE_ARRAYS_FILE = "value_arrays.npz"
 FORMAT = 1
 KIND = "policy"
 """What the signature of ``config.json`` is of; see ``sebulba.trust``."""
@@ -71,6 +72,7 @@ class Policy:
         *,
         explore: bool = False,
         seed: int = 0,
+        value_networks: PyTree = None,
     ) -> None:
         """Make a policy of an agent and its acting networks.
 
@@ -81,14 +83,18 @@ class Policy:
             depend on them.
           explore: Act as in training, not as the evaluation policy.
           seed: Of the step state, for policies that draw random numbers.
+          value_networks: What ``Agent.value_networks`` returned; ``value`` of some agents needs it.
         """
         self.agent = agent
+        self.value_networks = value_networks
         self.acting_networks = acting_networks
         self.run = run
         if seed not in range(-(2**31), 2**31):
             raise UsageError(f"seed={seed!r} must be a 32-bit integer; use for example 0")
         self._key = jax.random.fold_in(jax.random.key(seed), POLICY_STREAM)
         self._step = jax.jit(partial(agent.step, explore=explore))
+        self._value = jax.jit(agent.acting_value)
+        self._distribution = jax.jit(agent.acting_distribution)
 
     @property
     def spec(self) -> EnvSpec:
@@ -122,6 +128,105 @@ class Policy:
         Raises:
           UsageError: ``obs`` does not fit the observation space, or ``state`` is of another batch.
         """
+        env_step, state, single = self._row(
+            obs,
+            state,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            is_first=is_first,
+        )
+        action, state = self.act(env_step, state)
+        return (action[0] if single else action), state
+
+    def value(self, obs: PyTree, state: PolicyState | None = None, **row: Any) -> np.ndarray:
+        """Return what observations are worth: the expected sum of discounted rewards from there.
+
+        It is in the environment's rewards: a reward scale, running normalisation of rewards and
+        R2D2's rescaling are undone. Where rewards were clipped, it is of the clipped ones.
+        On-policy agents say the value of the policy that samples, DQN and R2D2 the greatest value
+        of an action, SAC and DDPG the smaller critic's of the evaluation policy's action; SAC's
+        counts its bonus for entropy, too.
+
+        Args:
+          obs: One observation, or a batch of B.
+          state: As for a call with the same ``obs``, which this does not take the place of.
+          row: ``reward``, ``terminated``, ``truncated`` and ``is_first``, as for a call.
+
+        Returns:
+          ``[B]`` float32; a scalar for one observation.
+
+        Raises:
+          UsageError: The agent has no values, or they need networks that were not saved; or what
+            a call raises.
+        """
+        env_step, state, single = self._asked_row(obs, state, row)
+        self._check_has_value_networks()
+        networks = self.acting_networks, self.value_networks
+        value = np.asarray(self._value(*networks, state.step, env_step))
+        return value[0] if single else value
+
+    def distribution(self, obs: PyTree, state: PolicyState | None = None, **row: Any) -> PyTree:
+        """Return the distribution of actions.
+
+        Of on-policy agents and SAC it is what training samples from. DQN, R2D2 and DDPG have an
+        action of probability 1, that of the evaluation policy.
+
+        Args:
+          obs: One observation, or a batch of B.
+          state: As for a call with the same ``obs``, which this does not take the place of.
+          row: ``reward``, ``terminated``, ``truncated`` and ``is_first``, as for a call.
+
+        Returns:
+          For a Discrete, probabilities ``[B, n]``, from the space's ``start``; for a MultiDiscrete,
+          a tuple of those, one for each entry; for a Box, ``sebulba.types.ActionMoments``. Without
+          B for one observation.
+
+        Raises:
+          UsageError: The agent does not say it, or what a call raises.
+        """
+        env_step, state, single = self._asked_row(obs, state, row)
+        distribution = self._distribution(self.acting_networks, state.step, env_step)
+        return jax.tree.map(lambda x: np.asarray(x)[0 if single else ...], distribution)
+
+    def _check_has_value_networks(self) -> None:
+        """Raise UsageError if values need networks that are not there."""
+        if self.value_networks is not None:
+            return
+        if jax.tree.leaves(_shapes(self.agent, self.agent.value_networks, self.run)):
+            raise UsageError(
+                f"this policy has no value networks, which values of {type(self.agent).__name__} "
+                "need; they are saved in policy/ when a run ends well, not in best_policy/, nor by "
+                "older versions; load such a policy, or train again"
+            )
+        self.value_networks = ()
+
+    def _asked_row(
+        self, obs: PyTree, state: PolicyState | None, row: Mapping[str, Any]
+    ) -> tuple[EnvStep, PolicyState, bool]:
+        """Return what ``_row`` does, and leave the actions that will be drawn as they are."""
+        key = self._key
+        try:
+            return self._row(obs, state, **row)
+        finally:
+            self._key = key
+
+    def _row(
+        self,
+        obs: PyTree,
+        state: PolicyState | None,
+        *,
+        reward: Any = 0.0,
+        terminated: Any = False,
+        truncated: Any = False,
+        is_first: Any = False,
+    ) -> tuple[EnvStep, PolicyState, bool]:
+        """Return the row of an environment, the state, and whether ``obs`` is a single one."""
+        if isinstance(self.agent, MultiAgent):
+            raise UsageError(
+                f"this policy has the members {', '.join(self.agent.members)}; load that of one "
+                "from the folder of its name, or call act() for all"
+            )
         batch, single = _as_batch(obs, self.spec.observation_space)
         num_envs = len(jax.tree.leaves(batch)[0])
         if state is None:
@@ -143,8 +248,7 @@ class Policy:
             truncated=row(truncated, np.bool_),
             is_first=row(is_first, np.bool_),
         )
-        action, state = self.act(env_step, state)
-        return (action[0] if single else action), state
+        return env_step, state, single
 
     def act(self, env_step: EnvStep, state: PolicyState) -> tuple[PyTree, PolicyState]:
         """Choose actions for rows ``[B, ...]`` of an environment, of one agent or of many.
@@ -203,8 +307,11 @@ def save_policy(
     run: RunSpec = SMALLEST_RUN,
     *,
     run_id: str | None = None,
+    value_networks: PyTree = (),
 ) -> None:
     """Write a policy into ``folder``: ``config.json``, signed with your key, and ``arrays.npz``.
+
+    ``value_networks`` with arrays go into ``value_arrays.npz``.
 
     Args:
       folder: Made if it is not there.
@@ -213,16 +320,17 @@ def save_policy(
       run: Sizes of the run that trained it, for agents whose acting networks or exploration
         depend on them.
       run_id: What tells the run that trained it from others, if it has a folder.
+      value_networks: What ``agent.value_networks(state.networks, state.experience)`` returns, so
+        that the policy can say values; only some agents need it.
 
     Raises:
       UsageError: The agent's class is inside a function, where it cannot be imported.
     """
     folder = Path(folder)
     if isinstance(agent, MultiAgent):
-        _save_members(folder, agent, acting_networks, run, run_id)
+        _save_members(folder, agent, acting_networks, run, run_id, value_networks)
         return
-    names, leaves = named_leaves(acting_networks)
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays, value_arrays = _named_arrays(acting_networks), _named_arrays(value_networks)
     record = {
         "format": FORMAT,
         "run_id": run_id,
@@ -241,21 +349,37 @@ def save_policy(
             **({"legal_actions": legal} if (legal := agent.spec.legal_actions) else {}),
         },
         "run": dataclasses.asdict(run),
-        "arrays": [
-            {
-                "name": name,
-                "shape": array.shape,
-                "dtype": array.dtype.name,
-                "sha256": _sha256(_storable(array)),
-            }
-            for name, array in zip(names, arrays, strict=True)
-        ],
+        "arrays": _described(arrays),
+        **({"value_arrays": _described(value_arrays)} if value_arrays else {}),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    storable = {name: _storable(array) for name, array in zip(names, arrays, strict=True)}
-    with open(folder / ARRAYS_FILE, "wb") as file:
-        np.savez(file, **storable)  # type: ignore[arg-type]
+    _write_arrays(folder / ARRAYS_FILE, arrays)
+    if value_arrays:
+        _write_arrays(folder / VALUE_ARRAYS_FILE, value_arrays)
     (folder / CONFIG_FILE).write_text(json.dumps(signed(KIND, record), indent=2) + "\n")
+
+
+def _named_arrays(networks: PyTree) -> dict[str, np.ndarray]:
+    names, leaves = named_leaves(networks)
+    return {name: np.asarray(leaf) for name, leaf in zip(names, leaves, strict=True)}
+
+
+def _described(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "shape": array.shape,
+            "dtype": array.dtype.name,
+            "sha256": _sha256(_storable(array)),
+        }
+        for name, array in arrays.items()
+    ]
+
+
+def _write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    storable = {name: _storable(array) for name, array in arrays.items()}
+    with open(file, "wb") as opened:
+        np.savez(opened, **storable)  # type: ignore[arg-type]
 
 
 def load_policy(
@@ -298,8 +422,12 @@ def load_policy(
     _check_unchanged(folder, record)
     try:
         agent, run_spec = _agent_of(record, file, trusted)
-        shapes = _acting_networks_shapes(agent, run_spec)
+        shapes = _shapes(agent, agent.acting_networks, run_spec)
         checksums = {entry["name"]: entry.get("sha256") for entry in record["arrays"]}
+        value_checksums = value_shapes = None
+        if "value_arrays" in record:
+            value_checksums = {one["name"]: one["sha256"] for one in record["value_arrays"]}
+            value_shapes = _shapes(agent, agent.value_networks, run_spec)
     except UsageError:
         raise
     except Exception as error:  # a damaged description may make anything raise
@@ -307,16 +435,28 @@ def load_policy(
             f"{file} is damaged ({text_of(error)}); restore it or train again"
         ) from error
     networks = _read_arrays(folder / ARRAYS_FILE, shapes, checksums)
-    return Policy(agent, networks, run_spec, explore=explore, seed=seed)
+    value_networks = None
+    if value_checksums is not None:
+        file = folder / VALUE_ARRAYS_FILE
+        value_networks = _read_arrays(file, value_shapes, value_checksums)
+    return Policy(
+        agent, networks, run_spec, explore=explore, seed=seed, value_networks=value_networks
+    )
 
 
 def _save_members(
-    folder: Path, agent: MultiAgent, acting_networks: PyTree, run: RunSpec, run_id: str | None
+    folder: Path,
+    agent: MultiAgent,
+    acting_networks: PyTree,
+    run: RunSpec,
+    run_id: str | None,
+    value_networks: PyTree,
 ) -> None:
     """Write an ordinary policy for each member, ``folder/MEMBER``, and who they are."""
     for name, member in agent.members.items():
         own = dataclasses.replace(run, num_envs=run.num_envs * len(member.slots))
-        save_policy(folder / name, member.agent, acting_networks[name], own)
+        values = value_networks[name] if value_networks else ()
+        save_policy(folder / name, member.agent, acting_networks[name], own, value_networks=values)
     spec = agent.population
     groups = {
         name: {
@@ -445,14 +585,14 @@ def _channels_first(spec: Mapping[str, Any]) -> bool | None:
     return guessed.pop() if len(guessed) == 1 else None
 
 
-def _acting_networks_shapes(agent: Agent, run: RunSpec) -> PyTree:
-    """Return what ``acting_networks`` returns for this agent, as shapes and dtypes."""
+def _shapes(agent: Agent, part: Callable[[PyTree, PyTree], PyTree], run: RunSpec) -> PyTree:
+    """Return the shapes and dtypes of ``part(networks, experience)``, a method of the agent."""
 
-    def acting_networks(key: jax.Array) -> PyTree:
+    def of_new(key: jax.Array) -> PyTree:
         networks = agent.new_networks(key)
-        return agent.acting_networks(networks, agent.new_experience(key, networks, run))
+        return part(networks, agent.new_experience(key, networks, run))
 
-    return jax.eval_shape(acting_networks, jax.random.key(0))
+    return jax.eval_shape(of_new, jax.random.key(0))
 
 
 def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str | None]) -> PyTree:

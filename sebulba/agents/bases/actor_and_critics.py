@@ -111,6 +111,18 @@ class ActorAndCritics:
         values = [self._critic.apply({"params": critic}, obs, action) for critic in critics]
         return jnp.stack(values)  # type: ignore[arg-type]
 
+    def acting_value(
+        self, actor: PyTree, critics: Sequence[PyTree], env_step: EnvStep
+    ) -> jax.Array:
+        """Return the smallest value that a critic gives to the evaluation policy's action, ``[B]``.
+
+        In units of the environment.
+        """
+        obs = self.encode(env_step.obs, num_leading=1)
+        raw = self.policy(actor, obs)[:, : self.squashing.size]  # a standard deviation may follow
+        values = self.values(critics, obs, self.squashing.unit(raw))
+        return jnp.min(values, axis=0) / self._config.reward_scale
+
     def new_step_state(self, key: jax.Array, run: RunSpec, noise_scale: PyTree = ()) -> StepState:
         """Return a key, the number of random steps, and the noise of these environments."""
         envs = run.num_envs * run.num_inferencers

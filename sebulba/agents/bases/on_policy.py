@@ -18,10 +18,12 @@ from sebulba.agents.bases.normalization import Normalization, Statistics
 from sebulba.agents.configs.on_policy import OnPolicyConfig
 from sebulba.agents.kernels.distributions import make_distribution
 from sebulba.agents.kernels.legal_actions import only_legal
+from sebulba.agents.kernels.normalization import reward_deviation
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import ObservationEncoder
 from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput
 from sebulba.agents.nets.torso import zero_core
+from sebulba.errors import UsageError
 from sebulba.one_kernel import one_kernel
 from sebulba.types import (
     ActionOutput,
@@ -192,13 +194,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
         """Sample actions, or take the likeliest without ``explore``."""
-        obs = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step.obs)
-        is_first = jnp.asarray(env_step.is_first)[None]
-        scaling: PyTree = ()
-        if isinstance(networks, ActingNetworks):
-            networks, scaling = networks
-        obs = self.normalization.scaled(scaling, obs)
-        output = self.evaluate(networks, obs, step_state.core, is_first)
+        output, scaling = self._evaluate_step(networks, step_state, env_step)
         params = output.params[0]
         impl = jax.random.key_impl(step_state.key)
         choose: Callable[..., tuple] = functools.partial(self._choose, explore, impl)
@@ -207,6 +203,48 @@ class OnPolicyAgent(Agent[ConfigT]):
         key_data, raw, log_prob, action = choose(jax.random.key_data(step_state.key), params)
         key = jax.random.wrap_key_data(key_data, impl=impl)
         return ActionOutput(action, Extras(raw, log_prob)), StepState(key, output.core, scaling)
+
+    def _evaluate_step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> tuple[ActorCriticOutput, PyTree]:
+        """Return the output ``[1, B, ...]`` of acting networks, and what scaled observations."""
+        obs = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step.obs)
+        is_first = jnp.asarray(env_step.is_first)[None]
+        scaling: PyTree = ()
+        if isinstance(networks, ActingNetworks):
+            networks, scaling = networks
+        obs = self.normalization.scaled(scaling, obs)
+        return self.evaluate(networks, obs, step_state.core, is_first), scaling
+
+    def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the standard deviation that rewards are divided by, where they are."""
+        del networks
+        if not self.config.normalize_rewards:
+            return ()
+        return reward_deviation(experience.statistics.rewards)
+
+    def acting_value(
+        self, networks: PyTree, value_networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> jax.Array:
+        """Return the values of the value network, ``[B]``, in units of the environment.
+
+        Raises:
+          UsageError: The agent learns no values.
+        """
+        if not self.config.value_head:
+            raise UsageError(
+                f"{type(self).__name__} learns no values; train Impala or PPO for some"
+            )
+        output, _ = self._evaluate_step(networks, step_state, env_step)
+        value = output.value[0] / self.config.reward_scale
+        return value * value_networks if self.config.normalize_rewards else value
+
+    def acting_distribution(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> PyTree:
+        """Return the distribution that actions are sampled from in training."""
+        output, _ = self._evaluate_step(networks, step_state, env_step)
+        return self.distribution.of_actions(output.params[0])
 
     def _choose(self, explore: bool, impl: Any, key_data: jax.Array, params: jax.Array) -> tuple:
         """Return the next key's data, and raw sample, its log-probability and action."""

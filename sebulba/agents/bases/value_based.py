@@ -129,8 +129,7 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
         """Take the best action, or a random one with the probability of the environment."""
-        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step._replace(final=()))
-        values, core, _ = self.evaluate(networks, row, step_state.core)
+        values, core, _ = self._evaluate_step(networks, step_state, env_step)
         key, explore_key = jax.random.split(after(step_state.key, values))
         index = self.actions.mode(values[0])
         probability, epsilon = self.stepped_epsilon(step_state.epsilon)
@@ -138,6 +137,30 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
             legal = legal_mask(self.spec, env_step.obs)
             index = epsilon_greedy(explore_key, index, self.actions.num_params, probability, legal)
         return ActionOutput(self.actions.action(index)), StepState(key, epsilon, core)
+
+    def _evaluate_step(self, networks: PyTree, step_state: StepState, env_step: EnvStep) -> QOutput:
+        """Evaluate the network on one row, ``[1, B, ...]``."""
+        row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step._replace(final=()))
+        return self.evaluate(networks, row, step_state.core)
+
+    def restored(self, values: jax.Array) -> jax.Array:
+        """Return values of the network as sums of scaled rewards, which most are already."""
+        return values
+
+    def acting_value(
+        self, networks: PyTree, value_networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> jax.Array:
+        """Return the greatest value of an action, ``[B]``, in units of the environment."""
+        del value_networks
+        best = jnp.max(self._evaluate_step(networks, step_state, env_step).values[0], axis=-1)
+        return self.restored(best) / self.config.reward_scale
+
+    def acting_distribution(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep
+    ) -> jax.Array:
+        """Return 1 for the best action, which the evaluation policy takes, and 0 for others."""
+        values = self._evaluate_step(networks, step_state, env_step).values[0]
+        return jax.nn.one_hot(self.actions.mode(values), self.actions.num_params)
 
     def recurrent_state(self, step_state: StepState) -> PyTree:
         """Return the recurrent state, which is stored with the first row of a trajectory."""

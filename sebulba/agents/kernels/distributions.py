@@ -19,6 +19,7 @@ import numpy as np
 
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.errors import UsageError
+from sebulba.types import ActionMoments, PyTree
 
 _LOG_STD_RANGE = (-5.0, 2.0)
 
@@ -49,6 +50,10 @@ class Distribution(Protocol):
 
     def entropy(self, params: jax.Array) -> jax.Array:
         """Return the (differential) entropy of a raw sample, ``[...]``, in nats."""
+        ...
+
+    def of_actions(self, params: jax.Array) -> PyTree:
+        """Return probabilities or moments of actions; see ``Agent.acting_distribution``."""
         ...
 
 
@@ -113,6 +118,10 @@ class Categorical:
         log_probs = jax.nn.log_softmax(params)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
+    def of_actions(self, params: jax.Array) -> jax.Array:
+        """Return the probability of each action, ``[..., n]``; the first is the space's start."""
+        return jax.nn.softmax(params)
+
 
 class MultiCategorical:
     """Independent softmaxes over the entries of a MultiDiscrete; raw is ``[..., K]`` int32."""
@@ -159,6 +168,10 @@ class MultiCategorical:
         pieces = zip(self._parts, self._split(params), strict=True)
         return jnp.sum(jnp.stack([part.entropy(logits) for part, logits in pieces]), axis=0)
 
+    def of_actions(self, params: jax.Array) -> tuple[jax.Array, ...]:
+        """Return the probabilities of each entry, in the order of ``nvec.flat``."""
+        return tuple(jax.nn.softmax(logits) for logits in self._split(params))
+
 
 class Gaussian:
     """Independent Gaussians for a Box; raw is ``[..., K]`` float32, before squashing.
@@ -196,6 +209,23 @@ class Gaussian:
         _, log_std = _mean_and_log_std(params)
         return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
 
+    def of_actions(self, params: jax.Array) -> ActionMoments:
+        """Return mean and standard deviation of actions, ``[..., *action_shape]``.
+
+        By the trapezoidal rule over the Gaussian: squashed ones have no closed form.
+        """
+        mean, log_std = _mean_and_log_std(params)
+        z = np.linspace(-8.0, 8.0, 513)
+        weight = np.exp(-0.5 * z**2)
+        weight /= weight.sum()
+        points, weights = (x.astype(np.float32).reshape(-1, *[1] * mean.ndim) for x in (z, weight))
+        raw = mean[None] + jnp.exp(log_std)[None] * points
+        action = self.action(raw).astype(jnp.float32)
+        weights = weights.reshape(-1, *[1] * (action.ndim - 1))
+        middle = jnp.sum(weights * action, axis=0)
+        variance = jnp.sum(weights * jnp.square(action - middle[None]), axis=0)
+        return ActionMoments(middle, jnp.sqrt(variance))
+
 
 class SquashedGaussian:
     """Gaussians for a Box whose standard deviations depend on the observation too.
@@ -225,6 +255,10 @@ class SquashedGaussian:
         """Return the log-density of the unit action that raw is squashed to, ``[...]``, in nats."""
         slope = jnp.sum(self.squashing.log_slope(raw), axis=-1)
         return self._gaussian.log_prob(params, raw) - slope
+
+    def of_actions(self, params: jax.Array) -> ActionMoments:
+        """Return mean and standard deviation of actions, ``[..., *action_shape]``."""
+        return self._gaussian.of_actions(params)
 
 
 def _mean_and_log_std(params: jax.Array) -> tuple[jax.Array, jax.Array]:

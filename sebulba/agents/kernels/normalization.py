@@ -205,6 +205,11 @@ def normalized_rewards(
     return scaled, RewardStatistics(moments, so_far)
 
 
+def reward_deviation(statistics: RewardStatistics) -> jax.Array:
+    """Return what ``normalized_rewards`` divided the newest rewards by, a scalar."""
+    return jnp.sqrt(statistics.moments.variance + _EPSILON)
+
+
 def _add_reward(so_far: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     reward, goes_on = now
     so_far = goes_on * so_far + reward

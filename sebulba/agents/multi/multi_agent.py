@@ -245,6 +245,13 @@ class MultiAgent(Agent[MultiAgentConfig]):
             for name, m in self.members.items()
         }
 
+    def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return what the values of every member need."""
+        return {
+            name: m.agent.value_networks(networks[name], _own(m, experience[name]))
+            for name, m in self.members.items()
+        }
+
     # Rows of a member.
 
     def _view(self, member: Member, env_step: EnvStep, num_leading: int) -> EnvStep:
