@@ -222,14 +222,15 @@ class EnvAdapter(Protocol):
     that it is given, so nothing handed out is written again); dtypes are those of ``spec``.
     """
 
-    spec: EnvSpec
+    spec: Any
+    """An ``EnvSpec``, or a ``MultiAgentSpec``."""
     num_envs: int
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments; all flags false but ``is_first``."""
         ...
 
-    def step(self, action: np.ndarray) -> EnvOutput:
+    def step(self, action: Any) -> EnvOutput:
         """Act in all environments; raises ActionError before an invalid action gets through."""
         ...
 

@@ -82,7 +82,8 @@ class Visitors(sebulba.MultiAgentEnv):
 
     def observe(self) -> dict:
         self.target = int(self.np_random.integers(4))
-        here = [i for i in range(3) if (self.t + i) % 3]
+        # Who acted in the last step is shown what it led to.
+        here = [i for i in range(3) if (self.t + i) % 3 or self.t == 10]
         seen = {"said": self.said, "secret": self.target}
         common = np.array([self.t / 10], np.float32)
         return {

@@ -234,7 +234,7 @@ def test_stages_are_measured_at_a_new_state_as_at_a_trained_one(stages):
 def test_a_replayed_environment_returns_the_rows_of_its_cycle_in_both_ways(stages):
     output = stages._kept[0]
     replay = ReplayEnv(stages._agent.spec, output)
-    state, step = replay.fused()
+    state, step, *_ = replay.fused()
     for t in [*range(1, CONFIG.steps_per_cycle), 0]:
         stepped = replay.step(np.zeros(CONFIG.num_envs, np.int32))
         np.testing.assert_array_equal(stepped.obs, np.asarray(output.env_step.obs)[t + 1])

@@ -42,7 +42,10 @@ def changed(preset):
         max_policy_lag=4,
         compile_cache="-odd",
         env=dataclasses.replace(
-            config.env, episodic_life=True, reward_clip=None, options={"a": 3, "b": True}
+            config.env,
+            episodic_life=True,
+            reward_clip=None,
+            options={**config.env.options, "a": 3, "b": True},  # added to those of the preset
         ),
         agent=dataclasses.replace(config.agent, torso=torso, optimizer=optimizer, **own),
     )

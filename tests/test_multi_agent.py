@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import jax
@@ -39,21 +40,23 @@ SMALL = TorsoConfig(hidden_sizes=(16,))
 PPO_SMALL = PPOConfig(torso=SMALL, epochs=1, minibatches=1)
 
 
-# A group of one is a single agent, bit for bit.
+# A group of one is a single agent, bit for bit. ALL_LONE_CASES=1 runs those that take long, too.
+
+LONE_CASES = [
+    ("ppo", "fused", 1),
+    ("impala-lstm", "stepped", 4),
+    ("dqn", "fused", 4),
+    ("r2d2", "stepped", 1),
+    ("sac", "fused", 1),
+    ("ddpg", "stepped", 4),
+    ("reinforce", "fused", 4),
+    ("impala-dict", "stepped", 1),
+]
 
 
 @pytest.mark.parametrize(
     ("case", "cycle", "devices"),
-    [
-        ("ppo", "fused", 1),
-        ("impala-lstm", "stepped", 4),
-        ("dqn", "fused", 4),
-        ("r2d2", "stepped", 1),
-        ("sac", "fused", 1),
-        ("ddpg", "stepped", 4),
-        ("reinforce", "fused", 4),
-        ("impala-dict", "stepped", 1),
-    ],
+    LONE_CASES if os.environ.get("ALL_LONE_CASES") else LONE_CASES[:3],
 )
 def test_a_group_of_one_is_a_single_agent_bit_for_bit(case, cycle, devices):
     env, agent_class, config = CASES[case]
@@ -418,3 +421,8 @@ def test_continuous_agents_have_members_too():
         empty_env_step(spec, 3),
     )
     assert output.action["a"].shape == (3, 2, 1)
+
+
+def test_an_option_for_one_agent_is_refused():
+    with pytest.raises(UsageError, match="channels_first=True is for one agent"):
+        sebulba.env_spec(Turns, channels_first=True)

@@ -94,7 +94,7 @@ class _Factory:
                 raise
         return env
 
-    def spec(self) -> EnvSpec:
+    def spec(self) -> Any:
         """Return the spec of a single environment, which is made and closed."""
         if self.make_spec is not None:
             return self._stated(self.make_spec())  # type: ignore[arg-type]
@@ -102,9 +102,14 @@ class _Factory:
         env.close()
         return env.spec
 
-    def _stated(self, spec: EnvSpec) -> EnvSpec:
+    def _stated(self, spec: Any) -> Any:
         if self.channels_first is None:
             return spec
+        if isinstance(spec, MultiAgentSpec):
+            raise UsageError(
+                f"channels_first={self.channels_first} is for one agent, and {self.name!r} has "
+                "many; drop it"
+            )
         if spec.frame_stack and not self.channels_first:
             raise UsageError(
                 f"channels_first=False does not fit {self.name!r}, whose observations stack "
@@ -238,8 +243,10 @@ def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) ->
     return _single_factory(make_env, name, own)
 
 
-def env_spec(env: Any, **options: Any) -> EnvSpec:
-    """Return the spaces and frame structure of one environment.
+def env_spec(env: Any, **options: Any) -> Any:
+    """Return the spaces and frame structure of one environment, as agents are built from.
+
+    It is an ``EnvSpec``, or a ``MultiAgentSpec`` where the environment has many agents.
 
     Args:
       env: Anything that ``make_env_factory`` takes, of which one environment is made and closed; or
@@ -555,7 +562,7 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             vector_env = make_vector_env(make_env, num_envs, own.vectorization)
         return _adapt(vector_env, seeds, name, own.step_timeout_s)
 
-    def make_spec() -> EnvSpec:
+    def make_spec() -> EnvSpec | MultiAgentSpec:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             env = CheckedEnv(make_env, 0)

@@ -142,6 +142,8 @@ def test_loops_start_and_stop_without_a_deadlock_or_a_leak(world, schedule, monk
     delays.put_before(monkeypatch, Staging, "take")
 
     class Agent(TinyAgent):
+        uses_final_obs = True
+
         def shard_step_state(self, step_state, sharding):
             delays()
             return super().shard_step_state(step_state, sharding)

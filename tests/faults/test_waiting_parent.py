@@ -30,6 +30,7 @@ import ctypes, os, signal, sys, threading, time
 from pathlib import Path
 from sebulba.commands.waiting_parent import go_on_in_child, leave, note_end, note_run
 libc, before = ctypes.CDLL(None), os.getpid()
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell ignores it in what it runs beside
 """
 GO_ON = "go_on_in_child()\n"
 WAITS = """
