@@ -31,6 +31,10 @@ from sebulba.errors import ActionError, EnvError, UsageError
 from sebulba.trees import host_copy
 from tests.loop_helpers import leaves_equal
 
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
+)
+
 MODULE_ID = f"sebulba.envs.networks:{CONGESTION_CONTROL}"
 SMALL = {"bandwidth_mbps": (2, 8), "rtt_ms": (4, 20), "buffer_packets": (5, 60)}
 LINK = {"bandwidth_mbps": 96, "rtt_ms": 40, "buffer_packets": 300}

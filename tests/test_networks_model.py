@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
 from sebulba.envs.networks.native import HAPPENINGS, INFO, NativePool
 from sebulba.envs.networks.options import CongestionControlOptions
 from tests.network_model import PACKET, SECOND, Draws, Model, ModelFlow, ModelLink
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
+)
 
 SMALL = {"bandwidth_mbps": (2, 8), "rtt_ms": (4, 30), "buffer_packets": (3, 60)}
 CASES = {
