@@ -45,7 +45,7 @@ def random_stream(seed: int) -> Stream:
             ended = rng.random(N) < 0.05
             if begins := bool(rng.random() < 0.1):
                 ended = rng.random(N) < 0.7
-            kind = rng.random() < 0.5
+            kind = np.bool_(rng.random() < 0.5)
             stream.terminated[t], stream.truncated[t] = ended & kind, ended & ~kind
         stream.acting[t] = rng.random(N) < share
     return stream
