@@ -1,5 +1,5 @@
-"""The command line: ``sebulba train``, ``resume``, ``eval``, ``bench``, ``doctor``, ``check-env``,
-``check-agent``.
+"""The command line: ``sebulba train``, ``resume``, ``eval``, ``bench``, ``networks``, ``doctor``,
+``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -48,6 +48,7 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba resume RUN [options]        go on with a run that ended, or was ended
        sebulba eval RUN [options]          play a trained policy
        sebulba bench BENCHMARK [options]   measure this machine
+       sebulba networks COMMAND RUN        look at what congestion control has learned
        sebulba doctor [options]            see whether this machine is fit
        sebulba check-env ENV [options]     see what is wrong with an environment
        sebulba check-agent AGENT [options] see what is wrong with an agent
@@ -169,6 +170,7 @@ def _command(argv: list[str]) -> int:
         "resume": _resume,
         "eval": _eval,
         "bench": _bench,
+        "networks": _networks,
         "doctor": _doctor,
         "check-env": _check_env,
         "check-agent": _check_agent,
@@ -481,6 +483,12 @@ def _bench(argv: list[str]) -> int:
     from sebulba.benchmarks import command_line
 
     return command_line.main(argv, read_config)
+
+
+def _networks(argv: list[str]) -> int:
+    from sebulba.benchmarks.networks import command_line
+
+    return command_line.main(argv)
 
 
 def _doctor(argv: list[str]) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
@@ -161,6 +163,17 @@ def congestion() -> ExperimentConfig:
     )
 
 
+def shared_bottleneck() -> ExperimentConfig:
+    """Return PPO for two flows that share a bottleneck, and their policy.
+
+    The numbers of ``congestion-ppo``. In a row about half of the agents act, as their steps end at
+    unequal times, so trajectories are twice as long.
+    """
+    start = congestion()
+    env = EnvConfig("sebulba/SharedBottleneck-v0")
+    return dataclasses.replace(start, env=env, steps_per_cycle=256)
+
+
 def breakout_minatar() -> ExperimentConfig:
     """Return PPO on gymnax's MinAtar Breakout, which needs the extra ``gymnax``.
 
@@ -245,6 +258,9 @@ PRESETS: dict[str, Preset] = {
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
     ),
     "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
+    "shared-bottleneck-ppo": Preset(
+        "PPO, Gaussian policy, flows that share a bottleneck", shared_bottleneck
+    ),
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }

@@ -88,8 +88,9 @@ class Pool {
     run(buffer, info, [](CongestionControl& env, int, const Output& o) { env.reset(o); });
   }
   void step(const float* actions, char* buffer, Info* info) {
-    run(buffer, info, [actions](CongestionControl& env, int i, const Output& o) {
-      env.step(actions[i], o);
+    const int64_t num_agents = config_.num_agents;
+    run(buffer, info, [=](CongestionControl& env, int i, const Output& o) {
+      env.step(actions + i * num_agents, o);
     });
   }
   int64_t save(char* to) {
@@ -105,18 +106,22 @@ class Pool {
   const std::vector<Trace>& trace(int row) const { return envs_.at(row).trace(); }
 
  private:
-  // `buffer` holds observations [B, F] and rewards [B] of floats, then terminated, truncated and
-  // is_first [B] of bytes.
+  // `buffer` holds observations [B, A, F] and rewards [B, A] of floats, then terminated, truncated,
+  // is_first and acting [B, A] and the ends of episodes [B] of bytes.
   template <class Act>
   void run(char* buffer, Info* info, const Act& act) {
-    const size_t num_envs = envs_.size(), num_features = config_.num_features();
+    const size_t num_agents = config_.num_agents, num_features = config_.num_features();
+    const size_t num_slots = envs_.size() * num_agents;
     float* observations = reinterpret_cast<float*>(buffer);
-    float* rewards = observations + num_envs * num_features;
-    uint8_t* flags = reinterpret_cast<uint8_t*>(rewards + num_envs);
-    workers_.run(static_cast<int>(num_envs), [&](int i) {
+    float* rewards = observations + num_slots * num_features;
+    uint8_t* flags = reinterpret_cast<uint8_t*>(rewards + num_slots);
+    workers_.run(static_cast<int>(envs_.size()), [&](int i) {
+      const size_t at = i * num_agents;
+      uint8_t* own = flags + at;
       act(envs_[i], i,
-          Output{observations + i * num_features, rewards + i, flags + i, flags + num_envs + i,
-                 flags + 2 * num_envs + i, info == nullptr ? nullptr : info + i});
+          Output{observations + at * num_features, rewards + at, own, own + num_slots,
+                 own + 2 * num_slots, own + 3 * num_slots, flags + 4 * num_slots + i,
+                 info == nullptr ? nullptr : info + at});
     });
   }
 
