@@ -142,7 +142,7 @@ def test_wrong_actions_are_refused():
 
 
 def trained(folder, *num_cycles, resume=False):
-    """Train REINFORCE in lockstep; return its state, counters and what was said of the resumption."""
+    """Train REINFORCE in lockstep; return state, counters and notes of the resumption."""
     config = SimplePolicyGradientConfig(torso=TorsoConfig(hidden_sizes=(8,)))
     factory = make_env_factory(SHARED_BOTTLENECK, **SMALL)
     agent = MultiAgent(sebulba.env_spec(factory), MultiAgentConfig({"*": config}))
