@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sebulba.checks import at_least
 from sebulba.commands.run_folder import RunFolder
-from sebulba.envs.networks import IDS, SHARED_BOTTLENECK
+from sebulba.envs.networks import CONGESTION_CONTROL, SHARED_BOTTLENECK
 from sebulba.envs.networks.options import (
     CongestionControlOptions,
     SharedBottleneckOptions,
@@ -120,10 +120,14 @@ def _read(arguments: argparse.Namespace) -> _Learned:
     folder = RunFolder(Path(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
     env = folder.read_env_config(folder.trust(arguments.trust, record), record)
-    if env.id not in IDS:
-        raise UsageError(f"{folder.path} was trained on {env.id}; give a run on {' or '.join(IDS)}")
+    known = (CONGESTION_CONTROL, SHARED_BOTTLENECK)
+    if env.id not in known:
+        raise UsageError(
+            f"{folder.path} was trained on {env.id}; give a run on {' or '.join(known)}"
+        )
     own = env.options | ({"max_episode_steps": most} if (most := env.max_episode_steps) else {})
     options = read_options(own, env.id)
+    assert isinstance(options, CongestionControlOptions)
     if arguments.best and not folder.best_policy.exists():
         raise UsageError(
             f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
@@ -198,11 +202,11 @@ def _as(
     return kind(**{name: getattr(options, name) for name in names} | changes)
 
 
-def _network(arguments: argparse.Namespace) -> dict[str, str]:
+def _network(arguments: argparse.Namespace) -> dict[str, Any]:
     return _given(arguments, [name.replace("-", "_") for name in NETWORK])
 
 
-def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, str]:
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -43,7 +43,7 @@ def fairness(options: SharedBottleneckOptions, policy: Policy, seed: int) -> dic
       policy: Moves the window of every flow.
       seed: Of the episode.
     """
-    controls = {POLICY: "agent", **RULES}
+    controls: dict[str, Any] = {POLICY: "agent", **RULES}
     shared = {}
     for name, control in controls.items():
         network = dataclasses.replace(options, control=control)
@@ -93,9 +93,8 @@ def _trace(flow: Flow) -> dict[str, list[float]]:
 def table(result: dict[str, Any]) -> Table:
     """Return Jain's index and what the flows got, by who moved the windows."""
     number = len(next(iter(result["shared"].values()))["flows"])
-    shown = Table(title=f"{number} flows while all are there")
-    shown.add_column("windows moved by")
-    for name in ("Jain's index", "its second half", "goodput in Mbit/s", "loss"):
+    shown = Table("windows", title=f"{number} flows while all are there")
+    for name in ("Jain's index", "second half", "goodput in Mbit/s", "loss"):
         shown.add_column(name, justify="right")
     for who, one in result["shared"].items():
         shown.add_row(
@@ -117,6 +116,7 @@ def draw_fairness(result: dict[str, Any], file: Path, title: str) -> None:
         "window": packets(bandwidth * 1e6, rtt / 1e3),
         "throughput_mbps": bandwidth * PAYLOAD_BYTES / PACKET_BYTES,
     }
+    mark_names = {"window": "product of bandwidth and delay", "throughput_mbps": "capacity"}
     labels = {"window": "window in packets", "throughput_mbps": "throughput in Mbit/s"}
     with picture(file, 13, 5.6) as figure:
         axes = figure.subplots(2, len(shared), sharex=True, sharey="row")
@@ -125,15 +125,20 @@ def draw_fairness(result: dict[str, Any], file: Path, title: str) -> None:
             axes[1][column].set_xlabel("time in s")
             for row, name in enumerate(labels):
                 _draw_flows(axes[row][column], one["flows"], name)
-                axes[row][column].axhline(marks[name], color=GREY, linestyle="--", linewidth=1)
+                axes[row][column].axhline(
+                    marks[name], color=GREY, linestyle="--", linewidth=1, label=mark_names[name]
+                )
                 axes[row][0].set_ylabel(labels[name])
+        for row in axes:
+            row[0].set_ylim(bottom=0)
+            row[0].legend(loc="upper right", frameon=False, fontsize=8)
+        axes[0][0].set_xlim(0, max(flow["time_s"][-1] for flow in shared[POLICY]["flows"]))
         figure.suptitle(title)
 
 
 def _draw_flows(axes: Any, flows: list[dict[str, list[float]]], name: str) -> None:
     for index, flow in enumerate(flows):
         axes.plot(flow["time_s"], flow[name], color=COLOURS[index % len(COLOURS)], linewidth=1.2)
-    axes.set_ylim(bottom=0)
     open_frame(axes, "both")
 
 

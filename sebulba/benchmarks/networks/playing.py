@@ -14,10 +14,10 @@ from sebulba.envs.networks import default_num_threads
 from sebulba.envs.networks.adapter import LARGEST_EXPONENT
 from sebulba.envs.networks.native import INFO, PACKET_BYTES, NativePool, Rows
 from sebulba.envs.networks.options import CongestionControlOptions
-from sebulba.policies.policy import Policy
+from sebulba.policies.policy import Policy, PolicyState
 
 POLICY, FIXED, ORACLE = "policy", "fixed window", "oracle"
-RULES = {"AIMD": "aimd", "CUBIC": "cubic", "BBR-like": "bbr"}
+RULES: dict[str, Any] = {"AIMD": "aimd", "CUBIC": "cubic", "BBR-like": "bbr"}
 """What a policy is compared with, by the value of the option ``control``."""
 ORACLE_SHARES = (0.8, 0.85, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05)
 """Fixed windows of which the oracle takes the best for each network, as shares of its product of
@@ -48,7 +48,8 @@ class Learned:
 
     def __init__(self, policy: Policy) -> None:
         """Begin an episode of ``policy``."""
-        self._policy, self._state = policy, None
+        self._policy = policy
+        self._state: PolicyState | None = None
 
     def __call__(self, seen: Seen) -> float:
         """Return the policy's action."""
@@ -184,7 +185,7 @@ def compare(
       fixed_window: The window that knows nothing of the network, in packets.
       seeds: ``[N]``, of the networks.
     """
-    movers: dict[str, tuple[str, Any]] = {
+    movers: dict[str, tuple[Any, Any]] = {
         POLICY: ("agent", functools.partial(Learned, policy)),
         FIXED: ("agent", functools.partial(FixedWindow, lambda info: fixed_window)),
         **{name: (rule, lambda: ignored) for name, rule in RULES.items()},

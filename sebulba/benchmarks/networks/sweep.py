@@ -61,7 +61,7 @@ def sweep(
     swept = {}
     for name in SWEPT:
         values = _values(options, name, points)
-        at = [dataclasses.replace(options, **means | {name: value}) for value in values]
+        at = [_at(options, means | {name: value}) for value in values]
         compared = [compare(one, policy, window, evaluation_seeds(seed, 1)) for one in at]
         swept[name] = {
             "values": values,
@@ -77,6 +77,10 @@ def sweep(
         "gap_closed": gap_closed(inside),
         "sweep": swept,
     }
+
+
+def _at(options: CongestionControlOptions, network: dict[str, Any]) -> CongestionControlOptions:
+    return dataclasses.replace(options, **network)
 
 
 def gap_closed(inside: Comparison) -> float:
@@ -146,7 +150,7 @@ ROWS = {
     "queueing_delay_ms": ("queueing delay in ms", 1.0),
     "loss": ("loss in %", 100.0),
 }
-LINEAR_UP_TO = {"queueing_delay_ms": 1.0, "loss": 0.1}
+LINEAR_UP_TO = {"queueing_delay_ms": 0.1, "loss": 0.01}
 """Axes that are logarithmic from there on."""
 
 
@@ -157,11 +161,12 @@ def draw(swept: dict[str, Any], file: Path, title: str) -> None:
         for column, (name, one) in enumerate(swept["sweep"].items()):
             for row, figure_name in enumerate(ROWS):
                 _draw_panel(axes[row][column], one, figure_name)
+            _mark_values(axes[-1][column], one["values"])
             axes[-1][column].set_xlabel(SWEPT[name])
-            axes[-1][column].set_xscale("log")
-        for row, (label, _) in enumerate(ROWS.values()):
+        for row, (name, (label, _)) in enumerate(ROWS.items()):
             axes[row][0].set_ylabel(label)
-        handles, labels = axes[0][0].get_legend_handles_labels()
+            _scale(axes[row][0], name)
+        handles, labels = (list(reversed(x)) for x in axes[0][0].get_legend_handles_labels())
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
         figure.suptitle(title)
 
@@ -172,7 +177,23 @@ def _draw_panel(axes: Any, one: dict[str, Any], name: str) -> None:
     for who in reversed(ORDER):
         heights = [factor * figures[name] for figures in one["figures"][who]]
         axes.plot(one["values"], heights, label=who, **STYLES[who])
+    open_frame(axes, "both")
+
+
+def _mark_values(axes: Any, values: list[float]) -> None:
+    """Make the axis logarithmic, with every second value at it."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log")
+    axes.set_xticks(
+        values[::2], [f"{value:.3g}" if value < 1000 else f"{value:.0f}" for value in values[::2]]
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _scale(axes: Any, name: str) -> None:
+    """Let the axis begin at 0, after all is drawn that shares it."""
     if name in LINEAR_UP_TO:
         axes.set_yscale("symlog", linthresh=LINEAR_UP_TO[name])
-        axes.set_ylim(bottom=0)
-    open_frame(axes, "both")
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_ylim(bottom=0)

@@ -13,8 +13,9 @@ import gymnasium
 
 CONGESTION_CONTROL = "sebulba/CongestionControl-v0"
 SHARED_BOTTLENECK = "sebulba/SharedBottleneck-v0"
+CART_POLE = "sebulba/CartPole-v0"
 
-IDS = (CONGESTION_CONTROL, SHARED_BOTTLENECK)
+IDS = (CONGESTION_CONTROL, SHARED_BOTTLENECK, CART_POLE)
 """Environments of this package."""
 
 if CONGESTION_CONTROL not in gymnasium.registry:

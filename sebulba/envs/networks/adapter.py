@@ -1,18 +1,23 @@
-"""Networks behind the EnvAdapter protocol."""
+"""What the engine simulates, behind the EnvAdapter protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, Space
 
-from sebulba.envs.networks import CONGESTION_CONTROL, SHARED_BOTTLENECK
+from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
 from sebulba.envs.networks.native import NativePool, Rows
-from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
+from sebulba.envs.networks.options import (
+    CartPoleOptions,
+    CongestionControlOptions,
+    NetworkOptions,
+    SharedBottleneckOptions,
+)
 from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
-from sebulba.envs.spaces import make_action_check
+from sebulba.envs.spaces import canonical_action_space, make_action_check
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
 from sebulba.errors import EnvError
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, MultiAgentSpec, PyTree
@@ -25,12 +30,12 @@ FLOW = "flow"
 
 
 class NetworkAdapter:
-    """Congestion control on the native engine, of one agent or many, with next-step autoreset."""
+    """Environments on the native engine, of one agent or many, with next-step autoreset."""
 
     def __init__(
-        self, options: CongestionControlOptions, seeds: Sequence[int], *, num_threads: int = 1
+        self, options: NetworkOptions, seeds: Sequence[int], *, num_threads: int = 1
     ) -> None:
-        """Make a network for each seed.
+        """Make an environment for each seed.
 
         Raises:
           UsageError: A seed is none, or the engine cannot be compiled.
@@ -52,7 +57,7 @@ class NetworkAdapter:
         if self._is_shared:
             action = action[FLOW].reshape(-1, *action[FLOW].shape[2:])
         self._check_action(action)
-        return self._output(self._pool.step(np.ascontiguousarray(action)))
+        return self._output(self._pool.step(np.ascontiguousarray(action, np.float32)))
 
     def fused(self) -> FusedEnv | str:
         """Return the reason why there is no fused cycle."""
@@ -97,19 +102,27 @@ class NetworkAdapter:
         )
 
 
-def network_spec(options: CongestionControlOptions) -> EnvSpec | MultiAgentSpec:
+def network_spec(options: NetworkOptions) -> EnvSpec | MultiAgentSpec:
     """Return the spec of one environment, with an agent or many alike."""
     observation_space, action_space = _agent_spaces(options)
     if not isinstance(options, SharedBottleneckOptions):
-        return EnvSpec(observation_space, action_space, name=CONGESTION_CONTROL)
+        name = CART_POLE if isinstance(options, CartPoleOptions) else CONGESTION_CONTROL
+        return EnvSpec(observation_space, action_space, name=name)
     node = AgentNode(Obs(observation_space), Act(action_space))
     flows = {f"{FLOW}_{index}": node for index in range(options.num_agents)}
     tree = Population(flows, symmetric=True)
     return compile_tree(tree, name=SHARED_BOTTLENECK, waits=True)
 
 
-def _agent_spaces(options: CongestionControlOptions) -> tuple[Box, Box]:
+def _agent_spaces(options: NetworkOptions) -> tuple[Box, Space]:
     """Return the spaces of observations and actions."""
+    if isinstance(options, CartPoleOptions):
+        most = np.array([4.8, np.inf, np.deg2rad(24), np.inf], np.float32)
+        return Box(-most, most), canonical_action_space(Discrete(2))
+    return _observation_space(options), Box(-LARGEST_EXPONENT, LARGEST_EXPONENT, (1,), np.float32)
+
+
+def _observation_space(options: CongestionControlOptions) -> Box:
     most = options.max_window_packets
     low, high = [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, float(most)]
     if options.features == "relative":
@@ -117,5 +130,4 @@ def _agent_spaces(options: CongestionControlOptions) -> tuple[Box, Box]:
             [0.0, 0.0, 0.0, 0.0, 0.0, -np.inf],
             [1.0, 1.0, 1.0, np.log2(most), *[np.inf] * 2],
         )
-    observation_space = Box(np.array(low, np.float32), np.array(high, np.float32))
-    return observation_space, Box(-LARGEST_EXPONENT, LARGEST_EXPONENT, (1,), np.float32)
+    return Box(np.array(low, np.float32), np.array(high, np.float32))

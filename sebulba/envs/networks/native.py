@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sebulba.envs.networks.build import library
-from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
+from sebulba.envs.networks.options import NetworkOptions, SharedBottleneckOptions
 from sebulba.errors import EnvError
 
 INFO = (
@@ -48,15 +48,14 @@ class Rows(NamedTuple):
     episode_end: np.ndarray
     """``[B]`` bool: all agents have left."""
     info: np.ndarray | None
-    """``[B, len(INFO)]`` float64, where it was asked for; 0 for those whose step has not ended."""
+    """``[B, len(INFO)]`` float64, where it was asked for; 0 for those whose step has not ended, and
+    of CartPole."""
 
 
 class NativePool:
     """A vector of simulated networks. One thread at a time may use it."""
 
-    def __init__(
-        self, options: CongestionControlOptions, seeds: Sequence[int], num_threads: int = 1
-    ) -> None:
+    def __init__(self, options: NetworkOptions, seeds: Sequence[int], num_threads: int = 1) -> None:
         """Make an environment for each seed.
 
         Args:
@@ -70,7 +69,7 @@ class NativePool:
         is_shared = isinstance(options, SharedBottleneckOptions)
         self.shape = (self.num_envs, options.num_agents) if is_shared else (self.num_envs,)
         self._num_slots = self.num_envs * options.num_agents
-        self.num_features = 6 if options.features == "relative" else 4
+        self.num_features = options.num_features
         numbers = np.array(seeds, np.int64)
         self._handle = self._lib.net_create(
             options.as_json().encode(), self.num_envs, numbers.ctypes.data, num_threads
@@ -148,10 +147,14 @@ class NativePool:
         count, features = self._num_slots, self.num_features
         numbers = buffer[: 4 * count * (features + 1)].view(np.float32)
         flags = buffer[4 * count * (features + 1) :].view(np.bool_)
+        terminated, truncated, is_first, acting = flags[: 4 * count].reshape(4, *self.shape)
         return Rows(
             numbers[: count * features].reshape(*self.shape, features),
             numbers[count * features :].reshape(self.shape),
-            *flags[: 4 * count].reshape(4, *self.shape),
+            terminated,
+            truncated,
+            is_first,
+            acting,
             flags[4 * count :],
             info,
         )

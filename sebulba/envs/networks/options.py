@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from sebulba.checks import check_types, require
-from sebulba.envs.networks import SHARED_BOTTLENECK
+from sebulba.checks import check_types, require, require_size
+from sebulba.envs.networks import CART_POLE, SHARED_BOTTLENECK
 from sebulba.envs.option_checks import check_option_names
 from sebulba.errors import UsageError, shown
 
@@ -111,7 +111,7 @@ class CongestionControlOptions:
     trace: bool = False
     """Keep every packet event of the current episode (``NativePool.trace``)."""
 
-    # Without annotations these are constants and not options; they are options of many agents.
+    # Without annotations these are constants and not options. They are options of many agents.
     num_agents = 1
     """Flows with an agent each."""
     join_s = stay_s = _AT_ONCE
@@ -148,11 +148,16 @@ class CongestionControlOptions:
                 f"the default is {_default(default)}",
             )
 
+    @property
+    def num_features(self) -> int:
+        """Numbers in an observation."""
+        return 6 if self.features == "relative" else 4
+
     def as_json(self) -> str:
         """Return what the engine reads."""
         names = (*_BOUNDS, "control", "features")
         values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
-        return json.dumps(values, sort_keys=True)
+        return json.dumps({"kind": "congestion_control", **values}, sort_keys=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,13 +176,42 @@ class SharedBottleneckOptions(CongestionControlOptions):
     """Seconds after which each of them leaves, at the end of its step; 0 is never. A range."""
 
 
-def read_options(options: Mapping[str, Any], env: str) -> CongestionControlOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CartPoleOptions:
+    """``sebulba/CartPole-v0``.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    max_episode_steps: int = 500
+    """Steps after which the episode is truncated."""
+
+    num_agents = 1
+    num_features = 4
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_types(self)
+        require_size("max_episode_steps", self.max_episode_steps, 1, "use 500")
+
+    def as_json(self) -> str:
+        """Return what the engine reads."""
+        return json.dumps({"kind": "cart_pole", **dataclasses.asdict(self)})
+
+
+NetworkOptions = CongestionControlOptions | CartPoleOptions
+"""Of what the engine simulates."""
+
+
+def read_options(options: Mapping[str, Any], env: str) -> NetworkOptions:
     """Return options by name, as the command line and ``gymnasium.make`` give them.
 
     Raises:
       UsageError: An option is unknown, or a value breaks a rule.
     """
-    kind = SharedBottleneckOptions if env == SHARED_BOTTLENECK else CongestionControlOptions
+    kinds: dict[str, Any] = {SHARED_BOTTLENECK: SharedBottleneckOptions, CART_POLE: CartPoleOptions}
+    kind = kinds.get(env, CongestionControlOptions)
     check_option_names(options, {field.name for field in dataclasses.fields(kind)}, env)
     return kind(**options)
 

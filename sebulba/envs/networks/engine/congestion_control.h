@@ -120,6 +120,8 @@ struct Agent {
 // `num_hops` links alike, each of which also carries cross traffic and competitors of its own.
 class CongestionControl {
  public:
+  using Config = CongestionControlConfig;
+
   CongestionControl(const CongestionControlConfig& config, uint64_t seed)
       : config_(&config), seed_(seed) {}
 
