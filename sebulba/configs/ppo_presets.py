@@ -257,7 +257,7 @@ PRESETS: dict[str, Preset] = {
     "breakout-minatar": Preset(
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
     ),
-    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
+    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion, goal=371),
     "shared-bottleneck-ppo": Preset(
         "PPO, Gaussian policy, flows that share a bottleneck", shared_bottleneck
     ),
