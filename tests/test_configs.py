@@ -94,7 +94,7 @@ def test_presets_are_those_that_the_manual_names():
     for name in names[11:]:
         if ":" in PRESETS[name].make().env.id:
             continue  # of a library of JAX environments
-        of_agent = name.split("-")[1] == agent_name(name)
+        of_agent = agent_name(name) in name.split("-")[1:]
         assert of_agent, "of an agent other than Impala: ENV-AGENT"
 
 

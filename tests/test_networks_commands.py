@@ -1,4 +1,4 @@
-"""``sebulba networks``: sweep, play and fairness of short runs, and what they refuse."""
+"""``sebulba networks``: sweep, play and fairness, and what they refuse."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import json
 import math
 import shutil
 
+import jax
 import pytest
 from PIL import Image
 
+import sebulba
+from sebulba.agents.configs import make_agent
 from sebulba.benchmarks.networks.sweep import ORDER, SWEPT
 from sebulba.commands import cli
+from sebulba.commands.run_folder import RunFolder
+from sebulba.policies.policy import save_policy
+from sebulba.types import RunSpec
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
@@ -20,29 +26,37 @@ NETWORK = [
     *("--env.options.bandwidth-mbps", "2-8", "--env.options.rtt-ms", "4-20"),
     *("--env.options.buffer-packets", "5-60", "--env.max-episode-steps", "30"),
 ]
-SMALL = [
-    *("--num-envs", "2", "--steps-per-cycle", "8", "--total-env-steps", "32"),
-    *("--agent.epochs", "1", "--agent.minibatches", "1", "--agent.torso.hidden-sizes", "8"),
-    *("--compile-cache", "off", "--inference-devices", "0", "--update-devices", "0"),
-]
 
 
-def train(folder, preset, *options):
-    words = ["train", preset, *SMALL, *NETWORK, "--run-dir", str(folder), *options]
-    assert cli.main(words) == 0
-    return folder
+def untrained(path, preset, *options):
+    """Leave what a run leaves, without training: its configuration and a policy."""
+    words = [preset, *NETWORK, "--agent.torso.hidden-sizes", "8", *options]
+    _, config = cli.read_config(words, "sebulba train")
+    folder = RunFolder(path)
+    folder.create()
+    folder.write_config(config, preset, ["sebulba", "train", *words])
+    spec = sebulba.env_spec(config.env.id, **config.env.factory_arguments())
+    agent = make_agent(spec, config.agent)
+    run = RunSpec(num_envs=16, num_inferencers=1, steps_per_cycle=8, num_update_devices=1)
+
+    def acting_networks(key):
+        networks = agent.new_networks(key)
+        return agent.acting_networks(networks, agent.new_experience(key, networks, run))
+
+    save_policy(folder.policy, agent, jax.jit(acting_networks)(jax.random.key(0)), run)
+    return path
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("runs") / "alone", "congestion-ppo")
+    return untrained(tmp_path_factory.mktemp("runs") / "alone", "congestion-ppo")
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "together"
     short = ("--env.options.join-s", "0-0.3", "--env.options.stay-s", "0.1-0.5")
-    return train(folder, "shared-bottleneck-ppo", *short)
+    return untrained(folder, "shared-bottleneck-ppo", *short)
 
 
 def is_picture(file) -> bool:
