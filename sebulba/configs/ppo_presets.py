@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
@@ -232,6 +234,49 @@ def hopper_brax() -> ExperimentConfig:
     )
 
 
+def _self_play(env_id: str, **agent: Any) -> ExperimentConfig:
+    """Return PPO that plays all seats of a game of envpool with one policy, its latest.
+
+    No published settings were found for these. Games are short, so advantages reach back to the
+    end (lambda 1 or near it), and nothing is discounted; the entropy bonus keeps self-play from
+    going in circles, where its strength is the distance from an equilibrium that is left.
+    """
+    fields = {
+        "learning_rate": 1e-3,
+        "discount": 1.0,
+        "trace_decay": 0.95,
+        "epochs": 4,
+        "minibatches": 4,
+        "entropy_coefficient": 0.05,
+        "normalize_observations": False,
+        "normalize_rewards": False,
+        "torso": TorsoConfig(hidden_sizes=(64, 64)),
+    } | agent
+    return for_task(
+        neutral(), env_id, fields, total_env_steps=2_000_000, num_envs=128, steps_per_cycle=32
+    )
+
+
+def kuhn() -> ExperimentConfig:
+    """Return self-play in Kuhn poker."""
+    return _self_play("KuhnPoker-v1")
+
+
+def leduc() -> ExperimentConfig:
+    """Return self-play in Leduc hold'em."""
+    return _self_play("LeducHoldem-v1")
+
+
+def tic_tac_toe() -> ExperimentConfig:
+    """Return self-play in TicTacToe."""
+    return _self_play("TicTacToe-v1", torso=TorsoConfig(hidden_sizes=(256, 256)))
+
+
+def connect_four() -> ExperimentConfig:
+    """Return self-play in ConnectFour."""
+    return _self_play("ConnectFour-v1", torso=TorsoConfig(hidden_sizes=(256, 256)))
+
+
 NEUTRAL = Preset("PPO for any task", neutral)
 """For any task, until one of its own is written."""
 
@@ -244,6 +289,10 @@ PRESETS: dict[str, Preset] = {
     "breakout-minatar": Preset(
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
     ),
+    "connect-four": Preset("PPO, self-play, envpool ConnectFour-v1", connect_four),
+    "kuhn": Preset("PPO, self-play, envpool KuhnPoker-v1", kuhn),
+    "leduc": Preset("PPO, self-play, envpool LeducHoldem-v1", leduc),
+    "tic-tac-toe": Preset("PPO, self-play, envpool TicTacToe-v1", tic_tac_toe),
     "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from sebulba.envs.checked_env import LARGEST_REWARD, make_leaf_check
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.multi.pettingzoo_env import PettingZooEnv, is_pettingzoo
 from sebulba.envs.spaces import check_legal, make_action_check
 from sebulba.envs.tree import (
     OBSERVATION,
@@ -38,13 +39,20 @@ MOST_CHOICES = 2**24
 class PopulationEnv(gymnasium.Env):
     """Observes the rows of all slots, with rewards and flags among the parts of the observation."""
 
-    def __init__(self, env: MultiAgentEnv, name: str = "") -> None:
+    def __init__(self, env: MultiAgentEnv, name: str = "", made: Any = None) -> None:
         """Take over ``env``.
+
+        Args:
+          env: The environment.
+          name: Name of the spec; empty for that of the class.
+          made: What a user's factory made, where that is inside ``env``.
 
         Raises:
           UsageError: Its tree breaks a rule.
         """
         self.env = env
+        self.identity = id(env if made is None else made)
+        """Of what may not be in two environments of a vector."""
         tree = getattr(env, "tree", None)
         who = type(env).__name__
         if tree is None:
@@ -440,5 +448,6 @@ class PopulationAdapter:
 
 def as_gymnasium(make_env: Any, name: str) -> gymnasium.Env:
     """Call ``make_env``, and return what it made as a ``gymnasium.Env``."""
-    env = make_env()
-    return PopulationEnv(env, name) if isinstance(env, MultiAgentEnv) else env
+    made = make_env()
+    env = PettingZooEnv(make_env, made) if is_pettingzoo(made) else made
+    return PopulationEnv(env, name, made) if isinstance(env, MultiAgentEnv) else env
