@@ -222,7 +222,7 @@ def test_an_exam_of_the_last_policy_counts_in_place_of_a_return(tmp_path, monkey
     monkeypatch.setattr(learn.subprocess, "run", run)
     goal = GOALS["kuhn"]
     result = learn.train_seed(["kuhn"], 0, tmp_path / "s", None, goal)
-    assert str(goal).startswith("NashConv of KuhnPoker-v1 ≤ 0.25 within 2,000,000 env steps")
+    assert str(goal).startswith("NashConv of KuhnPoker-v1 ≤ 0.25 within 800,000 env steps")
     assert learn.verdict(result, goal) == learn.Verdict(True, 0.19)
     worse = dataclasses.replace(result, exam=0.3)
     late = dataclasses.replace(result, seconds=61.0)

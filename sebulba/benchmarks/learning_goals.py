@@ -173,7 +173,7 @@ GOALS: dict[str, Goal] = {
     "kuhn": Goal(
         "kuhn",
         0.25,
-        2_000_000,
+        800_000,
         exam="NashConv of KuhnPoker-v1",
         is_limit=True,
         seconds=60,

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,7 @@ import numpy as np
 
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.multi.population_env import SPEC
-from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, MultiAgentSpec
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, Group, MultiAgentSpec
 
 
 class Recorder(gymnasium.Wrapper):
@@ -53,7 +53,7 @@ class SinglePlayer:
 
         self.checked = CheckedEnv(make, 0)
         assert self.recorder is not None, "CheckedEnv refuses anything else"
-        self.is_population = SPEC in self.checked.metadata
+        self.is_population: bool = SPEC in self.checked.metadata
         """It has many agents, whose rows only the adapter of a vector tells apart."""
         self.spec: EnvSpec = EnvSpec(self.recorder.observation_space, self.checked.action_space)
         """The observation space is the declared one, not that which reaches JAX."""
@@ -103,23 +103,17 @@ class RandomActions:
 
     def __init__(self, spec: EnvSpec | MultiAgentSpec, num_envs: int, seed: int) -> None:
         """Draw for ``num_envs`` environments of ``spec``."""
-        many = isinstance(spec, MultiAgentSpec)
-        groups = (
-            {
-                name: (group.spec, (num_envs, len(group.slots)))
-                for name, group in spec.groups.items()
-            }
-            if many
-            else {"": (spec, (num_envs,))}
+        self._many = isinstance(spec, MultiAgentSpec)
+        groups: Mapping[str, Any] = (
+            spec.groups if isinstance(spec, MultiAgentSpec) else {"": Group(spec, ())}
         )
-        self._groups = {
+        self._groups: dict[str, tuple[Any, str | None, tuple[int, ...]]] = {}
+        for name, group in groups.items():
             # Several environments may share a space and its generator.
-            name: (copy.deepcopy(one.action_space), one.legal_actions, shape)
-            for name, (one, shape) in groups.items()
-        }
-        for space, _, _ in self._groups.values():
+            space = copy.deepcopy(group.spec.action_space)
             space.seed(seed)
-        self._many = many
+            shape = (num_envs, len(group.slots)) if self._many else (num_envs,)
+            self._groups[name] = (space, group.spec.legal_actions, shape)
         self._random = np.random.default_rng(seed)
 
     def __call__(self, output: EnvOutput) -> Any:

@@ -131,8 +131,8 @@ class PettingZooEnv(MultiAgentEnv):
         self.env.step(action)
         now = dict(self.env._cumulative_rewards)
         rewards = {agent: total - before.get(agent, 0.0) for agent, total in now.items()}
-        seen, *ends = self._until_one_acts()
-        return seen, rewards, *ends
+        seen, terminated, truncated = self._until_one_acts()
+        return seen, rewards, terminated, truncated
 
     def _until_one_acts(self) -> tuple[dict, dict, dict]:
         """Step with None for all who are dead; return what they and the next mover are shown.
