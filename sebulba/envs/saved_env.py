@@ -321,14 +321,15 @@ def _compare_with_copy(one: Any, copies: contextlib.ExitStack) -> str | None:
     """Return where ``one`` and a copy of it, which ``copies`` closes, differ, or None."""
     actions = copy.deepcopy(one.action_space)
     actions.seed(0)
+    legal = getattr(one, "legal", lambda action: action)  # of many agents
     one.reset(seed=0)
     for _ in range(_STEPS_BEFORE):
-        _advance(one, actions.sample())
+        _advance(one, legal(actions.sample()))
     other = _loads(_dumps(one))
     copies.callback(other.close)
     until = time.monotonic() + COMPARE_S
     for step in range(STEPS_COMPARED):
-        action = actions.sample()
+        action = legal(actions.sample())
         if not _equal(_advance(one, action), _advance(other, action)):
             return f"a copy by pickle goes on differently after {step + 1} steps; {REMEDY}"
         if time.monotonic() > until:
