@@ -182,6 +182,35 @@ GOALS: dict[str, Goal] = {
         reference="CleanRL: 9.6k at 1M",
     ),
     **{f"congestion-{agent}": _congestion(agent) for agent in ("ppo", "sac", "ddpg", "impala")},
+    "kuhn": Goal(
+        "kuhn",
+        0.25,
+        800_000,
+        exam="NashConv of KuhnPoker-v1",
+        is_limit=True,
+        seconds=60,
+        reference="0.917 with uniform actions; a prototype: 0.12 to 0.16",
+    ),
+    "leduc": Goal(
+        "leduc",
+        2.0,
+        2_000_000,
+        exam="NashConv of LeducHoldem-v1",
+        is_limit=True,
+        reference="4.747 with uniform actions",
+    ),
+    "tic-tac-toe": Goal(
+        "tic-tac-toe",
+        0,
+        2_000_000,
+        exam="lost positions of TicTacToe-v1",
+        is_limit=True,
+        reference="0 is the best possible",
+    ),
+    "connect-four": Goal("connect-four", 0.95, 2_000_000, exam="share won of ConnectFour-v1"),
+    "connect-four-script": Goal(
+        "connect-four", 0.5, 2_000_000, exam="share won of ConnectFour-v1 against a script"
+    ),
     **_NEUTRAL,
 }
 """Goals by the NAME of the result, ``learn-NAME.json``; it is mostly that of a preset."""
