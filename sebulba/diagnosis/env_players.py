@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -13,10 +14,11 @@ import jax
 import numpy as np
 
 from sebulba.envs.checked_env import CheckedEnv
+from sebulba.envs.multi.population_env import SPEC
 from sebulba.envs.observation_parts import tags_of
 from sebulba.envs.plain_data import pack, unpack
 from sebulba.envs.spaces import legal_action
-from sebulba.types import EnvAdapter, EnvOutput, EnvSpec
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, Group, MultiAgentSpec
 
 
 class Recorder(gymnasium.Wrapper):
@@ -55,6 +57,8 @@ class SinglePlayer:
 
         self.checked = CheckedEnv(make, 0)
         assert self.recorder is not None, "CheckedEnv refuses anything else"
+        self.is_population: bool = SPEC in self.checked.metadata
+        """It has many agents, whose rows only the adapter of a vector tells apart."""
         self.spec: EnvSpec = EnvSpec(
             self.recorder.observation_space, self.checked.action_space, **tags_of(self.recorder)
         )
@@ -153,17 +157,74 @@ def close_quietly(player: Player) -> None:
         player.close()
 
 
-def actions(space: gymnasium.Space, num_envs: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield random actions ``[B, ...]`` without end, the same for the same seed."""
-    space = copy.deepcopy(space)  # several environments may share a space and its generator
-    space.seed(seed)
-    while True:
-        yield np.stack([np.asarray(space.sample(), space.dtype) for _ in range(num_envs)])
+class RandomActions:
+    """Random actions, legal ones where a mask says which are; the same for the same seed."""
+
+    def __init__(self, spec: EnvSpec | MultiAgentSpec, num_envs: int, seed: int) -> None:
+        """Draw for ``num_envs`` environments of ``spec``."""
+        self._many = isinstance(spec, MultiAgentSpec)
+        groups: Mapping[str, Any] = (
+            spec.groups if isinstance(spec, MultiAgentSpec) else {"": Group(spec, ())}
+        )
+        self._groups: dict[str, tuple[Any, str | None, tuple[int, ...]]] = {}
+        for name, group in groups.items():
+            # Several environments may share a space and its generator.
+            space = copy.deepcopy(group.spec.action_space)
+            space.seed(seed)
+            shape = (num_envs, len(group.slots)) if self._many else (num_envs,)
+            self._groups[name] = (space, group.spec.legal_actions, shape)
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, output: EnvOutput) -> Any:
+        """Return the actions ``[B, ...]``, or ``{group: [B, A, ...]}``, that follow ``output``."""
+        if not self._many:
+            return self._drawn("", output.obs)
+        return {name: self._drawn(name, output.obs[name]) for name in self._groups}
+
+    def _drawn(self, name: str, obs: Any) -> np.ndarray:
+        space, legal, shape = self._groups[name]
+        if legal is not None:
+            return self._legal(space, np.asarray(obs[legal]))
+        drawn = [np.asarray(space.sample(), space.dtype) for _ in range(math.prod(shape))]
+        return np.stack(drawn).reshape(*shape, *(space.shape or ()))
+
+    def _legal(self, space: Any, mask: np.ndarray) -> np.ndarray:
+        sizes = np.asarray(getattr(space, "nvec", getattr(space, "n", None))).ravel()
+        parts = np.split(mask.astype(np.bool_), np.cumsum(sizes)[:-1], axis=-1)
+        chance = [self._random.random(part.shape) + part for part in parts]
+        drawn = np.stack([part.argmax(axis=-1) for part in chance], axis=-1)
+        drawn = drawn.reshape(*mask.shape[:-1], *(space.shape or ())) + space.start
+        return drawn.astype(space.dtype)
+
+
+def slots_of(tree: Any) -> np.ndarray:
+    """Return rewards or flags of all slots side by side, ``[B, slots]``."""
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+
+def in_brief(output: EnvOutput) -> EnvOutput:
+    """Return rewards and flags of environments, ``[B]``, where ``output`` has those of slots.
+
+    The reward is the sum of the sizes. An episode that ended for all is truncated if nobody has
+    reached a terminal state.
+    """
+    if not isinstance(output.reward, dict):
+        return output
+    ends, terminated = output.episode_end, slots_of(output.terminated).any(axis=1)
+    return output._replace(
+        obs=(),
+        reward=np.abs(slots_of(output.reward)).sum(axis=1),
+        terminated=ends & terminated,
+        truncated=ends & ~terminated,
+        is_first=slots_of(output.is_first).all(axis=1),
+        acting=(),
+    )
 
 
 Fingerprint = dict[str, list[int]]
 """A checksum for each environment, by the name of an array."""
-COMPARED = ("obs", "reward", "terminated", "truncated", "is_first", "final")
+COMPARED = ("obs", "reward", "terminated", "truncated", "is_first", "final", "acting")
 """Fields of an output that are compared; the others follow from them."""
 
 
@@ -187,15 +248,15 @@ def play(player: Player, other: Player | None, num_envs: int, num_steps: int) ->
       num_envs: Number of environments of a player.
       num_steps: Number of steps.
     """
-    own_actions = actions(player.spec.action_space, num_envs, 0)
-    other_actions = actions(player.spec.action_space, num_envs, 1)
-    shown = [fingerprint(player.reset())]
-    if other:
-        other.reset()
+    choose, choose_other = (RandomActions(player.spec, num_envs, seed) for seed in (0, 1))
+    output = player.reset()
+    shown = [fingerprint(output)]
+    others = other.reset() if other else None
     for _ in range(num_steps):
-        if other:
-            other.step(next(other_actions))
-        shown.append(fingerprint(player.step(next(own_actions))))
+        if other and others:
+            others = other.step(choose_other(others))
+        output = player.step(choose(output))
+        shown.append(fingerprint(output))
     return shown
 
 

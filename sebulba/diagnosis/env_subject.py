@@ -58,6 +58,15 @@ class Subject:
         self.longest_s = WALK_SHARE * timeout_s
         """Longest time of a walk, in seconds."""
 
+    @functools.cached_property
+    def plays_one(self) -> bool:
+        """A player is a single environment; otherwise, and with many agents, it is a vector."""
+        if self.make_one is None:
+            return False
+        player = SinglePlayer(self.make_one, self._seeds(0)[0])
+        close_quietly(player)
+        return not player.is_population
+
     @property
     def action_mask(self) -> str | None:
         """Where the mask of legal actions is that is heeded; None for nowhere."""
@@ -66,7 +75,7 @@ class Subject:
     @property
     def num_played(self) -> int:
         """Number of environments of a player."""
-        return 1 if self.make_one else self.num_envs
+        return 1 if self.plays_one else self.num_envs
 
     def make_vector(self, shift: int = 0) -> EnvAdapter:
         """Make a vector environment; another ``shift`` gives it other seeds."""
@@ -74,7 +83,7 @@ class Subject:
 
     def make_player(self, shift: int = 0) -> Player:
         """Make a single environment if that is possible, else a vector."""
-        if self.make_one:
+        if self.plays_one and self.make_one:
             return SinglePlayer(self.make_one, self._seeds(shift)[0])
         return self.make_vector(shift)
 

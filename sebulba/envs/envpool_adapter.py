@@ -20,6 +20,7 @@ import numpy as np
 from sebulba.envs.clamp import clamp
 from sebulba.envs.foreign_calls import without_side_effects
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
+from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
 from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.seeds import check_seeds
@@ -45,7 +46,7 @@ _OURS = {
     "seed": "the loop gives each environment its own",
     "env_seed": "the loop gives each environment its own",
     "batch_size": "all environments step together here",
-    "max_num_players": "environments have one player here",
+    "max_num_players": "the id says it",
     "gym_reset_return_info": "it is always on",
     "base_path": "envpool knows where its files are",
     "task": "the id says it",
@@ -311,13 +312,28 @@ def _places_by_comparison(order: jax.Array) -> jax.Array:
 def _check_one_player(config: dict, name: str) -> None:
     if (players := config.get("max_num_players", 1)) > 1:
         raise UsageError(
-            f"env={name!r} has max_num_players={players}; it must be 1, multi-player environments "
-            "are not supported"
+            f"env={name!r} has max_num_players={players}; it must be 1, or that of a game whose "
+            "players take turns, with current_player and legal_action_mask in its infos"
         )
 
 
-def pool_spec(pool: Any, config: dict, name: str) -> EnvSpec:
+def adapt_pool(pool: Any, name: str) -> EnvAdapter:
+    """Return the adapter of a pool, of one player or many.
+
+    Raises:
+      UsageError: ``pool`` cannot be adapted.
+    """
+    if is_game(pool.config, pool.spec):
+        return GameAdapter(pool, name)
+    adapter = EnvpoolAdapter(pool, name=name)
+    many = CooperativeAdapter(adapter, name) if is_cooperative(name) else None
+    return many or adapter  # type: ignore[return-value]
+
+
+def pool_spec(pool: Any, config: dict, name: str) -> Any:
     """Return the spec of one environment of a pool (or of an envpool spec)."""
+    if is_game(config, pool.spec):
+        return game_spec(pool.spec, name)
     space = canonical_observation_space(pool.observation_space)
     stack = config.get("stack_num", 0)
     # Only a stack of single-channel images has one frame in each row of axis 0.
@@ -356,11 +372,13 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            defaults = envpool.make_spec(env_id).config._asdict()
+            spec = envpool.make_spec(env_id)
         except Exception as error:
             # Families look for files and system libraries here; each raises errors of its own.
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-    _check_one_player(defaults, env_id)
+    defaults = spec.config._asdict()
+    if not is_game(defaults, spec):
+        _check_one_player(defaults, env_id)
     for name in options:
         if name in _OURS:
             raise UsageError(f"option {name!r} of {env_id} cannot be given: {_OURS[name]}")
@@ -434,6 +452,4 @@ def make_envpool(
             raise
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-        adapter = EnvpoolAdapter(pool, name=env_id)
-        many = CooperativeAdapter(adapter, env_id) if is_cooperative(env_id) else None
-        return many or adapter  # type: ignore[return-value]
+        return adapt_pool(pool, env_id)

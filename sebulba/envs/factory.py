@@ -27,6 +27,15 @@ from sebulba.envs.gymnasium_adapter import (
 from sebulba.envs.jax_env import JaxEnv, TimeLimit, is_jax_env, makes_jax_env
 from sebulba.envs.jax_libraries import library_of, library_versions, make_library_env
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.multi.pettingzoo_env import (
+    PETTINGZOO,
+    PettingZooEnv,
+    check_pettingzoo_id,
+    is_pettingzoo,
+    is_pettingzoo_id,
+    make_pettingzoo,
+    pettingzoo_package,
+)
 from sebulba.envs.multi.population_env import (
     SPEC,
     PopulationAdapter,
@@ -62,7 +71,7 @@ class EnvSource:
     id: str
     """Id, with its version, as the backend has it; or ``module:attribute``."""
     backend: str | None
-    """What makes it: a ``Backend`` or a library of JAX environments; None for
+    """What makes it: a ``Backend``, a library of JAX environments or ``pettingzoo``; None for
     ``module:attribute`` and ids of this package."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
@@ -150,11 +159,13 @@ def make_env_factory(
         * an id such as ``"CartPole-v1"``, made by envpool if it has it, else by Gymnasium;
         * ``"module:attribute"``, which names one of the callables below;
         * a callable ``() -> gymnasium.Env``, such as a class: its environments are vectorised with
-          next-step autoreset, and seeded at their first reset;
+          next-step autoreset, and seeded at their first reset; or one that makes a
+          ``MultiAgentEnv``, or an AEC or Parallel environment of PettingZoo;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
         * ``"LIBRARY:ID"`` of gymnax, brax, jumanji or pgx, or a ``JaxEnv``: an object, a class, or
           a function that is annotated to return one;
+        * ``"pettingzoo:FAMILY/NAME"``, such as ``"pettingzoo:classic/connect_four_v3"``;
         * the id of an environment of this package, ``"sebulba/..."``;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
@@ -191,6 +202,8 @@ def make_env_factory(
         return env
     if isinstance(env, str) and library_of(env):
         return _jax_factory(functools.partial(make_library_env, env, options), env, own)
+    if isinstance(env, str) and is_pettingzoo_id(env):
+        return _pettingzoo_factory(env, own, options)
     if isinstance(env, str) and env.startswith(OWN_PREFIX):
         return _own_factory(env, own, options)
     if isinstance(env, str) and not _is_attribute(env):
@@ -309,6 +322,8 @@ def env_spec(env: Any, **options: Any) -> Any:
         return vector_env_spec(env, _name(env))
     if isinstance(env, MultiAgentEnv):
         return PopulationEnv(env).population  # type: ignore[return-value]
+    if not isinstance(env, type) and is_pettingzoo(env):
+        return PopulationEnv(PettingZooEnv(lambda: env), _name(env)).population
     if isinstance(env, gymnasium.Env):
         env = prepared(lambda: env)
         return EnvSpec(
@@ -334,6 +349,9 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     """
     if library := library_of(env):
         return EnvSource(env, library, library_versions(env))
+    if is_pettingzoo_id(env):
+        check_pettingzoo_id(env)
+        return EnvSource(env, PETTINGZOO, _versions(PETTINGZOO, pettingzoo_package(env)))
     if env.startswith(OWN_PREFIX):
         return EnvSource(env, None, _versions("sebulba"))
     if _is_attribute(env):
@@ -553,6 +571,14 @@ def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factor
     )
 
 
+def _pettingzoo_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    check_pettingzoo_id(env)
+    if own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
+    _check_no_threads(own, env)
+    return _single_factory(functools.partial(make_pettingzoo, env, options), env, own)
+
+
 def _jax_maker(
     make_env: Callable, name: str, parameters: dict[str, inspect.Parameter], options: dict[str, Any]
 ) -> Callable[[], JaxEnv]:
@@ -671,9 +697,9 @@ def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) 
         )
     try:
         if _is_envpool(vector_env):
-            from sebulba.envs.envpool_adapter import EnvpoolAdapter
+            from sebulba.envs.envpool_adapter import adapt_pool
 
-            return EnvpoolAdapter(vector_env, name=name)
+            return adapt_pool(vector_env, name)
         env = GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
         population = (vector_env.metadata or {}).get(SPEC)
         many = None if population is None else PopulationAdapter(env, population)

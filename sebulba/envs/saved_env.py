@@ -342,7 +342,9 @@ def _compare_with_copy(one: Any, copies: contextlib.ExitStack) -> str | None:
 
 
 def _drawn(actions: gymnasium.Space, env: Any, seen: tuple) -> Any:
-    """Return a random action, a legal one where a single environment says which are."""
+    """Return a random action, a legal one where the environment says which are."""
+    if hasattr(env, "legal"):  # of many agents
+        return env.legal(actions.sample())
     name = tags_of(env).get("legal_actions")
     if name is None or isinstance(env, gymnasium.vector.VectorEnv):
         return actions.sample()
