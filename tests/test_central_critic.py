@@ -299,13 +299,10 @@ class Guess(sebulba.MultiAgentEnv):
 def test_a_critic_sees_what_all_others_observe():
     config = PPOConfig(torso=SMALL, epochs=4, minibatches=2, learning_rate=LEARNING_RATE)
     central = dataclasses.replace(config, central_critic=True)
-    run = functools.partial(run_loop, Guess, cycles=100, steps=8, num_envs=16)
-    agent, result, _ = run(MultiAgentConfig({"agents": central, "c": config}))
-    errors = [2 * result.metrics[f"{name}/value_loss"] for name in agent.members]
-    assert errors[0] < 0.02 and errors[1] > 0.6
-    _, result, _ = run(MultiAgentConfig({"agents/*": config, "c": central}))
-    errors = [2 * result.metrics[f"{n}/value_loss"] for n in ("agents/a", "agents/b", "c")]
-    assert min(errors[:2]) > 0.6 and errors[2] < 0.05
+    members = MultiAgentConfig({"agents": central, "c": config})
+    agent, result, _ = run_loop(Guess, members, cycles=80, steps=8, num_envs=16)
+    errors = {name: 2 * result.metrics[f"{name}/value_loss"] for name in agent.members}
+    assert errors["agents"] < 0.05 and errors["c"] > 0.6
 
 
 def test_what_a_critic_of_many_sees_is_named():
@@ -341,8 +338,9 @@ def test_rows_of_others_are_those_of_the_slots_after_ones_own():
 @pytest.mark.parametrize("env", [Turns, Visitors])
 def test_agents_that_wait_may_have_central_critics(env, tmp_path):
     config = dataclasses.replace(PPO_SMALL, central_critic=True)
-    agent, result, _ = run_loop(env, config, update_devices=range(4))
-    assert all(np.isfinite(value) for value in result.metrics.values() if value is not None)
+    agent, result, _ = run_loop(env, config)
+    losses = [value for name, value in result.metrics.items() if name.endswith("value_loss")]
+    assert len(losses) == len(agent.members) and np.isfinite(losses).all()
     sebulba.save_policy(tmp_path, agent, result.acting_networks, RunSpec(4, 2, 8, 1))
     for name in agent.members:
         policy = sebulba.load_policy(tmp_path / name)

@@ -135,7 +135,7 @@ class _Factory:
                     f"channels_first=False does not fit {self.name!r}, whose observations stack "
                     f"{spec.frame_stack} frames in axis 0; drop it"
                 )
-            spec = dataclasses.replace(spec, own=own)
+            spec = dataclasses.replace(spec, channels_first=own.channels_first)
         return marked(spec, own.action_mask, own.privileged)
 
 
