@@ -120,6 +120,17 @@ _NEUTRAL = {
 }
 
 
+def _congestion(agent: str) -> Goal:
+    """Return the goal of 80 % of the way from one window for all networks to the best of each."""
+    return Goal(
+        f"congestion-{agent}",
+        371,
+        1_000_000,
+        options=("--total-env-steps", "1000000", "--eval-every-env-steps", "100000"),
+        reference="264: a window of 321 packets; 398: the best fixed window of each network",
+    )
+
+
 GOALS: dict[str, Goal] = {
     "cartpole": _reach(
         "cartpole",
@@ -170,6 +181,7 @@ GOALS: dict[str, Goal] = {
         seeds=1,
         reference="CleanRL: 9.6k at 1M",
     ),
+    **{f"congestion-{agent}": _congestion(agent) for agent in ("ppo", "sac", "ddpg", "impala")},
     "kuhn": Goal(
         "kuhn",
         0.25,

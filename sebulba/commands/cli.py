@@ -1,5 +1,5 @@
 """The command line: ``sebulba train``, ``resume``, ``eval``, ``runs``, ``plot``, ``diff``,
-``bench``, ``doctor``, ``check-env``, ``check-agent``.
+``bench``, ``networks``, ``doctor``, ``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -51,6 +51,7 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba plot RUN... [options]       draw runs, seeds together
        sebulba diff RUN RUN                see in what two runs differ
        sebulba bench BENCHMARK [options]   measure this machine
+       sebulba networks COMMAND RUN        look at what congestion control has learned
        sebulba doctor [options]            see whether this machine is fit
        sebulba check-env ENV [options]     see what is wrong with an environment
        sebulba check-agent AGENT [options] see what is wrong with an agent
@@ -175,6 +176,7 @@ def _command(argv: list[str]) -> int:
         "plot": _plot,
         "diff": _diff,
         "bench": _bench,
+        "networks": _networks,
         "doctor": _doctor,
         "check-env": _check_env,
         "check-agent": _check_agent,
@@ -505,6 +507,12 @@ def _bench(argv: list[str]) -> int:
     from sebulba.benchmarks import command_line
 
     return command_line.main(argv, read_config)
+
+
+def _networks(argv: list[str]) -> int:
+    from sebulba.benchmarks.networks import command_line
+
+    return command_line.main(argv)
 
 
 def _doctor(argv: list[str]) -> int:

@@ -420,7 +420,7 @@ class RunFolder:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
         try:
-            config = EnvConfig(**record["env"])
+            config = dataclass_from_json(EnvConfig, {**record["env"]})
             for named in config.named_code():
                 trust.check(f"{self.config} names {named}")
             return self._with_backend(config, record)

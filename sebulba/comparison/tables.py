@@ -54,11 +54,11 @@ def _name(run: RunSummary) -> Text:
 
 def _figures(run: RunSummary) -> list[str]:
     total = run.config.get("total_env_steps")
-    is_known = isinstance(total, int) and total > 0
+    share = f"{min(run.env_steps / total, 1):.0%}" if isinstance(total, int) and total else _ABSENT
     return [
         _when(run.changed),
         short(_three_digits(run.env_steps)),
-        f"{min(run.env_steps / total, 1):.0%}" if is_known else _ABSENT,
+        share,
         _duration(run.seconds),
         number(run.last_return),
         number(run.best_return),

@@ -54,6 +54,12 @@ class EnvConfig:
     """Truncate episodes after this many environment steps."""
     channels_first: bool | None = None
     """Images are channels x height x width, not height x width x channels; None goes by sizes."""
+    action_mask: Literal["observation", "info"] | None = None
+    """Where a mask of legal actions is, which agents then heed: in the part action_mask of the
+    observation, or in the infos of Gymnasium environments."""
+    privileged: tuple[str, ...] = ()
+    """Parts of the observation that the policy never sees; they are for the learner, such as a
+    central critic."""
     options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
     """More options of envpool.make or gymnasium.make, as NAME VALUE pairs."""
 
@@ -80,7 +86,7 @@ class EnvConfig:
             for field in dataclasses.fields(self)
             if field.name not in ("id", "options")
         }
-        return {k: v for k, v in values.items() if v is not None} | self.options
+        return {k: v for k, v in values.items() if v not in (None, ())} | self.options
 
     def named_code(self) -> list[str]:
         """Return what of it imports Python code, or may open files, beyond a backend's own ids."""

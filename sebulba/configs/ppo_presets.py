@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
@@ -163,6 +164,17 @@ def congestion() -> ExperimentConfig:
     )
 
 
+def shared_bottleneck() -> ExperimentConfig:
+    """Return PPO for two flows that share a bottleneck, and their policy.
+
+    The numbers of ``congestion-ppo``. In a row about half of the agents act, as their steps end at
+    unequal times, so trajectories are twice as long.
+    """
+    start = congestion()
+    env = EnvConfig("sebulba/SharedBottleneck-v0")
+    return dataclasses.replace(start, env=env, steps_per_cycle=256)
+
+
 def breakout_minatar() -> ExperimentConfig:
     """Return PPO on gymnax's MinAtar Breakout, which needs the extra ``gymnax``.
 
@@ -292,11 +304,14 @@ PRESETS: dict[str, Preset] = {
     "breakout-minatar": Preset(
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
     ),
+    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion, goal=371),
+    "shared-bottleneck-ppo": Preset(
+        "PPO, Gaussian policy, flows that share a bottleneck", shared_bottleneck
+    ),
     "connect-four": Preset("PPO, self-play, envpool ConnectFour-v1", connect_four),
     "kuhn": Preset("PPO, self-play, envpool KuhnPoker-v1", kuhn),
     "leduc": Preset("PPO, self-play, envpool LeducHoldem-v1", leduc),
     "tic-tac-toe": Preset("PPO, self-play, envpool TicTacToe-v1", tic_tac_toe),
-    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }

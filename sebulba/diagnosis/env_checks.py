@@ -15,6 +15,7 @@ from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.env_players import SinglePlayer, first_difference
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.finding import Finding, note, ok, problem
+from sebulba.envs.observation_parts import MASK
 from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
 from sebulba.errors import UsageError, describe_error
@@ -258,11 +259,12 @@ def check_infos(subject: Subject) -> Iterator[Finding]:
     if not subject.plays_one:
         return  # those of many agents are not seen here
     keys = subject.walk.info_keys
-    if masks := sorted(MASKS & frozenset().union(*keys)):
+    masks = sorted(MASKS & frozenset().union(*keys))
+    if masks and subject.action_mask is None:
+        how = "" if masks == [MASK] else f" once it is called {MASK}"
         yield note(
             f"{masks[0]} is dropped, as all infos are, so agents take masked actions, too",
-            "let step take every action, or give the mask in the observation to an agent of your "
-            "own that heeds it",
+            f"--env.action-mask info heeds it{how}; or let step take every action",
         )
     if len(keys) > 1:
         varying = sorted(frozenset.union(*keys) - frozenset.intersection(*keys))

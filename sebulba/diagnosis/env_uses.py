@@ -14,6 +14,7 @@ from sebulba.diagnosis.env_players import (
     close_quietly,
     fingerprint,
     first_difference,
+    legal_player,
 )
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.env_walk import walk
@@ -54,7 +55,7 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
     """Play in worker processes."""
     seeds = seed_block(0, inferencer=0, num_inferencers=1, num_envs=NUM_WORKERS)
     try:
-        env = subject.async_factory()(NUM_WORKERS, seeds)
+        env = legal_player(subject.async_factory()(NUM_WORKERS, seeds))
         try:
             output = env.reset()
             choose = RandomActions(env.spec, NUM_WORKERS, 0)

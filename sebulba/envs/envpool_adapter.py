@@ -21,6 +21,7 @@ from sebulba.envs.clamp import clamp
 from sebulba.envs.foreign_calls import without_side_effects
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
 from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
+from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -88,6 +89,7 @@ class EnvpoolAdapter:
         self._cast_obs = _make_obs_cast(self.spec.observation_space)
         self._bytes_in_order = np.arange(self.num_envs, dtype=np.int32).tobytes()
         self._ends = np.zeros(self.num_envs, np.bool_)
+        self._legal = LegalActions()
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments."""
@@ -95,12 +97,15 @@ class EnvpoolAdapter:
         if (order := self._order(info)) is not None:
             obs = _scatter(obs, order)
         self._ends = np.zeros(self.num_envs, np.bool_)
-        return EnvOutput.first(self._cast_obs(obs), self.num_envs)
+        first = EnvOutput.first(self._cast_obs(obs), self.num_envs)
+        self._legal.look(self.spec, first.obs)
+        return first
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act; raise ActionError before an invalid action reaches native code."""
         self._open_pool()
         self._check_action(action)
+        self._legal.check(self.spec, action)
         obs, reward, terminated, truncated, info = self._step(self._native_action(action))
         true_reward, game_over = _game(reward, terminated, info)
         if (order := self._order(info)) is not None:
@@ -110,8 +115,10 @@ class EnvpoolAdapter:
         # The row after an end is a reset. Testing `elapsed_step == 0` would miss lost lives.
         is_first, self._ends = self._ends, terminated | truncated
         ends = self._ends if game_over is terminated else game_over.astype(np.bool_) | truncated
+        obs = self._cast_obs(obs)
+        self._legal.look(self.spec, obs, self._ends)
         return EnvOutput(
-            obs=self._cast_obs(obs),
+            obs=obs,
             reward=_as_float32(reward),
             terminated=terminated,
             truncated=truncated,

@@ -20,7 +20,9 @@ from sebulba.envs.multi.pettingzoo_env import PettingZooEnv, is_pettingzoo
 from sebulba.envs.spaces import check_legal, make_action_check
 from sebulba.envs.tree import (
     OBSERVATION,
+    SPEC,
     AgentNode,
+    action_parts,
     agents_of,
     atomic_action_space,
     compile_tree,
@@ -30,8 +32,6 @@ from sebulba.errors import EnvError, UsageError, shown
 from sebulba.types import COMMON, EnvOutput, FusedEnv, MultiAgentSpec
 
 FLAGS = ("terminated", "truncated", "is_first")
-SPEC = "population"
-"""Where the metadata of a vector environment has the ``MultiAgentSpec``."""
 MOST_CHOICES = 2**24
 """Actions travel to worker processes as float32, which are exact up to here."""
 
@@ -59,8 +59,8 @@ class PopulationEnv(gymnasium.Env):
             raise UsageError(f"{who} has no attribute tree; give it a Population")
         if isinstance(tree, AgentNode):
             raise UsageError(
-                f"the tree of {who} is one AgentNode, a single agent; make it a gymnasium.Env, or "
-                "put the node into a Population"
+                f"the tree of {who} is one AgentNode, a single agent; make it a gymnasium.Env "
+                "with this tree, or put the node into a Population"
             )
         spec = compile_tree(tree, name=name or who, waits=not env.all_act)
         assert isinstance(spec, MultiAgentSpec)
@@ -297,14 +297,7 @@ class _Agent:
             return chosen[0]
         if self._non_atomic:
             return dict(zip(sorted(self._named), chosen, strict=True))
-        parts, begin = {}, 0
-        for name in sorted(self._named):
-            space = self._named[name]
-            size = int(np.prod(space.shape or ()))
-            part = np.asarray(chosen[0][begin : begin + size]).reshape(space.shape or ())
-            parts[name] = int(part) if isinstance(space, spaces.Discrete) else part
-            begin += size
-        return parts
+        return action_parts(chosen[0], self._named)
 
 
 def _name(*parts: str) -> str:
