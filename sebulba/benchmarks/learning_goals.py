@@ -194,7 +194,7 @@ GOALS: dict[str, Goal] = {
     "leduc": Goal(
         "leduc",
         2.0,
-        2_000_000,
+        800_000,
         exam="NashConv of LeducHoldem-v1",
         is_limit=True,
         reference="4.747 with uniform actions",

@@ -279,7 +279,7 @@ def kuhn() -> ExperimentConfig:
 
 def leduc() -> ExperimentConfig:
     """Return self-play in Leduc hold'em."""
-    return _self_play("LeducHoldem-v1", entropy_coefficient=0.2)
+    return _self_play("LeducHoldem-v1", 800_000, entropy_coefficient=0.2)
 
 
 def tic_tac_toe() -> ExperimentConfig:

@@ -120,7 +120,7 @@ LOCKSTEP = [
 ]
 IN_LOCKSTEP = {
     "lockstep": (["--env.backend", "gymnasium"], 16_000),
-    "lockstep of PettingZoo": (["--env.id", "tests.pettingzoo_echo:EchoAEC"], 8_000),
+    "lockstep of PettingZoo": (["--env.id", "tests.pettingzoo_echo:EchoAEC"], 2_400),
 }
 """Options and env steps."""
 
