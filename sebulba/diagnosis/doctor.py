@@ -21,7 +21,7 @@ from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.diagnosis.versions import check_versions
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
-from sebulba.options import JAX_LIBRARIES
+from sebulba.options import ENV_LIBRARIES
 
 GB = 1e9
 LITTLE_MEMORY_GB = 2.0
@@ -48,7 +48,7 @@ EXTRAS = {
     "wandb": ("metrics on wandb.ai, by a writer of yours", "pip install wandb"),
     **{
         library: (f"environments {library}:ID", f"pip install 'sebulba[{library}]'")
-        for library in JAX_LIBRARIES
+        for library in ENV_LIBRARIES
     },
     "stable_baselines3": ("sebulba bench rivals", "pip install 'sebulba[rivals]'"),
 }

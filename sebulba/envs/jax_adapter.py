@@ -13,6 +13,7 @@ import numpy as np
 
 from sebulba.envs.clamp import clamp
 from sebulba.envs.jax_env import JaxEnv
+from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.saved_arrays import fitted
 from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
@@ -85,6 +86,7 @@ class JaxAdapter:
         self._first = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         """The state after the last reset, in arrays that a fused cycle reads again after each."""
         self._state: JaxEnvState | None = None
+        self._legal = LegalActions()
 
     def reset(self) -> EnvOutput:
         """Begin episodes that were not played before."""
@@ -99,7 +101,7 @@ class JaxAdapter:
             raise EnvError(f"environment {self.spec.name!r} is closed, or was not reset; reset it")
         self._check_action(action)
         self._state, output, _ = self._step_all(self._state, action)
-        return jax.device_get(output)
+        return self._looked_at(jax.device_get(output))
 
     def fused(self) -> FusedEnv:
         """Return the environment as JAX functions."""
@@ -116,6 +118,7 @@ class JaxAdapter:
         """Go on from ``state``, which includes the keys."""
         leaves, self._num_resets = unseal(state, of=self._who(), num_envs=self.num_envs)
         self._state = jax.device_put(fitted(leaves, self._first, self._who()))
+        self._legal.forget()
 
     def close(self) -> None:
         """Let go of the state; there is nothing else to free."""
@@ -131,11 +134,23 @@ class JaxAdapter:
 
     @functools.cached_property
     def _check_action(self) -> Callable[[Any], None]:
-        return make_action_check(self.spec.action_space, self.num_envs)
+        check_inside = make_action_check(self.spec.action_space, self.num_envs)
+
+        def check(action: Any) -> None:
+            check_inside(action)
+            self._legal.check(self.spec, action)
+
+        return check
 
     def _first_output(self, obs: PyTree, state: JaxEnvState) -> EnvOutput:
         del state
+        self._legal.look(self.spec, obs)
         return EnvOutput.first(obs, self.num_envs)
+
+    def _looked_at(self, output: EnvOutput) -> EnvOutput:
+        """Return the row, once its legal actions are noted."""
+        self._legal.look(self.spec, output.obs, output.episode_end)
+        return output
 
     def _first_agents(self, inside: PyTree, obs: PyTree) -> PyTree:
         """Return ``JaxEnvState.agents`` at the beginning of episodes."""

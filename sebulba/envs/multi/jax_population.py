@@ -101,6 +101,9 @@ class JaxPopulationAdapter(JaxAdapter):
         ends = no_flag, no_flag, is_first
         return EnvOutput(obs, no_reward, *ends, no_reward, no_end, acting=acting)
 
+    def _looked_at(self, output: EnvOutput) -> EnvOutput:
+        return output  # legal actions are in the state
+
     # Traced.
 
     def _first_agents(self, inside: PyTree, obs: PyTree) -> JaxAgents:
@@ -108,7 +111,7 @@ class JaxPopulationAdapter(JaxAdapter):
             name: jnp.ones((self.num_envs, len(group.slots)), jnp.bool_)
             for name, group in self.spec.groups.items()
         }
-        return JaxAgents(every, self._acting(inside), self._legal(obs))
+        return JaxAgents(every, self._acting(inside), self._masks(obs))
 
     def _inside_space(self, state: JaxEnvState, action: PyTree) -> tuple[PyTree, jax.Array]:
         inside, num_invalid = {}, jnp.int32(0)
@@ -167,7 +170,7 @@ class JaxPopulationAdapter(JaxAdapter):
 
         return jax.vmap(one)(inside)
 
-    def _legal(self, obs: PyTree) -> dict[str, jax.Array]:
+    def _masks(self, obs: PyTree) -> dict[str, jax.Array]:
         masks = {name: group.spec.legal_actions for name, group in self.spec.groups.items()}
         return {name: obs[name][mask] for name, mask in masks.items() if mask is not None}
 
@@ -209,7 +212,7 @@ class JaxPopulationAdapter(JaxAdapter):
             truncated,
         )
         waiting = acting if _says_who_acts(self._env) else {}
-        agents = JaxAgents(live, waiting, self._legal(obs))
+        agents = JaxAgents(live, waiting, self._masks(obs))
         flags = terminated, truncated, is_first
         return agents, EnvOutput(obs, reward, *flags, reward, over, acting=waiting or ())
 
