@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sebulba.diagnosis.agent_check import check_agent
     from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
-    from sebulba.envs.jax_env import JaxEnv
+    from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv
     from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
     from sebulba.envs.tree import Act, AgentNode, Obs, Population, Repeat, describe
     from sebulba.errors import (
@@ -49,7 +49,7 @@ _ROOMS = {
     "sebulba.diagnosis.agent_check": ("check_agent",),
     "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
-    "sebulba.envs.jax_env": ("JaxEnv",),
+    "sebulba.envs.jax_env": ("JaxEnv", "MultiAgentJaxEnv"),
     "sebulba.envs.multi.multi_agent_env": ("MultiAgentEnv",),
     "sebulba.envs.tree": ("Act", "AgentNode", "Obs", "Population", "Repeat", "describe"),
     "sebulba.errors": (
@@ -98,6 +98,7 @@ __all__ = [
     "JaxEnv",
     "LoopOptions",
     "MultiAgentEnv",
+    "MultiAgentJaxEnv",
     "MultiAgentSpec",
     "NotFiniteError",
     "Obs",

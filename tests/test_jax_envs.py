@@ -343,9 +343,9 @@ def test_a_class_an_object_a_function_and_a_name_will_do(env):
 # Ids of libraries.
 
 
-def test_reserved_names_are_told_from_modules_and_several_agents_are_refused():
-    with pytest.raises(UsageError, match="have several agents"):
-        sebulba.make_env_factory("jaxmarl:MPE_simple_spread_v3")
+def test_reserved_names_are_told_from_modules():
+    with pytest.raises(UsageError, match=r"'nope' is not an id of pgx|needs pgx"):
+        sebulba.make_env_factory("pgx:nope")
     with pytest.raises(UsageError, match="'nowhere', which is not found"):
         sebulba.make_env_factory("nowhere:ant")
 

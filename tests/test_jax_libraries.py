@@ -15,6 +15,7 @@ import sebulba
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs import env_source
 from sebulba.errors import UsageError
+from tests.test_jax_populations import value_of_slots
 from tests.value_of_ends import first_value
 
 # Of gymnax 0.0.9 and brax with newer versions of JAX and MuJoCo, whenever they are traced.
@@ -67,7 +68,7 @@ def test_an_id_makes_an_environment_that_keeps_its_contract(env_id):
         ("brax:antt", "'antt' is not an id of brax; the nearest are ant"),
         ("jumanji:Snak-v1", "'Snak-v1' is not an id of jumanji; the nearest are Snake-v1"),
         ("pgx:2047", "'2047' is not an id of pgx; the nearest are 2048"),
-        ("pgx:chess", "chess has 2 players"),
+        ("jaxmarl:MPE_simple_spred_v3", "'MPE_simple_spred_v3' is not an id of jaxmarl; the"),
         ("jumanji:LevelBasedForaging-v0", "has several agents"),
     ],
 )
@@ -87,6 +88,8 @@ def test_what_is_not_there_is_named_with_what_is_near(env_id, words):
         ("brax:reacher", {"physics": "springs"}, "cannot be made"),
         ("jumanji:Snake-v1", {"rows": 3}, "no option 'rows'"),
         ("pgx:2048", {"size": 3}, "no option 'size'"),
+        ("pgx:tic_tac_toe", {"size": 3}, "no option 'size'"),
+        ("jaxmarl:MPE_simple_spread_v3", {"size": 3}, "no option 'size'"),
     ],
 )
 def test_options_are_checked(env_id, options, words):
@@ -108,6 +111,70 @@ def test_ids_of_libraries_name_no_code():
     assert not EnvConfig("gymnax:Breakout-MinAtar").named_code()
     assert not EnvConfig("brax:ant").named_code()
     assert EnvConfig("my_env:Ant").named_code()
+
+
+# Many agents.
+
+
+def random_legal(output: Any, spec: Any, generator: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return random legal actions of every slot of every group."""
+    actions = {}
+    for name, group in spec.groups.items():
+        shape = output.reward[name].shape
+        mask = np.ones((*shape, group.spec.action_space.n))
+        if group.spec.legal_actions:
+            mask = output.obs[name][group.spec.legal_actions] + 1e-9
+        draws = generator.uniform(size=mask.shape) * mask
+        actions[name] = draws.argmax(axis=-1).astype(np.int32)
+    return actions
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("game", ["tic_tac_toe", "kuhn_poker"])
+def test_games_of_two_are_turns_with_legal_actions_and_add_up_to_zero(game):
+    needs("pgx")
+    env = adapter(f"pgx:{game}", num_envs=64)
+    generator, output, games, moves = np.random.default_rng(0), env.reset(), 0, 0
+    for _ in range(40):
+        acting = output.acting["seat"]
+        is_last = output.episode_end
+        np.testing.assert_array_equal(acting.sum(axis=1), ~is_last)
+        mask = output.obs["seat"]["action_mask"]
+        assert mask[acting].any(axis=-1).all() and not mask[~acting & ~is_last[:, None]].any()
+        moves += acting.sum()
+        output = env.step(random_legal(output, env.spec, generator))
+        games += output.episode_end.sum()
+        np.testing.assert_array_equal(output.reward["seat"].sum(axis=1), 0)
+        assert not output.reward["seat"][~output.episode_end].any()
+        ended = output.terminated["seat"]
+        np.testing.assert_array_equal(ended, np.tile(output.episode_end[:, None], 2))
+    assert games > 64 and moves / games > 2
+
+
+def test_a_move_that_is_not_legal_does_not_reach_the_game():
+    needs("pgx")
+    env = adapter("pgx:tic_tac_toe")
+    env.reset()
+    corner = {"seat": np.zeros((2, 2), np.int32)}
+    env.step(corner)
+    with pytest.raises(sebulba.ActionError, match=r"'seat_[01]' of environment 0 is not legal"):
+        env.step(corner)
+
+
+@pytest.mark.timeout(600)
+@jax.numpy_rank_promotion("allow")  # as outside of tests; jaxmarl needs it
+def test_agents_of_jaxmarl_are_grouped_by_their_spaces_and_cut_at_the_limit():
+    needs("jaxmarl")
+    env = adapter("jaxmarl:MPE_simple_speaker_listener_v4", max_episode_steps=3)
+    assert {name: group.slots for name, group in env.spec.groups.items()} == {
+        "speaker": ("speaker_0",),
+        "listener": ("listener_0",),
+    }
+    generator, output = np.random.default_rng(0), env.reset()
+    for step in range(1, 9):
+        output = env.step(random_legal(output, env.spec, generator))
+        assert (output.truncated["speaker"] == (step % 4 == 3)).all()
+        assert not output.terminated["listener"].any()
 
 
 # A task with reward 1 in each library's own words: its time limit, or its end, after five steps.
@@ -208,6 +275,39 @@ def pgx_task(terminates: bool) -> Any:
 
     assert isinstance(Task(), pgx.Env)
     return TimeLimit(PgxEnv(Task()), 100 if terminates else 5)
+
+
+def jaxmarl_task(terminates: bool) -> Any:
+    from jaxmarl.environments import multi_agent_env, spaces
+
+    from sebulba.envs.jax_libraries.jaxmarl_env import JaxmarlEnv
+
+    class Task(multi_agent_env.MultiAgentEnv):
+        max_steps = 100 if terminates else 5
+
+        def __init__(self):
+            super().__init__(2)
+            self.observation_spaces = dict.fromkeys(self.agents, spaces.Box(0, 1, (1,)))
+            self.action_spaces = dict.fromkeys(self.agents, spaces.Discrete(2))
+
+        def reset(self, key):
+            return dict.fromkeys(self.agents, jnp.zeros(1)), jnp.int32(0)
+
+        def step_env(self, key, state, actions):
+            t = state + 1
+            done = (terminates & (t >= 5)) | (t >= self.max_steps)
+            of_all = dict.fromkeys(self.agents, done) | {"__all__": done}
+            obs = dict.fromkeys(self.agents, jnp.zeros(1))
+            return obs, t, dict.fromkeys(self.agents, jnp.float32(1)), of_all, {}
+
+    return JaxmarlEnv(Task())
+
+
+@pytest.mark.parametrize(("terminates", "value"), [(False, 10.0), (True, 4.0951)])
+def test_a_time_limit_of_jaxmarl_is_bootstrapped_from(terminates, value):
+    needs("jaxmarl")
+    found = value_of_slots(adapter(jaxmarl_task(terminates)), "agent")
+    np.testing.assert_allclose(found, value, atol=1e-2)
 
 
 TASKS = {"gymnax": gymnax_task, "brax": brax_task, "jumanji": jumanji_task, "pgx": pgx_task}

@@ -6,6 +6,7 @@ from sebulba.configs import (
     ddpg_presets,
     dqn_presets,
     impala_presets,
+    jax_many_agents_presets,
     ppo_presets,
     r2d2_presets,
     sac_presets,
@@ -31,6 +32,7 @@ PRESETS: dict[str, Preset] = {
     **r2d2_presets.PRESETS,
     **sac_presets.PRESETS,
     **ddpg_presets.PRESETS,
+    **jax_many_agents_presets.PRESETS,
 }
 """All, by the name that the command line knows."""
 

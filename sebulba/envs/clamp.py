@@ -1,4 +1,4 @@
-"""Actions of a fused cycle, which nobody can refuse: they are clamped into their space."""
+"""Actions of a fused cycle, which nobody can refuse: they are made valid, and counted."""
 
 from __future__ import annotations
 
@@ -23,3 +23,33 @@ def clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Arr
         inside = jnp.clip(action, first, last)
     is_invalid = (inside != action).reshape(len(action), -1).any(axis=1)
     return inside, is_invalid.sum(dtype=jnp.int32)
+
+
+def make_legal(
+    action: jax.Array, mask: jax.Array, space: gymnasium.Space
+) -> tuple[jax.Array, jax.Array]:
+    """Return actions with the first legal one in the place of each that is not legal.
+
+    Args:
+      action: ``[N, ...]``, inside ``space``.
+      mask: ``[N, entries]``; where none is legal, all are.
+      space: Discrete or MultiDiscrete.
+
+    Returns:
+      The actions, and in which rows one was not legal, ``[N]`` bool.
+    """
+    if isinstance(space, gymnasium.spaces.Discrete):
+        sizes, first = [int(space.n)], np.array([[space.start]])
+    else:
+        assert isinstance(space, gymnasium.spaces.MultiDiscrete)
+        sizes, first = space.nvec.ravel().tolist(), space.start.reshape(1, -1)
+    parts = jnp.split(mask.astype(jnp.bool_), np.cumsum(sizes)[:-1], axis=1)
+    index = action.reshape(len(action), -1) - first
+    legal = [
+        jnp.take_along_axis(part, index[:, i : i + 1], axis=1)[:, 0] | ~part.any(axis=1)
+        for i, part in enumerate(parts)
+    ]
+    first_legal = jnp.stack([jnp.argmax(part, axis=1) for part in parts], axis=1)
+    mended = jnp.where(jnp.stack(legal, axis=1), index, first_legal) + first
+    is_illegal = ~jnp.stack(legal).all(axis=0)
+    return mended.reshape(action.shape).astype(action.dtype), is_illegal

@@ -163,8 +163,8 @@ def make_env_factory(
           ``MultiAgentEnv``, or an AEC or Parallel environment of PettingZoo;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
-        * ``"LIBRARY:ID"`` of gymnax, brax, jumanji or pgx, or a ``JaxEnv``: an object, a class, or
-          a function that is annotated to return one;
+        * ``"LIBRARY:ID"`` of gymnax, brax, jumanji, pgx or jaxmarl, or a ``JaxEnv`` or
+          ``MultiAgentJaxEnv``: an object, a class, or a function that is annotated to return one;
         * ``"pettingzoo:FAMILY/NAME"``, such as ``"pettingzoo:classic/connect_four_v3"``;
         * the id of an environment of this package, ``"sebulba/..."``;
         * a return value of this function.
@@ -531,8 +531,9 @@ def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
         )
 
 
-def _jax_factory(make: Callable[[], JaxEnv], name: str, own: _OwnOptions) -> _Factory:
+def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Factory:
     from sebulba.envs.jax_adapter import JaxAdapter, jax_env_spec
+    from sebulba.envs.multi.jax_population import JaxPopulationAdapter, jax_population_spec
 
     if own.backend is not None:
         raise UsageError(f"backend={own.backend!r} does not go with env={name!r}; drop it")
@@ -540,10 +541,14 @@ def _jax_factory(make: Callable[[], JaxEnv], name: str, own: _OwnOptions) -> _Fa
     _check_not_async(own, name)
     _check_no_infos(own, name)
     env = make()  # one will do: its functions are pure
+    many = hasattr(env, "tree")
+    adapter, make_spec = (
+        (JaxPopulationAdapter, jax_population_spec) if many else (JaxAdapter, jax_env_spec)
+    )
     return _Factory(
-        lambda num_envs, seeds: JaxAdapter(env, seeds, name=name),
+        lambda num_envs, seeds: adapter(env, seeds, name=name),
         name,
-        make_spec=lambda: jax_env_spec(env, name),
+        make_spec=lambda: make_spec(env, name),  # type: ignore[arg-type]
         own=own,
     )
 

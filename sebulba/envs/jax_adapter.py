@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -23,7 +24,7 @@ from sebulba.envs.spaces import (
 )
 from sebulba.errors import EnvError, UsageError, shown
 from sebulba.trees import KeyData, host_copy, named_leaves
-from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree
+from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree, empty_env_step
 
 
 class JaxEnvState(NamedTuple):
@@ -37,6 +38,8 @@ class JaxEnvState(NamedTuple):
     """The last row ended an episode, bool: the next step resets."""
     inside: PyTree
     """What the environment calls its state, as ``KeyData.unwrap`` returns it."""
+    agents: PyTree = ()
+    """With many agents, where each of them stands."""
 
 
 def jax_env_spec(env: JaxEnv, name: str) -> EnvSpec:
@@ -71,18 +74,15 @@ class JaxAdapter:
           UsageError: A space is not supported, or a seed breaks a rule.
           EnvError: ``reset`` or ``step`` does not return what ``JaxEnv`` says.
         """
-        self.spec = jax_env_spec(env, name)
+        self.spec = self._make_spec(env, name)
         self.num_envs = len(seeds)
-        self._env = env
+        self._env: Any = env
         self._seeds = np.array(check_seeds(seeds, len(seeds)), np.int64).astype(np.uint32)
         self._num_resets = 0
-        self._check_action = make_action_check(self.spec.action_space, self.num_envs)
         self._keys, self._shapes = self._describe_state()
         self._reset_all, self._step_all = jax.jit(self._reset), jax.jit(self._step)
         _, shapes = jax.eval_shape(self._reset_all, self._seeds, np.uint32(0))
-        space = self.spec.action_space
-        action = jax.ShapeDtypeStruct((self.num_envs, *(space.shape or ())), space.dtype)
-        jax.eval_shape(self._step_all, shapes, action)
+        jax.eval_shape(self._step_all, shapes, empty_env_step(self.spec, len(seeds)).prev_action)
         self._first = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         """The state after the last reset, in arrays that a fused cycle reads again after each."""
         self._state: JaxEnvState | None = None
@@ -93,20 +93,15 @@ class JaxAdapter:
         obs, self._state = self._reset_all(self._seeds, np.uint32(self._num_resets))
         self._num_resets += 1
         jax.tree.map(np.copyto, self._first, jax.device_get(self._state))
-        first = EnvOutput.first(jax.device_get(obs), self.num_envs)
-        self._legal.look(self.spec, first.obs)
-        return first
+        return self._first_output(jax.device_get(obs), self._first)
 
-    def step(self, action: np.ndarray) -> EnvOutput:
+    def step(self, action: PyTree) -> EnvOutput:
         """Act in all environments."""
         if self._state is None:
             raise EnvError(f"environment {self.spec.name!r} is closed, or was not reset; reset it")
         self._check_action(action)
-        self._legal.check(self.spec, action)
         self._state, output, _ = self._step_all(self._state, action)
-        output = jax.device_get(output)
-        self._legal.look(self.spec, output.obs, output.episode_end)
-        return output
+        return self._looked_at(jax.device_get(output))
 
     def fused(self) -> FusedEnv:
         """Return the environment as JAX functions."""
@@ -132,6 +127,61 @@ class JaxAdapter:
     def _who(self) -> str:
         return f"JAX environment {self.spec.name!r}"
 
+    # What is different where there are many agents.
+
+    def _make_spec(self, env: Any, name: str) -> Any:
+        return jax_env_spec(env, name)
+
+    @functools.cached_property
+    def _check_action(self) -> Callable[[Any], None]:
+        check_inside = make_action_check(self.spec.action_space, self.num_envs)
+
+        def check(action: Any) -> None:
+            check_inside(action)
+            self._legal.check(self.spec, action)
+
+        return check
+
+    def _first_output(self, obs: PyTree, state: JaxEnvState) -> EnvOutput:
+        del state
+        self._legal.look(self.spec, obs)
+        return EnvOutput.first(obs, self.num_envs)
+
+    def _looked_at(self, output: EnvOutput) -> EnvOutput:
+        """Return the row, once its legal actions are noted."""
+        self._legal.look(self.spec, output.obs, output.episode_end)
+        return output
+
+    def _first_agents(self, inside: PyTree, obs: PyTree) -> PyTree:
+        """Return ``JaxEnvState.agents`` at the beginning of episodes."""
+        del inside, obs
+        return ()
+
+    def _inside_space(self, state: JaxEnvState, action: PyTree) -> tuple[PyTree, jax.Array]:
+        """Return actions that the environments can take, and how many were not so."""
+        del state
+        action, num_invalid = clamp(action, self.spec.action_space)
+        return action.astype(self.spec.action_space.dtype), num_invalid
+
+    def _output(
+        self, state: JaxEnvState, inside: PyTree, obs: PyTree, reward: Any, ends: tuple
+    ) -> tuple[PyTree, EnvOutput]:
+        """Return ``JaxEnvState.agents`` after a step, and the row that it led to.
+
+        Args:
+          state: Before the step.
+          inside: ``JaxEnvState.inside`` after it.
+          obs: What is observed then.
+          reward: Of environments that were not reset, as are ``ends``.
+          ends: Terminated and truncated.
+        """
+        del inside
+        ended = state.ended
+        reward = jnp.where(ended, 0.0, reward)
+        terminated, truncated = (end & ~ended for end in ends)
+        over = terminated | truncated
+        return (), EnvOutput(obs, reward, terminated, truncated, ended, reward, over)
+
     # Traced: all environments.
 
     def _reset(self, seeds: jax.Array, num_resets: jax.Array) -> tuple[PyTree, JaxEnvState]:
@@ -141,29 +191,24 @@ class JaxAdapter:
         key = jax.random.key_data(jax.vmap(begin)(seeds))
         num_steps = jnp.zeros(self.num_envs, jnp.uint32)
         obs, inside = jax.vmap(self._reset_one)(jax.vmap(_fold_in)(key, num_steps))
-        return obs, JaxEnvState(key, num_steps, jnp.zeros(self.num_envs, jnp.bool_), inside)
+        ended = jnp.zeros(self.num_envs, jnp.bool_)
+        return obs, JaxEnvState(key, num_steps, ended, inside, self._first_agents(inside, obs))
 
-    def _step(
-        self, state: JaxEnvState, action: jax.Array
-    ) -> tuple[JaxEnvState, EnvOutput, jax.Array]:
+    def _step(self, state: JaxEnvState, action: PyTree) -> tuple[JaxEnvState, EnvOutput, jax.Array]:
         """See ``FusedEnv.step``."""
-        action, num_invalid = clamp(action, self.spec.action_space)
+        action, num_invalid = self._inside_space(state, action)
         ended, num_steps = state.ended, state.num_steps + 1
         keys = jax.vmap(_fold_in)(state.key, num_steps)
-        obs, inside, reward, terminated, truncated = jax.vmap(self._step_one)(
-            keys, state.inside, action.astype(self.spec.action_space.dtype)
-        )
+        obs, inside, reward, *ends = jax.vmap(self._step_one)(keys, state.inside, action)
         # A reset costs nothing while no episode ends, which a map over a condition would not give.
         obs, inside = jax.lax.cond(
             ended.any(),
             lambda: _where(ended, jax.vmap(self._reset_one)(keys), (obs, inside)),
             lambda: (obs, inside),
         )
-        reward = jnp.where(ended, 0.0, reward)
-        terminated, truncated = terminated & ~ended, truncated & ~ended
-        ends = terminated | truncated
-        output = EnvOutput(obs, reward, terminated, truncated, ended, reward, ends)
-        return JaxEnvState(state.key, num_steps, ends, inside), output, num_invalid
+        agents, output = self._output(state, inside, obs, reward, tuple(ends))
+        after = JaxEnvState(state.key, num_steps, output.episode_end, inside, agents)
+        return after, output, num_invalid
 
     # Traced: one environment, whose results are checked and given the dtypes that were declared.
 
@@ -184,16 +229,20 @@ class JaxAdapter:
         obs, inside = self._parts("reset", self._env.reset(key), 2)
         return self._obs("reset", obs), self._kept("reset", inside)
 
-    def _step_one(self, key: jax.Array, inside: PyTree, action: jax.Array) -> tuple:
+    def _step_one(self, key: jax.Array, inside: PyTree, action: PyTree) -> tuple:
         result = self._env.step(key, self._keys.wrap(inside), action)
         obs, inside, reward, terminated, truncated = self._parts("step", result, 5)
         return (
             self._obs("step", obs),
             self._kept("step", inside),
-            self._leaf("step: reward", reward, (), np.float32),
-            self._leaf("step: terminated", terminated, (), np.bool_),
-            self._leaf("step: truncated", truncated, (), np.bool_),
+            self._told("step: reward", reward, np.float32),
+            self._told("step: terminated", terminated, np.bool_),
+            self._told("step: truncated", truncated, np.bool_),
         )
+
+    def _told(self, what: str, value: Any, dtype: Any) -> PyTree:
+        """Return a reward or a flag."""
+        return self._leaf(what, value, (), dtype)
 
     def _parts(self, where: str, result: Any, number: int) -> tuple:
         if not isinstance(result, tuple) or len(result) != number:
@@ -203,15 +252,16 @@ class JaxAdapter:
         return result
 
     def _obs(self, where: str, obs: PyTree) -> PyTree:
-        space = self.spec.observation_space
+        return self._part(f"{where}: obs", obs, self.spec.observation_space)
+
+    def _part(self, what: str, obs: PyTree, space: gymnasium.Space) -> PyTree:
         if not isinstance(space, gymnasium.spaces.Dict):
-            return self._leaf(f"{where}: obs", obs, space.shape or (), space.dtype)
+            return self._leaf(what, obs, space.shape or (), space.dtype)
         if not isinstance(obs, Mapping) or obs.keys() != space.keys():
             got = f"keys {sorted(obs)}" if isinstance(obs, Mapping) else shown(type(obs))
-            raise self._breach(f"{where}: obs", f"must be a dict of {sorted(space)}; got {got}")
+            raise self._breach(what, f"must be a dict of {sorted(space)}; got {got}")
         return {
-            name: self._leaf(f"{where}: obs[{name!r}]", obs[name], part.shape or (), part.dtype)
-            for name, part in space.items()
+            name: self._part(f"{what}[{name!r}]", obs[name], part) for name, part in space.items()
         }
 
     def _kept(self, where: str, inside: PyTree) -> PyTree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium
@@ -16,6 +16,7 @@ from sebulba.errors import shown
 if TYPE_CHECKING:
     import jax
 
+    from sebulba.envs.tree import Population
     from sebulba.types import PyTree
 
 NUM_STEP_ARGUMENTS = 3
@@ -77,19 +78,63 @@ def makes_jax_env(make_env: Callable) -> bool:
         returned = typing.get_type_hints(make_env).get("return")
     except Exception:  # a hint may name anything
         return False
-    return isinstance(returned, type) and (returned is JaxEnv or is_jax_env(returned))
+    return isinstance(returned, type) and (
+        returned in (JaxEnv, MultiAgentJaxEnv) or is_jax_env(returned)
+    )
+
+
+class MultiAgentJaxEnv(Protocol):
+    """One environment of many agents as pure JAX functions; like ``JaxEnv`` but for what is said.
+
+    Observations, actions and rewards are dicts by *group* (``sebulba.describe`` prints them), each
+    with an axis of the group's A slots in front. Where agents may have to wait, there is a third
+    method, ``acting(state)``, which returns ``{group: [A]}`` bools: who chooses an action next. At
+    least one does, until the episode is over.
+    """
+
+    tree: Population
+    """Who there can be, what each observes and does."""
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """Begin an episode; return ``(obs, state)``.
+
+        ``obs`` is ``{group: [A, ...]}`` (a dict of these by part), with what all observe under
+        ``"common"`` where the tree has that.
+        """
+        ...
+
+    def step(
+        self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]
+    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+        """Act; return ``(obs, state, reward, terminated, truncated)``.
+
+        ``actions`` are those of all slots, ``{group: [A, ...]}``; those of slots that wait mean
+        nothing. The last three results are ``{group: [A]}``, or one scalar for all. Who is
+        truncated is shown its last observation, whether it acted or not. The episode is over when
+        all have ended, or nobody acts next. Without ``acting`` all end at once: ``terminated`` and
+        ``truncated`` are scalars.
+        """
+        ...
 
 
 class TimeLimit:
-    """Truncates the episodes of a ``JaxEnv`` after a number of steps."""
+    """Truncates the episodes of a ``JaxEnv``, of one agent or many, after a number of steps."""
 
-    def __init__(self, env: JaxEnv, max_episode_steps: int) -> None:
+    # Those that the environment has.
+    observation_space: gymnasium.Space
+    action_space: gymnasium.Space
+    tree: Population
+
+    def __init__(self, env: JaxEnv | MultiAgentJaxEnv, max_episode_steps: int) -> None:
         """Limit ``env`` to ``max_episode_steps``, at least 1."""
         where = f"max_episode_steps={shown(max_episode_steps)}"
         check_number(where, max_episode_steps, default=1000, smallest=1)
-        self.observation_space = env.observation_space
-        self.action_space = env.action_space
-        self._env = env
+        for name in ("observation_space", "action_space", "tree"):
+            if hasattr(env, name):
+                setattr(self, name, getattr(env, name))
+        if acting := getattr(env, "acting", None):
+            self.acting = lambda state: acting(state[0])
+        self._env: Any = env
         self._limit = max_episode_steps
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -98,11 +143,15 @@ class TimeLimit:
         return obs, (state, np.int32(0))
 
     def step(
-        self, key: jax.Array, state: PyTree, action: jax.Array
+        self, key: jax.Array, state: PyTree, action: PyTree
     ) -> tuple[PyTree, PyTree, Any, Any, Any]:
         """Act, and truncate at the limit."""
         inside, num_steps = state
         obs, inside, reward, terminated, truncated = self._env.step(key, inside, action)
         num_steps += 1
-        truncated |= num_steps >= self._limit
+        is_last = num_steps >= self._limit
+        if isinstance(truncated, Mapping):
+            truncated = {group: flags | is_last for group, flags in truncated.items()}
+        else:
+            truncated |= is_last
         return obs, (inside, num_steps), reward, terminated, truncated

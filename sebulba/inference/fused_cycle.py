@@ -359,7 +359,10 @@ def _describe_invalid(env: EnvAdapter, action: PyTree, num_invalid: int) -> str:
     """Count the actions outside the action space, and name the first of ``[t, B, ...]``."""
     space = env.spec.action_space
     if isinstance(action, dict):
-        return f"{num_invalid} actions of this cycle are outside {space} (they were clamped)"
+        return (
+            f"{num_invalid} actions of this cycle are outside {space} or not legal (the "
+            "environment was given others); Agent.step must return legal actions inside the space"
+        )
     for row, actions in enumerate(action):
         for index, one in enumerate(actions):
             if not space.contains(one if one.ndim else one[()]):

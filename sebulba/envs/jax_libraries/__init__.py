@@ -13,12 +13,9 @@ import warnings
 from typing import Any
 
 from sebulba.checks import nearest
-from sebulba.envs.jax_env import JaxEnv
+from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv
 from sebulba.errors import UsageError, text_of
 from sebulba.options import JAX_LIBRARIES
-
-_MULTI_AGENT = ("jaxmarl",)
-"""Libraries whose environments have several agents."""
 
 
 def library_of(env: str) -> str | None:
@@ -27,7 +24,7 @@ def library_of(env: str) -> str | None:
     return library if colon and library in JAX_LIBRARIES else None
 
 
-def make_library_env(env: str, options: dict[str, Any]) -> JaxEnv:
+def make_library_env(env: str, options: dict[str, Any]) -> JaxEnv | MultiAgentJaxEnv:
     """Make the environment ``LIBRARY:ID``.
 
     Args:
@@ -62,11 +59,6 @@ def library_versions(env: str) -> dict[str, str]:
 def _checked(env: str) -> tuple[Any, str]:
     """Return the module that knows the library of ``env``, and the id, which it has."""
     library, _, env_id = env.partition(":")
-    if library in _MULTI_AGENT:
-        raise UsageError(
-            f"env={env!r}: environments of {library} have several agents, which cannot be trained "
-            "here yet; use one with a single agent, of gymnax, brax or jumanji"
-        )
     if importlib.util.find_spec(library) is None:
         raise UsageError(
             f"env={env!r} needs {library}, which is not installed; pip install 'sebulba[{library}]'"

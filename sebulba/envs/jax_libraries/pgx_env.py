@@ -1,18 +1,25 @@
-"""pgx: games, of which those for one player are here."""
+"""pgx: games for one player or several, who take turns."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from typing import Any
 
 import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.jax_env import JaxEnv, TimeLimit
+from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv, TimeLimit
 from sebulba.envs.option_checks import check_option_names
-from sebulba.errors import UsageError
+from sebulba.envs.tree import Act, AgentNode, Obs, Population
 from sebulba.types import PyTree
+
+SEAT = "seat"
+"""Name of the group of players."""
+MASK = "action_mask"
+"""The part of an observation that says which actions are legal."""
 
 
 def ids() -> Collection[str]:
@@ -22,13 +29,28 @@ def ids() -> Collection[str]:
     return pgx.available_envs()
 
 
-def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
+def make(env_id: str, options: dict[str, Any]) -> JaxEnv | MultiAgentJaxEnv:
     """Make an environment; it has no options but ``max_episode_steps``."""
     import pgx
 
     check_option_names(options, {"max_episode_steps"}, env_id)
-    env = PgxEnv(pgx.make(env_id))
+    game = pgx.make(env_id)
+    env: Any = PgxEnv(game) if game.num_players == 1 else PgxGame(game)
     return TimeLimit(env, options["max_episode_steps"]) if options else env
+
+
+def _spaces(env: Any) -> tuple[dict[str, gymnasium.Space], gymnasium.Space]:
+    """Return the spaces of what a player observes, and of what it does."""
+    state = jax.eval_shape(env.init, jax.eval_shape(jax.random.key, 0))
+    obs = state.observation
+    flags = gymnasium.spaces.MultiBinary
+    observed: dict[str, gymnasium.Space] = {
+        MASK: flags(state.legal_action_mask.shape),
+        "observation": flags(obs.shape)
+        if obs.dtype == np.bool_
+        else gymnasium.spaces.Box(-np.inf, np.inf, obs.shape),
+    }
+    return observed, gymnasium.spaces.Discrete(env.num_actions, dtype=np.int32)
 
 
 class PgxEnv:
@@ -39,31 +61,10 @@ class PgxEnv:
     """
 
     def __init__(self, env: Any) -> None:
-        """Take an environment.
-
-        Raises:
-          UsageError: It has several players.
-        """
-        if env.num_players != 1:
-            raise UsageError(
-                f"{env.id} has {env.num_players} players, who cannot be trained here yet; use a "
-                "game for one, such as 2048"
-            )
+        """Take a game for one player."""
         self._env = env
-        state = jax.eval_shape(env.init, jax.eval_shape(jax.random.key, 0))
-        obs = state.observation
-        flags = gymnasium.spaces.MultiBinary
-        self.observation_space: gymnasium.Space = gymnasium.spaces.Dict(
-            {
-                "action_mask": flags(state.legal_action_mask.shape),
-                "observation": flags(obs.shape)
-                if obs.dtype == np.bool_
-                else gymnasium.spaces.Box(-np.inf, np.inf, obs.shape),
-            }
-        )
-        self.action_space: gymnasium.Space = gymnasium.spaces.Discrete(
-            env.num_actions, dtype=np.int32
-        )
+        observed, self.action_space = _spaces(env)
+        self.observation_space: gymnasium.Space = gymnasium.spaces.Dict(observed)
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """Begin an episode."""
@@ -79,4 +80,50 @@ class PgxEnv:
 
     @staticmethod
     def _obs(state: Any) -> PyTree:
-        return {"action_mask": state.legal_action_mask, "observation": state.observation}
+        return {MASK: state.legal_action_mask, "observation": state.observation}
+
+
+class PgxGame:
+    """A game of pgx's for several players, who are the slots of one group.
+
+    The slot is pgx's number of the player, not the order of moves: who begins is drawn where the
+    game does so. All players are told of the end. Whoever waits observes the game as pgx shows it
+    to that player, and has no legal action.
+    """
+
+    def __init__(self, env: Any) -> None:
+        """Take a game for several players."""
+        self._env = env
+        observed, action_space = _spaces(env)
+        parts = {name: Obs(part, legal_actions=name == MASK) for name, part in observed.items()}
+        node = AgentNode(parts, Act(action_space))
+        self.tree = Population(
+            {f"{SEAT}_{player}": node for player in range(env.num_players)},
+            payoff="zero_sum" if env.num_players == 2 else "general",
+            symmetric=True,
+        )
+
+    def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
+        """Begin an episode."""
+        state = self._env.init(key)
+        return self._obs(state), state
+
+    def step(
+        self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]
+    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+        """Let the current player act."""
+        state = self._env.step(state, actions[SEAT][state.current_player], key)
+        rewards = {SEAT: state.rewards}
+        return self._obs(state), state, rewards, state.terminated, state.truncated
+
+    def acting(self, state: Any) -> dict[str, jax.Array]:
+        """Return whose turn it is."""
+        return {SEAT: jnp.arange(self._env.num_players) == state.current_player}
+
+    def _obs(self, state: Any) -> PyTree:
+        with warnings.catch_warnings():  # that only the current player should be asked for
+            warnings.simplefilter("ignore", DeprecationWarning)
+            players = jnp.arange(self._env.num_players)
+            observed = jax.vmap(lambda player: self._env.observe(state, player))(players)
+        mask = self.acting(state)[SEAT][:, None] & state.legal_action_mask[None]
+        return {SEAT: {MASK: mask, "observation": observed}}

@@ -1,0 +1,89 @@
+"""Ready experiments with many agents in JAX alone: cooperation, and games of two players."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.preset import Preset
+
+
+def simple_spread() -> ExperimentConfig:
+    """Return PPO for three agents who cover three landmarks, which needs the extra ``jaxmarl``.
+
+    IPPO (de Witt et al. 2020, arXiv 2011.09533): all agents share a policy that sees what one agent
+    observes. Discount, lambda, clip, entropy and the width of the networks are those of JaxMARL's
+    baselines for MPE (Rutherford et al. 2023) or near them; rewards are normalised, since those of
+    a far landmark and of a collision differ in size. One Inferencer in lockstep.
+    """
+    return ExperimentConfig(
+        env=EnvConfig("jaxmarl:MPE_simple_spread_v3"),
+        agent=PPOConfig(
+            learning_rate=1e-3,
+            discount=0.95,
+            trace_decay=0.95,
+            epochs=4,
+            minibatches=4,
+            ratio_clip=0.2,
+            entropy_coefficient=0.01,
+            value_coefficient=0.5,
+            normalize_rewards=True,
+            torso=TorsoConfig(hidden_sizes=(128, 128)),
+            separate_value_torso=True,
+            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
+        ),
+        total_env_steps=1_000_000,
+        anneal_learning_rate=True,
+        num_envs=32,
+        num_inferencers_per_device=1,
+        steps_per_cycle=128,
+        schedule="lockstep",
+    )
+
+
+def speaker_listener() -> ExperimentConfig:
+    """Return PPO for a speaker and a listener, who differ, which needs the extra ``jaxmarl``.
+
+    Each has a policy of its own with the settings of ``simple-spread``. The speaker sees which of
+    three landmarks is meant and says one of three words; the listener hears it and goes there.
+    """
+    return dataclasses.replace(
+        simple_spread(), env=EnvConfig("jaxmarl:MPE_simple_speaker_listener_v4")
+    )
+
+
+def connect_four() -> ExperimentConfig:
+    """Return PPO against itself in pgx's Connect Four, which needs the extra ``pgx``.
+
+    Both seats share the policy, so the opponent always is the latest. Settings are those of
+    ``simple-spread`` but for what a game changes: a discount near 1, since the reward comes at the
+    end, and rewards as they are, which are 1, 0 and -1.
+    """
+    cooperative = simple_spread()
+    agent = dataclasses.replace(  # type: ignore[call-arg]
+        cooperative.agent,
+        discount=0.99,
+        normalize_rewards=False,
+        entropy_coefficient=0.02,
+        torso=TorsoConfig(hidden_sizes=(256, 256), activation="relu"),
+    )
+    return dataclasses.replace(
+        cooperative,
+        env=EnvConfig("pgx:connect_four"),
+        agent=agent,
+        num_envs=64,
+        total_env_steps=3_000_000,
+    )
+
+
+PRESETS: dict[str, Preset] = {
+    "simple-spread": Preset(
+        "PPO, a policy for all, jaxmarl simple_spread", simple_spread, goal=-21.5
+    ),
+    "speaker-listener": Preset(
+        "PPO, a policy for each, jaxmarl simple_speaker_listener", speaker_listener, goal=-10
+    ),
+    "connect-four-pgx": Preset("PPO against itself, pgx connect_four", connect_four),
+}
+"""For one task each, by the name that the command line knows."""
