@@ -104,7 +104,7 @@ def loss_if(
 
     def taken(networks: PyTree) -> tuple[jax.Array, list[jax.Array], dict[str, jax.Array]]:
         value, (new, metrics) = loss(networks, experience)
-        new_leaves = structure.flatten_up_to(new)
+        new_leaves = jax.tree.leaves(new)
         same[:] = [one is other for one, other in zip(new_leaves, leaves, strict=True)]
         return value, changed(new_leaves), metrics
 
