@@ -21,6 +21,7 @@ from sebulba.types import (
     RunSpec,
     Trajectory,
     empty_env_step,
+    policy_row,
 )
 
 LEARNER_AXIS = "learner"
@@ -93,9 +94,31 @@ class Agent(abc.ABC, Generic[ConfigT]):
         return super().__new__(cls)
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
-        """Keep the single-environment spaces and the hyper-parameters."""
+        """Keep the single-environment spaces and the hyper-parameters.
+
+        Raises:
+          UsageError: Parts of observations are ``eval_only``, and the agent does not use them.
+        """
+        hidden = getattr(spec, "eval_only", ())
+        if hidden and not self.uses_eval_only(config):
+            raise UsageError(
+                f"{type(self).__name__} does not use the parts of observations that are eval_only "
+                f"({', '.join(hidden)}); set central_critic=True, which PPO and Impala have, or "
+                "build it of spec.policy_spec, as make_agent does"
+            )
         self.spec = spec
         self.config = config
+
+    @classmethod
+    def uses_eval_only(cls, config: Any) -> bool:
+        """Return whether the learner looks at parts of observations that are ``eval_only``.
+
+        An agent for which this is false, as by default, is made of ``EnvSpec.policy_spec``, and its
+        trajectories lack them. One for which it is true has them in its trajectories; ``step``
+        never sees them.
+        """
+        del config
+        return False
 
     # What is made once, on the host.
 
@@ -164,6 +187,14 @@ class Agent(abc.ABC, Generic[ConfigT]):
         Returns:
           Actions with extras, and the next step state.
         """
+
+    @final
+    def act(
+        self, networks: PyTree, step_state: PyTree, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, PyTree]:
+        """Call ``step`` on what a policy may see: without parts that are ``eval_only``."""
+        env_step = policy_row(self.spec, env_step)
+        return self.step(networks, step_state, env_step, explore=explore)
 
     def step_state_spec(self) -> PyTree:
         """Return a prefix tree of ``PartitionSpec`` over ``"learner"`` for a step state.
@@ -389,7 +420,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """Return a trajectory of zeros with the shapes and dtypes that this run will have."""
         env_step = self.empty_env_step(run.num_envs)
         step_state = jax.eval_shape(lambda key: self.new_step_state(key, run, 0), jax.random.key(0))
-        output, _ = jax.eval_shape(self.step, acting_networks, step_state, env_step)
+        output, _ = jax.eval_shape(self.act, acting_networks, step_state, env_step)
 
         def rows(num_rows: int, tree: PyTree) -> PyTree:
             return jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), tree)

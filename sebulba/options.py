@@ -23,6 +23,9 @@ JAX_LIBRARIES = ("gymnax", "brax", "jumanji", "pgx", "jaxmarl")
 """Libraries of JAX environments, whose ids are ``LIBRARY:ID``. So no module of an environment of
 one's own can have one of these names."""
 
+ENV_LIBRARIES = (*JAX_LIBRARIES, "pettingzoo")
+"""All libraries whose ids are ``LIBRARY:ID``."""
+
 INT32 = range(-(2**31), 2**31)
 MOST_INFERENCERS = 1024
 """Inferencers of one device."""

@@ -23,6 +23,9 @@ PyTree: TypeAlias = Any
 COMMON = "common"
 """The part of a multi-agent observation that all agents share: ``obs[COMMON]`` is ``[B, ...]``."""
 
+OBSERVATION = "observation"
+"""Name of an observation of one part where it stands beside others."""
+
 LEAST_PIXELS = 16
 """Height and width from which on an image of bytes is taken for a picture, not for a map."""
 
@@ -335,6 +338,20 @@ class EnvSpec:
                 self, "channels_first", first if 0 < len(first) < len(images) else bool(first)
             )
 
+    @property
+    def policy_spec(self) -> EnvSpec:
+        """What the policy sees: without parts of the observation that are ``eval_only``."""
+        space = self.observation_space
+        if not self.eval_only or not isinstance(space, gymnasium.spaces.Dict):
+            return self
+        seen = {name: part for name, part in space.items() if name not in self.eval_only}
+        first = self.channels_first
+        if isinstance(first, Sequence):
+            first = tuple(name for name in first if name in seen)
+        return dataclasses.replace(
+            self, observation_space=gymnasium.spaces.Dict(seen), eval_only=(), channels_first=first
+        )
+
     def has_channels_first(self, part: str = "") -> bool:
         """Return ``channels_first`` of the observation, or of one part of a Dict."""
         first = self.channels_first
@@ -445,6 +462,25 @@ class RunSpec:
     """T: the unroll length."""
     num_update_devices: int
     """Devices over which B is split for the update."""
+
+
+def policy_row(spec: EnvSpec | MultiAgentSpec, row: EnvStep) -> EnvStep:
+    """Return rows of an environment without the parts of observations that are ``eval_only``.
+
+    With many agents, rows stay as they are: ``MultiAgent`` decides what each member sees.
+    """
+    hidden = spec.eval_only if isinstance(spec, EnvSpec) else ()
+    if not hidden:
+        return row
+    final = row.final
+    if isinstance(final, FinalObs):
+        final = final._replace(obs=without_parts(final.obs, hidden))
+    return row._replace(obs=without_parts(row.obs, hidden), final=final)
+
+
+def without_parts(obs: Mapping[str, PyTree], names: Sequence[str]) -> dict[str, PyTree]:
+    """Return an observation without the parts that are named."""
+    return {name: part for name, part in obs.items() if name not in names}
 
 
 def empty_env_step(spec: EnvSpec | MultiAgentSpec, num_envs: int) -> EnvStep:

@@ -47,10 +47,12 @@ class ModelLink:
 
 
 class ModelFlow:
-    """A sender. ``control`` is "agent", "aimd" or "cbr"."""
+    """A sender. ``control`` is "agent", "aimd" or "cbr"; those with ``steps`` are observed."""
 
     def __init__(self, control: str, path: list[int], **options: Any) -> None:
         self.control, self.path = control, path
+        self.steps: bool = options.get("steps", False)
+        self.step_at, self.began, self.most_throughput, self.gone = -1, 0, 0.0, False
         self.start: int = options.get("start", 0)
         self.between: int = options.get("between", 0)
         self.left: float = options.get("size", math.inf)
@@ -69,23 +71,23 @@ class ModelFlow:
 
 
 class Model:
-    """Links in a row; flow 0 is the agent's."""
+    """Links in a row; the first flows are those of the agents."""
 
     def __init__(self, links: list[ModelLink], flows: list[ModelFlow]) -> None:
         self.links, self.flows = links, flows
-        self.now, self.count, self.most_throughput = 0, 0, 0.0
+        self.now, self.count = 0, 0
         self.events: list[tuple] = []
         self.trace: list[tuple[int, str, int, int]] = []
         for i, flow in enumerate(flows):
             self.at(flow.start, BEGIN, i)
-        self.run()
+        self.ready = self.run()
 
     def at(self, time: int, kind: int, who: int, what: Any = None) -> None:
         self.count += 1
         heapq.heappush(self.events, (time, kind, who, self.count, what))
 
-    def run(self) -> None:
-        """Run until the agent's step ends."""
+    def run(self) -> list[int]:
+        """Run until steps end; return whose."""
         handlers = {
             BEGIN: self.begin,
             ARRIVAL: lambda link, packet: self.enter(packet),
@@ -93,11 +95,16 @@ class Model:
             TIMER: self.timer,
             DEPARTURE: self.departure,
         }
+        ready: list[int] = []
         while True:
+            if ready and self.events[0][:2] != (self.now, STEP):
+                return ready
             self.now, kind, who, _, what = heapq.heappop(self.events)
-            if kind == STEP:
-                return
-            handlers[kind](who, what)
+            if kind != STEP:
+                handlers[kind](who, what)
+            elif self.flows[who].step_at == self.now:
+                self.flows[who].step_at = -1
+                ready.append(who)
 
     def begin(self, i: int, _: Any) -> None:
         flow = self.flows[i]
@@ -163,6 +170,8 @@ class Model:
 
     def acknowledged(self, i: int, number: int) -> None:
         flow = self.flows[i]
+        if flow.gone:
+            return
         self.trace.append((self.now, "acknowledged", i, number))
         if number not in flow.in_flight:
             return
@@ -182,7 +191,7 @@ class Model:
 
     def timer(self, i: int, _: Any) -> None:
         flow = self.flows[i]
-        if not flow.in_flight or flow.deadline() != self.now:
+        if flow.gone or not flow.in_flight or flow.deadline() != self.now:
             return
         flow.last_lost = min(flow.in_flight)
         del flow.in_flight[flow.last_lost]
@@ -204,10 +213,11 @@ class Model:
         if number < 0:
             self.send(i)
         if flow.delivered >= flow.size:
-            self.at(self.now, STEP, i)
+            flow.gone = True
+            self.end_step(i, self.now)
             return
-        if flow.control == "agent" and was_slow_start and not flow.slow_start:
-            self.begin_step(flow.srtt or LEAST_TIMEOUT)
+        if flow.steps and was_slow_start and not flow.slow_start:
+            self.begin_step(i, flow.srtt or LEAST_TIMEOUT)
         self.send_allowed(i)
         if flow.in_flight:
             self.at(flow.deadline(), TIMER, i)
@@ -216,39 +226,53 @@ class Model:
     def adapt_aimd(flow: ModelFlow, number: int, lost: int) -> None:
         if lost and flow.last_lost >= flow.recovered_at:
             flow.window = flow.threshold = max(2.0, flow.window / 2)
-            flow.recovered_at = flow.number
+            flow.recovered_at, flow.slow_start = flow.number, False
         elif number >= flow.recovered_at:
             flow.window += 1 if flow.window < flow.threshold else 1 / flow.window
         if number < 0:
             flow.window = 2.0
 
-    def begin_step(self, length: int) -> None:
-        agent = self.flows[0]
+    def begin_step(self, i: int, length: int) -> None:
+        agent = self.flows[i]
         agent.sent = agent.acked = agent.lost = 0
-        self.began = self.now
-        self.at(self.now + length, STEP, 0)
+        agent.began = self.now
+        self.end_step(i, self.now + length)
 
-    def step(self, exponent: float) -> None:
-        agent = self.flows[0]
-        agent.window = min(agent.most, max(1.0, agent.window * math.exp2(exponent)))
-        while len(agent.rtts) > 1 and agent.rtts[0][0] < self.now - 10 * SECOND:
-            agent.rtts.popleft()
-        self.begin_step(2 * min(rtt for _, rtt in agent.rtts))
-        self.send_allowed(0)
-        self.run()
+    def end_step(self, i: int, time: int) -> None:
+        self.flows[i].step_at = time
+        self.at(time, STEP, i)
 
-    def observed(self) -> tuple[list[float], float, str]:
+    def step(self, exponents: dict[int, float]) -> None:
+        """Let agents act, by their numbers, and run on."""
+        for i, exponent in sorted(exponents.items()):
+            agent = self.flows[i]
+            if agent.control == "agent" and not agent.gone:
+                agent.window = min(agent.most, max(1.0, agent.window * math.exp2(exponent)))
+            while len(agent.rtts) > 1 and agent.rtts[0][0] < self.now - 10 * SECOND:
+                agent.rtts.popleft()
+            least = min((rtt for _, rtt in agent.rtts), default=0)
+            self.begin_step(i, 0 if agent.gone else 2 * least or LEAST_TIMEOUT)
+            if not agent.gone:
+                self.send_allowed(i)
+        self.ready = self.run()
+
+    def leave(self, i: int) -> None:
+        """Let an agent send and hear nothing any more."""
+        self.flows[i].gone, self.flows[i].left = True, 0
+
+    def observed(self, i: int = 0) -> tuple[list[float], float, str]:
         """Return observation, reward, and which branch of the reward it was."""
-        agent = self.flows[0]
-        throughput = agent.acked * PAYLOAD * 8 / ((self.now - self.began) / SECOND)
-        self.most_throughput = max(self.most_throughput, throughput)
-        share = throughput / self.most_throughput if self.most_throughput else 0.0
+        agent = self.flows[i]
+        length = (self.now - agent.began) / SECOND
+        throughput = agent.acked * PAYLOAD * 8 / length if length else 0.0
+        agent.most_throughput = max(agent.most_throughput, throughput)
+        share = throughput / agent.most_throughput if agent.most_throughput else 0.0
         spread = agent.largest - agent.least
         normalized = (agent.srtt - agent.least) / spread if spread else 0.0
         loss = min(1.0, agent.lost / max(1, agent.sent))
         gain, branch = share - loss, "simple"
         reward = gain
-        if not (gain < 1 and agent.srtt == agent.least):
+        if agent.srtt and not (gain < 1 and agent.srtt == agent.least):
             branch = "delayed"
             reward = gain * (agent.least / agent.srtt) * (1 - normalized)
         return [share, normalized, loss, agent.window], reward, branch

@@ -206,3 +206,28 @@ def test_what_cannot_be_trained_is_refused_before_anything_is(words, message, ca
     monkeypatch.setattr(subprocess, "run", pytest.fail)
     assert cli.main(["bench", "learn", *words]) == cli.EXIT_USAGE
     assert message in capsys.readouterr().err
+
+
+def test_an_exam_of_the_last_policy_counts_in_place_of_a_return(tmp_path, monkeypatch):
+    def run(command, **options):
+        if "sebulba.benchmarks.games" in command:
+            assert command[-2:] == [
+                "NashConv of KuhnPoker-v1",
+                str(tmp_path / "s" / "policy/player"),
+            ]
+            return types.SimpleNamespace(stdout="0.19\n")
+        (tmp_path / "s").mkdir()
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(learn.subprocess, "run", run)
+    goal = GOALS["kuhn"]
+    result = learn.train_seed(["kuhn"], 0, tmp_path / "s", None, goal)
+    assert str(goal).startswith("NashConv of KuhnPoker-v1 ≤ 0.25 within 800,000 env steps")
+    assert learn.verdict(result, goal) == learn.Verdict(True, 0.19)
+    worse = dataclasses.replace(result, exam=0.3)
+    late = dataclasses.replace(result, seconds=61.0)
+    failed = dataclasses.replace(result, exit_code=1)
+    assert not any(learn.verdict(one, goal).is_reached for one in (worse, late, failed))
+    assert "0.190" in learn.table_row(result, goal)
+    at_least = dataclasses.replace(goal, is_limit=False, mean_return=0.2)
+    assert not learn.verdict(result, at_least).is_reached

@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 
 import sebulba
+from sebulba import Population
 from sebulba.commands import cli
 from sebulba.diagnosis import env_checks
 from sebulba.diagnosis.checks import Done, run_checks
@@ -19,6 +20,7 @@ from sebulba.diagnosis.finding import Finding, Level
 from sebulba.errors import UsageError
 from tests import broken_envs
 from tests.broken_envs import PID_FILE, Good
+from tests.populations import Turns
 
 SLOW = ("workers", "speed")
 """Of which one test each is enough."""
@@ -244,3 +246,95 @@ def test_what_cannot_be_sent_is_refused_in_words():
     lock = broken_envs.HoldsLock()
     with pytest.raises(UsageError, match="cannot be sent to another process"):
         sebulba.check_env(lambda: lock)
+
+
+# Many agents.
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "tests.populations:Turns",
+        "tests.populations:Visitors",
+        "tests.echo:Echo",
+        "KuhnPoker-v1",
+        "LevelBasedForaging-v0",
+        "tests.pettingzoo_echo:EchoParallel",
+        "tests.pettingzoo_echo:EchoAEC",
+    ],
+)
+def test_many_agents_are_checked_and_their_tree_is_shown(env):
+    if "pettingzoo" in env:
+        pytest.importorskip("pettingzoo", reason="the package pettingzoo is not installed")
+    found = {finding.name: finding for finding in findings(env, num_steps=120)}
+    assert [f for f in found.values() if f.level is Level.PROBLEM] == []
+    assert "agents in" in found["spaces"].seen and "slots" in found["spaces"].seen
+    assert {"agents", "determinism", "seeds", "resume", "cycle"} <= found.keys()
+    acting = found["agents"].seen
+    assert "all act" in acting if env.startswith("Level") else "%" in acting
+    if ":" in env:
+        assert "exactly" in found["resume"].seen
+
+
+def test_many_agents_are_tried_in_workers_and_timed():
+    found = {f.name: f for f in findings("tests.populations:Visitors", skip=())}
+    assert "2 processes" in found["workers"].seen
+    assert "env steps/s as a vector of 2" in found["speed"].seen
+
+
+class Uneven(Turns):
+    """The payoff is zero_sum, and rewards are not; one of three never acts."""
+
+    tree = Population(
+        {**Turns.tree.members, "seat_2": Turns.tree.members["seat_0"]}, payoff="zero_sum"
+    )
+
+    def step(self, actions):
+        obs, rewards, *ends = super().step(actions)
+        return obs, {name: abs(reward) for name, reward in rewards.items()}, *ends
+
+
+class PoorSeat(Turns):
+    def step(self, actions):
+        obs, rewards, *ends = super().step(actions)
+        return obs, dict.fromkeys(rewards, float("nan")), *ends
+
+
+class Blind(Turns):
+    def observe(self):
+        return {name: {**seen, "number": 9} for name, seen in super().observe().items()}
+
+
+class Talks(Turns):
+    def step(self, actions):
+        return super().step(actions)[:2]
+
+
+class Twins(Turns):
+    def __init__(self, length=6, payoff="nothing"):
+        super().__init__(length)
+        self.tree = Population(Turns.tree.members, payoff=payoff)
+
+
+@pytest.mark.parametrize(
+    ("env", "check", "level", "words"),
+    [
+        (Uneven, "agents", Level.NOTE, "seat_2 never acted in 60 steps"),
+        (Uneven, "agents", Level.NOTE, "the payoff is zero_sum, and rewards add up to"),
+        (PoorSeat, "rewards", Level.PROBLEM, "reward of agent 'seat_0' must be a finite number"),
+        (Blind, "observations", Level.PROBLEM, "observation of agent 'seat_0' ['number'] must be"),
+        (Talks, "steps", Level.PROBLEM, "step must return a tuple of 4"),
+        (Twins, "making", Level.PROBLEM, "has payoff='nothing'"),
+    ],
+)
+def test_what_is_wrong_with_many_agents_is_found(env, check, level, words):
+    found = [f for f in findings(env) if f.name == check and f.level is level]
+    assert any(words in finding.seen for finding in found), found
+    assert all(finding.remedy for finding in found)
+
+
+def test_the_report_of_many_agents_is_readable():
+    report = sebulba.check_env("tests.populations:Turns", num_envs=2, num_steps=30)
+    lines = str(report).splitlines()
+    at = lines.index("OK       spaces: tests.populations:Turns: 2 agents in 1 group")
+    assert lines[at + 1] == "           group 'seat': 2 slots, which may have to wait"

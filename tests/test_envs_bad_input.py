@@ -262,7 +262,6 @@ def test_action_check_knows_both_ends(space, good, bad):
         ("MiniGrid-Empty-8x8-v0", {"agent_start_dir": -1}, "must be at least 0"),
         ("Pong-v5", {"difficulty": -2}, "must be at least -1"),
         ("Pong-v5", {"stak_num": 4}, "has no option 'stak_num'; the nearest are stack_num"),
-        ("Go9x9-v1", {}, "max_num_players=2; it must be 1, multi-player"),
         ("tests.nothing:Env", {}, "module 'tests.nothing', which is not found"),
         ("tests.oracle:OracleEnvs", {}, "no attribute 'OracleEnvs'; the nearest are OracleEnv"),
         ("tests.oracle:NUM_ACTIONS", {}, "must be an id, .* not a int"),

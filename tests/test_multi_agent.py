@@ -30,6 +30,7 @@ from sebulba.agents.kernels.exploration import epsilon_greedy
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.inference.episodes import SlotStatistics
+from sebulba.metrics.window import RecentEpisodes
 from sebulba.types import COMMON, EnvSpec, RunSpec, empty_env_step
 from tests.alone import alone, alone_class
 from tests.lockstep_hashes import CASES, train_and_hash
@@ -283,6 +284,20 @@ def test_slots_have_returns_and_lengths_of_their_own():
     np.testing.assert_array_equal(infos.slot_lengths["a"], [[2, 1], [1, 0]])
     np.testing.assert_array_equal(infos.episode_returns, [16.5, 22])
     np.testing.assert_array_equal(infos.episode_lengths, [2, 1])
+
+
+def test_returns_of_slots_that_never_acted_are_saved_again_and_again():
+    infos = SlotStatistics({"a": 2}, 1).add(
+        {"a": np.ones((1, 1, 2), np.float32)},
+        *(np.array([[flag]]) for flag in (True, False, False)),
+        {"a": np.array([[[True, False]]])},
+    )
+    episodes = RecentEpisodes()
+    episodes.add(infos)
+    state = episodes.state()
+    assert state[2] == {"a": [[1.0, None]]}
+    again = RecentEpisodes.restored(state)
+    assert again.state() == state and again.means() == episodes.means()
 
 
 # What an environment may say.

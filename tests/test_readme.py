@@ -120,8 +120,10 @@ def test_every_block_runs_as_pasted(block, tmp_path, request):
     if "my_env:" in text:
         (saved,) = [text for _, text in PASTED.values() if text.startswith("# my_env.py")]
         (tmp_path / "my_env.py").write_text(saved)
-    if "runs/mine" in text and "--name mine" not in text:
-        shutil.copytree(request.getfixturevalue("runs"), tmp_path / "runs")
+    for name in ("mine", "night"):
+        if f"runs/{name}" in text and f"--name {name}" not in text:
+            mine = request.getfixturevalue("runs") / "mine"
+            shutil.copytree(mine, tmp_path / "runs" / name)
     pasted(block, tmp_path, python_path=python_path)
 
 

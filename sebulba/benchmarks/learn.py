@@ -32,11 +32,12 @@ ROUNDING = 1.02
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A mean return that a preset has to reach within a budget.
+    """A mean return, or another figure, that a preset has to reach within a budget.
 
     Training episodes reach it if the mean of the last 100 does at any time within the budget. An
     evaluated goal is reached if both of the last two evaluations within the budget reach it, so
-    that a lucky one does not count.
+    that a lucky one does not count. Where agents play against themselves, returns say nothing; then
+    an exam of the last policy counts.
     """
 
     preset: str
@@ -48,8 +49,8 @@ class Goal:
     evaluated: bool = True
     """The return is that of the evaluation policy, not that of the training episodes."""
     is_limit: bool = False
-    """The return must not exceed ``mean_return``: it shows what the agent cannot do without a part
-    that ``options`` take away."""
+    """What counts must not exceed ``mean_return``: a return that shows what the agent cannot do
+    without a part that ``options`` take away, or an exam's figure of losses."""
     seconds: float | None = None
     """Seconds of the run, compile included, within which to reach it; None for no limit."""
     options: tuple[str, ...] = ()
@@ -58,9 +59,14 @@ class Goal:
     """Number of seeds, all of which have to reach it."""
     reference: str = ""
     """What others measured."""
+    exam: str = ""
+    """Name of an exam in ``benchmarks/games.py``, whose figure counts in place of a return."""
+    member: str = "player"
+    """Member whose policy takes the exam."""
 
     def __str__(self) -> str:
         where = "both last evaluations" if self.evaluated else "mean of 100 training episodes"
+        where = self.exam or where
         time = "" if self.seconds is None else f" and {self.seconds:g} s"
         sign = "≤" if self.is_limit else "≥"
         return f"{where} {sign} {self.mean_return:g} within {self.env_steps:,} env steps{time}"
@@ -82,6 +88,8 @@ class SeedResult:
     """Environment steps, seconds, mean return of the last 100 training episodes."""
     evaluations: list[tuple[int, float, float]]
     """Environment steps, mean and standard deviation of the returns of an evaluation."""
+    exam: float | None = None
+    """Figure of the exam, where the goal has one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +142,7 @@ def run(
             done = []
             for seed in range(seeds or (goal.seeds if goal else 3)):
                 folder = Path(runs or temporary) / f"{name}-seed{seed}"
-                done.append(train_seed(words, seed, folder, commit[0]))
+                done.append(train_seed(words, seed, folder, commit[0], goal))
                 print(table_row(done[-1], goal), flush=True)
             print(summary(done, goal), flush=True)
             record = harness.record(
@@ -154,9 +162,12 @@ def train_words(name: str, goal: Goal | None) -> list[str]:
     return [goal.preset, *goal.options] if goal else [name]
 
 
-def train_seed(words: Sequence[str], seed: int, folder: Path, commit: str | None) -> SeedResult:
+def train_seed(
+    words: Sequence[str], seed: int, folder: Path, commit: str | None, goal: Goal | None = None
+) -> SeedResult:
     """Return the result of a seed, which is trained unless ``folder`` holds its result already."""
-    made_by = {"commit": commit, "words": [*words]}
+    exam = goal.exam if goal else ""
+    made_by = {"commit": commit, "words": [*words]} | ({"exam": exam} if exam else {})
     file = folder / "learn.json"
     if commit is not None and file.exists():
         kept = read_json_object(file)
@@ -173,9 +184,19 @@ def train_seed(words: Sequence[str], seed: int, folder: Path, commit: str | None
     metrics = folder / "metrics.jsonl"
     records = read_records(metrics) if metrics.exists() else []
     result = seed_result(records, seed, done.returncode, wall_s)
+    if exam and done.returncode == 0 and goal:
+        policy = folder / "policy" / goal.member
+        result = dataclasses.replace(result, exam=figure_of_exam(exam, policy))
     if done.returncode == 0:
         file.write_text(json.dumps(dataclasses.asdict(result) | {"made_by": made_by}))
     return result
+
+
+def figure_of_exam(exam: str, policy: Path) -> float:
+    """Return the figure of a saved policy, which a process of its own computes."""
+    command = [sys.executable, "-m", "sebulba.benchmarks.games", exam, str(policy)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    return float(json.loads(done.stdout))
 
 
 def seed_result(
@@ -199,6 +220,8 @@ def seed_result(
 
 def verdict(result: SeedResult, goal: Goal) -> Verdict:
     """Compare a run with its goal."""
+    if goal.exam:
+        return _verdict_of_exam(result, goal)
     if not goal.evaluated:
         training = [point for point in result.training if point[0] <= goal.env_steps]
         last = training[-1][2] if training else None
@@ -218,6 +241,15 @@ def verdict(result: SeedResult, goal: Goal) -> Verdict:
     return Verdict(is_reached, min(last_two), reached)
 
 
+def _verdict_of_exam(result: SeedResult, goal: Goal) -> Verdict:
+    figure = result.exam
+    if figure is None or result.exit_code != 0:
+        return Verdict(False, None)
+    in_time = goal.seconds is None or (result.seconds or 0.0) <= goal.seconds
+    is_good = figure <= goal.mean_return if goal.is_limit else figure >= goal.mean_return
+    return Verdict(in_time and is_good, figure)
+
+
 HEADER = " seed exit  reached    return   env steps  seconds   run s  wall s"
 
 
@@ -233,7 +265,7 @@ def table_row(result: SeedResult, goal: Goal | None) -> str:
     return " ".join(
         [
             f"{result.seed:>5} {result.exit_code:>4} {word:>8}",
-            cell(found.mean_return, 9, ".1f"),
+            cell(found.mean_return, 9, ".3f" if goal and goal.exam else ".1f"),
             cell(found.env_steps, 11, ",d"),
             cell(found.seconds, 8, ".1f"),
             cell(result.seconds, 7, ".1f"),

@@ -119,6 +119,18 @@ _NEUTRAL = {
     for name, task in tasks.items()
 }
 
+
+def _congestion(agent: str) -> Goal:
+    """Return the goal of 80 % of the way from one window for all networks to the best of each."""
+    return Goal(
+        f"congestion-{agent}",
+        371,
+        1_000_000,
+        options=("--total-env-steps", "1000000", "--eval-every-env-steps", "100000"),
+        reference="264: a window of 321 packets; 398: the best fixed window of each network",
+    )
+
+
 GOALS: dict[str, Goal] = {
     "cartpole": _reach(
         "cartpole",
@@ -168,6 +180,36 @@ GOALS: dict[str, Goal] = {
         options=("--total-env-steps", "300000"),
         seeds=1,
         reference="CleanRL: 9.6k at 1M",
+    ),
+    **{f"congestion-{agent}": _congestion(agent) for agent in ("ppo", "sac", "ddpg", "impala")},
+    "kuhn": Goal(
+        "kuhn",
+        0.25,
+        800_000,
+        exam="NashConv of KuhnPoker-v1",
+        is_limit=True,
+        seconds=60,
+        reference="0.917 with uniform actions; a prototype: 0.12 to 0.16",
+    ),
+    "leduc": Goal(
+        "leduc",
+        2.0,
+        2_000_000,
+        exam="NashConv of LeducHoldem-v1",
+        is_limit=True,
+        reference="4.747 with uniform actions",
+    ),
+    "tic-tac-toe": Goal(
+        "tic-tac-toe",
+        0,
+        2_000_000,
+        exam="lost positions of TicTacToe-v1",
+        is_limit=True,
+        reference="0 is the best possible",
+    ),
+    "connect-four": Goal("connect-four", 0.95, 2_000_000, exam="share won of ConnectFour-v1"),
+    "connect-four-script": Goal(
+        "connect-four", 0.5, 2_000_000, exam="share won of ConnectFour-v1 against a script"
     ),
     **_NEUTRAL,
 }

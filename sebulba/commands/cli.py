@@ -1,5 +1,5 @@
-"""The command line: ``sebulba train``, ``resume``, ``eval``, ``bench``, ``doctor``, ``check-env``,
-``check-agent``.
+"""The command line: ``sebulba train``, ``resume``, ``eval``, ``runs``, ``plot``, ``diff``,
+``bench``, ``networks``, ``doctor``, ``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -47,7 +47,11 @@ USAGE = """\
 usage: sebulba train CONFIG [options]      train an agent
        sebulba resume RUN [options]        go on with a run that ended, or was ended
        sebulba eval RUN [options]          play a trained policy
+       sebulba runs [FOLDER]               list runs: how far, how well, how they ended
+       sebulba plot RUN... [options]       draw runs, seeds together
+       sebulba diff RUN RUN                see in what two runs differ
        sebulba bench BENCHMARK [options]   measure this machine
+       sebulba networks COMMAND RUN        look at what congestion control has learned
        sebulba doctor [options]            see whether this machine is fit
        sebulba check-env ENV [options]     see what is wrong with an environment
        sebulba check-agent AGENT [options] see what is wrong with an agent
@@ -168,7 +172,11 @@ def _command(argv: list[str]) -> int:
         "train": _train,
         "resume": _resume,
         "eval": _eval,
+        "runs": _runs,
+        "plot": _plot,
+        "diff": _diff,
         "bench": _bench,
+        "networks": _networks,
         "doctor": _doctor,
         "check-env": _check_env,
         "check-agent": _check_agent,
@@ -476,11 +484,35 @@ def _eval(argv: list[str]) -> int:
     return EXIT_OK
 
 
+def _runs(argv: list[str]) -> int:
+    from sebulba.comparison import command_line
+
+    return command_line.runs(argv)
+
+
+def _plot(argv: list[str]) -> int:
+    from sebulba.comparison import command_line
+
+    return command_line.plot(argv)
+
+
+def _diff(argv: list[str]) -> int:
+    from sebulba.comparison import command_line
+
+    return command_line.diff(argv)
+
+
 def _bench(argv: list[str]) -> int:
     _import_from_here()
     from sebulba.benchmarks import command_line
 
     return command_line.main(argv, read_config)
+
+
+def _networks(argv: list[str]) -> int:
+    from sebulba.benchmarks.networks import command_line
+
+    return command_line.main(argv)
 
 
 def _doctor(argv: list[str]) -> int:

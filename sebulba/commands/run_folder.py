@@ -28,7 +28,7 @@ from sebulba.files import (
     write_whole,
 )
 from sebulba.metrics.plots import record_of
-from sebulba.options import JAX_LIBRARIES
+from sebulba.options import ENV_LIBRARIES
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -236,7 +236,7 @@ class RunFolder:
         if env.backend is not None or not isinstance(environment, dict):
             return env
         backend = environment.get("backend")
-        if backend in JAX_LIBRARIES:  # the id says so
+        if backend in ENV_LIBRARIES:  # the id says so
             return env
         return dataclasses.replace(env, backend=backend)
 
@@ -420,7 +420,7 @@ class RunFolder:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
         try:
-            config = EnvConfig(**record["env"])
+            config = dataclass_from_json(EnvConfig, {**record["env"]})
             for named in config.named_code():
                 trust.check(f"{self.config} names {named}")
             return self._with_backend(config, record)

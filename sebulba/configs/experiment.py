@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.checks import at_least, at_most, check_types, require, require_positive
 from sebulba.errors import UsageError, shown
-from sebulba.options import JAX_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
+from sebulba.options import ENV_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 
 PATH_CHARACTERS = frozenset("/\\.~:")
 """An option without any of these names no module, and a file only in the current folder."""
@@ -32,8 +32,8 @@ class EnvConfig:
     """An environment. None leaves an option to the backend's own default."""
 
     id: str
-    """Id known to envpool or Gymnasium; gymnax:ID, or of brax, jumanji or pgx; or module:attribute
-    of an environment class or factory."""
+    """Id known to envpool or Gymnasium; gymnax:ID, or of brax, jumanji, pgx or pettingzoo; or
+    module:attribute of an environment class or factory."""
     backend: Literal["envpool", "gymnasium"] | None = None
     """None takes envpool where it has the id, and Gymnasium elsewhere."""
     num_threads: int | None = None
@@ -54,6 +54,12 @@ class EnvConfig:
     """Truncate episodes after this many environment steps."""
     channels_first: bool | None = None
     """Images are channels x height x width, not height x width x channels; None goes by sizes."""
+    action_mask: Literal["observation", "info"] | None = None
+    """Where a mask of legal actions is, which agents then heed: in the part action_mask of the
+    observation, or in the infos of Gymnasium environments."""
+    privileged: tuple[str, ...] = ()
+    """Parts of the observation that the policy never sees; they are for the learner, such as a
+    central critic."""
     options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
     """More options of envpool.make or gymnasium.make, as NAME VALUE pairs."""
 
@@ -80,14 +86,14 @@ class EnvConfig:
             for field in dataclasses.fields(self)
             if field.name not in ("id", "options")
         }
-        return {k: v for k, v in values.items() if v is not None} | self.options
+        return {k: v for k, v in values.items() if v not in (None, ())} | self.options
 
     def named_code(self) -> list[str]:
         """Return what of it imports Python code, or may open files, beyond a backend's own ids."""
         library, colon, _ = self.id.partition(":")
         is_plain = self.id.isprintable() and len(self.id) <= MOST_SHOWN
         shown_id = self.id if is_plain else shown(self.id)
-        names_code = colon and library not in JAX_LIBRARIES
+        names_code = colon and library not in ENV_LIBRARIES
         named = [f"the environment {shown_id}"] if names_code else []
         return named + [
             f"the option {name} {value!r}"

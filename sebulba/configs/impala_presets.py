@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
 
 
 def neutral() -> ExperimentConfig:
@@ -160,6 +160,15 @@ def halfcheetah() -> ExperimentConfig:
     )
 
 
+def congestion() -> ExperimentConfig:
+    """Return Impala on congestion control in the ranges of RayNet's paper.
+
+    The neutral preset without a bonus for entropy: every deviation of the window costs reward.
+    """
+    agent = {"entropy_coefficient": 0.0, "initial_std": 0.5}
+    return for_task(neutral(), "sebulba/CongestionControl-v0", agent, total_env_steps=1_000_000)
+
+
 NEUTRAL = Preset("Impala for any task", neutral)
 """For any task, until one of its own is written."""
 
@@ -169,5 +178,6 @@ PRESETS: dict[str, Preset] = {
     "pong": Preset("Impala, Nature CNN, envpool Pong-v5", pong),
     "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
     "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
+    "congestion-impala": Preset("Impala, Gaussian policy, congestion control", congestion),
 }
 """For one task each, by the name that the command line knows."""

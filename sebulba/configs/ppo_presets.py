@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
@@ -161,6 +164,17 @@ def congestion() -> ExperimentConfig:
     )
 
 
+def shared_bottleneck() -> ExperimentConfig:
+    """Return PPO for two flows that share a bottleneck, and their policy.
+
+    The numbers of ``congestion-ppo``. In a row about half of the agents act, as their steps end at
+    unequal times, so trajectories are twice as long.
+    """
+    start = congestion()
+    env = EnvConfig("sebulba/SharedBottleneck-v0")
+    return dataclasses.replace(start, env=env, steps_per_cycle=256)
+
+
 def breakout_minatar() -> ExperimentConfig:
     """Return PPO on gymnax's MinAtar Breakout, which needs the extra ``gymnax``.
 
@@ -232,6 +246,52 @@ def hopper_brax() -> ExperimentConfig:
     )
 
 
+def _self_play(env_id: str, env_steps: int = 2_000_000, **agent: Any) -> ExperimentConfig:
+    """Return PPO that plays all seats of a game of envpool with one policy, its latest.
+
+    No published settings were found for these. Games are short, so advantages are those of the
+    whole game (lambda 1), and nothing is discounted. The entropy bonus keeps self-play in games of
+    chance and hidden cards from going in circles.
+    """
+    fields = {
+        "learning_rate": 1e-3,
+        "discount": 1.0,
+        "trace_decay": 1.0,
+        "epochs": 2,
+        "minibatches": 4,
+        "entropy_coefficient": 0.05,
+        "normalize_observations": False,
+        "normalize_rewards": False,
+        "torso": TorsoConfig(hidden_sizes=(64, 64)),
+    } | agent
+    return for_task(
+        neutral(), env_id, fields, total_env_steps=env_steps, num_envs=128, steps_per_cycle=32
+    )
+
+
+def kuhn() -> ExperimentConfig:
+    """Return self-play in Kuhn poker.
+
+    With an entropy bonus of 0.1 or 0.05 (and lambda 0.95) the NashConv ended at 0.5.
+    """
+    return _self_play("KuhnPoker-v1", 800_000, entropy_coefficient=0.2)
+
+
+def leduc() -> ExperimentConfig:
+    """Return self-play in Leduc hold'em."""
+    return _self_play("LeducHoldem-v1", entropy_coefficient=0.2)
+
+
+def tic_tac_toe() -> ExperimentConfig:
+    """Return self-play in TicTacToe."""
+    return _self_play("TicTacToe-v1", torso=TorsoConfig(hidden_sizes=(256, 256)))
+
+
+def connect_four() -> ExperimentConfig:
+    """Return self-play in ConnectFour."""
+    return _self_play("ConnectFour-v1", torso=TorsoConfig(hidden_sizes=(256, 256)))
+
+
 NEUTRAL = Preset("PPO for any task", neutral)
 """For any task, until one of its own is written."""
 
@@ -244,7 +304,14 @@ PRESETS: dict[str, Preset] = {
     "breakout-minatar": Preset(
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
     ),
-    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion),
+    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion, goal=371),
+    "shared-bottleneck-ppo": Preset(
+        "PPO, Gaussian policy, flows that share a bottleneck", shared_bottleneck
+    ),
+    "connect-four": Preset("PPO, self-play, envpool ConnectFour-v1", connect_four),
+    "kuhn": Preset("PPO, self-play, envpool KuhnPoker-v1", kuhn),
+    "leduc": Preset("PPO, self-play, envpool LeducHoldem-v1", leduc),
+    "tic-tac-toe": Preset("PPO, self-play, envpool TicTacToe-v1", tic_tac_toe),
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
     "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }

@@ -282,12 +282,12 @@ def check_keys(subject: AgentSubject) -> Iterator[Finding]:
     )
 
     def twice(networks: PyTree, step_state: PyTree, env_step: Any) -> PyTree:
-        _, step_state = agent.step(networks, step_state, env_step)
-        return agent.step(networks, step_state, env_step)
+        _, step_state = agent.act(networks, step_state, env_step)
+        return agent.act(networks, step_state, env_step)
 
     cases: list[tuple[str, Callable, tuple, str]] = [
         ("new_networks", agent.new_networks, (contract.key,), "within it"),
-        ("step", agent.step, acting, "within it"),
+        ("step", agent.act, acting, "within it"),
         ("step", twice, acting, "by the next step: the key that it returns has been used"),
         ("loss", contract.mapped(agent.loss), learning, "within it"),
     ]

@@ -43,7 +43,7 @@ class Streams:
         self._agent = agent
         self._num_steps = num_steps
         self._rng = np.random.default_rng(seed)
-        self._step = jax.jit(agent.step)
+        self._step = jax.jit(agent.act)
         self._step_state = list(state.step)
         self._row = [self.first_row(j) for j in range(len(state.step))]
         self._cycle = [0 for _ in state.step]

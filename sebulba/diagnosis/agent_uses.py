@@ -147,7 +147,7 @@ def check_saving(subject: AgentSubject) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory() as folder:
             save_policy(folder, agent, networks, run)
             policy = load_policy(folder, trust=True)
-        action, _ = policy(agent.spec.observation_space.sample())
+        action, _ = policy(policy.spec.observation_space.sample())
     except (UsageError, TypeError, ValueError) as error:
         what, _, remedy = str(error).rpartition("; ")
         yield problem(f"its policy cannot be saved and loaded: {what or error}", remedy)

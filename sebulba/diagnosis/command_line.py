@@ -41,6 +41,11 @@ def check_env(argv: Sequence[str]) -> int:
     )
     parser.add_argument("env", metavar="ENV", help="an id, or module:attribute of your own")
     parser.add_argument("--backend", choices=("envpool", "gymnasium"), help="for ids")
+    parser.add_argument(
+        "--action-mask",
+        choices=("observation", "info"),
+        help="where the mask of legal actions is that is to be heeded",
+    )
     parser.add_argument("--num-envs", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=500, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -50,13 +55,14 @@ def check_env(argv: Sequence[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="also write the report there")
     arguments = parser.parse_args(argv)
     _check_folder(arguments.json)
+    options = {"backend": arguments.backend, "action_mask": arguments.action_mask}
     events = env_findings(
         arguments.env,
         num_envs=arguments.num_envs,
         num_steps=arguments.steps,
         seed=arguments.seed,
         timeout_s=arguments.timeout,
-        options={"backend": arguments.backend} if arguments.backend else {},
+        options={k: v for k, v in options.items() if v is not None},
     )
     return _end(print_findings(arguments.env, events), arguments.json)
 

@@ -21,6 +21,7 @@ from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.diagnosis.versions import check_versions
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
+from sebulba.options import ENV_LIBRARIES
 
 GB = 1e9
 LITTLE_MEMORY_GB = 2.0
@@ -45,6 +46,11 @@ EXTRAS = {
     "mujoco": ("MuJoCo by Gymnasium; envpool's needs none", "pip install 'gymnasium[mujoco]'"),
     "Box2D": ("Box2D by Gymnasium; envpool's needs none", "pip install 'gymnasium[box2d]'"),
     "wandb": ("metrics on wandb.ai, by a writer of yours", "pip install wandb"),
+    **{
+        library: (f"environments {library}:ID", f"pip install 'sebulba[{library}]'")
+        for library in ENV_LIBRARIES
+    },
+    "stable_baselines3": ("sebulba bench rivals", "pip install 'sebulba[rivals]'"),
 }
 """Purpose of an optional package and how to get it, by its module."""
 
@@ -186,6 +192,10 @@ def check_extras() -> Iterator[Finding]:
     for name in missing:
         what_for, how = EXTRAS[name]
         yield ok(f"optional, missing ({what_for})", how, name=name)
+    if compiler := shutil.which("g++"):
+        yield ok(f"{compiler}, for the environments of networks", name="g++")
+    else:
+        yield ok("optional, missing (environments of networks)", "apt install g++", name="g++")
 
 
 def _envpool_checks() -> list[Check]:

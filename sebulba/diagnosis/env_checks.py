@@ -15,10 +15,15 @@ from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.env_players import SinglePlayer, first_difference
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.finding import Finding, note, ok, problem
+from sebulba.envs.observation_parts import MASK
 from sebulba.envs.spaces import WRAP
+from sebulba.envs.tree import describe
 from sebulba.errors import UsageError, describe_error
+from sebulba.types import MultiAgentSpec
 
 HUGE_REWARD = 100.0
+ZERO_SUM = 1e-3
+"""Sum of all rewards up to which a payoff counts as zero_sum."""
 MASKS = frozenset({"action_mask", "action_masks", "avail_actions", "legal_actions"})
 """Names of infos that say which actions are allowed."""
 CONTRACT = ("steps", "observations", "rewards")
@@ -64,6 +69,7 @@ def checks_of(subject: Subject) -> list[Check]:
         check("observations", check_observations, "steps"),
         check("rewards", check_rewards, "observations"),
         check("episodes", check_episodes, *CONTRACT),
+        check("agents", check_agents, *CONTRACT),
         check("close", check_close, *CONTRACT),
         check("buffers", check_buffers, *CONTRACT),
         check("determinism", check_determinism, *sound),
@@ -91,7 +97,7 @@ def check_making(subject: Subject) -> Iterator[Finding]:
             "make a new one at each call",
         )
         return
-    kind = "one environment at a time" if subject.make_one else f"{subject.num_envs} at a time"
+    kind = "one environment at a time" if subject.plays_one else f"{subject.num_envs} at a time"
     yield ok(f"{type(first).__name__}, {kind}")
 
 
@@ -102,7 +108,11 @@ def _made(player: Any) -> Any:
 def check_spaces(subject: Subject) -> Iterator[Finding]:
     """Show the spaces, and say what is unusual about them."""
     with subject.playing() as player:
-        declared, action = player.spec.observation_space, player.spec.action_space
+        spec = player.spec
+    if isinstance(spec, MultiAgentSpec):
+        yield ok(describe(spec))
+        return
+    declared, action = spec.observation_space, spec.action_space
     yield ok(f"{_short(declared)} -> {_short(action)}")
     leaves = declared.spaces if isinstance(declared, spaces.Dict) else {"obs": declared}
     wide = [key for key, leaf in leaves.items() if np.dtype(leaf.dtype).itemsize == 8]
@@ -131,7 +141,7 @@ def check_steps(subject: Subject) -> Iterator[Finding]:
     if "steps" in seen.broken:
         yield problem(seen.broken["steps"], "mend reset or step")
     else:
-        times = "" if subject.make_one else f" of {subject.num_envs} environments"
+        times = "" if subject.plays_one else f" of {subject.num_envs} environments"
         yield ok(f"{seen.steps} random steps{times} without an error")
 
 
@@ -198,6 +208,35 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
         yield ok(f"{shown}; the step that ends an episode resets")
 
 
+def check_agents(subject: Subject) -> Iterator[Finding]:
+    """Look at who acts, and at rewards that nobody is credited with."""
+    with subject.playing() as player:
+        spec = player.spec
+    if not isinstance(spec, MultiAgentSpec):
+        return
+    seen = subject.walk
+    for group, slots in seen.share_acting.items():
+        names = spec.groups[group].slots
+        if idle := [name for name, share in zip(names, slots, strict=True) if share == 0]:
+            yield note(
+                f"{', '.join(idle)} never acted in {seen.steps} steps",
+                "pass a larger --steps, or leave them out of the tree: they cannot learn",
+            )
+        else:
+            shown = ", ".join(
+                f"{name} {share:.0%}" for name, share in zip(names, slots, strict=True)
+            )
+            yield ok(f"acting in a share of steps: {shown}")
+    if not seen.share_acting:
+        yield ok("all act in every step")
+    whole = spec.teams[0] if spec.teams else None
+    if whole and whole.payoff == "zero_sum" and abs(seen.sum_of_rewards) > ZERO_SUM:
+        yield note(
+            f"the payoff is zero_sum, and rewards add up to {seen.sum_of_rewards:g}",
+            "say payoff='general', or mend the rewards",
+        )
+
+
 def check_close(subject: Subject) -> Iterator[Finding]:
     """Close twice."""
     player = subject.make_player()
@@ -217,12 +256,15 @@ def check_close(subject: Subject) -> Iterator[Finding]:
 
 def check_infos(subject: Subject) -> Iterator[Finding]:
     """Look at infos, which a run drops."""
+    if not subject.plays_one:
+        return  # those of many agents are not seen here
     keys = subject.walk.info_keys
-    if masks := sorted(MASKS & frozenset().union(*keys)):
+    masks = sorted(MASKS & frozenset().union(*keys))
+    if masks and subject.action_mask is None:
+        how = "" if masks == [MASK] else f" once it is called {MASK}"
         yield note(
             f"{masks[0]} is dropped, as all infos are, so agents take masked actions, too",
-            "let step take every action, or give the mask in the observation to an agent of your "
-            "own that heeds it",
+            f"--env.action-mask info heeds it{how}; or let step take every action",
         )
     if len(keys) > 1:
         varying = sorted(frozenset.union(*keys) - frozenset.intersection(*keys))
@@ -240,7 +282,7 @@ def check_buffers(subject: Subject) -> Iterator[Finding]:
     """Look whether returned observations are overwritten later."""
     if not (times := subject.walk.rewritten):
         yield ok("observations stay as they were returned")
-    elif subject.make_one:
+    elif subject.plays_one:
         yield note(
             f"observations changed after they were returned, at {times} steps; the adapter copies",
             "return a copy if others use the environment, too",

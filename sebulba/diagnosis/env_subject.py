@@ -12,6 +12,7 @@ from sebulba.diagnosis.env_players import (
     Player,
     SinglePlayer,
     close_quietly,
+    legal_player,
     play,
 )
 from sebulba.diagnosis.env_walk import Walk, walk
@@ -57,18 +58,32 @@ class Subject:
         self.longest_s = WALK_SHARE * timeout_s
         """Longest time of a walk, in seconds."""
 
+    @functools.cached_property
+    def plays_one(self) -> bool:
+        """A player is a single environment; otherwise, and with many agents, it is a vector."""
+        if self.make_one is None:
+            return False
+        player = SinglePlayer(self.make_one, self._seeds(0)[0])
+        close_quietly(player)
+        return not player.is_population
+
+    @property
+    def action_mask(self) -> str | None:
+        """Where the mask of legal actions is that is heeded; None for nowhere."""
+        return self._options.get("action_mask")
+
     @property
     def num_played(self) -> int:
         """Number of environments of a player."""
-        return 1 if self.make_one else self.num_envs
+        return 1 if self.plays_one else self.num_envs
 
     def make_vector(self, shift: int = 0) -> EnvAdapter:
         """Make a vector environment; another ``shift`` gives it other seeds."""
-        return self.factory(self.num_envs, self._seeds(shift))
+        return legal_player(self.factory(self.num_envs, self._seeds(shift)))
 
     def make_player(self, shift: int = 0) -> Player:
         """Make a single environment if that is possible, else a vector."""
-        if self.make_one:
+        if self.plays_one and self.make_one:
             return SinglePlayer(self.make_one, self._seeds(shift)[0])
         return self.make_vector(shift)
 

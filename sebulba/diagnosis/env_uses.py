@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from sebulba.diagnosis.env_players import (
+    Fingerprint,
     Player,
+    RandomActions,
     SinglePlayer,
-    actions,
     close_quietly,
     fingerprint,
     first_difference,
+    legal_player,
 )
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.env_walk import walk
@@ -34,6 +35,8 @@ NUM_WORKER_STEPS = 8
 
 def check_vector(subject: Subject) -> Iterator[Finding]:
     """Walk through the vector environment of a run."""
+    if not subject.plays_one:
+        return  # all the other checks did
     player = subject.make_vector()
     try:
         seen = walk(player, subject.num_envs, subject.num_compared, 0, subject.longest_s)
@@ -52,12 +55,12 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
     """Play in worker processes."""
     seeds = seed_block(0, inferencer=0, num_inferencers=1, num_envs=NUM_WORKERS)
     try:
-        env = subject.async_factory()(NUM_WORKERS, seeds)
+        env = legal_player(subject.async_factory()(NUM_WORKERS, seeds))
         try:
-            env.reset()
-            chosen = actions(env.spec.action_space, NUM_WORKERS, 0)
+            output = env.reset()
+            choose = RandomActions(env.spec, NUM_WORKERS, 0)
             for _ in range(NUM_WORKER_STEPS):
-                env.step(next(chosen))
+                output = env.step(choose(output))
         finally:
             env.close()
     except Exception as error:
@@ -78,21 +81,25 @@ def check_resume(subject: Subject) -> Iterator[Finding]:
         if not hasattr(env, "state"):
             yield note("not known: the adapter has no state()", BEGINS_ANEW)
             return
-        some = actions(env.spec.action_space, subject.num_envs, 0)
-        chosen = list(itertools.islice(some, NUM_SAVED))
-        env.reset()
-        for action in chosen:
-            env.step(action)
+        choose = RandomActions(env.spec, subject.num_envs, 0)
+        output = env.reset()
+        for _ in range(NUM_SAVED):
+            output = env.step(choose(output))
         state = env.state()
         if isinstance(state, str):
             yield note(f"cannot be put back: {state}", BEGINS_ANEW)
             return
         other.put_back(state)
-        shown = [[fingerprint(one.step(action)) for action in chosen] for one in (env, other)]
+        shown: list[list[Fingerprint]] = [[], []]
+        for _ in range(NUM_SAVED):
+            action = choose(output)
+            output, again = env.step(action), other.step(action)
+            shown[0].append(fingerprint(output))
+            shown[1].append(fingerprint(again))
     finally:
         close_quietly(env)
         close_quietly(other)
-    if difference := first_difference(*shown):
+    if difference := first_difference(shown[0], shown[1]):
         yield problem(
             f"once put back, it shows other {difference}",
             "save everything that a step depends on, its generators too (get_state, set_state)",
@@ -117,7 +124,7 @@ def check_speed(subject: Subject) -> Iterator[Finding]:
     vector_s = _seconds_per_step(subject, subject.make_vector())
     env_s = vector_s / subject.num_envs
     shown = f"{1 / env_s:,.0f} env steps/s as a vector of {subject.num_envs}"
-    if subject.make_one is None:
+    if not subject.plays_one:
         yield ok(shown)
         return
     alone_s = _seconds_per_step(subject, subject.make_player())
@@ -131,14 +138,15 @@ def check_speed(subject: Subject) -> Iterator[Finding]:
 def _seconds_per_step(subject: Subject, player: Player) -> float:
     """Return the mean seconds of a vector step, and close ``player``."""
     num_envs = 1 if isinstance(player, SinglePlayer) else subject.num_envs
-    chosen = actions(player.spec.action_space, num_envs, 0)
-    kept = [next(chosen) for _ in range(64)]
+    choose = RandomActions(player.spec, num_envs, 0)
     try:
-        player.reset()
-        player.step(kept[0])
-        steps, began = 0, time.perf_counter()
-        while (took := time.perf_counter() - began) < MEASURED_S or not steps:
-            player.step(kept[steps % len(kept)])
+        output = player.step(choose(player.reset()))
+        steps, took = 0, 0.0
+        while took < MEASURED_S:
+            action = choose(output)
+            began = time.perf_counter()
+            output = player.step(action)
+            took += time.perf_counter() - began
             steps += 1
         return took / steps
     finally:

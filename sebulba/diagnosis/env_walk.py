@@ -13,7 +13,13 @@ import jax
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.diagnosis.env_players import Player, SinglePlayer, actions
+from sebulba.diagnosis.env_players import (
+    Player,
+    RandomActions,
+    SinglePlayer,
+    in_brief,
+    slots_of,
+)
 from sebulba.errors import EnvError, describe_error
 from sebulba.inference.cycle import env_step_of
 from sebulba.types import EnvOutput
@@ -21,9 +27,14 @@ from sebulba.types import EnvOutput
 TOLERANCE = 1e-3
 """Share of the width of a range by which observations may leave it."""
 
-_BROKEN = re.compile(r"(?:^|: )(obs|reward|reset|step|terminated)\b")
+_BROKEN = re.compile(
+    r"(?:^|: )(obs|observations?|rewards?|reset|step|terminated)\b(?! of (?:reset|step) name)"
+)
 """Finds what an error of an adapter is about."""
-PARTS = {"obs": "observations", "reward": "rewards"}
+PARTS = {
+    **dict.fromkeys(("obs", "observation", "observations"), "observations"),
+    **dict.fromkeys(("reward", "rewards"), "rewards"),
+}
 """The checks that report such an error; all others are reported by the check "steps"."""
 
 
@@ -38,7 +49,9 @@ class Walk:
     broken: dict[str, str] = dataclasses.field(default_factory=dict)
     """The breach of the contract that ended the walk, by the name of the check that reports it."""
     rewards: list[np.ndarray] = dataclasses.field(default_factory=list)
-    """Rewards of each step, ``[B]``."""
+    """Rewards of each step, ``[B, slots]``."""
+    acting: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
+    """Who acts after each step, ``[B, A]`` by group; without those where all always do."""
     terminated: int = 0
     """Episodes that were terminated."""
     truncated: int = 0
@@ -63,6 +76,18 @@ class Walk:
     """The different sets of keys of infos."""
 
     @property
+    def share_acting(self) -> dict[str, list[float]]:
+        """In how large a share of rows each slot acts, by group."""
+        return {
+            group: np.concatenate(rows).mean(axis=0).tolist() for group, rows in self.acting.items()
+        }
+
+    @property
+    def sum_of_rewards(self) -> float:
+        """The sum of all rewards of all agents."""
+        return float(sum(rewards.sum() for rewards in self.rewards))
+
+    @property
     def ends(self) -> int:
         """Episodes that ended."""
         return self.terminated + self.truncated - self.both
@@ -79,13 +104,13 @@ def walk(player: Player, num_envs: int, num_steps: int, seed: int, longest_s: fl
       longest_s: Longest time of the walk, in seconds.
     """
     seen = Walk()
-    chosen = actions(player.spec.action_space, num_envs, seed)
+    choose = RandomActions(player.spec, num_envs, seed)
     watch = _Watch(player, seen)
     began = time.monotonic()
     try:
         ended = watch.look(player.reset, np.zeros(num_envs, np.bool_))
         while ended is not None and seen.steps < num_steps:
-            action = next(chosen)
+            action = choose(watch.last)
             before = time.monotonic()
             ended = watch.look(functools.partial(player.step, action), ended)
             seen.step_s += time.monotonic() - before
@@ -105,6 +130,8 @@ class _Watch:
         self._seen = seen
         self._bounds = _bounds(player.spec.observation_space)
         self._previous: tuple[list[np.ndarray], list[np.ndarray]] | None = None
+        self.last: Any = None
+        """The last output."""
 
     def look(self, act: Any, ended: np.ndarray) -> np.ndarray | None:
         """Act and look; return which episodes have ended, or None if the walk cannot go on."""
@@ -122,20 +149,24 @@ class _Watch:
             return None
         finally:
             self._look_at_raw()
-        self._look_at_flags(output, ended)
-        self._seen.rewards.append(np.array(output.reward))
+        self.last = output
+        brief = in_brief(output)
+        self._look_at_flags(brief, ended)
+        self._seen.rewards.append(slots_of(output.reward))
+        for group, acting in (output.acting or {}).items():
+            self._seen.acting.setdefault(group, []).append(np.asarray(acting))
         self._look_for_not_finite(output)
         if not is_single:
             self._look_at_leaves([np.asarray(leaf) for leaf in jax.tree.leaves(output.obs)])
             self._look_at_range(output.obs)
-        return output.terminated | output.truncated
+        return brief.terminated | brief.truncated
 
     def _look_for_not_finite(self, output: EnvOutput) -> None:
         """Look for numbers that are not finite, which a vector's adapter does not look for."""
         step = self._seen.steps
         if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((output.obs, output.final))):
             self._seen.broken["observations"] = f"step {step}: obs is not finite"
-        if not np.isfinite(output.reward).all():
+        if not np.isfinite(self._seen.rewards[-1]).all():
             self._seen.broken["rewards"] = f"step {step}: reward is {output.reward}"
 
     def _look_at_raw(self) -> None:
@@ -161,9 +192,12 @@ class _Watch:
         self._previous = leaves, [leaf.copy() for leaf in leaves]
 
     def _look_at_range(self, obs: Any) -> None:
-        for key, (low, high, dtype) in self._bounds.items():
-            leaf = np.asarray(obs if key is None else obs.get(key) if isinstance(obs, dict) else ())
-            name = "obs" if key is None else f"obs[{key!r}]"
+        for path, (low, high, dtype) in self._bounds.items():
+            part = obs
+            for key in path:
+                part = part.get(key) if isinstance(part, dict) else ()
+            leaf = np.asarray(part)
+            name = "obs" + "".join(f"[{key!r}]" for key in path)
             if leaf.dtype != dtype and leaf.dtype.kind in "fiu" and not self._seen.cast:
                 self._seen.cast = f"{name} is {leaf.dtype}, its space {dtype}"
             if leaf.dtype.kind != "f" or leaf.shape[-low.ndim or leaf.ndim :] != low.shape:
@@ -202,11 +236,13 @@ class _Watch:
             )
 
 
-def _bounds(space: gymnasium.Space) -> dict[str | None, tuple[np.ndarray, np.ndarray, np.dtype]]:
-    """Return the bounds and dtype of each Box of floats, by its key (None if it has none)."""
-    leaves = space.spaces if isinstance(space, spaces.Dict) else {None: space}
-    return {
-        key: (leaf.low, leaf.high, leaf.dtype)  # type: ignore[misc]
-        for key, leaf in leaves.items()
-        if isinstance(leaf, spaces.Box) and leaf.dtype.kind == "f"
-    }
+def _bounds(
+    space: gymnasium.Space, path: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], tuple[np.ndarray, np.ndarray, np.dtype]]:
+    """Return the bounds and dtype of each Box of floats, by its keys from the outside."""
+    if isinstance(space, spaces.Dict):
+        inside = (_bounds(part, (*path, key)) for key, part in space.spaces.items())
+        return {where: bounds for part in inside for where, bounds in part.items()}
+    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+        return {path: (space.low, space.high, space.dtype)}
+    return {}

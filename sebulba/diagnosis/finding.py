@@ -86,6 +86,7 @@ class Report:
 
 
 def plain_line(finding: Finding) -> str:
-    """Return a finding as text, with its remedy on a second line."""
-    line = f"{finding.level:<8} {finding.name}: {finding.seen}"
+    """Return a finding as text, with its remedy on a line of its own."""
+    seen = finding.seen.replace("\n", f"\n{'':<9}")
+    line = f"{finding.level:<8} {finding.name}: {seen}"
     return f"{line}\n{'':<8} -> {finding.remedy}" if finding.remedy else line

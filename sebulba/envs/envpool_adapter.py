@@ -20,6 +20,8 @@ import numpy as np
 from sebulba.envs.clamp import clamp
 from sebulba.envs.foreign_calls import without_side_effects
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
+from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
+from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -44,7 +46,7 @@ _OURS = {
     "seed": "the loop gives each environment its own",
     "env_seed": "the loop gives each environment its own",
     "batch_size": "all environments step together here",
-    "max_num_players": "environments have one player here",
+    "max_num_players": "the id says it",
     "gym_reset_return_info": "it is always on",
     "base_path": "envpool knows where its files are",
     "task": "the id says it",
@@ -87,6 +89,7 @@ class EnvpoolAdapter:
         self._cast_obs = _make_obs_cast(self.spec.observation_space)
         self._bytes_in_order = np.arange(self.num_envs, dtype=np.int32).tobytes()
         self._ends = np.zeros(self.num_envs, np.bool_)
+        self._legal = LegalActions()
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments."""
@@ -94,12 +97,15 @@ class EnvpoolAdapter:
         if (order := self._order(info)) is not None:
             obs = _scatter(obs, order)
         self._ends = np.zeros(self.num_envs, np.bool_)
-        return EnvOutput.first(self._cast_obs(obs), self.num_envs)
+        first = EnvOutput.first(self._cast_obs(obs), self.num_envs)
+        self._legal.look(self.spec, first.obs)
+        return first
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act; raise ActionError before an invalid action reaches native code."""
         self._open_pool()
         self._check_action(action)
+        self._legal.check(self.spec, action)
         obs, reward, terminated, truncated, info = self._step(self._native_action(action))
         true_reward, game_over = _game(reward, terminated, info)
         if (order := self._order(info)) is not None:
@@ -109,8 +115,10 @@ class EnvpoolAdapter:
         # The row after an end is a reset. Testing `elapsed_step == 0` would miss lost lives.
         is_first, self._ends = self._ends, terminated | truncated
         ends = self._ends if game_over is terminated else game_over.astype(np.bool_) | truncated
+        obs = self._cast_obs(obs)
+        self._legal.look(self.spec, obs, self._ends)
         return EnvOutput(
-            obs=self._cast_obs(obs),
+            obs=obs,
             reward=_as_float32(reward),
             terminated=terminated,
             truncated=truncated,
@@ -304,13 +312,28 @@ def _places_by_comparison(order: jax.Array) -> jax.Array:
 def _check_one_player(config: dict, name: str) -> None:
     if (players := config.get("max_num_players", 1)) > 1:
         raise UsageError(
-            f"env={name!r} has max_num_players={players}; it must be 1, multi-player environments "
-            "are not supported"
+            f"env={name!r} has max_num_players={players}; it must be 1, or that of a game whose "
+            "players take turns, with current_player and legal_action_mask in its infos"
         )
 
 
-def pool_spec(pool: Any, config: dict, name: str) -> EnvSpec:
+def adapt_pool(pool: Any, name: str) -> EnvAdapter:
+    """Return the adapter of a pool, of one player or many.
+
+    Raises:
+      UsageError: ``pool`` cannot be adapted.
+    """
+    if is_game(pool.config, pool.spec):
+        return GameAdapter(pool, name)
+    adapter = EnvpoolAdapter(pool, name=name)
+    many = CooperativeAdapter(adapter, name) if is_cooperative(name) else None
+    return many or adapter  # type: ignore[return-value]
+
+
+def pool_spec(pool: Any, config: dict, name: str) -> Any:
     """Return the spec of one environment of a pool (or of an envpool spec)."""
+    if is_game(config, pool.spec):
+        return game_spec(pool.spec, name)
     space = canonical_observation_space(pool.observation_space)
     stack = config.get("stack_num", 0)
     # Only a stack of single-channel images has one frame in each row of axis 0.
@@ -349,11 +372,13 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            defaults = envpool.make_spec(env_id).config._asdict()
+            spec = envpool.make_spec(env_id)
         except Exception as error:
             # Families look for files and system libraries here; each raises errors of its own.
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-    _check_one_player(defaults, env_id)
+    defaults = spec.config._asdict()
+    if not is_game(defaults, spec):
+        _check_one_player(defaults, env_id)
     for name in options:
         if name in _OURS:
             raise UsageError(f"option {name!r} of {env_id} cannot be given: {_OURS[name]}")
@@ -427,6 +452,4 @@ def make_envpool(
             raise
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-        adapter = EnvpoolAdapter(pool, name=env_id)
-        many = CooperativeAdapter(adapter, env_id) if is_cooperative(env_id) else None
-        return many or adapter  # type: ignore[return-value]
+        return adapt_pool(pool, env_id)

@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -27,11 +27,26 @@ from sebulba.envs.gymnasium_adapter import (
 from sebulba.envs.jax_env import JaxEnv, TimeLimit, is_jax_env, makes_jax_env
 from sebulba.envs.jax_libraries import library_of, library_versions, make_library_env
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.multi.pettingzoo_env import (
+    PETTINGZOO,
+    PettingZooEnv,
+    check_pettingzoo_id,
+    is_pettingzoo,
+    is_pettingzoo_id,
+    make_pettingzoo,
+    pettingzoo_package,
+)
 from sebulba.envs.multi.population_env import (
     SPEC,
     PopulationAdapter,
     PopulationEnv,
     as_gymnasium,
+)
+from sebulba.envs.observation_parts import (
+    ActionMaskPlace,
+    marked,
+    prepared,
+    tags_of,
 )
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
@@ -56,7 +71,7 @@ class EnvSource:
     id: str
     """Id, with its version, as the backend has it; or ``module:attribute``."""
     backend: str | None
-    """What makes it: a ``Backend`` or a library of JAX environments; None for
+    """What makes it: a ``Backend``, a library of JAX environments or ``pettingzoo``; None for
     ``module:attribute`` and ids of this package."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
@@ -80,18 +95,19 @@ class _Factory:
     """Makes a single environment; None if ``make`` only makes vectors."""
     num_threads: int | None = None
     """Most threads that step a vector environment; None if that is unknown."""
-    channels_first: bool | None = None
-    """What the user says of images; None leaves ``EnvSpec.channels_first`` as it is."""
+    own: _OwnOptions = dataclasses.field(default_factory=lambda: _OwnOptions())
+    """What the user says of the spec."""
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
         check_number(f"num_envs={shown(num_envs)}", num_envs, default=16, smallest=1)
         env = self.make(int(num_envs), seeds)
-        if self.channels_first is not None:
-            try:
-                env.spec = self._stated(env.spec)
-            except UsageError:
-                env.close()
-                raise
+        try:
+            stated = self._stated(env.spec)
+            if stated is not env.spec:
+                env.spec = stated
+        except UsageError:
+            env.close()
+            raise
         return env
 
     def spec(self) -> Any:
@@ -103,19 +119,24 @@ class _Factory:
         return env.spec
 
     def _stated(self, spec: Any) -> Any:
-        if self.channels_first is None:
-            return spec
+        """Return ``spec`` with what the user says of it."""
+        own = self.own
         if isinstance(spec, MultiAgentSpec):
-            raise UsageError(
-                f"channels_first={self.channels_first} is for one agent, and {self.name!r} has "
-                "many; drop it"
-            )
-        if spec.frame_stack and not self.channels_first:
-            raise UsageError(
-                f"channels_first=False does not fit {self.name!r}, whose observations stack "
-                f"{spec.frame_stack} frames in axis 0; drop it"
-            )
-        return dataclasses.replace(spec, channels_first=self.channels_first)
+            for name in ("channels_first", "action_mask", "privileged"):
+                if (value := getattr(own, name)) not in (None, ()):
+                    raise UsageError(
+                        f"{name}={shown(value)} is for one agent, and {self.name!r} has many; drop "
+                        "it"
+                    )
+            return spec
+        if own.channels_first is not None:
+            if spec.frame_stack and not own.channels_first:
+                raise UsageError(
+                    f"channels_first=False does not fit {self.name!r}, whose observations stack "
+                    f"{spec.frame_stack} frames in axis 0; drop it"
+                )
+            spec = dataclasses.replace(spec, own=own)
+        return marked(spec, own.action_mask, own.privileged)
 
 
 def make_env_factory(
@@ -126,6 +147,8 @@ def make_env_factory(
     vectorization: Vectorization = "sync",
     step_timeout_s: float = STEP_TIMEOUT_S,
     channels_first: bool | None = None,
+    action_mask: ActionMaskPlace | None = None,
+    privileged: Sequence[str] = (),
     **options: Any,
 ) -> EnvFactory:
     """Return a factory of the vector environment of one Inferencer.
@@ -136,11 +159,13 @@ def make_env_factory(
         * an id such as ``"CartPole-v1"``, made by envpool if it has it, else by Gymnasium;
         * ``"module:attribute"``, which names one of the callables below;
         * a callable ``() -> gymnasium.Env``, such as a class: its environments are vectorised with
-          next-step autoreset, and seeded at their first reset;
+          next-step autoreset, and seeded at their first reset; or one that makes a
+          ``MultiAgentEnv``, or an AEC or Parallel environment of PettingZoo;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
         * ``"LIBRARY:ID"`` of gymnax, brax, jumanji or pgx, or a ``JaxEnv``: an object, a class, or
           a function that is annotated to return one;
+        * ``"pettingzoo:FAMILY/NAME"``, such as ``"pettingzoo:classic/connect_four_v3"``;
         * the id of an environment of this package, ``"sebulba/..."``;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
@@ -152,18 +177,33 @@ def make_env_factory(
       step_timeout_s: Longest time that worker processes may take for a step.
       channels_first: Whether images are ``[channels, height, width]``; None leaves it to the
         environment's own spec, or to the rule of ``EnvSpec.channels_first``.
+      action_mask: Where a mask of legal actions is: ``"observation"`` says the part
+        ``action_mask`` of a Dict, ``"info"`` the infos of single Gymnasium environments. None says
+        that there is none, but for what a tree of the environment says.
+      privileged: Parts of a Dict observation that the policy never sees: they are for the learner,
+        such as a central critic.
       **options: Options of ``envpool.make``, ``gymnasium.make`` or the callable.
 
     Raises:
       UsageError: An id (the message names the nearest), module, attribute or option is unknown, or
         a value breaks a rule.
     """
-    own = _OwnOptions(backend, num_threads, vectorization, step_timeout_s, channels_first)
+    own = _OwnOptions(
+        backend,
+        num_threads,
+        vectorization,
+        step_timeout_s,
+        channels_first,
+        action_mask,
+        tuple(privileged) if isinstance(privileged, list | tuple) else privileged,  # type: ignore[arg-type]
+    )
     if isinstance(env, _Factory):
         _check_nothing_left(env.name, options | own.changed())
         return env
     if isinstance(env, str) and library_of(env):
         return _jax_factory(functools.partial(make_library_env, env, options), env, own)
+    if isinstance(env, str) and is_pettingzoo_id(env):
+        return _pettingzoo_factory(env, own, options)
     if isinstance(env, str) and env.startswith(OWN_PREFIX):
         return _own_factory(env, own, options)
     if isinstance(env, str) and not _is_attribute(env):
@@ -185,6 +225,10 @@ class _OwnOptions:
     """Longest time that worker processes may take for a step."""
     channels_first: bool | None = None
     """Where images have their channels; None leaves that to the spec."""
+    action_mask: ActionMaskPlace | None = None
+    """Where the mask of legal actions is."""
+    privileged: tuple[str, ...] = ()
+    """Parts of the observation that only the learner sees."""
 
     def __post_init__(self) -> None:
         if self.backend is not None and not is_one_of(self.backend, "envpool", "gymnasium"):
@@ -196,6 +240,16 @@ class _OwnOptions:
         if not isinstance(self.channels_first, bool | None):
             raise UsageError(
                 f"channels_first={shown(self.channels_first)} must be True, False or None"
+            )
+        if self.action_mask is not None and not is_one_of(self.action_mask, "observation", "info"):
+            raise UsageError(
+                f"action_mask={shown(self.action_mask)} must be 'observation', 'info' or None"
+            )
+        names = self.privileged
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise UsageError(
+                f"privileged={shown(names)} must be a tuple of names of parts of the observation; "
+                "use for example ('state',)"
             )
         where, seconds = f"step_timeout_s={shown(self.step_timeout_s)}", self.step_timeout_s
         check_number(where, seconds, default=STEP_TIMEOUT_S, is_int=False, smallest=0.001)
@@ -212,6 +266,7 @@ class _OwnOptions:
 def _factory_of_id(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
     if _choose_backend(env, own.backend) == "envpool":
         _check_not_async(own, env, "; or pass backend='gymnasium'")
+        _check_no_infos(own, env, "; or pass backend='gymnasium'")
         return _envpool_factory(env, own, options)
     make_env = _gymnasium_maker(env, options)
     _check_no_threads(own, env)
@@ -237,6 +292,7 @@ def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) ->
         return _jax_factory(_jax_maker(make_env, name, parameters, options), name, own)
     if parameters.keys() >= {"num_envs", "seeds"}:
         _check_not_async(own, name)
+        _check_no_infos(own, name)
         return _vector_factory(make_env, name, parameters, own, options)
     _check_single(make_env, name, parameters, options)
     make_env = functools.partial(make_env, **options) if options else make_env
@@ -266,11 +322,15 @@ def env_spec(env: Any, **options: Any) -> Any:
         return vector_env_spec(env, _name(env))
     if isinstance(env, MultiAgentEnv):
         return PopulationEnv(env).population  # type: ignore[return-value]
+    if not isinstance(env, type) and is_pettingzoo(env):
+        return PopulationEnv(PettingZooEnv(lambda: env), _name(env)).population
     if isinstance(env, gymnasium.Env):
+        env = prepared(lambda: env)
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
             action_space=canonical_action_space(env.action_space),
             name=_name(env),
+            **tags_of(env),
         )
     factory = make_env_factory(env, **options)
     assert isinstance(factory, _Factory)
@@ -289,6 +349,9 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     """
     if library := library_of(env):
         return EnvSource(env, library, library_versions(env))
+    if is_pettingzoo_id(env):
+        check_pettingzoo_id(env)
+        return EnvSource(env, PETTINGZOO, _versions(PETTINGZOO, pettingzoo_package(env)))
     if env.startswith(OWN_PREFIX):
         return EnvSource(env, None, _versions("sebulba"))
     if _is_attribute(env):
@@ -453,6 +516,14 @@ def _check_not_async(own: _OwnOptions, name: str, or_else: str = "") -> None:
         )
 
 
+def _check_no_infos(own: _OwnOptions, name: str, or_else: str = "") -> None:
+    if own.action_mask == "info":
+        raise UsageError(
+            f"action_mask='info' is for single environments of Gymnasium, and {name!r} is a vector "
+            f"environment by itself; give the mask in the observation{or_else}"
+        )
+
+
 def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
     if options:
         raise UsageError(
@@ -467,11 +538,13 @@ def _jax_factory(make: Callable[[], JaxEnv], name: str, own: _OwnOptions) -> _Fa
         raise UsageError(f"backend={own.backend!r} does not go with env={name!r}; drop it")
     _check_no_threads(own, name)
     _check_not_async(own, name)
+    _check_no_infos(own, name)
     env = make()  # one will do: its functions are pure
     return _Factory(
         lambda num_envs, seeds: JaxAdapter(env, seeds, name=name),
         name,
         make_spec=lambda: jax_env_spec(env, name),
+        own=own,
     )
 
 
@@ -486,6 +559,7 @@ def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factor
     if own.backend is not None:
         raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
     _check_not_async(own, env)
+    _check_no_infos(own, env)
     read = read_options(options, env)
     num_threads = own.num_threads or networks.default_num_threads()
     return _Factory(
@@ -493,8 +567,16 @@ def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factor
         env,
         make_spec=lambda: network_spec(read),
         num_threads=num_threads,
-        channels_first=own.channels_first,
+        own=own,
     )
+
+
+def _pettingzoo_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    check_pettingzoo_id(env)
+    if own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
+    _check_no_threads(own, env)
+    return _single_factory(functools.partial(make_pettingzoo, env, options), env, own)
 
 
 def _jax_maker(
@@ -528,7 +610,7 @@ def _envpool_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fa
     make = functools.partial(
         envpool_adapter.make_envpool, env_id, num_threads=num_threads, options=options
     )
-    return _Factory(make, env, num_threads=num_threads, channels_first=own.channels_first)
+    return _Factory(make, env, num_threads=num_threads, own=own)
 
 
 def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
@@ -555,6 +637,7 @@ def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
 
 def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory:
     make_env = functools.partial(as_gymnasium, make_env, name)
+    make_env = functools.partial(prepared, make_env, own.action_mask)
 
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
         with warnings.catch_warnings():
@@ -569,9 +652,9 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
         env.close()
         if isinstance(env.env, PopulationEnv):
             return env.env.population  # type: ignore[return-value]
-        return EnvSpec(env.observation_space, env.action_space, name=name)
+        return EnvSpec(env.observation_space, env.action_space, name=name, **tags_of(env))
 
-    return _Factory(make, name, make_spec, make_env, channels_first=own.channels_first)
+    return _Factory(make, name, make_spec, make_env, own=own)
 
 
 def _vector_factory(
@@ -597,7 +680,7 @@ def _vector_factory(
             )
         return adapter
 
-    return _Factory(make, name, channels_first=own.channels_first)
+    return _Factory(make, name, own=own)
 
 
 def _is_envpool(env: Any) -> bool:
@@ -614,9 +697,9 @@ def _adapt(vector_env: Any, seeds: list[int], name: str, step_timeout_s: float) 
         )
     try:
         if _is_envpool(vector_env):
-            from sebulba.envs.envpool_adapter import EnvpoolAdapter
+            from sebulba.envs.envpool_adapter import adapt_pool
 
-            return EnvpoolAdapter(vector_env, name=name)
+            return adapt_pool(vector_env, name)
         env = GymnasiumAdapter(vector_env, seeds, name=name, step_timeout_s=step_timeout_s)
         population = (vector_env.metadata or {}).get(SPEC)
         many = None if population is None else PopulationAdapter(env, population)

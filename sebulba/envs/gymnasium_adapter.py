@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sebulba.envs import saved_env
+from sebulba.envs.observation_parts import LegalActions, tags_of
 from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -94,6 +95,7 @@ class GymnasiumAdapter:
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._leaves = _expected_leaves(self.spec, self.num_envs)
         self._fault_of_copies: str | None = None
+        self._legal = LegalActions()
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments, the first time with the seeds."""
@@ -109,7 +111,9 @@ class GymnasiumAdapter:
         obs = self._obs_of_reset(result)
         self._seeds = None
         self._ends = np.zeros(self.num_envs, np.bool_)
-        return EnvOutput.first(self._own(obs), self.num_envs, self._no_final)
+        first = EnvOutput.first(self._own(obs), self.num_envs, self._no_final)
+        self._legal.look(self.spec, first.obs)
+        return first
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act in all environments.
@@ -120,6 +124,7 @@ class GymnasiumAdapter:
         """
         self._check_open()
         self._check_action(action)
+        self._legal.check(self.spec, action)
         with self._worker_errors():
             result = self._step_raw(self._native_action(action))
         self._num_steps += 1
@@ -143,6 +148,7 @@ class GymnasiumAdapter:
                 obs = self._reset_some(ends, obs)
             else:
                 final = self._final_of(info, ends)
+        self._legal.look(self.spec, obs, ends & ~is_first)
         return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends, final)
 
     def fused(self) -> FusedEnv | str:
@@ -166,7 +172,8 @@ class GymnasiumAdapter:
     def put_back(self, state: bytes) -> None:
         """Begin new episodes, then go on from ``state``.
 
-        Unpickling can run any code: pass only what a run of your own has saved.
+        Whether actions are legal is not checked in the next step. Unpickling can run any code:
+        pass only what a run of your own has saved.
 
         Raises:
           EnvError: ``state`` does not fit, or a worker died or hung; ``reset`` is still possible.
@@ -183,6 +190,7 @@ class GymnasiumAdapter:
         else:
             self._put_back_whole(saved)
         self._ends, self._num_steps, self._seeds = ends, num_steps, seeds
+        self._legal.forget()
 
     def close(self) -> None:
         """Close the vector environment; kill worker processes that hang or have failed."""
@@ -350,6 +358,7 @@ def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:
         action_space=canonical_action_space(vector_env.single_action_space),
         name=name,
         final_obs=_autoreset_mode(vector_env) is not AutoresetMode.NEXT_STEP,
+        **tags_of(vector_env),
     )
 
 

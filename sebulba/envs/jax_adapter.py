@@ -12,6 +12,7 @@ import numpy as np
 
 from sebulba.envs.clamp import clamp
 from sebulba.envs.jax_env import JaxEnv
+from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.saved_arrays import fitted
 from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
@@ -85,21 +86,27 @@ class JaxAdapter:
         self._first = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
         """The state after the last reset, in arrays that a fused cycle reads again after each."""
         self._state: JaxEnvState | None = None
+        self._legal = LegalActions()
 
     def reset(self) -> EnvOutput:
         """Begin episodes that were not played before."""
         obs, self._state = self._reset_all(self._seeds, np.uint32(self._num_resets))
         self._num_resets += 1
         jax.tree.map(np.copyto, self._first, jax.device_get(self._state))
-        return EnvOutput.first(jax.device_get(obs), self.num_envs)
+        first = EnvOutput.first(jax.device_get(obs), self.num_envs)
+        self._legal.look(self.spec, first.obs)
+        return first
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act in all environments."""
         if self._state is None:
             raise EnvError(f"environment {self.spec.name!r} is closed, or was not reset; reset it")
         self._check_action(action)
+        self._legal.check(self.spec, action)
         self._state, output, _ = self._step_all(self._state, action)
-        return jax.device_get(output)
+        output = jax.device_get(output)
+        self._legal.look(self.spec, output.obs, output.episode_end)
+        return output
 
     def fused(self) -> FusedEnv:
         """Return the environment as JAX functions."""
@@ -116,6 +123,7 @@ class JaxAdapter:
         """Go on from ``state``, which includes the keys."""
         leaves, self._num_resets = unseal(state, of=self._who(), num_envs=self.num_envs)
         self._state = jax.device_put(fitted(leaves, self._first, self._who()))
+        self._legal.forget()
 
     def close(self) -> None:
         """Let go of the state; there is nothing else to free."""

@@ -23,7 +23,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
+from sebulba.envs.observation_parts import tags_of
 from sebulba.envs.plain_data import NotPlainError, check_copy, pack, unpack
+from sebulba.envs.spaces import legal_action
 from sebulba.errors import EnvError, text_of
 
 REMEDY = "give it the methods get_state() and set_state(state)"
@@ -321,21 +323,33 @@ def _compare_with_copy(one: Any, copies: contextlib.ExitStack) -> str | None:
     """Return where ``one`` and a copy of it, which ``copies`` closes, differ, or None."""
     actions = copy.deepcopy(one.action_space)
     actions.seed(0)
-    one.reset(seed=0)
+    seen: tuple = one.reset(seed=0)[:1]
     for _ in range(_STEPS_BEFORE):
-        _advance(one, actions.sample())
+        seen = _advance(one, _drawn(actions, one, seen))
     other = _loads(_dumps(one))
     copies.callback(other.close)
     until = time.monotonic() + COMPARE_S
     for step in range(STEPS_COMPARED):
-        action = actions.sample()
-        if not _equal(_advance(one, action), _advance(other, action)):
+        action = _drawn(actions, one, seen)
+        seen = _advance(one, action)
+        if not _equal(seen, _advance(other, action)):
             return f"a copy by pickle goes on differently after {step + 1} steps; {REMEDY}"
         if time.monotonic() > until:
             break
     if not _equal(one.reset()[0], other.reset()[0]):
         return f"a copy by pickle resets differently; {REMEDY}"
     return None
+
+
+def _drawn(actions: gymnasium.Space, env: Any, seen: tuple) -> Any:
+    """Return a random action, a legal one where the environment says which are."""
+    if hasattr(env, "legal"):  # of many agents
+        return env.legal(actions.sample())
+    name = tags_of(env).get("legal_actions")
+    if name is None or isinstance(env, gymnasium.vector.VectorEnv):
+        return actions.sample()
+    mask = seen[-1 if len(seen) in (1, 5) else 0][name]
+    return legal_action(actions.sample(), mask, actions)
 
 
 def _advance(env: Any, action: Any) -> tuple:

@@ -170,6 +170,13 @@ def make_action_check(space: gymnasium.Space, num_envs: int) -> ActionCheck:
     return check
 
 
+def num_choices(space: gymnasium.Space) -> int | None:
+    """Return how many entries a mask of legal actions has; None for a Box."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    return int(space.nvec.sum()) if isinstance(space, spaces.MultiDiscrete) else None
+
+
 def check_legal(
     mask: np.ndarray,
     action: np.ndarray,
@@ -190,22 +197,45 @@ def check_legal(
       ActionError: One is not; the message names whose.
     """
     mask = mask.astype(np.bool_)
-    if isinstance(space, spaces.Discrete):
-        sizes = np.array([space.n])
-    else:
-        assert isinstance(space, spaces.MultiDiscrete)
-        sizes = space.nvec.ravel()
-    index = action.reshape(len(action), -1) - np.asarray(space.start).ravel()
-    begin = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    begin = _first_entries(space)
+    index = action.reshape(len(action), -1) - np.asarray(space.start).ravel()  # type: ignore[attr-defined]
     legal = np.take_along_axis(mask, index + begin, axis=1)
-    there_is_one = np.logical_or.reduceat(mask, begin, axis=1)
-    wrong = (there_is_one & ~legal).any(axis=1) & acting
+    wrong = (has_legal(mask, space) & ~legal).any(axis=1) & acting
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ActionError(
             f"action {action[row]} of {who(row)} is not legal; the agent must choose among those "
             "that its mask of legal actions allows"
         )
+
+
+def has_legal(mask: np.ndarray, space: gymnasium.Space) -> np.ndarray:
+    """Return whether a mask ``[N, entries]`` allows anything, for each part of an action."""
+    return np.logical_or.reduceat(mask.astype(np.bool_), _first_entries(space), axis=1)
+
+
+def legal_action(action: Any, mask: np.ndarray, space: gymnasium.Space) -> np.ndarray:
+    """Return ``action``, or where it is not legal a legal one that is made of it; for one agent.
+
+    Args:
+      action: One action inside ``space``.
+      mask: ``[entries]``.
+      space: Discrete or MultiDiscrete.
+    """
+    start = np.asarray(space.start)  # type: ignore[attr-defined]
+    index = (np.asarray(action) - start).reshape(-1)
+    for part, mine in enumerate(np.split(np.asarray(mask) > 0, _first_entries(space)[1:])):
+        if mine.any() and not mine[index[part]]:
+            legal = np.flatnonzero(mine)
+            index[part] = legal[index[part] % len(legal)]
+    return (index.reshape(start.shape) + start).astype(space.dtype)
+
+
+def _first_entries(space: gymnasium.Space) -> np.ndarray:
+    """Return where the entries of each part of an action begin in a mask."""
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    sizes = np.array([space.n]) if isinstance(space, spaces.Discrete) else space.nvec.ravel()
+    return np.concatenate([[0], np.cumsum(sizes)[:-1]])
 
 
 def _make_is_inside(space: gymnasium.Space) -> Callable[[np.ndarray], bool]:

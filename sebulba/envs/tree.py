@@ -23,14 +23,18 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
+from sebulba.envs.spaces import (
+    canonical_action_space,
+    canonical_observation_space,
+    num_choices,
+)
 from sebulba.errors import UsageError, shown
-from sebulba.types import COMMON, EnvSpec, Group, MultiAgentSpec, Team
+from sebulba.types import COMMON, OBSERVATION, EnvSpec, Group, MultiAgentSpec, Team
 
 Payoff = Literal["cooperative", "zero_sum", "general"]
 
-OBSERVATION = "observation"
-"""Name of an observation of one part where it stands beside what is common."""
+SPEC = "population"
+"""Where the metadata of an environment, single or vector, has its ``MultiAgentSpec``."""
 MOST_SLOTS = 1024
 """Slots that a ``Repeat`` may have."""
 
@@ -332,13 +336,6 @@ def _spec(
     return EnvSpec(space, action, eval_only=hidden, legal_actions=masks[0] if masks else None)
 
 
-def num_choices(action: gymnasium.Space) -> int | None:
-    """Return how many entries a mask of legal actions has; None for a Box."""
-    if isinstance(action, spaces.Discrete):
-        return int(action.n)
-    return int(action.nvec.sum()) if isinstance(action, spaces.MultiDiscrete) else None
-
-
 def atomic_action_space(space: Any, path: str) -> gymnasium.Space:
     """Return one space for an action: that of a dict has its parts, by name, side by side."""
     if not isinstance(space, Mapping | spaces.Dict):
@@ -359,6 +356,20 @@ def atomic_action_space(space: Any, path: str) -> gymnasium.Space:
         f"{_at(path)}an action of several kinds ({kinds}) is not supported; use Discrete for all "
         "parts or Box for all, or non_atomic=True"
     )
+
+
+def action_parts(action: Any, space: Any) -> Any:
+    """Return an action of ``atomic_action_space(space)`` as ``space`` has it: a dict for a dict."""
+    if not isinstance(space, Mapping | spaces.Dict):
+        return action
+    named = dict(space.spaces if isinstance(space, spaces.Dict) else space)
+    parts, begin = {}, 0
+    for name in sorted(named):
+        size = int(np.prod(named[name].shape or ()))
+        part = np.asarray(action[begin : begin + size]).reshape(named[name].shape or ())
+        parts[name] = int(part) if isinstance(named[name], spaces.Discrete) else part
+        begin += size
+    return parts
 
 
 def _named_spaces(space: Any, path: str) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def make_vector_env(
                 "script must begin its work under `if __name__ == '__main__':`"
             ) from error
     envs = [CheckedEnv(make_env, i) for i in range(num_envs)]
-    if len({id(env.env) for env in envs}) < num_envs:
+    if len({getattr(env.env, "identity", id(env.env)) for env in envs}) < num_envs:
         raise UsageError(
             "the environment factory returned the same environment twice; it must make a new one "
             "at each call"

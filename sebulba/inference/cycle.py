@@ -159,7 +159,7 @@ class CyclePrograms:
     def act_once(
         self, networks: list, step_state: PyTree, env_step: list
     ) -> tuple[jax.Array, PyTree, PyTree]:
-        """Call ``Agent.step`` once, with exploration.
+        """Call ``Agent.act`` once, with exploration.
 
         Args:
           networks: Leaves of the acting networks; not donated, other Inferencers read them too.
@@ -169,7 +169,7 @@ class CyclePrograms:
         Returns:
           Action ``[B, ...]``, extras ``[B, ...]``, and the next step state, unwrapped.
         """
-        output, step_state = self.agent.step(
+        output, step_state = self.agent.act(
             jax.tree.unflatten(self._networks_structure, networks),
             self.keys.wrap(step_state),
             jax.tree.unflatten(self.env_step_structure, env_step),

@@ -9,6 +9,7 @@ import jax
 
 from sebulba.envs import seed_block
 from sebulba.envs.gymnasium_adapter import ONE_DRAWS
+from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError
 from sebulba.inference.cores import Cores, shares_of_cores, threads_run_on
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
@@ -98,6 +99,8 @@ class LoopEnvs:
         )
         with threads_run_on(self.cores[index]):
             env = self._factory(self._num_envs, seeds)
+        if not getattr(self._spec, "eval_only", ()):
+            env = as_policy_sees(env)
         try:
             self._check_spaces(env)
             if getattr(env, "draws", False) and not self._may_draw:

@@ -18,7 +18,7 @@ from sebulba.agent import TRAJECTORY_SPEC, Agent, is_spec, spec_of_each_leaf
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_tracing import TracedAgent, kind_of, shape_of
 from sebulba.trees import named_leaves
-from sebulba.types import PyTree, RunSpec, Trajectory
+from sebulba.types import PyTree, RunSpec, Trajectory, policy_row
 
 
 def check_contract(agent: Agent, run: RunSpec, *, learns: bool = True) -> None:
@@ -130,7 +130,8 @@ class Contract(TracedAgent):
         return self._step(explore=False)
 
     def _step(self, *, explore: bool) -> PyTree:
-        given = (self.acting_networks, self.step_state, self.env_step)
+        env_step = policy_row(self.agent.spec, self.env_step)
+        given = (self.acting_networks, self.step_state, env_step)
         call = f"step(explore={explore})"
         output, step_state = self.trace(
             "step", *given, check=self._check_step, label=call, explore=explore

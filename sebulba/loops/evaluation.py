@@ -15,6 +15,7 @@ import numpy as np
 
 from sebulba.agent import Agent
 from sebulba.envs import make_env_factory, seed_block
+from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError, is_env_failure, text_of
 from sebulba.inference.cycle import env_step_of, info_columns
 from sebulba.options import MOST_EPISODE_STEPS
@@ -139,7 +140,7 @@ def evaluate(
     tally = _Tally(_quota(num_episodes, num_envs), max_episode_steps)
     quota = tally.quota
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
-    adapter = make_env_factory(env)(len(quota), seeds)
+    adapter = as_policy_sees(make_env_factory(env)(len(quota), seeds))
     try:
         _check_spaces(policy, adapter)
         evaluation = _play(policy, adapter, tally, threading.Event(), progress)
@@ -207,7 +208,7 @@ class EvaluationPlayer:
 
     def _make_envs(self) -> None:
         seeds = evaluation_seeds(self._seed, len(self._quota), self.env_restarts)
-        self._adapter = self._factory(len(self._quota), seeds)
+        self._adapter = as_policy_sees(self._factory(len(self._quota), seeds))
         try:
             _check_spaces(self._policy, self._adapter)
         except UsageError:

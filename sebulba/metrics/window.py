@@ -52,7 +52,8 @@ class RecentEpisodes:
         episodes._returns.extend(state[0])
         episodes._lengths.extend(int(length) for length in state[1])
         for group, returns in (state[2] if len(state) > 2 else {}).items():
-            episodes._of_group(group).extend(returns)
+            known = ([math.nan if x is None else x for x in one] for one in returns)
+            episodes._of_group(group).extend(known)
         return episodes
 
     def means(self) -> dict[str, float | None]:

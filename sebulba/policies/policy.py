@@ -93,14 +93,15 @@ class Policy:
         if seed not in range(-(2**31), 2**31):
             raise UsageError(f"seed={seed!r} must be a 32-bit integer; use for example 0")
         self._key = jax.random.fold_in(jax.random.key(seed), POLICY_STREAM)
-        self._step = jax.jit(partial(agent.step, explore=explore))
+        self._step = jax.jit(partial(agent.act, explore=explore))
         self._value = jax.jit(agent.acting_value)
         self._distribution = jax.jit(agent.acting_distribution)
 
     @property
     def spec(self) -> EnvSpec:
-        """The environment that it acts in."""
-        return self.agent.spec
+        """The environment that it acts in, as it sees it."""
+        spec = self.agent.spec
+        return spec.policy_spec if isinstance(spec, EnvSpec) else spec
 
     def __call__(
         self,
@@ -331,6 +332,7 @@ def save_policy(
     if isinstance(agent, MultiAgent):
         _save_members(folder, agent, acting_networks, run, run_id, value_networks)
         return
+    spec = agent.spec.policy_spec
     arrays, value_arrays = _named_arrays(acting_networks), _named_arrays(value_networks)
     record = {
         "format": FORMAT,
@@ -341,13 +343,13 @@ def save_policy(
             "fields": dataclasses.asdict(agent.config),
         },
         "spec": {
-            "name": agent.spec.name,
-            "frame_stack": agent.spec.frame_stack,
-            "frame_skip": agent.spec.frame_skip,
-            "channels_first": agent.spec.channels_first,
-            "observation_space": space_to_json(agent.spec.observation_space),
-            "action_space": space_to_json(agent.spec.action_space),
-            **({"legal_actions": legal} if (legal := agent.spec.legal_actions) else {}),
+            "name": spec.name,
+            "frame_stack": spec.frame_stack,
+            "frame_skip": spec.frame_skip,
+            "channels_first": spec.channels_first,
+            "observation_space": space_to_json(spec.observation_space),
+            "action_space": space_to_json(spec.action_space),
+            **({"legal_actions": legal} if (legal := spec.legal_actions) else {}),
         },
         "run": dataclasses.asdict(run),
         "arrays": _described(arrays),

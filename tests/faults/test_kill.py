@@ -115,17 +115,25 @@ def test_a_run_that_is_killed_at_random_moments_goes_on_until_it_is_done(
 
 
 LOCKSTEP = [
-    *("train", "cartpole", "--env.backend", "gymnasium", "--schedule", "lockstep", *SMALL),
+    *("train", "cartpole", "--schedule", "lockstep", *SMALL),
     *("--num-envs", "4", "--checkpoint.every-s", "0.3"),
 ]
+IN_LOCKSTEP = {
+    "lockstep": (["--env.backend", "gymnasium"], 16_000),
+    "lockstep of PettingZoo": (["--env.id", "tests.pettingzoo_echo:EchoAEC"], 8_000),
+}
+"""Options and env steps."""
 
 
 @pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", [*IN_LOCKSTEP])
 def test_a_run_in_lockstep_is_the_same_bit_for_bit_however_often_it_is_killed(
-    tmp_path, compile_cache_folder, record_fault
+    name, tmp_path, compile_cache_folder, record_fault
 ):
-    words = [*LOCKSTEP, "--compile-cache", str(compile_cache_folder), "--resume"]
-    env_steps = 16_000
+    if "PettingZoo" in name:
+        pytest.importorskip("pettingzoo", reason="the package pettingzoo is not installed")
+    options, env_steps = IN_LOCKSTEP[name]
+    words = [*LOCKSTEP, *options, "--compile-cache", str(compile_cache_folder), "--resume"]
     never = tmp_path / "never"
     end = ["--total-env-steps", str(env_steps)]
     with Child([*words, *end, "--run-dir", str(never)], tmp_path / "never.log") as child:
@@ -151,7 +159,7 @@ def test_a_run_in_lockstep_is_the_same_bit_for_bit_however_often_it_is_killed(
     assert ends[0].arrays.keys() == ends[1].arrays.keys()
     for array, values in ends[0].arrays.items():
         np.testing.assert_array_equal(values, ends[1].arrays[array], err_msg=array)
-    record_fault("lockstep", kills=kills)
+    record_fault(name, kills=kills)
 
 
 def check_the_end(run: Path, env_steps: int) -> None:

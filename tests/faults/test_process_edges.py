@@ -6,6 +6,7 @@ can go on goes on.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import io
@@ -195,7 +196,8 @@ def test_what_can_show_no_panel_gets_plain_lines(terminal, encoding, term, monke
 
 
 ON_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it in all that it runs
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
@@ -221,7 +223,11 @@ def test_a_run_whose_terminal_is_closed_is_saved_and_ends_with_129(tmp_path):
         except BlockingIOError:
             time.sleep(0.01)
     os.close(main)
-    assert child.wait(DEADLINE_S) == 129, seen.decode(errors="replace")
+    try:
+        assert child.wait(DEADLINE_S) == 129, seen.decode(errors="replace")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
     assert b"sebulba" in seen
     check_saved(run, 129)
     assert "SIGHUP" in (run / "ended.txt").read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -15,7 +17,7 @@ from sebulba.agents.kernels.normalization import (
     new_reward_statistics,
     normalized_rewards,
 )
-from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
+from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory, without_parts
 
 
 class Statistics(NamedTuple):
@@ -25,6 +27,8 @@ class Statistics(NamedTuple):
     """See ``ObservationNormalizer``."""
     rewards: PyTree
     """``RewardStatistics``."""
+    hidden: PyTree = ()
+    """See ``ObservationNormalizer``: of parts that the policy does not see."""
 
 
 class Normalization:
@@ -34,11 +38,14 @@ class Normalization:
         """Find the parts of an observation that are to be normalised, if there are any."""
         self._discount = config.discount
         self._rewards = config.normalize_rewards
+        self._eval_only = spec.eval_only
         self._observations: ObservationNormalizer | None = None
+        self._hidden: ObservationNormalizer | None = None
         if config.normalize_observations:
             flattened = config.torso.kind == "mlp"
-            normalizer = ObservationNormalizer(spec, images_are_flattened=flattened)
+            normalizer = ObservationNormalizer(spec.policy_spec, images_are_flattened=flattened)
             self._observations = normalizer if normalizer else None
+            self._hidden = _of_hidden(spec, images_are_flattened=flattened)
 
     @property
     def scales_observations(self) -> bool:
@@ -52,33 +59,68 @@ class Normalization:
             rewards=new_reward_statistics(run.num_inferencers, run.num_envs)
             if self._rewards
             else (),
+            hidden=self._hidden.new() if self._hidden else (),
         )
 
     def spec(self) -> Statistics:
         """Return a prefix tree of PartitionSpecs of the statistics."""
-        return Statistics(P(), REWARD_STATISTICS_SPEC if self._rewards else P())
+        return Statistics(P(), REWARD_STATISTICS_SPEC if self._rewards else P(), P())
 
     def refit(self, new: Statistics, saved: Statistics) -> Statistics:
         """Return the saved statistics in the shapes of ``new``, which has other environments."""
         rewards = new.rewards
         if self._rewards:
             rewards = rewards._replace(moments=saved.rewards.moments)
-        return Statistics(saved.observations, rewards)
+        return Statistics(saved.observations, rewards, saved.hidden)
 
     def scaling(self, statistics: Statistics) -> PyTree:
         """Return what policies scale observations with; ``()`` where they do not."""
         return self._observations.scaling(statistics.observations) if self._observations else ()
 
     def scaled(self, scaling: PyTree, obs: PyTree) -> PyTree:
-        """Return observations ``[T, B, ...]`` as networks see them."""
+        """Return what policies see of observations ``[T, B, ...]`` as their networks see it."""
         return self._observations(scaling, obs) if self._observations else obs
 
-    def scaled_row(self, scaling: PyTree, row: EnvStep) -> EnvStep:
-        """Return rows ``[T, B, ...]`` with all observations as networks see them."""
+    def scaled_row(self, scaling: PyTree, row: EnvStep, statistics: Statistics) -> EnvStep:
+        """Return rows ``[T, B, ...]`` with all observations as networks see them.
+
+        Args:
+          scaling: Of what policies see.
+          row: The rows.
+          statistics: Of what they do not see.
+        """
+
+        def scaled(obs: PyTree) -> PyTree:
+            seen, hidden = self._apart(obs)
+            seen = self.scaled(scaling, seen)
+            if not self._eval_only:
+                return seen
+            if self._hidden:
+                hidden = self._hidden(self._hidden.scaling(statistics.hidden), hidden)
+            return {**seen, **hidden}
+
         final = row.final
         if isinstance(final, FinalObs):
-            final = final._replace(obs=self.scaled(scaling, final.obs))
-        return row._replace(obs=self.scaled(scaling, row.obs), final=final)
+            final = final._replace(obs=scaled(final.obs))
+        return row._replace(obs=scaled(row.obs), final=final)
+
+    def _apart(self, obs: PyTree) -> tuple[PyTree, PyTree]:
+        """Return what policies see of observations, and what they do not."""
+        if not self._eval_only:
+            return obs, {}
+        hidden = {name: obs[name] for name in self._eval_only}
+        return without_parts(obs, self._eval_only), hidden
+
+    def _counted(self, statistics: Statistics, obs: PyTree, *counts: jax.Array) -> Statistics:
+        """Return the statistics with observations ``[T, B, ...]``, or with those that count."""
+        seen, hidden = self._apart(obs)
+        if self._observations:
+            new = self._observations.update(statistics.observations, seen, *counts)
+            statistics = statistics._replace(observations=new)
+        if self._hidden:
+            new = self._hidden.update(statistics.hidden, hidden, *counts)
+            statistics = statistics._replace(hidden=new)
+        return statistics
 
     def __call__(
         self, trajectory: Trajectory, scaling: PyTree, statistics: Statistics
@@ -94,16 +136,30 @@ class Normalization:
           scaling: What it was acted on with.
           statistics: Of the trajectories before.
         """
-        row, (observations, rewards) = trajectory.env_step, statistics
-        if self._observations:
+        row, before = trajectory.env_step, statistics
+        if self._observations or self._hidden:
             acted_on = jax.tree.map(lambda x: x[:-1], row.obs)
-            observations = self._observations.update(observations, acted_on)
+            statistics = self._counted(statistics, acted_on)
             if isinstance(row.final, FinalObs):
                 final = jax.tree.map(lambda x: x[1:], row.final)
-                observations = self._observations.update(observations, final.obs, final.given)
-            row = self.scaled_row(scaling, row)
+                statistics = self._counted(statistics, final.obs, final.given)
+            row = self.scaled_row(scaling, row, before)
         if self._rewards:
             inferencer = jnp.asarray(trajectory.inferencer)
-            reward, rewards = normalized_rewards(rewards, row, inferencer, self._discount)
+            reward, rewards = normalized_rewards(
+                statistics.rewards, row, inferencer, self._discount
+            )
             row = row._replace(reward=reward)
-        return trajectory._replace(env_step=row), Statistics(observations, rewards)
+            statistics = statistics._replace(rewards=rewards)
+        return trajectory._replace(env_step=row), statistics
+
+
+def _of_hidden(spec: EnvSpec, **options: bool) -> ObservationNormalizer | None:
+    """Return the normaliser of the parts that policies do not see, if there is anything to do."""
+    if not spec.eval_only:
+        return None
+    parts = {name: spec.observation_space[name] for name in spec.eval_only}  # type: ignore[index]
+    of_parts = dataclasses.replace(
+        spec, observation_space=gymnasium.spaces.Dict(parts), eval_only=(), legal_actions=None
+    )
+    return ObservationNormalizer(of_parts, **options) or None

@@ -20,7 +20,7 @@ from sebulba.agents.kernels.distributions import make_distribution
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.normalization import reward_deviation
 from sebulba.agents.kernels.optimizer import make_optimizer
-from sebulba.agents.nets.encoder import ObservationEncoder
+from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput
 from sebulba.agents.nets.torso import zero_core
 from sebulba.errors import UsageError
@@ -48,6 +48,10 @@ class StepState(NamedTuple):
     """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
     scaling: PyTree = ()
     """What the last observation was normalised with; ``()`` where it was not."""
+
+
+VALUE_PARTS = ("value", "value_torso")
+"""Parts of the network that a central critic alone uses."""
 
 
 class ActingNetworks(NamedTuple):
@@ -103,15 +107,25 @@ class OnPolicyAgent(Agent[ConfigT]):
             torso=config.torso,
             lstm_size=config.lstm_size,
             value_head=config.value_head,
-            separate_value_torso=config.separate_value_torso,
+            separate_value_torso=config.separate_value_torso or config.central_critic,
         )
-        self._encode = ObservationEncoder(spec, config.torso)
+        self._encode = ObservationEncoder(spec.policy_spec, config.torso)
+        self._encode_for_critic: ObservationEncoder | None = None
+        self._actor = self.network
+        if config.central_critic:
+            self._encode_for_critic = ObservationEncoder(spec, config.torso)
+            self._actor = self.network.clone(value_head=False)
         own, base = type(self), OnPolicyAgent
         if own.evaluate is not base.evaluate and own.evaluate_rows is base.evaluate_rows:
             self.uses_final_obs = False  # it has a network that knows nothing of last observations
         self._optimizer = make_optimizer(config.learning_rate, config.optimizer)
         # Refuses an observation space here rather than in a thread.
         jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+
+    @classmethod
+    def uses_eval_only(cls, config: Any) -> bool:
+        """Return whether there is a central critic."""
+        return config.central_critic
 
     def evaluate(
         self, networks: PyTree, obs: PyTree, core: PyTree, is_first: ArrayLike
@@ -129,9 +143,26 @@ class OnPolicyAgent(Agent[ConfigT]):
           ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, and the recurrent state
           after the last row. The last of T+1 rows has a value to bootstrap from, and no action.
         """
-        encoded = self._encode(obs, num_leading=2)
-        output = self.network.apply({"params": networks}, encoded, core, jnp.asarray(is_first))
+        inputs = self._inputs(obs, core, is_first)
+        output = self.network.apply({"params": networks}, *inputs)
         return output._replace(params=only_legal(self.spec, obs, output.params))  # type: ignore[union-attr]
+
+    def _inputs(
+        self, obs: PyTree, core: PyTree, is_first: ArrayLike, final: PyTree = None
+    ) -> tuple:
+        """Return the arguments of the network; ``final`` are last observations, if there are any.
+
+        A central critic has inputs of its own.
+        """
+
+        def encoded(encode: ObservationEncoder) -> tuple[Encoded, Encoded | None]:
+            return encode(obs, num_leading=2), None if final is None else encode(final, 2)
+
+        of_policy, final_of_policy = encoded(self._encode)
+        inputs = of_policy, core, jnp.asarray(is_first), final_of_policy
+        if self._encode_for_critic is None:
+            return inputs
+        return *inputs, encoded(self._encode_for_critic)
 
     def evaluate_rows(self, networks: PyTree, row: EnvStep, core: PyTree) -> ActorCriticOutput:
         """Evaluate rows of a trajectory as ``evaluate`` does, and ``row.final`` where there is one.
@@ -140,19 +171,15 @@ class OnPolicyAgent(Agent[ConfigT]):
         """
         if not isinstance(row.final, FinalObs):
             return self.evaluate(networks, row.obs, core, row.is_first)
-        encoded, final = (self._encode(obs, num_leading=2) for obs in (row.obs, row.final.obs))
-        output = self.network.apply(
-            {"params": networks}, encoded, core, jnp.asarray(row.is_first), final
-        )
+        inputs = self._inputs(row.obs, core, row.is_first, row.final.obs)
+        output = self.network.apply({"params": networks}, *inputs)
         return output._replace(params=only_legal(self.spec, row.obs, output.params))  # type: ignore[union-attr]
 
     def new_networks(self, key: jax.Array) -> PyTree:
         """Return initial parameters."""
-        encoded = self._encode(empty_env_step(self.spec, 1).obs, num_leading=1)
-        is_first = jnp.zeros((1, 1), jnp.bool_)
-        return self.network.init(key, encoded, zero_core(self.config.lstm_size, 1), is_first)[
-            "params"
-        ]
+        obs = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1).obs)
+        core, is_first = zero_core(self.config.lstm_size, 1), jnp.zeros((1, 1), jnp.bool_)
+        return self.network.init(key, *self._inputs(obs, core, is_first))["params"]
 
     def new_opt(self, networks: PyTree) -> PyTree:
         """Return the initial optimizer state."""
@@ -166,7 +193,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         core = zero_core(self.config.lstm_size, run.num_envs)
         empty = Experience((), core, statistics)  # type: ignore[arg-type]
         trajectory = self.empty_trajectory(self.acting_networks(networks, empty), run)
-        row = self.normalization.scaled_row(scaling, trajectory.env_step)
+        row = self.normalization.scaled_row(scaling, trajectory.env_step, statistics)
         return empty._replace(trajectory=trajectory._replace(env_step=row))
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:
@@ -185,7 +212,12 @@ class OnPolicyAgent(Agent[ConfigT]):
         return StepState(P(), P(LEARNER_AXIS), P())  # type: ignore[arg-type]
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        """Return the networks, with the scaling of observations where there is one."""
+        """Return the networks, with the scaling of observations where there is one.
+
+        A central critic is not among them.
+        """
+        if self.config.central_critic:
+            networks = {name: part for name, part in networks.items() if name not in VALUE_PARTS}
         if not self.normalization.scales_observations:
             return networks
         return ActingNetworks(networks, self.normalization.scaling(experience.statistics))
@@ -214,12 +246,17 @@ class OnPolicyAgent(Agent[ConfigT]):
         if isinstance(networks, ActingNetworks):
             networks, scaling = networks
         obs = self.normalization.scaled(scaling, obs)
-        return self.evaluate(networks, obs, step_state.core, is_first), scaling
+        if not self.config.central_critic:
+            return self.evaluate(networks, obs, step_state.core, is_first), scaling
+        encoded = self._encode(obs, num_leading=2)
+        output = self._actor.apply({"params": networks}, encoded, step_state.core, is_first)
+        params = only_legal(self.spec, obs, output.params)  # type: ignore[union-attr]
+        return output._replace(params=params), scaling  # type: ignore[union-attr]
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return the standard deviation that rewards are divided by, where they are."""
         del networks
-        if not self.config.normalize_rewards:
+        if self.config.central_critic or not self.config.normalize_rewards:
             return ()
         return reward_deviation(experience.statistics.rewards)
 
@@ -234,6 +271,11 @@ class OnPolicyAgent(Agent[ConfigT]):
         if not self.config.value_head:
             raise UsageError(
                 f"{type(self).__name__} learns no values; train Impala or PPO for some"
+            )
+        if self.config.central_critic:
+            raise UsageError(
+                "a policy whose critic was central has no values: the critic sees what the policy "
+                "does not, and is not saved with it"
             )
         output, _ = self._evaluate_step(networks, step_state, env_step)
         value = output.value[0] / self.config.reward_scale

@@ -83,7 +83,11 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
     def evaluate(self, networks: PyTree, rows: EnvStep, core: PyTree) -> QOutput:
         """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
         output = self.network.apply({"params": networks}, *self._inputs(rows, core))
-        return output._replace(values=only_legal(self.spec, rows.obs, output.values))  # type: ignore[union-attr]
+        values: jax.Array = only_legal(self.spec, rows.obs, output.values)  # type: ignore[union-attr]
+        final = output.final_values  # type: ignore[union-attr]
+        if isinstance(rows.final, FinalObs):
+            final = only_legal(self.spec, rows.final.obs, final)
+        return output._replace(values=values, final_values=final)  # type: ignore[union-attr]
 
     def _inputs(self, rows: EnvStep, core: PyTree) -> tuple:
         """Return the arguments of the network.

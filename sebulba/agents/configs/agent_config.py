@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sebulba.errors import UsageError
 
@@ -28,22 +28,30 @@ def make_agent(spec: EnvSpec | MultiAgentSpec, config: AgentConfig | FrozenConfi
     """Return the agent that ``config`` names.
 
     Where ``spec`` has many agents and ``config`` is for one, every group has such an agent, which
-    its slots share.
+    its slots share. Parts of observations that are ``eval_only`` are left out for an agent that
+    does not use them.
 
     Raises:
       UsageError: It names none, or the agent cannot take the spaces of ``spec``.
     """
+    agent_class = agent_class_of(config)
+    if hasattr(spec, "groups") and not hasattr(config, "agents"):
+        configs = importlib.import_module("sebulba.agents.configs.multi_agent")
+        return make_agent(spec, configs.MultiAgentConfig({configs.EVERY: config}))
+    if getattr(spec, "eval_only", ()) and not agent_class.uses_eval_only(config):
+        spec = spec.policy_spec  # type: ignore[union-attr]
+    return agent_class(spec, config)
+
+
+def agent_class_of(config: AgentConfig | FrozenConfig) -> Any:
+    """Return the class that ``config`` names; raise UsageError if it names none."""
     module, _, name = getattr(config, "agent_class", "").partition(":")
     if not name:
         raise UsageError(
             f"config={config!r} belongs to no agent; use a subclass of AgentConfig whose "
             "agent_class is 'module:class', such as ImpalaConfig()"
         )
-    agent_class = getattr(importlib.import_module(module), name)
-    if hasattr(spec, "groups") and not hasattr(config, "agents"):
-        configs = importlib.import_module("sebulba.agents.configs.multi_agent")
-        return make_agent(spec, configs.MultiAgentConfig({configs.EVERY: config}))
-    return agent_class(spec, config)
+    return getattr(importlib.import_module(module), name)
 
 
 def agent_configs() -> dict[str, type[AgentConfig]]:

@@ -26,6 +26,8 @@ class OnPolicyConfig(CommonConfig):
     """Units of an LSTM; there is none."""
     separate_value_torso = False
     """Whether the value has its own torso."""
+    central_critic = False
+    """Whether the value sees more than the policy."""
     normalize_observations = False
     """Whether observations are normalised."""
     normalize_rewards = False
@@ -57,6 +59,10 @@ class ActorCriticConfig(OnPolicyConfig):
     """Units of an LSTM between torso and heads; 0 has none."""
     separate_value_torso: bool = False
     """Give the value its own torso instead of sharing the policy's."""
+    central_critic: bool = False
+    """Give the value its own torso, which sees more than the policy: privileged parts of the
+    observation and, where there are many agents, what all others observe. It is not saved with the
+    policy."""
 
     value_head = True
 
@@ -70,6 +76,13 @@ class ActorCriticConfig(OnPolicyConfig):
             not (self.separate_value_torso and self.lstm_size),
             "separate_value_torso",
             self.separate_value_torso,
+            f"cannot go with lstm_size={self.lstm_size}, which policy and value share",
+            "set one of them to False or 0",
+        )
+        require(
+            not (self.central_critic and self.lstm_size),
+            "central_critic",
+            self.central_critic,
             f"cannot go with lstm_size={self.lstm_size}, which policy and value share",
             "set one of them to False or 0",
         )

@@ -15,24 +15,25 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Agent, is_spec, spec_of_each_leaf
 from sebulba.agents.bases.off_policy import OffPolicyAgent
-from sebulba.agents.configs.agent_config import AgentConfig, make_agent
+from sebulba.agents.configs.agent_config import AgentConfig, agent_class_of, make_agent
 from sebulba.agents.configs.frozen import FrozenConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig, assigned
 from sebulba.agents.multi import pace, turns
 from sebulba.agents.multi.auxiliary import Auxiliary, Seen, make_auxiliary
+from sebulba.agents.multi.central import critic_spec, policy_part, with_others
 from sebulba.agents.multi.pace import MARKS, PacedExperience, PacedOpt, Schedule
 from sebulba.agents.multi.turns import TurnState
 from sebulba.errors import UsageError, shown
 from sebulba.types import (
     COMMON,
     ActionOutput,
-    EnvSpec,
     EnvStep,
     MultiAgentSpec,
     PyTree,
     RunSpec,
     Trajectory,
     empty_env_step,
+    without_parts,
 )
 
 DUE = "due"
@@ -50,6 +51,8 @@ class Member(NamedTuple):
     """Their numbers in it."""
     waits: bool
     """Its slots do not act in every row."""
+    sees_all: bool = False
+    """It learns with what all others observe and what is ``eval_only``; it acts without."""
     trains: bool = True
     """It learns; otherwise it is frozen."""
 
@@ -76,8 +79,9 @@ class MultiAgent(Agent[MultiAgentConfig]):
     """A member for each policy; ``networks``, ``opt`` and so on are dicts by member.
 
     ``[B, A]`` of a group are ``B * A`` rows to a member, the slots of an environment side by side.
-    What is ``eval_only`` in an observation is removed before a member acts. Auxiliaries are in the
-    same dicts, but for the step state.
+    What is ``eval_only`` in an observation is removed before a member acts, and before it learns,
+    unless it has a central critic.
+    Auxiliaries are in the same dicts, but for the step state.
     """
 
     def __init__(self, spec: MultiAgentSpec, config: MultiAgentConfig) -> None:
@@ -98,9 +102,10 @@ class MultiAgent(Agent[MultiAgentConfig]):
         self.members: dict[str, Member] = {}
         slots = {name: group.slots for name, group in spec.groups.items()}
         for name, (group, indices, one) in assigned(slots, config.players()).items():
-            agent = _agent_of(name, without_hidden(spec.groups[group].spec), one)
-            trains = not isinstance(one, FrozenConfig)
-            member = Member(agent, group, indices, spec.groups[group].waits, trains)
+            sees_all = agent_class_of(one).uses_eval_only(one)
+            seen = critic_spec(spec, group) if sees_all else spec.groups[group].spec
+            waits, trains = spec.groups[group].waits, not isinstance(one, FrozenConfig)
+            member = Member(_agent_of(name, seen, one), group, indices, waits, sees_all, trains)
             _check_can_wait(name, member)
             self.members[name] = _sharing_common(member)
         self.auxiliaries: dict[str, Auxiliary] = {
@@ -188,7 +193,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         def extras(key: jax.Array) -> PyTree:
             networks = agent.new_networks(key)
             state = agent.new_experience(key, networks, run)
-            return agent.step(agent.acting_networks(networks, state), own, row)[0].extras
+            return agent.act(agent.acting_networks(networks, state), own, row)[0].extras
 
         shapes = jax.eval_shape(extras, jax.random.key(0))
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
@@ -238,7 +243,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
     def _step_always(
         self, member: Member, networks: PyTree, state: PyTree, env_step: EnvStep, *, explore: bool
     ) -> tuple[ActionOutput, PyTree]:
-        return member.agent.step(networks, state, self._view(member, env_step, 0), explore=explore)
+        return member.agent.act(networks, state, self._view(member, env_step, 0), explore=explore)
 
     def _step_waiting(
         self,
@@ -252,7 +257,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         """Act on what each slot is shown, and change nothing of those that wait."""
         agent, row = member.agent, self._view(member, env_step, 0)
         shown = turns.show(state.turns, row, self._acting(member, env_step, 0))
-        output, new = agent.step(networks, state.agent, shown.row, explore=explore)
+        output, new = agent.act(networks, state.agent, shown.row, explore=explore)
         before = _rows_of_step_state(agent, state.agent)
         new = _with_rows(
             agent, new, turns.chosen(shown.keep, _rows_of_step_state(agent, new), before)
@@ -293,7 +298,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
     # Rows of a member.
 
     def _view(self, member: Member, env_step: EnvStep, num_leading: int) -> EnvStep:
-        """Return ``[*, B * A, ...]`` of a member's slots, without what it may not see.
+        """Return ``[*, B * A, ...]`` of a member's slots, with what its learner sees.
 
         Args:
           member: Whose rows.
@@ -309,8 +314,11 @@ class MultiAgent(Agent[MultiAgentConfig]):
                 lambda x: _repeated(x, len(member.slots), num_leading), env_step.obs[COMMON]
             )
             obs = {**obs, COMMON: shared}
-        if group.spec.eval_only:
-            obs = {name: part for name, part in obs.items() if name not in group.spec.eval_only}
+        if member.sees_all:
+            slots = member.slots
+            obs = with_others(self.population, member.group, slots, obs, env_step, num_leading)
+        elif group.spec.eval_only:
+            obs = without_parts(obs, group.spec.eval_only)
         return rows._replace(obs=obs)
 
     def _acting(self, member: Member, env_step: EnvStep, num_leading: int) -> jax.Array:
@@ -383,12 +391,14 @@ class MultiAgent(Agent[MultiAgentConfig]):
         self, networks: PyTree, experience: PyTree, member: Member, rows: Trajectory
     ) -> Trajectory:
         """Return a member's rows with the rewards that the auxiliaries add to valid transitions."""
-        step = rows.env_step
+        step, reward = rows.env_step, rows.env_step.reward
+        if self.auxiliaries and member.sees_all:
+            step = step._replace(obs=policy_part(self.groups[member.group].spec, step.obs))
         for name, auxiliary in self.auxiliaries.items():
             bonus = auxiliary.reward(networks[name], experience[name], member.group, step)
             if bonus is not None:
-                step = step._replace(reward=step.reward + jnp.where(step.valid, bonus, 0.0))
-        return rows._replace(env_step=step)
+                reward = reward + jnp.where(step.valid, bonus, 0.0)
+        return rows._replace(env_step=rows.env_step._replace(reward=reward))
 
     def _seen(self, env_step: EnvStep) -> dict[str, Seen]:
         """Return what every group sees of rows ``[T+1, B, A, ...]``."""
@@ -544,17 +554,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
                 return None
             kept[name] = before._replace(agent=own) if self._waits(name) else own
         return saved._replace(of_each=kept) if self._schedules else kept
-
-
-def without_hidden(spec: EnvSpec) -> EnvSpec:
-    """Return the spec of what a policy sees: without parts that are ``eval_only``."""
-    if not spec.eval_only:
-        return spec
-    parts = spec.observation_space.spaces  # type: ignore[attr-defined]
-    seen = {name: part for name, part in parts.items() if name not in spec.eval_only}
-    return dataclasses.replace(
-        spec, observation_space=gymnasium.spaces.Dict(seen), eval_only=(), channels_first=None
-    )
 
 
 def _agent_of(name: str, spec: EnvSpec, config: AgentConfig | FrozenConfig) -> Agent:

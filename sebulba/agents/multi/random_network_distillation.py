@@ -28,7 +28,6 @@ from sebulba.agents.kernels.normalization import (
 )
 from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
 from sebulba.agents.multi.auxiliary import Auxiliary, Seen
-from sebulba.agents.multi.multi_agent import without_hidden
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.torso import Torso, dense
 from sebulba.types import EnvSpec, EnvStep, MultiAgentSpec, PyTree, Trajectory, empty_env_step
@@ -68,7 +67,7 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
         """Describe the networks; raise UsageError for observations that they cannot take."""
         super().__init__(spec, config)
         self.groups = {
-            name: GroupNovelty(without_hidden(group.spec), config)
+            name: GroupNovelty(group.spec.policy_spec, config)
             for name, group in spec.groups.items()
         }
         self.optimizer = make_optimizer(config.learning_rate, config.optimizer)

@@ -45,7 +45,12 @@ class ActorCritic(nn.Module):
 
     @nn.compact
     def __call__(
-        self, encoded: Encoded, core: PyTree, is_first: jax.Array, final: Encoded | None = None
+        self,
+        encoded: Encoded,
+        core: PyTree,
+        is_first: jax.Array,
+        final: Encoded | None = None,
+        of_critic: tuple[Encoded, Encoded | None] | None = None,
     ) -> ActorCriticOutput:
         """Evaluate T rows of B environments.
 
@@ -54,6 +59,7 @@ class ActorCritic(nn.Module):
           core: Recurrent state before row 0, ``([B, L], [B, L])``, or ``()`` without an LSTM.
           is_first: ``[T, B]``; the recurrent state is reset there before the row is consumed.
           final: ``[T * B, ...]``, last observations before the resets of the rows.
+          of_critic: What a value torso of its own sees in place of ``encoded`` and ``final``.
         """
         torso = Torso(self.torso, name="torso")
         features, final_features = torso(encoded), () if final is None else torso(final)
@@ -71,6 +77,7 @@ class ActorCritic(nn.Module):
         if self.value_head:
             if self.separate_value_torso:
                 value_torso = Torso(self.torso, name="value_torso")
+                encoded, final = (encoded, final) if of_critic is None else of_critic
                 features = value_torso(encoded)
                 final_features = () if final is None else value_torso(final)
             head = dense(1, 1.0, "value")

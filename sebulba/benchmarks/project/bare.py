@@ -19,7 +19,7 @@ def bare_loop(
     """Act and step, without storing, checking or statistics.
 
     Args:
-      step: ``jax.jit(agent.step, donate_argnums=1)``.
+      step: ``jax.jit(agent.act, donate_argnums=1)``.
       networks: Acting networks.
       step_state: Step state, which is donated.
       env: A vector environment with Gymnasium's interface.

@@ -72,7 +72,7 @@ def bare_case(agent: Agent, num_cycles: int) -> Callable[[], float]:
     run = RunSpec(NUM_ENVS, NUM_INFERENCERS, STEPS_PER_CYCLE, 1)
     state = agent.new_state(jax.random.key(0), run)
     states = list(state.step)
-    step = jax.jit(agent.step, donate_argnums=1)
+    step = jax.jit(agent.act, donate_argnums=1)
     pools = [
         make_pool(
             ENV,

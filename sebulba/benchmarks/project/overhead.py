@@ -75,7 +75,7 @@ class LoopCase:
 def bare_case(make_env: type[NullVectorEnv], num_steps: int) -> Callable[[], float]:
     """Return what measures the bare loop, in microseconds per vector step."""
     env, agent, networks, step_state = _bare_parts(make_env)
-    step = jax.jit(agent.step, donate_argnums=1)
+    step = jax.jit(agent.act, donate_argnums=1)
 
     def measure() -> float:
         nonlocal step_state
@@ -102,7 +102,7 @@ def pieces_us(make_env: type[NullVectorEnv], num_calls: int) -> dict[str, float]
     """
     env, agent, networks, step_state = _bare_parts(make_env)
     adapter = make_env_factory(make_env)(NUM_ENVS, list(range(NUM_ENVS)))
-    step = jax.jit(agent.step, donate_argnums=1)
+    step = jax.jit(agent.act, donate_argnums=1)
     action = np.zeros(NUM_ENVS, np.int32)
     row = adapter.reset()
     env_step = EnvStep(row.obs, action, row.reward, row.terminated, row.truncated, row.is_first)

@@ -41,7 +41,7 @@ class PlainCycle:
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
         self._length = programs.run.steps_per_cycle
-        self._act: Callable = jax.jit(programs.agent.step)
+        self._act: Callable = jax.jit(programs.agent.act)
 
     def reset(self) -> None:
         """Begin new episodes."""

@@ -16,10 +16,13 @@ from gymnasium import spaces
 from sebulba.envs.checked_env import LARGEST_REWARD, make_leaf_check
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.multi.pettingzoo_env import PettingZooEnv, is_pettingzoo
 from sebulba.envs.spaces import check_legal, make_action_check
 from sebulba.envs.tree import (
     OBSERVATION,
+    SPEC,
     AgentNode,
+    action_parts,
     agents_of,
     atomic_action_space,
     compile_tree,
@@ -29,8 +32,6 @@ from sebulba.errors import EnvError, UsageError, shown
 from sebulba.types import COMMON, EnvOutput, FusedEnv, MultiAgentSpec
 
 FLAGS = ("terminated", "truncated", "is_first")
-SPEC = "population"
-"""Where the metadata of a vector environment has the ``MultiAgentSpec``."""
 MOST_CHOICES = 2**24
 """Actions travel to worker processes as float32, which are exact up to here."""
 
@@ -38,21 +39,28 @@ MOST_CHOICES = 2**24
 class PopulationEnv(gymnasium.Env):
     """Observes the rows of all slots, with rewards and flags among the parts of the observation."""
 
-    def __init__(self, env: MultiAgentEnv, name: str = "") -> None:
+    def __init__(self, env: MultiAgentEnv, name: str = "", made: Any = None) -> None:
         """Take over ``env``.
+
+        Args:
+          env: The environment.
+          name: Name of the spec; empty for that of the class.
+          made: What a user's factory made, where that is inside ``env``.
 
         Raises:
           UsageError: Its tree breaks a rule.
         """
         self.env = env
+        self.identity = id(env if made is None else made)
+        """Of what may not be in two environments of a vector."""
         tree = getattr(env, "tree", None)
         who = type(env).__name__
         if tree is None:
             raise UsageError(f"{who} has no attribute tree; give it a Population")
         if isinstance(tree, AgentNode):
             raise UsageError(
-                f"the tree of {who} is one AgentNode, a single agent; make it a gymnasium.Env, or "
-                "put the node into a Population"
+                f"the tree of {who} is one AgentNode, a single agent; make it a gymnasium.Env "
+                "with this tree, or put the node into a Population"
             )
         spec = compile_tree(tree, name=name or who, waits=not env.all_act)
         assert isinstance(spec, MultiAgentSpec)
@@ -64,6 +72,7 @@ class PopulationEnv(gymnasium.Env):
         self.action_space = _flat_action_space(spec)
         self._live: set[str] = set()
         self._acting: tuple[str, ...] = ()
+        self._masks: dict[str, np.ndarray] = {}
 
     @property  # type: ignore[misc]
     def np_random(self) -> np.random.Generator:
@@ -211,6 +220,11 @@ class PopulationEnv(gymnasium.Env):
             for group, slot in self._agents[agent].slots:
                 if self.population.groups[group].waits:
                     rows[f"acting/{group}"][slot] = 1
+        self._masks = {
+            name: rows[f"obs/{name}/{group.spec.legal_actions}"]
+            for name, group in self.population.groups.items()
+            if group.spec.legal_actions is not None
+        }
 
     def _empty(self) -> dict[str, np.ndarray]:
         parts = self.observation_space.spaces  # type: ignore[attr-defined]
@@ -219,14 +233,34 @@ class PopulationEnv(gymnasium.Env):
     # What the agents do.
 
     def _actions(self, action: np.ndarray) -> dict[str, Any]:
-        by_slot, begin = {}, 0
-        for name, group in self.population.groups.items():
-            space = group.spec.action_space
-            size = int(np.prod(space.shape or ()))
-            for slot in range(len(group.slots)):
-                by_slot[name, slot] = _decoded(action[begin : begin + size], space)
-                begin += size
+        by_slot = {
+            (name, slot): _decoded(numbers, self.population.groups[name].spec.action_space)
+            for name, slot, numbers in self._by_slot(action)
+        }
         return {agent: self._agents[agent].action(by_slot) for agent in self._acting}
+
+    def _by_slot(self, action: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
+        """Yield group, number and view of the action of every slot."""
+        begin = 0
+        for name, group in self.population.groups.items():
+            size = int(np.prod(group.spec.action_space.shape or ()))
+            for slot in range(len(group.slots)):
+                yield name, slot, action[begin : begin + size]
+                begin += size
+
+    def legal(self, action: np.ndarray) -> np.ndarray:
+        """Return ``action`` with a legal choice in place of each that is not."""
+        action = np.array(action)
+        for name, slot, numbers in self._by_slot(action):
+            if name in self._masks:
+                space: Any = self.population.groups[name].spec.action_space
+                first = np.atleast_1d(space.start)
+                ends = np.cumsum(np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0))))
+                parts = np.split(self._masks[name][slot], ends[:-1])
+                for i, mask in enumerate(parts):
+                    if mask.any() and not mask[int(np.rint(numbers[i])) - first[i]]:
+                        numbers[i] = first[i] + mask.argmax()
+        return action
 
 
 class _Agent:
@@ -263,14 +297,7 @@ class _Agent:
             return chosen[0]
         if self._non_atomic:
             return dict(zip(sorted(self._named), chosen, strict=True))
-        parts, begin = {}, 0
-        for name in sorted(self._named):
-            space = self._named[name]
-            size = int(np.prod(space.shape or ()))
-            part = np.asarray(chosen[0][begin : begin + size]).reshape(space.shape or ())
-            parts[name] = int(part) if isinstance(space, spaces.Discrete) else part
-            begin += size
-        return parts
+        return action_parts(chosen[0], self._named)
 
 
 def _name(*parts: str) -> str:
@@ -440,5 +467,6 @@ class PopulationAdapter:
 
 def as_gymnasium(make_env: Any, name: str) -> gymnasium.Env:
     """Call ``make_env``, and return what it made as a ``gymnasium.Env``."""
-    env = make_env()
-    return PopulationEnv(env, name) if isinstance(env, MultiAgentEnv) else env
+    made = make_env()
+    env = PettingZooEnv(make_env, made) if is_pettingzoo(made) else made
+    return PopulationEnv(env, name, made) if isinstance(env, MultiAgentEnv) else env

@@ -1,6 +1,7 @@
 """Networks at the level of packets as environments; ``docs/networks.md`` explains them.
 
-Importing this package registers them in Gymnasium, which has no entry points for that:
+Importing this package registers the one of a single agent in Gymnasium, which has no entry points
+for that:
 ``gymnasium.make("sebulba.envs.networks:sebulba/CongestionControl-v0")`` imports it by itself.
 """
 
@@ -11,8 +12,10 @@ import os
 import gymnasium
 
 CONGESTION_CONTROL = "sebulba/CongestionControl-v0"
+SHARED_BOTTLENECK = "sebulba/SharedBottleneck-v0"
+CART_POLE = "sebulba/CartPole-v0"
 
-IDS = (CONGESTION_CONTROL,)
+IDS = (CONGESTION_CONTROL, SHARED_BOTTLENECK, CART_POLE)
 """Environments of this package."""
 
 if CONGESTION_CONTROL not in gymnasium.registry:

@@ -1,32 +1,41 @@
-"""Networks behind the EnvAdapter protocol."""
+"""What the engine simulates, behind the EnvAdapter protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Discrete, Space
 
-from sebulba.envs.networks import CONGESTION_CONTROL
+from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
 from sebulba.envs.networks.native import NativePool, Rows
-from sebulba.envs.networks.options import CongestionControlOptions
+from sebulba.envs.networks.options import (
+    CartPoleOptions,
+    CongestionControlOptions,
+    NetworkOptions,
+    SharedBottleneckOptions,
+)
 from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
-from sebulba.envs.spaces import make_action_check
+from sebulba.envs.spaces import canonical_action_space, make_action_check
+from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
 from sebulba.errors import EnvError
-from sebulba.types import EnvOutput, EnvSpec, FusedEnv
+from sebulba.types import EnvOutput, EnvSpec, FusedEnv, MultiAgentSpec, PyTree
 
 LARGEST_EXPONENT = 2.0
 """An action multiplies the window by 2 to the power of at most this, and at least minus this."""
 
+FLOW = "flow"
+"""Name of the group of agents that share a bottleneck."""
+
 
 class NetworkAdapter:
-    """Congestion control on the native engine, with next-step autoreset."""
+    """Environments on the native engine, of one agent or many, with next-step autoreset."""
 
     def __init__(
-        self, options: CongestionControlOptions, seeds: Sequence[int], *, num_threads: int = 1
+        self, options: NetworkOptions, seeds: Sequence[int], *, num_threads: int = 1
     ) -> None:
-        """Make a network for each seed.
+        """Make an environment for each seed.
 
         Raises:
           UsageError: A seed is none, or the engine cannot be compiled.
@@ -35,16 +44,20 @@ class NetworkAdapter:
         self.spec = network_spec(options)
         self._json = options.as_json()
         self._pool = NativePool(options, check_seeds(seeds, len(seeds)), num_threads)
-        self._check_action = make_action_check(self.spec.action_space, self.num_envs)
+        self._is_shared = isinstance(options, SharedBottleneckOptions)
+        num_slots = self.num_envs * options.num_agents
+        self._check_action = make_action_check(_agent_spaces(options)[1], num_slots)
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments."""
-        return EnvOutput.first(self._pool.reset().obs, self.num_envs)
+        return self._output(self._pool.reset())
 
-    def step(self, action: np.ndarray) -> EnvOutput:
+    def step(self, action: PyTree) -> EnvOutput:
         """Act; raise ActionError before an invalid action reaches native code."""
+        if self._is_shared:
+            action = action[FLOW].reshape(-1, *action[FLOW].shape[2:])
         self._check_action(action)
-        return _output(self._pool.step(np.ascontiguousarray(action)))
+        return self._output(self._pool.step(np.ascontiguousarray(action, np.float32)))
 
     def fused(self) -> FusedEnv | str:
         """Return the reason why there is no fused cycle."""
@@ -72,9 +85,44 @@ class NetworkAdapter:
     def _who(self) -> str:
         return f"environment {self.spec.name!r} with {self._json}"
 
+    def _output(self, rows: Rows) -> EnvOutput:
+        def by_group(x: np.ndarray) -> PyTree:
+            return {FLOW: x} if self._is_shared else x
 
-def network_spec(options: CongestionControlOptions) -> EnvSpec:
-    """Return the spec of one environment."""
+        reward = by_group(rows.reward)
+        return EnvOutput(
+            obs=by_group(rows.obs),
+            reward=reward,
+            terminated=by_group(rows.terminated),
+            truncated=by_group(rows.truncated),
+            is_first=by_group(rows.is_first),
+            true_reward=reward,
+            episode_end=rows.episode_end,
+            acting=by_group(rows.acting) if self._is_shared else (),
+        )
+
+
+def network_spec(options: NetworkOptions) -> EnvSpec | MultiAgentSpec:
+    """Return the spec of one environment, with an agent or many alike."""
+    observation_space, action_space = _agent_spaces(options)
+    if not isinstance(options, SharedBottleneckOptions):
+        name = CART_POLE if isinstance(options, CartPoleOptions) else CONGESTION_CONTROL
+        return EnvSpec(observation_space, action_space, name=name)
+    node = AgentNode(Obs(observation_space), Act(action_space))
+    flows = {f"{FLOW}_{index}": node for index in range(options.num_agents)}
+    tree = Population(flows, symmetric=True)
+    return compile_tree(tree, name=SHARED_BOTTLENECK, waits=True)
+
+
+def _agent_spaces(options: NetworkOptions) -> tuple[Box, Space]:
+    """Return the spaces of observations and actions."""
+    if isinstance(options, CartPoleOptions):
+        most = np.array([4.8, np.inf, np.deg2rad(24), np.inf], np.float32)
+        return Box(-most, most), canonical_action_space(Discrete(2))
+    return _observation_space(options), Box(-LARGEST_EXPONENT, LARGEST_EXPONENT, (1,), np.float32)
+
+
+def _observation_space(options: CongestionControlOptions) -> Box:
     most = options.max_window_packets
     low, high = [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, float(most)]
     if options.features == "relative":
@@ -82,21 +130,4 @@ def network_spec(options: CongestionControlOptions) -> EnvSpec:
             [0.0, 0.0, 0.0, 0.0, 0.0, -np.inf],
             [1.0, 1.0, 1.0, np.log2(most), *[np.inf] * 2],
         )
-    return EnvSpec(
-        gymnasium.spaces.Box(np.array(low, np.float32), np.array(high, np.float32)),
-        gymnasium.spaces.Box(-LARGEST_EXPONENT, LARGEST_EXPONENT, (1,), np.float32),
-        name=CONGESTION_CONTROL,
-    )
-
-
-def _output(rows: Rows) -> EnvOutput:
-    ends = rows.terminated | rows.truncated
-    return EnvOutput(
-        obs=rows.obs,
-        reward=rows.reward,
-        terminated=rows.terminated,
-        truncated=rows.truncated,
-        is_first=rows.is_first,
-        true_reward=rows.reward,
-        episode_end=ends,
-    )
+    return Box(np.array(low, np.float32), np.array(high, np.float32))

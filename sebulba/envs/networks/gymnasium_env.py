@@ -13,6 +13,7 @@ from sebulba.envs.networks.native import INFO, NativePool, Rows
 from sebulba.envs.networks.options import read_options
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import ActionError, UsageError, shown
+from sebulba.types import EnvSpec
 
 
 class CongestionControlEnv(gymnasium.Env):
@@ -35,6 +36,7 @@ class CongestionControlEnv(gymnasium.Env):
             raise UsageError(f"render_mode={render_mode!r} is none of this environment; drop it")
         self._options = read_options(options, CONGESTION_CONTROL)
         spec = network_spec(self._options)
+        assert isinstance(spec, EnvSpec)
         self.observation_space, self.action_space = spec.observation_space, spec.action_space
         self._pool: NativePool | None = None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sebulba.envs.networks.build import library
-from sebulba.envs.networks.options import CongestionControlOptions
+from sebulba.envs.networks.options import NetworkOptions, SharedBottleneckOptions
 from sebulba.errors import EnvError
 
 INFO = (
@@ -27,7 +27,11 @@ PACKET_BYTES, PAYLOAD_BYTES, ACK_BYTES = 1495, 1448, 47
 
 
 class Rows(NamedTuple):
-    """What the engine shows of B environments after a reset or a step."""
+    """What the engine shows of B environments after a reset or a step.
+
+    ``[B, ...]`` is ``[B, A, ...]`` in networks of A agents, but for ``episode_end``. Those whose
+    step has not ended have no reward and an observation without meaning.
+    """
 
     obs: np.ndarray
     """``[B, F]`` float32."""
@@ -39,16 +43,19 @@ class Rows(NamedTuple):
     """``[B]`` bool."""
     is_first: np.ndarray
     """``[B]`` bool: the row begins an episode, and its action was ignored."""
+    acting: np.ndarray
+    """``[B]`` bool: the agent acts next, because a step of it has ended or its first one begins."""
+    episode_end: np.ndarray
+    """``[B]`` bool: all agents have left."""
     info: np.ndarray | None
-    """``[B, len(INFO)]`` float64, where it was asked for."""
+    """``[B, len(INFO)]`` float64, where it was asked for; 0 for those whose step has not ended, and
+    of CartPole."""
 
 
 class NativePool:
     """A vector of simulated networks. One thread at a time may use it."""
 
-    def __init__(
-        self, options: CongestionControlOptions, seeds: Sequence[int], num_threads: int = 1
-    ) -> None:
+    def __init__(self, options: NetworkOptions, seeds: Sequence[int], num_threads: int = 1) -> None:
         """Make an environment for each seed.
 
         Args:
@@ -59,7 +66,10 @@ class NativePool:
         self._lib = _load()
         self._handle = None
         self.num_envs = len(seeds)
-        self.num_features = 6 if options.features == "relative" else 4
+        is_shared = isinstance(options, SharedBottleneckOptions)
+        self.shape = (self.num_envs, options.num_agents) if is_shared else (self.num_envs,)
+        self._num_slots = self.num_envs * options.num_agents
+        self.num_features = options.num_features
         numbers = np.array(seeds, np.int64)
         self._handle = self._lib.net_create(
             options.as_json().encode(), self.num_envs, numbers.ctypes.data, num_threads
@@ -77,10 +87,11 @@ class NativePool:
         """Act; an environment whose episode has ended begins the next one instead.
 
         Args:
-          actions: ``[B]`` float32, contiguous.
+          actions: ``[B]`` or ``[B, A]`` float32, contiguous; those of agents that do not act are
+            ignored.
           with_info: Return ``info``, too.
         """
-        assert actions.dtype == np.float32 and actions.size == self.num_envs
+        assert actions.dtype == np.float32 and actions.size == self._num_slots
         buffer, info = self._arrays(with_info)
         self._checked(
             self._lib.net_step(
@@ -127,19 +138,24 @@ class NativePool:
     def _arrays(self, with_info: bool) -> tuple[np.ndarray, np.ndarray | None]:
         if not self._handle:
             raise EnvError("this network is closed; make a new one")
-        buffer = np.empty(self.num_envs * (4 * self.num_features + 4 + 3), np.uint8)
-        return buffer, np.empty((self.num_envs, len(INFO))) if with_info else None
+        # Observations and rewards, four flags of each slot and one of each environment.
+        size = self._num_slots * (4 * (self.num_features + 1) + 4) + self.num_envs
+        buffer = np.empty(size, np.uint8)
+        return buffer, np.empty((*self.shape, len(INFO))) if with_info else None
 
     def _rows(self, buffer: np.ndarray, info: np.ndarray | None) -> Rows:
-        count, features = self.num_envs, self.num_features
+        count, features = self._num_slots, self.num_features
         numbers = buffer[: 4 * count * (features + 1)].view(np.float32)
         flags = buffer[4 * count * (features + 1) :].view(np.bool_)
+        terminated, truncated, is_first, acting = flags[: 4 * count].reshape(4, *self.shape)
         return Rows(
-            numbers[: count * features].reshape(count, features),
-            numbers[count * features :],
-            flags[:count],
-            flags[count : 2 * count],
-            flags[2 * count :],
+            numbers[: count * features].reshape(*self.shape, features),
+            numbers[count * features :].reshape(self.shape),
+            terminated,
+            truncated,
+            is_first,
+            acting,
+            flags[4 * count :],
             info,
         )
 

@@ -9,7 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from sebulba.checks import check_types, require
+from sebulba.checks import check_types, require, require_size
+from sebulba.envs.networks import CART_POLE, SHARED_BOTTLENECK
 from sebulba.envs.option_checks import check_option_names
 from sebulba.errors import UsageError, shown
 
@@ -36,10 +37,14 @@ _BOUNDS = {
     "random_loss": _Bounds(0, 0.5),
     "cross_traffic_mbps": _Bounds(0, 10_000),
     "competitor_start_s": _Bounds(0, 1_000),
+    "join_s": _Bounds(0, 1_000),
+    "stay_s": _Bounds(0, 100_000),
     "cross_traffic_on_ms": _Bounds(0.001, 1e6),
     "cross_traffic_off_ms": _Bounds(0, 1e6),
+    "num_agents": _Bounds(1, 64),
     "num_aimd": _Bounds(0, 64),
     "num_cubic": _Bounds(0, 64),
+    "num_bbr": _Bounds(0, 64),
     "num_hops": _Bounds(1, 16),
     "flow_packets": _Bounds(0, 2**40),
     "slow_start_packets": _Bounds(2, 1_000_000),
@@ -47,7 +52,8 @@ _BOUNDS = {
     "max_episode_steps": _Bounds(1, 1_000_000_000),
     "max_silent_steps": _Bounds(1, 1_000_000_000),
 }
-_RANGES = tuple(_BOUNDS)[:6]
+_RANGES = tuple(_BOUNDS)[:8]
+_AT_ONCE: Any = (0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +86,11 @@ class CongestionControlOptions:
     """Competing flows on each link whose window adds 1 a round trip, and halves at a loss."""
     num_cubic: int = 0
     """Competing flows on each link with CUBIC."""
+    num_bbr: int = 0
+    """Competing flows on each link with the rules of BBR."""
+    control: Literal["agent", "aimd", "cubic", "bbr"] = "agent"
+    """What moves the window. agent: the actions; otherwise these are ignored, and the flow is one
+    to compare with."""
     num_hops: int = 1
     """Links one after the other that the agent's flow crosses (a parking lot); cross traffic and
     competitors cross one each."""
@@ -100,22 +111,22 @@ class CongestionControlOptions:
     trace: bool = False
     """Keep every packet event of the current episode (``NativePool.trace``)."""
 
+    # Without annotations these are constants and not options. They are options of many agents.
+    num_agents = 1
+    """Flows with an agent each."""
+    join_s = stay_s = _AT_ONCE
+    """When the agents after the first begin, and how long they stay."""
+
     def __post_init__(self) -> None:
         """Check every field; ranges become pairs."""
-        for name in _RANGES:
-            object.__setattr__(self, name, _pair(name, getattr(self, name)))
-        check_types(self, "", open_fields=_RANGES)
-        for name, bounds in _BOUNDS.items():
-            value = getattr(self, name)
-            for number in value if name in _RANGES else (value,):
-                require(
-                    bounds.low <= number <= bounds.high
-                    and not (bounds.is_whole and number != int(number)),
-                    name,
-                    value if name not in _RANGES else _text(value),
-                    f"must be {_words(name, bounds)}",
-                    f"the default is {_default(name)}",
-                )
+        fields = {field.name: field.default for field in dataclasses.fields(self)}
+        ranges = tuple(name for name in _RANGES if name in fields)
+        for name in ranges:
+            pair = _pair(name, getattr(self, name), fields[name])
+            object.__setattr__(self, name, pair)
+        check_types(self, "", open_fields=ranges)
+        for name in (name for name in _BOUNDS if name in fields):
+            self._check_bounds(name, _BOUNDS[name], fields[name])
         cross: Any = self.cross_traffic_mbps
         require(
             max(cross) == 0 or min(cross) >= 0.001,
@@ -125,23 +136,87 @@ class CongestionControlOptions:
             "leave it out for none",
         )
 
+    def _check_bounds(self, name: str, bounds: _Bounds, default: Any) -> None:
+        value = getattr(self, name)
+        for number in value if name in _RANGES else (value,):
+            require(
+                bounds.low <= number <= bounds.high
+                and not (bounds.is_whole and number != int(number)),
+                name,
+                value if name not in _RANGES else _text(value),
+                f"must be {_words(name, bounds)}",
+                f"the default is {_default(default)}",
+            )
+
+    @property
+    def num_features(self) -> int:
+        """Numbers in an observation."""
+        return 6 if self.features == "relative" else 4
+
     def as_json(self) -> str:
         """Return what the engine reads."""
-        return json.dumps(dataclasses.asdict(self) | {"trace": int(self.trace)}, sort_keys=True)
+        names = (*_BOUNDS, "control", "features")
+        values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
+        return json.dumps({"kind": "congestion_control", **values}, sort_keys=True)
 
 
-def read_options(options: Mapping[str, Any], env: str) -> CongestionControlOptions:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SharedBottleneckOptions(CongestionControlOptions):
+    """The network of ``sebulba/SharedBottleneck-v0``.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    num_agents: int = 2
+    """Flows with an agent each."""
+    join_s: Range = (0.0, 10.0)
+    """When the flows of the agents after the first begin; each draws its own. A range."""
+    stay_s: Range = (10.0, 30.0)
+    """Seconds after which each of them leaves, at the end of its step; 0 is never. A range."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CartPoleOptions:
+    """``sebulba/CartPole-v0``.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    max_episode_steps: int = 500
+    """Steps after which the episode is truncated."""
+
+    num_agents = 1
+    num_features = 4
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_types(self)
+        require_size("max_episode_steps", self.max_episode_steps, 1, "use 500")
+
+    def as_json(self) -> str:
+        """Return what the engine reads."""
+        return json.dumps({"kind": "cart_pole", **dataclasses.asdict(self)})
+
+
+NetworkOptions = CongestionControlOptions | CartPoleOptions
+"""Of what the engine simulates."""
+
+
+def read_options(options: Mapping[str, Any], env: str) -> NetworkOptions:
     """Return options by name, as the command line and ``gymnasium.make`` give them.
 
     Raises:
       UsageError: An option is unknown, or a value breaks a rule.
     """
-    names = {field.name for field in dataclasses.fields(CongestionControlOptions)}
-    check_option_names(options, names, env)
-    return CongestionControlOptions(**options)
+    kinds: dict[str, Any] = {SHARED_BOTTLENECK: SharedBottleneckOptions, CART_POLE: CartPoleOptions}
+    kind = kinds.get(env, CongestionControlOptions)
+    check_option_names(options, {field.name for field in dataclasses.fields(kind)}, env)
+    return kind(**options)
 
 
-def _pair(name: str, value: Any) -> tuple[float, float]:
+def _pair(name: str, value: Any, default: Any) -> tuple[float, float]:
     pair = value
     if isinstance(value, str):
         match = re.fullmatch(f"{_NUMBER}(?:-{_NUMBER})?", value)
@@ -151,7 +226,7 @@ def _pair(name: str, value: Any) -> tuple[float, float]:
     if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(map(_is_number, pair)):
         raise UsageError(
             f"{name}={shown(value)} must be a number, a pair of numbers or text such as "
-            f"'64-128'; the default is {_default(name)}"
+            f"'64-128'; the default is {_default(default)}"
         )
     low, high = float(pair[0]), float(pair[1])
     if low > high:
@@ -180,7 +255,5 @@ def _words(name: str, bounds: _Bounds) -> str:
     return f"one or two {kind} from {bounds.low:g} to {bounds.high:g}"
 
 
-def _default(name: str) -> Any:
-    fields = {field.name: field.default for field in dataclasses.fields(CongestionControlOptions)}
-    value = fields[name]
+def _default(value: Any) -> str:
     return f"'{value[0]:g}-{value[1]:g}'" if isinstance(value, tuple) else f"{value:g}"

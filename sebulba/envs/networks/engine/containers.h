@@ -41,29 +41,27 @@ class Ring {
   bool empty() const { return count_ == 0; }
   size_t size() const { return count_; }
   const T& front() const { return items_[head_]; }
-  const T& back() const { return items_[(head_ + count_ - 1) & mask()]; }
-  void pop_front() { head_ = (head_ + 1) & mask(), --count_; }
+  const T& back() const { return items_[(head_ + count_ - 1) & mask_]; }
+  void pop_front() { head_ = (head_ + 1) & mask_, --count_; }
   void pop_back() { --count_; }
   void push_back(const T& item) {
     if (count_ == items_.size()) grow();
-    items_[(head_ + count_++) & mask()] = item;
+    items_[(head_ + count_++) & mask_] = item;
   }
-  const T& operator[](size_t i) const { return items_[(head_ + i) & mask()]; }
-  T& operator[](size_t i) { return items_[(head_ + i) & mask()]; }
+  const T& operator[](size_t i) const { return items_[(head_ + i) & mask_]; }
+  T& operator[](size_t i) { return items_[(head_ + i) & mask_]; }
   void clear() { head_ = count_ = 0; }
 
  private:
-  size_t mask() const { return items_.size() - 1; }
   void grow() {
     std::vector<T> larger(items_.empty() ? 16 : 2 * items_.size());
     for (size_t i = 0; i < count_; ++i) larger[i] = (*this)[i];
     items_.swap(larger);
-    head_ = 0;
+    head_ = 0, mask_ = items_.size() - 1;
   }
 
   std::vector<T> items_;
-  size_t head_ = 0;
-  size_t count_ = 0;
+  size_t head_ = 0, count_ = 0, mask_ = 0;
 };
 
 // Writes values one after the other; nothing is written where `to` is null, only counted.

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "congestion_control.h"
+#include "cart_pole.h"
 
 namespace networks {
 namespace {
@@ -75,55 +75,79 @@ class Workers {
   bool is_closed_ = false;
 };
 
-class Pool {
+// A vector of environments of any kind.
+class AnyPool {
  public:
-  Pool(const char* json, int num_envs, const int64_t* seeds, int threads)
-      : config_(Json::parse(json)),
+  virtual ~AnyPool() = default;
+  virtual void reset(char* buffer, Info* info) = 0;
+  virtual void step(const float* actions, char* buffer, Info* info) = 0;
+  virtual int64_t save(char* to) = 0;
+  virtual void put_back(const char* from, int64_t size) = 0;
+  virtual const std::vector<Trace>& trace(int row) const = 0;
+};
+
+template <class Env>
+class Pool final : public AnyPool {
+ public:
+  Pool(const Json& json, int num_envs, const int64_t* seeds, int threads)
+      : config_(json),
         workers_(std::max(1, std::min(threads, num_envs / LEAST_ROWS))) {
     for (int i = 0; i < num_envs; ++i)
       envs_.emplace_back(config_, static_cast<uint64_t>(seeds[i]));
   }
 
-  void reset(char* buffer, Info* info) {
-    run(buffer, info, [](CongestionControl& env, int, const Output& o) { env.reset(o); });
+  void reset(char* buffer, Info* info) override {
+    run(buffer, info, [](Env& env, int, const Output& o) { env.reset(o); });
   }
-  void step(const float* actions, char* buffer, Info* info) {
-    run(buffer, info, [actions](CongestionControl& env, int i, const Output& o) {
-      env.step(actions[i], o);
+  void step(const float* actions, char* buffer, Info* info) override {
+    const int64_t num_agents = config_.num_agents;
+    run(buffer, info, [=](Env& env, int i, const Output& o) {
+      env.step(actions + i * num_agents, o);
     });
   }
-  int64_t save(char* to) {
+  int64_t save(char* to) override {
     Writer writer(to);
     for (auto& env : envs_) env.save(writer);
     return static_cast<int64_t>(writer.size());
   }
-  void put_back(const char* from, int64_t size) {
+  void put_back(const char* from, int64_t size) override {
     Reader reader(from, static_cast<size_t>(size));
     for (auto& env : envs_) env.put_back(reader);
     if (!reader.at_end()) throw std::runtime_error("the state is too long");
   }
-  const std::vector<Trace>& trace(int row) const { return envs_.at(row).trace(); }
+  const std::vector<Trace>& trace(int row) const override { return envs_.at(row).trace(); }
 
  private:
-  // `buffer` holds observations [B, F] and rewards [B] of floats, then terminated, truncated and
-  // is_first [B] of bytes.
+  // `buffer` holds observations [B, A, F] and rewards [B, A] of floats, then terminated, truncated,
+  // is_first and acting [B, A] and the ends of episodes [B] of bytes.
   template <class Act>
   void run(char* buffer, Info* info, const Act& act) {
-    const size_t num_envs = envs_.size(), num_features = config_.num_features();
+    const size_t num_agents = config_.num_agents, num_features = config_.num_features();
+    const size_t num_slots = envs_.size() * num_agents;
     float* observations = reinterpret_cast<float*>(buffer);
-    float* rewards = observations + num_envs * num_features;
-    uint8_t* flags = reinterpret_cast<uint8_t*>(rewards + num_envs);
-    workers_.run(static_cast<int>(num_envs), [&](int i) {
+    float* rewards = observations + num_slots * num_features;
+    uint8_t* flags = reinterpret_cast<uint8_t*>(rewards + num_slots);
+    workers_.run(static_cast<int>(envs_.size()), [&](int i) {
+      const size_t at = i * num_agents;
+      uint8_t* own = flags + at;
       act(envs_[i], i,
-          Output{observations + i * num_features, rewards + i, flags + i, flags + num_envs + i,
-                 flags + 2 * num_envs + i, info == nullptr ? nullptr : info + i});
+          Output{observations + at * num_features, rewards + at, own, own + num_slots,
+                 own + 2 * num_slots, own + 3 * num_slots, flags + 4 * num_slots + i,
+                 info == nullptr ? nullptr : info + at});
     });
   }
 
-  CongestionControlConfig config_;
-  std::vector<CongestionControl> envs_;
+  typename Env::Config config_;
+  std::vector<Env> envs_;
   Workers workers_;
 };
+
+AnyPool* make_pool(const char* text, int num_envs, const int64_t* seeds, int threads) {
+  const Json json = Json::parse(text);
+  if (json["kind"].text == "cart_pole")
+    return new Pool<CartPole>(json, num_envs, seeds, threads);
+  return new Pool<CongestionControl>(json, num_envs, seeds, threads);
+}
 
 thread_local std::string last_error;
 
@@ -143,7 +167,7 @@ int64_t guarded(const Body& body) {
 
 using networks::guarded;
 using networks::Info;
-using networks::Pool;
+using networks::AnyPool;
 
 #pragma GCC visibility push(default)
 extern "C" {
@@ -153,39 +177,39 @@ const char* net_error() { return networks::last_error.c_str(); }
 int64_t net_info_size() { return sizeof(Info) / sizeof(double); }
 
 void* net_create(const char* json, int num_envs, const int64_t* seeds, int threads) {
-  Pool* pool = nullptr;
-  guarded([&] { return pool = new Pool(json, num_envs, seeds, threads), 0; });
+  AnyPool* pool = nullptr;
+  guarded([&] { return pool = networks::make_pool(json, num_envs, seeds, threads), 0; });
   return pool;
 }
 
 int64_t net_reset(void* pool, char* buffer, Info* info) {
-  return guarded([&] { return static_cast<Pool*>(pool)->reset(buffer, info), 0; });
+  return guarded([&] { return static_cast<AnyPool*>(pool)->reset(buffer, info), 0; });
 }
 
 int64_t net_step(void* pool, const float* actions, char* buffer, Info* info) {
-  return guarded([&] { return static_cast<Pool*>(pool)->step(actions, buffer, info), 0; });
+  return guarded([&] { return static_cast<AnyPool*>(pool)->step(actions, buffer, info), 0; });
 }
 
 // Returns the size of the state, which is written where `to` is not null.
 int64_t net_state(void* pool, char* to) {
-  return guarded([&] { return static_cast<Pool*>(pool)->save(to); });
+  return guarded([&] { return static_cast<AnyPool*>(pool)->save(to); });
 }
 
 int64_t net_put_back(void* pool, const char* from, int64_t size) {
-  return guarded([&] { return static_cast<Pool*>(pool)->put_back(from, size), 0; });
+  return guarded([&] { return static_cast<AnyPool*>(pool)->put_back(from, size), 0; });
 }
 
 // Returns how many events of a row were traced since its last reset, at most `capacity` of which
 // are copied.
 int64_t net_trace(void* pool, int row, networks::Trace* to, int64_t capacity) {
   return guarded([&] {
-    const auto& trace = static_cast<Pool*>(pool)->trace(row);
+    const auto& trace = static_cast<AnyPool*>(pool)->trace(row);
     const auto size = static_cast<int64_t>(trace.size());
     std::copy_n(trace.begin(), std::min(size, capacity), to);
     return size;
   });
 }
 
-void net_close(void* pool) { delete static_cast<Pool*>(pool); }
+void net_close(void* pool) { delete static_cast<AnyPool*>(pool); }
 }
 #pragma GCC visibility pop

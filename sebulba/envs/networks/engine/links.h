@@ -23,7 +23,15 @@ class EventQueue {
   Time time() const { return times_[winner_[1]]; }
   void set(int source, Time time) {
     times_[source] = time;
-    for (int node = (leaves_ + source) / 2; node > 0; node /= 2) play(node);
+    // The winner so far stays in registers: reading back what was just written would take longest.
+    int winner = source;
+    for (int node = leaves_ + source; node > 1; node /= 2) {
+      const int other = winner_[node ^ 1];
+      const Time its = times_[other];
+      const bool is_first = its < time || (its == time && other < winner);
+      winner = is_first ? other : winner, time = is_first ? its : time;
+      winner_[node / 2] = winner;
+    }
   }
   template <class Archive>
   void exchange(Archive& archive) {

@@ -62,6 +62,11 @@ class Simulation {
     }
   }
 
+  // Tells whether another step ends now.
+  bool is_step_due() const {
+    return queue_.first() < static_cast<int>(flows.size()) && queue_.time() == now_;
+  }
+
   // Sends as much as the window lets out.
   void send_allowed(size_t flow) {
     Flow& sender = flows[flow];
@@ -142,17 +147,20 @@ class Simulation {
     auto& acks = acks_[flow];
     const int64_t number = acks.front().number;
     acks.pop_front();
+    if (!flows[flow].is_done) acknowledge(flow, number);
+    // Last, because sending may have filled the pipe again.
+    queue_.set(ack_source(flow), acks.empty() ? NEVER : acks.front().time);
+  }
+
+  void acknowledge(size_t flow, int64_t number) {
     Flow& sender = flows[flow];
     const bool was_slow_start = sender.is_slow_start;
     const int64_t lost = sender.acknowledge(now_, number);
     note(Happening::acknowledged, flow, number);
-    if (lost >= 0) {
-      if (lost > 0) note(Happening::lost, flow, lost);
-      sender.adapt(now_, number, lost);
-      after_change(flow, was_slow_start);
-    }
-    // Last, because sending may have filled the pipe again.
-    queue_.set(ack_source(flow), acks.empty() ? NEVER : acks.front().time);
+    if (lost < 0) return;
+    if (lost > 0) note(Happening::lost, flow, lost);
+    sender.adapt(now_, number, lost);
+    after_change(flow, was_slow_start);
   }
 
   void expire(size_t flow) {
@@ -172,10 +180,10 @@ class Simulation {
   void after_change(size_t flow, bool was_slow_start) {
     Flow& sender = flows[flow];
     if (sender.is_done) {
-      if (sender.control == Control::agent) schedule_step(flow, now_);
+      if (sender.is_observed) schedule_step(flow, now_);
       return;
     }
-    if (was_slow_start && !sender.is_slow_start && sender.control == Control::agent)
+    if (was_slow_start && !sender.is_slow_start && sender.is_observed)
       begin_first_step(flow);
     send_allowed(flow);
   }
@@ -199,8 +207,8 @@ class Simulation {
     Time next = NEVER;
     if (sender.has_window()) {
       if (sender.next_number == 0) {
-        if (sender.control == Control::agent) next = now_ + LONGEST_SLOW_START;
-      } else if (sender.is_slow_start) {
+        if (sender.is_observed) next = now_ + LONGEST_SLOW_START;
+      } else if (sender.is_slow_start && !sender.is_done) {
         sender.is_slow_start = false;
         begin_first_step(flow);
       }

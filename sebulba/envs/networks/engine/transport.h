@@ -21,7 +21,7 @@ constexpr double LEAST_WINDOW = 1;
 constexpr int64_t ENDLESS = INT64_MAX / 2;
 
 // What moves the window of a flow, or that it has none.
-enum class Control : int { agent, fixed, aimd, cubic, constant_rate, on_off };
+enum class Control : int { agent, aimd, cubic, bbr, constant_rate, on_off };
 
 // The least value of the last RTT_WINDOW: candidates in rising order, the oldest first.
 class WindowedMinimum {
@@ -87,11 +87,70 @@ struct Cubic {
   }
 };
 
+// BBR's memory (Cardwell et al. 2016), whose window stands for a pacing rate too.
+//
+// A round ends with the acknowledgement of what was sent after it began.
+struct Bbr {
+  enum class Phase : int64_t { startup, drain, probe_bandwidth, probe_rtt };
+  static constexpr int MEMORY = 10;  // rounds of which the largest rate counts
+  static constexpr int CYCLE = 8;    // rounds, the first of which probes for more bandwidth
+  static constexpr int FLAT_ROUNDS = 3;
+  static constexpr double STARTUP_GAIN = 2.885, PROBE_GAIN = 1.25, GROWTH = 1.25;
+  static constexpr double LEAST_WINDOW = 4;
+  static constexpr Time PROBE_RTT_TIME = 200'000'000;
+
+  Phase phase = Phase::startup;
+  double rates[MEMORY] = {};  // packets a second
+  double full_rate = 0;
+  int64_t round = 0, round_end = 0, delivered = 0, num_flat = 0;
+  Time round_begin = 0, least_rtt = NEVER, least_rtt_at = 0, probe_end = 0;
+
+  double rate() const { return *std::max_element(rates, rates + MEMORY); }
+
+  void note_rtt(Time now, Time rtt) {
+    const bool is_old = now - least_rtt_at > RTT_WINDOW;
+    if (rtt <= least_rtt || is_old) least_rtt = rtt, least_rtt_at = now;
+    if (is_old && phase > Phase::startup) {
+      phase = Phase::probe_rtt;
+      probe_end = now + rtt + PROBE_RTT_TIME;
+    }
+  }
+  // Looks at the rate of the round that has ended; what was delivered while the RTT was probed for
+  // says nothing.
+  void end_round(Time now, int64_t next_number, int64_t all_delivered) {
+    if (round_end > 0 && phase != Phase::probe_rtt) {
+      const double packets = static_cast<double>(all_delivered - delivered);
+      rates[round++ % MEMORY] = packets * SECOND / static_cast<double>(now - round_begin);
+    }
+    round_end = next_number, round_begin = now, delivered = all_delivered;
+    if (phase != Phase::startup) return;
+    if (rate() >= GROWTH * full_rate) {
+      full_rate = rate(), num_flat = 0;
+    } else if (++num_flat >= FLAT_ROUNDS) {
+      phase = Phase::drain;
+    }
+  }
+  // Returns the window after an acknowledgement.
+  double next_window(double window, Time now, int64_t inflight) {
+    if (phase == Phase::probe_rtt && now >= probe_end) phase = Phase::probe_bandwidth;
+    const double product = rate() * static_cast<double>(least_rtt) / SECOND;
+    if (phase == Phase::drain && static_cast<double>(inflight) <= product)
+      phase = Phase::probe_bandwidth;
+    double target = product;
+    if (phase == Phase::startup)
+      target = product > 0 ? std::max(window, STARTUP_GAIN * product) : window + 1;
+    if (phase == Phase::probe_bandwidth && round % CYCLE == 0) target *= PROBE_GAIN;
+    if (phase == Phase::probe_rtt) target = 0;
+    return std::max(LEAST_WINDOW, std::min(window + 1, target));
+  }
+};
+
 // The sender of a flow and its receiver. How its packets travel is the simulation's.
 class Flow {
  public:
   // What it is; not part of the state.
   Control control = Control::agent;
+  bool is_observed = false;    // by an agent, in steps
   std::vector<int> path;       // links
   std::vector<Time> transmission;  // of a packet on each of them
   Time return_delay = 0;       // of an acknowledgement
@@ -111,9 +170,11 @@ class Flow {
   Interval interval;
   WindowedMinimum least_rtt;
   Cubic cubic;
+  Bbr bbr;
   Random random;
 
   void begin() { unsent = size; }
+  void stop() { unsent = 0, is_done = true; }
   bool has_window() const { return control < Control::constant_rate; }
   bool may_send() const {
     return unsent > 0 && static_cast<double>(inflight + 1) <= window;
@@ -170,6 +231,9 @@ class Flow {
       case Control::cubic:
         congestion_avoidance(now, number, lost);
         break;
+      case Control::bbr:
+        estimate(now, number);
+        break;
       default:
         break;
     }
@@ -181,7 +245,7 @@ class Flow {
     archive(delivered), archive(srtt), archive(least_srtt), archive(most_srtt);
     archive(last_activity), archive(doublings), archive(recovered_at), archive(last_lost);
     archive(threshold), archive(is_slow_start), archive(is_done), archive(is_on);
-    archive(on_until), archive(interval), archive(cubic), archive(random), archive(sent_);
+    archive(on_until), archive(interval), archive(cubic), archive(bbr), archive(random), archive(sent_);
     least_rtt.exchange(archive);
   }
 
@@ -194,6 +258,7 @@ class Flow {
     most_srtt = std::max(most_srtt, srtt);
     interval.rtt_sum += rtt;
     least_rtt.add(now, rtt);
+    if (control == Control::bbr) bbr.note_rtt(now, rtt);
   }
   void count_lost(int64_t lost) {
     inflight -= lost, unsent += lost, interval.lost += lost;
@@ -215,6 +280,7 @@ class Flow {
       }
       threshold = window;
       recovered_at = next_number;
+      is_slow_start = false;
     } else if (number >= recovered_at) {
       if (window < threshold) {
         window += 1;
@@ -225,6 +291,12 @@ class Flow {
       }
     }
     set_window(number < 0 ? 2.0 : window);
+  }
+  void estimate(Time now, int64_t number) {
+    if (number < 0) return set_window(Bbr::LEAST_WINDOW);
+    if (number >= bbr.round_end) bbr.end_round(now, next_number, delivered);
+    set_window(bbr.next_window(window, now, inflight));
+    is_slow_start = is_slow_start && bbr.phase == Bbr::Phase::startup;
   }
 
   Ring<Time> sent_;  // when packets oldest, oldest + 1, ... were sent, or ACKED

@@ -1,0 +1,1 @@
+"""Runs beside each other: ``sebulba runs``, ``sebulba plot`` and ``sebulba diff``."""

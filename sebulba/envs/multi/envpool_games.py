@@ -1,0 +1,172 @@
+"""envpool's games of several players who take turns: boards and cards, stepped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.envs.spaces import canonical_observation_space, check_legal, make_action_check
+from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population, compile_tree
+from sebulba.errors import EnvError
+from sebulba.types import EnvOutput, MultiAgentSpec
+
+MASK = "action_mask"
+"""Part of the observation that has the legal actions of the player who is to move."""
+PLAYER = "player"
+"""Name of the group."""
+_MOVER, _LEGAL = "info:current_player", "info:legal_action_mask"
+
+
+def is_game(config: Mapping[str, Any], spec: Any) -> bool:
+    """Tell whether configuration and spec of a pool are those of a game with turns."""
+    several = config.get("max_num_players", 1) > 1
+    return several and {_MOVER, _LEGAL} <= spec.state_array_spec.keys()
+
+
+def game_spec(spec: Any, name: str) -> MultiAgentSpec:
+    """Return the spec of the players, given that of envpool."""
+    (num_actions,) = spec.state_array_spec[_LEGAL].shape
+    observation = canonical_observation_space(spec.gymnasium_observation_space)
+    mask = Obs(spaces.MultiBinary(num_actions), legal_actions=True)
+    node = AgentNode({OBSERVATION: Obs(observation), MASK: mask}, Act(spaces.Discrete(num_actions)))
+    num_players = spec.config.max_num_players
+    players = {f"{PLAYER}_{index}": node for index in range(num_players)}
+    payoff: Any = "zero_sum" if num_players == 2 else "general"
+    tree = Population(players, payoff=payoff, symmetric=True)
+    compiled = compile_tree(tree, name=name, waits=True)
+    assert isinstance(compiled, MultiAgentSpec)
+    return compiled
+
+
+class GameAdapter:
+    """Gives each player of each game a row; whose turn it is acts, and all are told of the end.
+
+    Rows come in the order in which games are done with a step, and are put into place by
+    ``env_id``. One thread at a time may use it.
+    """
+
+    def __init__(self, pool: Any, name: str = "") -> None:
+        """Take over ``pool``, made in synchronous mode with ``env_type="gymnasium"``."""
+        self._pool = pool
+        self.num_envs = int(pool.config["num_envs"])
+        self.spec = game_spec(pool.spec, name)
+        group = self.spec.groups[PLAYER]
+        self._slots, self._one = group.slots, group.spec
+        num_rows = self.num_envs * len(group.slots)
+        self._check_action = make_action_check(group.spec.action_space, num_rows)
+        self._envs = np.arange(self.num_envs)
+        self._mover = np.zeros(self.num_envs, np.int32)
+        self._ends = np.zeros(self.num_envs, np.bool_)
+        self._last: EnvOutput | None = None
+
+    def reset(self) -> EnvOutput:
+        """Begin new games."""
+        obs, info = self._open_pool().reset()
+        no_flag = np.zeros(self.num_envs, np.bool_)
+        self._ends = no_flag
+        no_reward = np.zeros(len(obs), np.float32)
+        return self._output(obs, no_reward, no_flag, no_flag, info, ~no_flag)
+
+    def step(self, action: dict[str, np.ndarray]) -> EnvOutput:
+        """Let the player move whose turn it is, in all games.
+
+        Raises:
+          ActionError: An action is invalid, or the move is not legal; no game has received one.
+        """
+        pool = self._open_pool()
+        own = action[PLAYER]
+        flat = own.reshape(-1, *own.shape[2:])
+        self._check_action(flat)
+        self._check_legal(flat)
+        move = np.ascontiguousarray(own[self._envs, self._mover], np.int32)
+        obs, reward, terminated, truncated, info = pool.step(move)
+        is_first = self._ends
+        order = info["env_id"]
+        terminated, truncated = _scattered(terminated, order), _scattered(truncated, order)
+        self._ends = terminated | truncated
+        return self._output(obs, reward, terminated, truncated, info, is_first)
+
+    def fused(self) -> str:
+        """Return why there is no fused cycle."""
+        return "envpool offers no XLA interface for games of several players"
+
+    def state(self) -> str:
+        """Return why there is no state."""
+        return "envpool cannot save its environments"
+
+    def put_back(self, state: bytes) -> None:
+        """Raise EnvError."""
+        raise EnvError(f"{self.state()}; reset {self.spec.name!r} instead")
+
+    def close(self) -> None:
+        """Free the pool and its threads."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def _open_pool(self) -> Any:
+        if self._pool is None:
+            raise EnvError(f"environment {self.spec.name!r} is closed; make a new one")
+        return self._pool
+
+    def _check_legal(self, action: np.ndarray) -> None:
+        if self._last is None:
+            return
+        size = len(self._slots)
+        check_legal(
+            self._last.obs[PLAYER][MASK].reshape(len(action), -1),
+            action,
+            self._one.action_space,
+            self._last.acting[PLAYER].ravel(),
+            lambda row: f"agent {self._slots[row % size]!r} of environment {row // size}",
+        )
+
+    def _output(
+        self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, is_first: Any
+    ) -> EnvOutput:
+        """Return the rows of all players, ``[B, A, ...]``, given those of the pool.
+
+        Args:
+          obs: ``[B * A, ...]`` as the pool has them, and so ``reward``.
+          reward: ``[B * A]``.
+          terminated: ``[B]`` in the order of environments, and so all other flags.
+          truncated: ``[B]``.
+          info: That of the pool.
+          is_first: ``[B]``.
+        """
+        size = len(self._slots)
+        rows = info["players"]["env_id"] * size + info["players"]["id"]
+        by_player = (self.num_envs, size)
+        space: Any = self._one.observation_space
+        seen = _scattered(obs, rows).astype(space[OBSERVATION].dtype)
+        paid = _scattered(np.asarray(reward, np.float32), rows).reshape(by_player)
+        self._mover = _scattered(info["current_player"], info["env_id"])
+        acting = np.zeros(by_player, np.bool_)
+        acting[self._envs, self._mover] = ~(terminated | truncated)
+        legal = _scattered(info["legal_action_mask"], info["env_id"])
+        mask = (acting[..., None] & legal[:, None].astype(np.bool_)).astype(np.int8)
+
+        def of_all(flag: np.ndarray) -> dict[str, np.ndarray]:
+            return {PLAYER: np.repeat(flag[:, None], size, axis=1)}
+
+        self._last = EnvOutput(
+            obs={PLAYER: {MASK: mask, OBSERVATION: seen.reshape(*by_player, *seen.shape[1:])}},
+            reward={PLAYER: paid},
+            terminated=of_all(terminated),
+            truncated=of_all(truncated),
+            is_first=of_all(is_first),
+            true_reward={PLAYER: paid},
+            episode_end=terminated | truncated,
+            acting={PLAYER: acting},
+        )
+        return self._last
+
+
+def _scattered(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Return ``rows`` in order; row i of them belongs to place ``order[i]``."""
+    in_order = np.empty_like(rows)
+    in_order[order] = rows
+    return in_order

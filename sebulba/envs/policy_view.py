@@ -1,0 +1,58 @@
+"""Environments as policies see them: without the parts of observations that are ``eval_only``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FinalObs, FusedEnv, PyTree, without_parts
+
+
+class PolicyView:
+    """An adapter in front of another, whose ``eval_only`` parts nobody records or uploads."""
+
+    def __init__(self, env: EnvAdapter) -> None:
+        """Take over ``env``."""
+        self._env: Any = env
+        self._hidden = env.spec.eval_only
+        self.spec: EnvSpec = env.spec.policy_spec
+        self.num_envs = env.num_envs
+
+    def __getattr__(self, name: str) -> Any:  # state, put_back, draws: what it may have
+        return getattr(self._env, name)
+
+    def reset(self) -> EnvOutput:
+        """Begin new episodes in all environments."""
+        return self._seen(self._env.reset())
+
+    def step(self, action: Any) -> EnvOutput:
+        """Act in all environments."""
+        return self._seen(self._env.step(action))
+
+    def fused(self) -> FusedEnv | str:
+        """Return the environment as JAX functions, or the reason why it has none."""
+        fused = self._env.fused()
+        if isinstance(fused, str):
+            return fused
+
+        def step(state: PyTree, action: jax.Array) -> tuple[PyTree, EnvOutput, jax.Array]:
+            state, output, num_invalid = fused.step(state, action)
+            return state, self._seen(output), num_invalid
+
+        return fused._replace(step=step)
+
+    def close(self) -> None:
+        """Close all environments."""
+        self._env.close()
+
+    def _seen(self, output: EnvOutput) -> EnvOutput:
+        final = output.final
+        if isinstance(final, FinalObs):
+            final = final._replace(obs=without_parts(final.obs, self._hidden))
+        return output._replace(obs=without_parts(output.obs, self._hidden), final=final)
+
+
+def as_policy_sees(env: EnvAdapter) -> EnvAdapter:
+    """Return ``env`` without parts that are ``eval_only``; itself where there are none."""
+    return PolicyView(env) if getattr(env.spec, "eval_only", ()) else env  # type: ignore[return-value]
