@@ -33,7 +33,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("program", PROGRAMS[1:], ids=lambda text: f"{len(text)} characters")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: f"{len(text)} characters")
 def test_the_programs_run(program):
     # Tests have many devices, over which environments are divided.
     program = program.replace("num_envs=32", "num_envs=32, update_devices=[0]")

@@ -27,6 +27,7 @@ from sebulba.errors import UsageError, shown
 from sebulba.types import (
     COMMON,
     ActionOutput,
+    EnvSpec,
     EnvStep,
     MultiAgentSpec,
     PyTree,
