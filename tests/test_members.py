@@ -432,6 +432,6 @@ def test_what_a_replay_shares_changes_no_network(monkeypatch):
 
 
 def test_slots_that_wait_have_rows_of_their_own_times():
-    agent = make_agent(sebulba.env_spec(Visitors), DQNConfig(torso=SMALL))
+    config = MultiAgentConfig({"guide": PPO, "visitors": DQN})
+    agent = make_agent(sebulba.env_spec(Visitors), config)
     assert agent.members["visitors"].agent.replay.slots == 1
-    assert agent.members["guide"].agent.replay.slots == 1
