@@ -52,7 +52,7 @@ class Vault(MultiAgentEnv):
         return observations, {"thief": float(is_open)}, is_open, self.t == 2 * DIALS
 
 
-def train(seed: int, *, bonus: bool = True, num_cycles: int = 300, **options: Any) -> float:
+def train(seed: int, *, bonus: bool = True, num_cycles: int = 300, **given: Any) -> float:
     """Train PPO on the vault, and return how often its evaluation policy opens it."""
     torso = TorsoConfig(hidden_sizes=(32,))
     ppo = PPOConfig(
@@ -62,7 +62,7 @@ def train(seed: int, *, bonus: bool = True, num_cycles: int = 300, **options: An
     config = MultiAgentConfig({"*": ppo}, auxiliary={"novelty": novelty} if bonus else {})
     agent = make_agent(sebulba.env_spec(Vault), config)
     # In lockstep with one Inferencer, a seed has the same result every time.
-    options = {"schedule": "lockstep", "num_inferencers_per_device": 1} | options
+    options: dict[str, Any] = {"schedule": "lockstep", "num_inferencers_per_device": 1, **given}
     with sebulba.GymnasiumLoop(Vault, agent, num_envs=16, seed=seed, **options) as loop:
         result = loop.run(loop.new_state(seed, 32), num_cycles, 32)
     policy = sebulba.Policy(agent, result.acting_networks)

@@ -31,7 +31,7 @@ from sebulba.agents.configs import (
 from sebulba.agents.configs.frozen import FrozenConfig
 from sebulba.agents.multi.pace import MARKS, Schedule, means_when_due, schedule_of
 from sebulba.agents.ppo import PPO as PPOAgent
-from sebulba.types import COMMON, EnvStep, RunSpec
+from sebulba.types import COMMON, RunSpec
 from tests.loop_helpers import Recorder, leaves_equal
 from tests.populations import Pairs, Turns, Visitors
 
@@ -361,21 +361,6 @@ def test_random_network_distillation_learns_beside_the_members(env, devices):
     assert not np.isnan(result.metrics["novelty/updates"])
 
 
-def test_what_was_seen_often_is_worth_less_than_what_was_not():
-    many = dataclasses.replace(RND, updates_per_cycle=20, learning_rate=1e-2)
-    config = MultiAgentConfig({"*": PPO}, auxiliary={"novelty": many})
-    result, recorder, loop = run(Corridor, config, cycles=6)
-    agent, own = loop.agent.auxiliaries["novelty"], result.state.experience.of_each["novelty"]
-    visits = np.zeros(9)
-    for trajectory in recorder.trajectories:
-        np.add.at(visits, trajectory.env_step.obs["walker"].ravel(), 1)
-    row = EnvStep(np.arange(9)[None], *[()] * 5)  # type: ignore[arg-type]
-    reward = jax.jit(agent.reward, static_argnums=2)
-    bonus = np.asarray(reward(result.state.networks["novelty"], own, "walker", row))[0]
-    assert visits[4] > 20 * visits[[0, 8]].min()
-    assert bonus[[0, 8]][np.argmin(visits[[0, 8]])] > 3 * bonus[4] > 0
-
-
 def test_bonuses_are_added_to_valid_transitions_only():
     config = ImpalaConfig(torso=SMALL)
     config = MultiAgentConfig({"*": config}, auxiliary={"novelty": RND})
@@ -416,19 +401,6 @@ def test_common_observations_are_in_a_replay_once_and_come_out_for_every_slot():
     common = np.concatenate([x[COMMON][:-1] for x in rows]).repeat(2, axis=1).reshape(640, 16)
     np.testing.assert_array_equal(obs["observation"], number)
     np.testing.assert_array_equal(obs[COMMON], common)
-
-
-def test_what_a_replay_shares_changes_no_network(monkeypatch):
-    config = dataclasses.replace(DQN, replay=ReplayConfig(800, 32, prioritized=True))
-    once, _, _ = run(Pairs, config, update_devices=range(2))
-    monkeypatch.setattr("sebulba.agents.multi.multi_agent._sharing_common", lambda member: member)
-    often, _, _ = run(Pairs, config, update_devices=range(2))
-    assert leaves_equal(once.state.networks, often.state.networks)
-    sizes = [
-        sum(x.nbytes for x in jax.tree.leaves(r.state.experience["red"].rows))
-        for r in (once, often)
-    ]
-    assert sizes[1] - sizes[0] == 100 // 10 * 10 * 4 * 16 * 4
 
 
 def test_slots_that_wait_have_rows_of_their_own_times():

@@ -434,7 +434,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
     ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
         """Return the sum of the losses of all learners, whose networks have nothing in common."""
         keys, own, total = self._keys(key), self._of_each(experience), jnp.float32(0)
-        new, metrics = dict(own), {}
+        new = dict(own)
+        metrics: dict[str, jax.Array] = {}
         for number, name in enumerate(self._learners):
             loss, (new[name], ours) = self._loss_of(name, networks, opt, experience, keys[name])
             total = total + loss if number else loss

@@ -197,5 +197,5 @@ class GroupNovelty:
         predicted, wanted = (
             self._network.apply({"params": p}, encoded) for p in (predictor, target)
         )
-        error = jnp.mean(jnp.square(predicted - wanted), axis=-1)
+        error = jnp.mean(jnp.square(jnp.asarray(predicted) - jnp.asarray(wanted)), axis=-1)
         return error.reshape(jax.tree.leaves(obs)[0].shape[:2])
