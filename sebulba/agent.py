@@ -377,6 +377,10 @@ class Agent(abc.ABC, Generic[ConfigT]):
         del cycle
         return 1
 
+    def reported_metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """Return what is written of the means of the metrics over some updates; by default all."""
+        return means
+
     @abc.abstractmethod
     def experience_spec(self) -> PyTree:
         """Return a prefix tree of ``PartitionSpec`` over ``"learner"`` for the experience.

@@ -98,3 +98,39 @@ class Visitors(sebulba.MultiAgentEnv):
         self.t += 1
         rewards = {**right, "guide": sum(right.values())}
         return self.observe(), rewards, False, self.t == 10
+
+
+class Pairs(sebulba.MultiAgentEnv):
+    """Two reds and a blue act at once, and are paid for repeating the number that they are shown.
+
+    The episode has ``length`` steps. All observe a screen of the time.
+    """
+
+    all_act = True
+    tree = Population(
+        {
+            "red_0": AgentNode(Obs(spaces.Discrete(3)), Act(spaces.Discrete(3))),
+            "red_1": AgentNode(Obs(spaces.Discrete(3)), Act(spaces.Discrete(3))),
+            "blue": AgentNode(Obs(spaces.Discrete(4)), Act(spaces.Discrete(4))),
+        },
+        common=Obs(spaces.Box(0, 1, (16,), np.float32)),
+    )
+
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        self.t = 0
+        return self.observe()
+
+    def observe(self) -> dict:
+        self.shown = {name: int(self.np_random.integers(n)) for name, n in SIZES.items()}
+        return {"common": np.full(16, self.t / self.length, np.float32), **self.shown}
+
+    def step(self, actions: dict) -> Any:
+        rewards = {name: float(action == self.shown[name]) for name, action in actions.items()}
+        self.t += 1
+        return self.observe(), rewards, False, self.t == self.length
+
+
+SIZES = {"red_0": 3, "red_1": 3, "blue": 4}

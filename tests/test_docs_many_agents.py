@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 import sebulba
 
 PAGE = (Path(__file__).parent.parent / "docs" / "many-agents.md").read_text()
@@ -26,7 +28,13 @@ def test_the_environment_and_its_tree_are_as_printed(tmp_path, monkeypatch):
     sys.modules.pop("tag")
 
 
-def test_the_program_runs():
+PROGRAMS = [
+    text for kind, text in BLOCKS if kind == "python" and text.startswith(("import", "from"))
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: f"{len(text)} characters")
+def test_the_programs_run(program):
     # Tests have many devices, over which environments are divided.
-    program = BLOCKS[3][1].replace("num_envs=32", "num_envs=32, update_devices=[0]")
+    program = program.replace("num_envs=32", "num_envs=32, update_devices=[0]")
     exec(program, {"__name__": "__main__"})

@@ -12,7 +12,7 @@ import pytest
 from tests.test_check_agent import OF_PROGRAMS, OF_UPDATES, findings
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TESTED = {"impala", "custom_agent", "custom_network", "custom_environment"}
+TESTED = {"impala", "custom_agent", "custom_network", "custom_environment", "curiosity"}
 # The tests have 8 devices, and every Inferencer compiles a program of its own. In lockstep a seed
 # gives the same networks every time.
 OPTIONS = {
@@ -62,6 +62,11 @@ def test_a_custom_agent_and_a_custom_network_learn(example):
 def test_an_agent_learns_in_a_custom_environment(example):
     result = example.train(num_cycles=150, **OPTIONS)
     assert result.metrics["episode_return_mean"] > 0.5  # -0.6 at random, at most 1
+
+
+@pytest.mark.parametrize("example", ["curiosity"], indirect=True)
+def test_a_vault_is_not_opened_by_chance(example):  # learning takes half a minute
+    assert example.train(seed=0, num_cycles=2, **OPTIONS) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -128,14 +128,6 @@ def test_a_member_that_cannot_wait_is_refused():
         make_agent(sebulba.env_spec(Turns), R2D2Config(lstm_size=8))
 
 
-def test_members_with_different_numbers_of_updates_are_refused():
-    spec = sebulba.env_spec(Visitors)
-    two = {"guide": PPOConfig(epochs=2), "visitors": PPOConfig(epochs=3)}
-    agent = make_agent(spec, MultiAgentConfig(two))
-    with pytest.raises(UsageError, match="different numbers of updates"):
-        agent.num_off_policy_optims_per_cycle(1)
-
-
 # What members see.
 
 

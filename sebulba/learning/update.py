@@ -250,7 +250,10 @@ class Updater:
         skipped = int(sums.pop(SKIPPED, 0))
         taken, self._updates_summed = self._updates_summed - skipped, 0
         self._num_skipped += skipped
-        return {name: float(total) / taken for name, total in sums.items()} if taken else {}
+        if not taken:
+            return {}
+        means = {name: float(total) / taken for name, total in sums.items()}
+        return self._agent.reported_metrics(means)
 
     def pop_skipped(self) -> int:
         """Return the skipped updates that ``take_metrics`` has counted since the last call."""

@@ -89,6 +89,7 @@ class Policy:
         self.value_networks = value_networks
         self.acting_networks = acting_networks
         self.run = run
+        self.explore = explore
         if seed not in range(-(2**31), 2**31):
             raise UsageError(f"seed={seed!r} must be a 32-bit integer; use for example 0")
         self._key = jax.random.fold_in(jax.random.key(seed), POLICY_STREAM)
@@ -455,10 +456,17 @@ def _save_members(
     value_networks: PyTree,
 ) -> None:
     """Write an ordinary policy for each member, ``folder/MEMBER``, and who they are."""
+    functions = []
     for name, member in agent.members.items():
         own = dataclasses.replace(run, num_envs=run.num_envs * len(member.slots))
-        values = value_networks[name] if value_networks else ()
-        save_policy(folder / name, member.agent, acting_networks[name], own, value_networks=values)
+        values, actor = value_networks[name] if value_networks else (), member.agent
+        if not member.trains:
+            frozen: Policy | None = actor.policy  # type: ignore[attr-defined]
+            if frozen is None:
+                functions.append(name)
+                continue
+            actor, own = frozen.agent, frozen.run
+        save_policy(folder / name, actor, acting_networks[name], own, value_networks=values)
     spec = agent.population
     groups = {
         name: {
@@ -476,6 +484,7 @@ def _save_members(
         "format": FORMAT,
         "run_id": run_id,
         "members": list(agent.members),
+        **({"functions": functions} if functions else {}),
         "groups": groups,
         "common": None if spec.common is None else space_to_json(spec.common),
         "name": spec.name,
@@ -491,6 +500,11 @@ def _load_members(
     file = folder / CONFIG_FILE
     if was_changed(record):
         raise UsageError(f"{file} was edited after it had been saved; restore it or train again")
+    if functions := record.get("functions"):
+        raise UsageError(
+            f"{folder} lacks members that are functions ({shown(functions)}), which are not saved; "
+            "load the policy of another member from the folder of its name"
+        )
     try:
         groups = {name: _group(one, record["name"]) for name, one in record["groups"].items()}
         common = None if record["common"] is None else space_from_json(record["common"])

@@ -7,6 +7,7 @@ line can parse and refuse options before any device starts.
 from __future__ import annotations
 
 from sebulba.agents.configs.agent_config import AgentConfig, make_agent
+from sebulba.agents.configs.auxiliary import AuxiliaryConfig, RandomNetworkDistillationConfig
 from sebulba.agents.configs.ddpg import DDPGConfig
 from sebulba.agents.configs.dqn import DQNConfig
 from sebulba.agents.configs.impala import ImpalaConfig
@@ -20,6 +21,7 @@ from sebulba.agents.configs.simple_policy_gradient import SimplePolicyGradientCo
 
 __all__ = [
     "AgentConfig",
+    "AuxiliaryConfig",
     "DDPGConfig",
     "DQNConfig",
     "ImpalaConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "OptimizerConfig",
     "PPOConfig",
     "R2D2Config",
+    "RandomNetworkDistillationConfig",
     "ReplayConfig",
     "SACConfig",
     "SimplePolicyGradientConfig",

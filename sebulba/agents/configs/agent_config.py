@@ -12,6 +12,7 @@ from sebulba.errors import UsageError
 
 if TYPE_CHECKING:
     from sebulba.agent import Agent
+    from sebulba.agents.configs.frozen import FrozenConfig
     from sebulba.types import EnvSpec, MultiAgentSpec
 
 
@@ -23,7 +24,7 @@ class AgentConfig:
     """The agent, as ``module:class``; the module is imported when the agent is made."""
 
 
-def make_agent(spec: EnvSpec | MultiAgentSpec, config: AgentConfig) -> Agent:
+def make_agent(spec: EnvSpec | MultiAgentSpec, config: AgentConfig | FrozenConfig) -> Agent:
     """Return the agent that ``config`` names.
 
     Where ``spec`` has many agents and ``config`` is for one, every group has such an agent, which
@@ -42,7 +43,7 @@ def make_agent(spec: EnvSpec | MultiAgentSpec, config: AgentConfig) -> Agent:
     return agent_class(spec, config)
 
 
-def agent_class_of(config: AgentConfig) -> Any:
+def agent_class_of(config: AgentConfig | FrozenConfig) -> Any:
     """Return the class that ``config`` names; raise UsageError if it names none."""
     module, _, name = getattr(config, "agent_class", "").partition(":")
     if not name:

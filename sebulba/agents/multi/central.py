@@ -105,3 +105,11 @@ def with_others(
     if not others:
         return obs
     return {**(obs if isinstance(obs, dict) else {OBSERVATION: obs}), **others}
+
+
+def policy_part(spec: EnvSpec, obs: PyTree) -> PyTree:
+    """Return what a policy sees of what its learner does, given the spec of its group."""
+    space = spec.policy_spec.observation_space
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: obs[name] for name in space.spaces}
+    return obs[OBSERVATION] if isinstance(obs, dict) else obs

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,15 +15,19 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Agent, is_spec, spec_of_each_leaf
 from sebulba.agents.bases.off_policy import OffPolicyAgent
-from sebulba.agents.configs.agent_config import agent_class_of, make_agent
+from sebulba.agents.configs.agent_config import AgentConfig, agent_class_of, make_agent
+from sebulba.agents.configs.frozen import FrozenConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig, assigned
-from sebulba.agents.multi import turns
-from sebulba.agents.multi.central import critic_spec, with_others
+from sebulba.agents.multi import pace, turns
+from sebulba.agents.multi.auxiliary import Auxiliary, Seen, make_auxiliary
+from sebulba.agents.multi.central import critic_spec, policy_part, with_others
+from sebulba.agents.multi.pace import MARKS, PacedExperience, PacedOpt, Schedule
 from sebulba.agents.multi.turns import TurnState
 from sebulba.errors import UsageError, shown
 from sebulba.types import (
     COMMON,
     ActionOutput,
+    EnvSpec,
     EnvStep,
     MultiAgentSpec,
     PyTree,
@@ -29,6 +36,9 @@ from sebulba.types import (
     empty_env_step,
     without_parts,
 )
+
+DUE = "due"
+"""Metric of a member: its share of the updates."""
 
 
 class Member(NamedTuple):
@@ -44,6 +54,8 @@ class Member(NamedTuple):
     """Its slots do not act in every row."""
     sees_all: bool = False
     """It learns with what all others observe and what is ``eval_only``; it acts without."""
+    trains: bool = True
+    """It learns; otherwise it is frozen."""
 
 
 class WaitingStep(NamedTuple):
@@ -70,6 +82,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
     ``[B, A]`` of a group are ``B * A`` rows to a member, the slots of an environment side by side.
     What is ``eval_only`` in an observation is removed before a member acts, and before it learns,
     unless it has a central critic.
+    Auxiliaries are in the same dicts, but for the step state.
     """
 
     def __init__(self, spec: MultiAgentSpec, config: MultiAgentConfig) -> None:
@@ -77,7 +90,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
 
         Raises:
           UsageError: A member's agent cannot take the spaces of its group, a name is of no group,
-            or a slot has no agent.
+            a slot has no agent, or nobody learns.
         """
         if not isinstance(spec, MultiAgentSpec):
             raise UsageError(
@@ -89,24 +102,31 @@ class MultiAgent(Agent[MultiAgentConfig]):
         self.groups = spec.groups
         self.members: dict[str, Member] = {}
         slots = {name: group.slots for name, group in spec.groups.items()}
-        for name, (group, indices, one) in assigned(slots, config.agents).items():
+        for name, (group, indices, one) in assigned(slots, config.players()).items():
             sees_all = agent_class_of(one).uses_eval_only(one)
             seen = critic_spec(spec, group) if sees_all else spec.groups[group].spec
-            waits = spec.groups[group].waits
-            member = Member(make_agent(seen, one), group, indices, waits, sees_all)
+            waits, trains = spec.groups[group].waits, not isinstance(one, FrozenConfig)
+            member = Member(_agent_of(name, seen, one), group, indices, waits, sees_all, trains)
             _check_can_wait(name, member)
-            self.members[name] = member
+            self.members[name] = _sharing_common(member)
+        self.auxiliaries: dict[str, Auxiliary] = {
+            name: make_auxiliary(spec, one) for name, one in config.auxiliary.items()
+        }
+        trained = {name: member.agent for name, member in self.members.items() if member.trains}
+        self._learners: dict[str, Any] = {**trained, **self.auxiliaries}
+        _check_names(self.members, trained, self.auxiliaries)
 
     # What is made once.
 
     def _keys(self, key: jax.Array) -> dict[str, jax.Array]:
         """Return a key for each member; one that is alone gets what a single agent would."""
-        if len(self.members) == 1:
+        if len(self.members) + len(self.auxiliaries) == 1:
             return dict.fromkeys(self.members, key)
-        return {name: jax.random.fold_in(key, i) for i, name in enumerate(self.members)}
+        names = (*self.members, *self.auxiliaries)
+        return {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
 
     def check_run(self, run: RunSpec) -> None:
-        """Check that the hyper-parameters of every member fit, and that updates come together.
+        """Check that the hyper-parameters of every member fit.
 
         Raises:
           UsageError: They do not.
@@ -117,14 +137,24 @@ class MultiAgent(Agent[MultiAgentConfig]):
             except UsageError as error:
                 raise UsageError(f"member {name!r}: {error}") from error
 
+    def _all(self) -> dict[str, Any]:
+        """Return the agents of all members, and the auxiliaries."""
+        return {**{name: m.agent for name, m in self.members.items()}, **self.auxiliaries}
+
     def new_networks(self, key: jax.Array) -> PyTree:
         """Return the initial networks of every member."""
         keys = self._keys(key)
-        return {name: m.agent.new_networks(keys[name]) for name, m in self.members.items()}
+        networks = {name: one.new_networks(keys[name]) for name, one in self._all().items()}
+        if self._schedules:
+            networks[MARKS] = {name: jnp.float32(0) for name in self._schedules}
+        return networks
 
     def new_opt(self, networks: PyTree) -> PyTree:
         """Return the initial optimizer state of every member."""
-        return {name: m.agent.new_opt(networks[name]) for name, m in self.members.items()}
+        opt = {name: one.new_opt(networks[name]) for name, one in self._all().items()}
+        if self._schedules:
+            return PacedOpt(opt, {name: jnp.int32(0) for name in self._schedules})
+        return opt
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
         """Return the initial experience of every member."""
@@ -134,7 +164,14 @@ class MultiAgent(Agent[MultiAgentConfig]):
             own = member.agent.new_experience(keys[name], networks[name], _run_of(member, run))
             return WaitingExperience(own, jnp.float32(0)) if member.waits else own
 
-        return {name: new(name, member) for name, member in self.members.items()}
+        experience = {name: new(name, member) for name, member in self.members.items()}
+        if self.auxiliaries:
+            seen = self._example_of_seen(run)
+            for name, one in self.auxiliaries.items():
+                experience[name] = one.new_experience(keys[name], networks[name], seen)
+        if self._schedules:
+            return PacedExperience(experience, jnp.int32(0), jnp.int32(0))
+        return experience
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
         """Return the initial step state of every member."""
@@ -245,15 +282,17 @@ class MultiAgent(Agent[MultiAgentConfig]):
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return the acting networks of every member."""
+        own = self._of_each(experience)
         return {
-            name: m.agent.acting_networks(networks[name], _own(m, experience[name]))
+            name: m.agent.acting_networks(networks[name], self._inner(name, own[name]))
             for name, m in self.members.items()
         }
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return what the values of every member need."""
+        own = self._of_each(experience)
         return {
-            name: m.agent.value_networks(networks[name], _own(m, experience[name]))
+            name: m.agent.value_networks(networks[name], self._inner(name, own[name]))
             for name, m in self.members.items()
         }
 
@@ -304,27 +343,81 @@ class MultiAgent(Agent[MultiAgentConfig]):
         trajectory: Trajectory,
         networks: PyTree,
     ) -> PyTree:
-        """Give every member its rows of the trajectory."""
-        new = {}
+        """Give every member its rows of the trajectory, with the rewards of the auxiliaries."""
+        own, new = self._of_each(experience), {}
+        seen = self._seen(trajectory.env_step) if self.auxiliaries else {}
+        for name, auxiliary in self.auxiliaries.items():
+            new[name] = auxiliary.update_experience(own[name], seen, trajectory, networks[name])
+        bonuses = functools.partial(self._with_bonuses, networks, dict(new))
         for name, member in self.members.items():
-            rows = self._rows(name, member, trajectory)
-            initial, final = initial_step_state[name], final_step_state[name]
-            own = _own(member, experience[name])
-            if member.waits:
-                rows, before = turns.pack(
-                    initial.turns,
-                    rows,
-                    self._acting(member, trajectory.env_step, 1),
-                    joins=isinstance(member.agent, OffPolicyAgent),
-                )
-                lost = jnp.sum(final.turns.uncredited - initial.turns.uncredited)
-                initial, final = _with_rows(member.agent, initial.agent, before), final.agent
-            own = member.agent.update_experience(own, initial, final, rows, networks[name])
-            if member.waits:
-                total = experience[name].uncredited + jax.lax.psum(lost, LEARNER_AXIS)
-                own = WaitingExperience(own, total)
-            new[name] = own
+            new[name] = own[name]
+            if member.trains:
+                states = initial_step_state[name], final_step_state[name]
+                given = own[name], *states, trajectory, networks[name]
+                new[name] = self._member_experience(name, bonuses, *given)
+        if self._schedules:
+            return PacedExperience(new, experience.cycle + 1, jnp.int32(0))
         return new
+
+    def _member_experience(
+        self,
+        name: str,
+        bonuses: Callable[[Member, Trajectory], Trajectory],
+        experience: PyTree,
+        initial: PyTree,
+        final: PyTree,
+        trajectory: Trajectory,
+        networks: PyTree,
+    ) -> PyTree:
+        """Return the experience of a member with its rows of the trajectory."""
+        member = self.members[name]
+        rows = self._rows(name, member, trajectory)
+        if not member.waits:
+            rows = bonuses(member, rows)
+            return member.agent.update_experience(experience, initial, final, rows, networks)
+        rows, before = turns.pack(
+            initial.turns,
+            rows,
+            self._acting(member, trajectory.env_step, 1),
+            joins=isinstance(member.agent, OffPolicyAgent),
+        )
+        lost = jnp.sum(final.turns.uncredited - initial.turns.uncredited)
+        initial, final = _with_rows(member.agent, initial.agent, before), final.agent
+        rows = bonuses(member, rows)
+        own = member.agent.update_experience(experience.agent, initial, final, rows, networks)
+        total = experience.uncredited + jax.lax.psum(lost, LEARNER_AXIS)
+        return WaitingExperience(own, total)
+
+    def _with_bonuses(
+        self, networks: PyTree, experience: PyTree, member: Member, rows: Trajectory
+    ) -> Trajectory:
+        """Return a member's rows with the rewards that the auxiliaries add to valid transitions."""
+        step, reward = rows.env_step, rows.env_step.reward
+        if self.auxiliaries and member.sees_all:
+            step = step._replace(obs=policy_part(self.groups[member.group].spec, step.obs))
+        for name, auxiliary in self.auxiliaries.items():
+            bonus = auxiliary.reward(networks[name], experience[name], member.group, step)
+            if bonus is not None:
+                reward = reward + jnp.where(step.valid, bonus, 0.0)
+        return rows._replace(env_step=rows.env_step._replace(reward=reward))
+
+    def _seen(self, env_step: EnvStep) -> dict[str, Seen]:
+        """Return what every group sees of rows ``[T+1, B, A, ...]``."""
+        seen = {}
+        for name, group in self.groups.items():
+            whole = Member(None, name, tuple(range(len(group.slots))), group.waits)  # type: ignore[arg-type]
+            rows = self._view(whole, env_step, 1)
+            everybody = jnp.ones(rows.reward.shape, jnp.bool_)
+            acting = self._acting(whole, env_step, 1) if group.waits else everybody
+            seen[name] = Seen(rows, acting)
+        return seen
+
+    def _example_of_seen(self, run: RunSpec) -> dict[str, Seen]:
+        """Return what every group sees of rows of zeros."""
+        row = empty_env_step(self.population, run.num_envs)
+        size = run.steps_per_cycle + 1
+        rows = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), row)
+        return self._seen(rows)
 
     def _rows(self, name: str, member: Member, trajectory: Trajectory) -> Trajectory:
         return trajectory._replace(
@@ -339,64 +432,164 @@ class MultiAgent(Agent[MultiAgentConfig]):
     def loss(
         self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
     ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
-        """Return the sum of the members' losses, whose networks have nothing in common."""
-        keys, total = self._keys(key), jnp.float32(0)
-        new: dict[str, PyTree] = {}
+        """Return the sum of the losses of all learners, whose networks have nothing in common."""
+        keys, own, total = self._keys(key), self._of_each(experience), jnp.float32(0)
+        new = dict(own)
         metrics: dict[str, jax.Array] = {}
-        for name, member in self.members.items():
-            own = _own(member, experience[name])
-            loss, (own, ours) = member.agent.loss(networks[name], opt[name], own, keys[name])
-            total = total + loss if new else loss
-            if member.waits:
-                ours = {**ours, "uncredited_reward": experience[name].uncredited}
-                own = experience[name]._replace(agent=own)
-            new[name] = own
-            prefix = f"{name}/" if len(self.members) > 1 else ""
+        for number, name in enumerate(self._learners):
+            loss, (new[name], ours) = self._loss_of(name, networks, opt, experience, keys[name])
+            total = total + loss if number else loss
+            prefix = f"{name}/" if len(own) > 1 else ""
             metrics |= {f"{prefix}{metric}": value for metric, value in ours.items()}
+        if self._schedules:
+            return total, (experience._replace(of_each=new, update=experience.update + 1), metrics)
         return total, (new, metrics)
 
+    def _loss_of(
+        self, name: str, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
+    ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
+        """Return what the loss of a learner does; where it is not due, what leaves all as it is."""
+        own_opt, own = (self._of_each(tree)[name] for tree in (opt, experience))
+
+        def loss(networks: PyTree, inner: PyTree) -> Any:
+            return self._learners[name].loss(networks, own_opt, inner, key)
+
+        if self._schedules:
+            due = experience.update < self._schedules[name].due(experience.cycle)
+            given = loss, networks[name], self._inner(name, own)
+            value, (inner, metrics) = pace.loss_if(due, *given)
+            value = value + due * networks[MARKS][name]
+            metrics = {**metrics, "updates": opt.updates[name], DUE: jnp.float32(1)}
+        else:
+            value, (inner, metrics) = loss(networks[name], self._inner(name, own))
+        if self._waits(name):
+            metrics = {**metrics, "uncredited_reward": own.uncredited}
+            inner = own._replace(agent=inner)
+        if self._schedules:
+            metrics = {metric: jnp.float32(x * due) for metric, x in metrics.items()}
+        return value, (inner, metrics)
+
+    def reported_metrics(self, means: dict[str, float]) -> dict[str, float]:
+        """Return the means of the metrics of each learner over the updates that it had."""
+        if not self._schedules:
+            return means
+        shares = {name: means[f"{name}/{DUE}"] for name in self._learners}
+        own = pace.means_when_due(means, shares)
+        return own | {f"{name}/{DUE}": share for name, share in shares.items()}
+
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-        """Take an optimizer step for every member."""
-        done = {
-            name: m.agent.optimize(networks[name], opt[name], grads[name])
-            for name, m in self.members.items()
+        """Take an optimizer step for every learner that is due."""
+        own_opt = self._of_each(opt)
+        trained, new_opt = dict(networks), dict(own_opt)
+        for name, learner in self._learners.items():
+            step: Callable[..., tuple] = learner.optimize
+            if self._schedules:
+                step = functools.partial(pace.optimize_if, grads[MARKS][name] > 0, step)
+            trained[name], new_opt[name] = step(networks[name], own_opt[name], grads[name])
+        if not self._schedules:
+            return trained, new_opt
+        updates = {name: n + (grads[MARKS][name] > 0) for name, n in opt.updates.items()}
+        return trained, PacedOpt(new_opt, updates)
+
+    @functools.cached_property
+    def _schedules(self) -> dict[str, Schedule]:
+        """After which trajectories every learner has updates; empty where all agree."""
+        if len(self._learners) == 1:
+            return {}
+        found = {
+            name: pace.schedule_of(name, learner.num_off_policy_optims_per_cycle)
+            for name, learner in self._learners.items()
         }
-        return {n: one[0] for n, one in done.items()}, {n: one[1] for n, one in done.items()}
+        return found if len(set(found.values())) > 1 else {}
+
+    def _of_each(self, tree: PyTree) -> dict[str, PyTree]:
+        """Return the experiences or the optimizer states of all, by name."""
+        return tree.of_each if self._schedules else tree
+
+    def _waits(self, name: str) -> bool:
+        return name in self.members and self.members[name].waits
+
+    def _inner(self, name: str, experience: PyTree) -> PyTree:
+        """Return the experience of the agent of a member, or of an auxiliary."""
+        return experience.agent if self._waits(name) else experience
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return the number of updates, on which all members agree.
+        """Return the number of updates of the learner that has most.
+
+        It may take several values in a run, each of which may take a program of its own.
 
         Raises:
-          UsageError: They do not.
+          UsageError: A learner has not as many as its first trajectories let expect.
         """
         due = {
-            name: m.agent.num_off_policy_optims_per_cycle(cycle) for name, m in self.members.items()
+            name: learner.num_off_policy_optims_per_cycle(cycle)
+            for name, learner in self._learners.items()
         }
-        if len(set(due.values())) > 1:
+        most = max(due.values())
+        planned = {name: one.due_after(cycle) for name, one in self._schedules.items()}
+        if due != (planned or dict.fromkeys(due, most)):
             raise UsageError(
-                f"members have different numbers of updates after trajectory {cycle}: {due}; give "
-                "them equal epochs and minibatches, or equal replays"
+                f"members have other numbers of updates after trajectory {cycle} ({due}) than "
+                "their first trajectories let expect; let num_off_policy_optims_per_cycle of each "
+                "be 0 before some trajectory, and from there on the same after every k-th"
             )
-        return next(iter(due.values()))
+        return most
 
     def experience_spec(self) -> PyTree:
         """Return what the members' agents say."""
 
-        def spec(member: Member) -> PyTree:
-            own = member.agent.experience_spec()
-            return WaitingExperience(own, P()) if member.waits else own  # type: ignore[arg-type]
+        def spec(name: str, one: Any) -> PyTree:
+            own = one.experience_spec()
+            return WaitingExperience(own, P()) if self._waits(name) else own  # type: ignore[arg-type]
 
-        return {name: spec(member) for name, member in self.members.items()}
+        specs = {name: spec(name, one) for name, one in self._all().items()}
+        return PacedExperience(specs, P(), P()) if self._schedules else specs  # type: ignore[arg-type]
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
         """Keep what every member can keep; None if one cannot."""
         kept = {}
-        for name, member in self.members.items():
-            own = member.agent.refit_experience(_own(member, new[name]), _own(member, saved[name]))
+        for name, one in self._all().items():
+            before = self._of_each(saved)[name]
+            fresh = self._inner(name, self._of_each(new)[name])
+            own = one.refit_experience(fresh, self._inner(name, before))
             if own is None:
                 return None
-            kept[name] = saved[name]._replace(agent=own) if member.waits else own
-        return kept
+            kept[name] = before._replace(agent=own) if self._waits(name) else own
+        return saved._replace(of_each=kept) if self._schedules else kept
+
+
+def _agent_of(name: str, spec: EnvSpec, config: AgentConfig | FrozenConfig) -> Agent:
+    """Return the agent of a member; an error of a frozen one names it."""
+    if not isinstance(config, FrozenConfig):
+        return make_agent(spec, config)
+    try:
+        return make_agent(spec, config)
+    except UsageError as error:
+        raise UsageError(f"frozen member {name!r}: {error}") from error
+
+
+def _check_names(
+    members: Mapping[str, Any], trained: Mapping[str, Any], auxiliaries: Mapping[str, Any]
+) -> None:
+    if twice := sorted(members.keys() & auxiliaries.keys()):
+        raise UsageError(f"auxiliary {twice[0]!r} has the name of a member; give it another")
+    if not trained:
+        raise UsageError(
+            "all members are frozen, so that nobody learns; leave one out of frozen, or play them "
+            "with sebulba.evaluate"
+        )
+
+
+def _sharing_common(member: Member) -> Member:
+    """Let a replay keep once what the slots of an environment all observe, if they do it at once.
+
+    Where slots wait, the rows that are side by side are of different times.
+    """
+    agent, space = member.agent, member.agent.spec.observation_space
+    has_common = isinstance(space, gymnasium.spaces.Dict) and COMMON in space.spaces
+    if isinstance(agent, OffPolicyAgent) and has_common and not member.waits:
+        agent.replay = dataclasses.replace(agent.replay, slots=len(member.slots))
+    return member
 
 
 def _check_can_wait(name: str, member: Member) -> None:
@@ -412,10 +605,6 @@ def _check_can_wait(name: str, member: Member) -> None:
 
 def _run_of(member: Member, run: RunSpec) -> RunSpec:
     return dataclasses.replace(run, num_envs=run.num_envs * len(member.slots))
-
-
-def _own(member: Member, experience: PyTree) -> PyTree:
-    return experience.agent if member.waits else experience
 
 
 def _repeated(x: Any, count: int, num_leading: int) -> jax.Array:

@@ -32,7 +32,7 @@ from sebulba.agents.replay.frame_stack import (
 )
 from sebulba.checks import check_divisible
 from sebulba.errors import UsageError
-from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
+from sebulba.types import COMMON, EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
 
 MIN_PRIORITY = 1e-6
 """Smaller priorities count as this: a start of weight 0 would never be drawn again."""
@@ -42,7 +42,8 @@ class Rows(NamedTuple):
     """What is kept of each row, ``[J, R, B, ...]``: an ``EnvStep`` and the action taken there."""
 
     obs: PyTree
-    """Observations; where frames are stacked the newest frame only."""
+    """Observations; where frames are stacked the newest frame only. ``COMMON`` may have a row for
+    each environment only (``ReplayLayout.slots``)."""
     action: PyTree
     """Action taken in this row."""
     extras: PyTree
@@ -125,6 +126,9 @@ class ReplayLayout(abc.ABC):
     frame_stack: int = 0
     """K where observations are ``[K, H, W]`` stacks (``EnvSpec.frame_stack``): frames are kept
     once and stacks rebuilt (see ``frame_stack.py``). 0 keeps observations as they are."""
+    slots: int = 1
+    """A where A rows side by side are of one environment: ``obs[COMMON]``, which they share, is
+    kept once for each environment."""
 
     @classmethod
     def of(cls, spec: EnvSpec, config: ReplayConfig, **sizes: int) -> Self:
@@ -192,7 +196,7 @@ class ReplayLayout(abc.ABC):
           run: Sizes; they have passed ``check_run``.
         """
         num_rows, count, steps = self.num_rows(run), run.num_inferencers, run.steps_per_cycle
-        rows, stack = _rows_of(trajectory), ()
+        rows, stack = self._kept(trajectory), ()
         if self.frame_stack:
             example = jax.ShapeDtypeStruct(rows.obs.shape[2:], rows.obs.dtype)
             stack = new_stack_state(count, num_rows, run.num_envs, example)  # type: ignore[assignment]
@@ -237,7 +241,7 @@ class ReplayLayout(abc.ABC):
         place = replay.trajectories[j] % num_places
         head = place * replay.steps_per_cycle
         goes_on = trajectory.cycle == replay.cycle[j, (place - 1) % num_places] + 1
-        rows, stack = _rows_of(trajectory), replay.stack
+        rows, stack = self._kept(trajectory), replay.stack
         if isinstance(stack, StackState):
             frames, stack = take_apart(stack, rows.obs, j, head, goes_on)
             rows = rows._replace(obs=frames)
@@ -345,7 +349,20 @@ class ReplayLayout(abc.ABC):
         """Return the observations at (inferencer, row, env), each ``[...]``, as inserted."""
         if isinstance(replay.stack, StackState):
             return rebuild(replay.rows.obs, replay.stack.code, index, self.frame_stack)
-        return rows_at(replay.rows.obs, index)
+        if self.slots == 1:
+            return rows_at(replay.rows.obs, index)
+        own = {name: part for name, part in replay.rows.obs.items() if name != COMMON}
+        inferencer, row, env = index
+        shared = rows_at(replay.rows.obs[COMMON], (inferencer, row, env // self.slots))
+        return {**rows_at(own, index), COMMON: shared}
+
+    def _kept(self, trajectory: Trajectory) -> Rows:
+        """Return what is kept of rows 0 to T-1; frame stacks are whole."""
+        rows = _rows_of(trajectory)
+        if self.slots == 1:
+            return rows
+        shared = jax.tree.map(lambda x: x[:, :: self.slots], rows.obs[COMMON])
+        return rows._replace(obs={**rows.obs, COMMON: shared})
 
 
 def rows_at(tree: PyTree, index: tuple[jax.Array, ...]) -> PyTree:
@@ -354,7 +371,7 @@ def rows_at(tree: PyTree, index: tuple[jax.Array, ...]) -> PyTree:
 
 
 def _rows_of(trajectory: Trajectory) -> Rows:
-    """Return what is kept of rows 0 to T-1."""
+    """Return rows 0 to T-1."""
     step = jax.tree.map(lambda x: jnp.asarray(x)[:-1], trajectory.env_step)
     done = trajectory.action, trajectory.extras
     flags = step.terminated, step.truncated, step.is_first
