@@ -97,7 +97,7 @@ def test_presets_are_those_that_the_manual_names():
     for name in names[11:]:
         if ":" in PRESETS[name].make().env.id or name in GAMES:
             continue  # of a library of JAX environments, or of many agents
-        of_agent = name.split("-")[1] == agent_name(name)
+        of_agent = agent_name(name) in name.split("-")[1:]
         assert of_agent, "of an agent other than Impala: ENV-AGENT"
 
 
