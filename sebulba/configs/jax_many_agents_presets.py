@@ -13,9 +13,10 @@ def simple_spread() -> ExperimentConfig:
     """Return PPO for three agents who cover three landmarks, which needs the extra ``jaxmarl``.
 
     IPPO (de Witt et al. 2020, arXiv 2011.09533): all agents share a policy that sees what one agent
-    observes. Discount, lambda, clip, entropy and the width of the networks are those of JaxMARL's
-    baselines for MPE (Rutherford et al. 2023) or near them; rewards are normalised, since those of
-    a far landmark and of a collision differ in size. One Inferencer in lockstep.
+    observes. Lambda, clip, entropy, epochs, minibatches and the length of trajectories are those of
+    JaxMARL's baseline for MPE (Rutherford et al. 2023, ippo_ff_mpe.yaml); learning rate and
+    discount fit a tenth of its steps. Rewards are normalised, since those of a far landmark and of
+    a collision differ in size. One Inferencer in lockstep.
     """
     return ExperimentConfig(
         env=EnvConfig("jaxmarl:MPE_simple_spread_v3"),
