@@ -126,7 +126,7 @@ def test_every_field_of_a_configuration_is_documented():
     assert len(classes) > 14
     for node in classes:
         for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-            if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) != "agent_class":
+            if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
                 documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert documented, f"{node.name}.{ast.unparse(field.target)}"
 
