@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from sebulba.commands import cli
+from tests.one_python import in_one_python
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -108,7 +109,7 @@ def runs(tmp_path_factory) -> Path:
     return folder / "runs"
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="takes minutes: pasted in one Python")
+@in_one_python
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("block", [place for place in PASTED if TWICE not in PASTED[place][1]])
 def test_every_block_runs_as_pasted(block, tmp_path, request):
