@@ -83,7 +83,7 @@ PRESETS: dict[str, Preset] = {
         "PPO, a policy for all, jaxmarl simple_spread", simple_spread, goal=-21.5
     ),
     "speaker-listener": Preset(
-        "PPO, a policy for each, jaxmarl simple_speaker_listener", speaker_listener, goal=-10
+        "PPO, a policy for each, jaxmarl speaker and listener", speaker_listener, goal=-10
     ),
     "connect-four-pgx": Preset("PPO against itself, pgx connect_four", connect_four),
 }

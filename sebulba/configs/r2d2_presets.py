@@ -145,7 +145,7 @@ def _atari(env_id: str) -> ExperimentConfig:
     )
 
 
-NEUTRAL = Preset("R2D2 for any task with discrete actions that needs memory", neutral)
+NEUTRAL = Preset("R2D2 for any task that needs memory, discrete actions", neutral)
 """For any task, until one of its own is written."""
 
 PRESETS: dict[str, Preset] = {
