@@ -375,14 +375,16 @@ def test_an_inferencer_that_is_replaced_explores_no_more_than_the_others():
         def __init__(self):
             super().__init__(fail_at=60 if next(made) == 1 else None)
 
-    # In lockstep, so that both have acted as often when it fails and at the end.
+    # In lockstep, so that both have acted as often when it fails; at the end, one of them may have
+    # played the round that the run no longer needs.
     options = {"on_env_failure": "restart", "schedule": "lockstep", **ONE_DEVICE}
     loop = sebulba.GymnasiumLoop(FailsOnce, small_dqn(CountingEnv), 1, **options)
     with loop, pytest.warns(RuntimeWarning, match="gets replaced"):
         result = loop.run(loop.new_state(0, STEPS), 40, STEPS)
         assert result.counters.env_restarts == 1
-        other, replaced = steps_of(loop)
-        assert other == replaced >= 100, "what had been learned from when it failed, and more"
+        learned_from = result.counters.env_steps // 2  # by each of the two
+        for steps in steps_of(loop):
+            assert steps in (learned_from, learned_from + STEPS)
 
 
 @pytest.mark.parametrize(("inferencers", "num_envs"), [(1, 4), (2, 4)])
