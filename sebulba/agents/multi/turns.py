@@ -145,12 +145,7 @@ def pack(
     taken = jax.tree.map(lambda x: x[:-1], (rows, acting))
     begin = state._replace(pending=state.pending._replace(row=(), extras=(), rows_before=()))  # type: ignore[arg-type]
     _, (shown, keep) = jax.lax.scan(body, begin, (*taken, actions))
-    so_far = jnp.cumsum(keep, axis=0, dtype=jnp.int32)
-    number = jnp.arange(1, len(keep) + 1, dtype=jnp.int32)
-    # By a search: XLA's CPU compiler does not end with an argsort in the program of an update.
-    order = jax.vmap(lambda column: jnp.searchsorted(column, number), in_axes=1, out_axes=1)(so_far)
-    order = jnp.minimum(order, len(keep) - 1)
-    is_row = number[:, None] <= so_far[-1:]
+    order, is_row = _kept_first(keep)
 
     def packed(first: jax.Array, rest: jax.Array) -> jax.Array:
         shape = (*rest.shape[:2], *(1,) * (rest.ndim - 2))
@@ -162,21 +157,9 @@ def pack(
     pending = state.pending
     first = pending.row
     if joins:
-        joined = state.streak >= len(keep)
-        first = first._replace(
-            reward=jnp.where(joined, first.reward, 0.0),
-            terminated=first.terminated & joined,
-            truncated=first.truncated & joined,
-            is_first=first.is_first | ~joined,
-        )
+        first = _where_valid(first, state.streak >= len(keep))
     env_step = jax.tree.map(packed, first, shown)
-    rest = jnp.concatenate([jnp.ones_like(is_row[:1]), is_row])
-    env_step = env_step._replace(
-        reward=jnp.where(rest, env_step.reward, 0.0),
-        terminated=env_step.terminated & rest,
-        truncated=env_step.truncated & rest,
-        is_first=env_step.is_first | ~rest,
-    )
+    env_step = _where_valid(env_step, jnp.concatenate([jnp.ones_like(is_row[:1]), is_row]))
     done = jax.tree.map(
         lambda first, rest: packed(first, rest)[:-1],
         (pending.action, pending.extras),
@@ -184,3 +167,30 @@ def pack(
     )
     packed_trajectory = trajectory._replace(env_step=env_step, action=done[0], extras=done[1])
     return packed_trajectory, pending.rows_before
+
+
+def _kept_first(keep: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the numbers of the kept rows of each slot, and where there are any left.
+
+    Args:
+      keep: ``[T, N]`` bool.
+
+    Returns:
+      ``[T, N]`` int32: the i-th row that slot n kept; arbitrary where it kept no more. And
+      ``[T, N]`` bool: it did.
+    """
+    so_far = jnp.cumsum(keep, axis=0, dtype=jnp.int32)
+    number = jnp.arange(1, len(keep) + 1, dtype=jnp.int32)
+    # By a search: XLA's CPU compiler does not end with an argsort in the program of an update.
+    order = jax.vmap(lambda column: jnp.searchsorted(column, number), in_axes=1, out_axes=1)(so_far)
+    return jnp.minimum(order, len(keep) - 1), number[:, None] <= so_far[-1:]
+
+
+def _where_valid(rows: EnvStep, valid: jax.Array) -> EnvStep:
+    """Return ``rows``, of which those that are not ``valid`` begin an episode without a reward."""
+    return rows._replace(
+        reward=jnp.where(valid, rows.reward, 0.0),
+        terminated=rows.terminated & valid,
+        truncated=rows.truncated & valid,
+        is_first=rows.is_first | ~valid,
+    )
