@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove it."""
     if FOLDER in config.stash:
         config.stash[FOLDER].cleanup()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked ``slow`` that are not of the share ``SLOW_TESTS``, such as 1/2.
+
+    Each of two Pythons runs one half of them, and all others. A test's name decides its half.
+    """
+    if not (share := os.environ.get("SLOW_TESTS")):
+        return
+    number, _, count = share.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise pytest.UsageError(f"SLOW_TESTS={share!r} must be a share such as 1/2")
+    left_out = [
+        item
+        for item in items
+        if item.get_closest_marker("slow")
+        and zlib.crc32(item.nodeid.encode()) % int(count) != int(number) - 1
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
 
 
 @pytest.hookimpl(optionalhook=True)

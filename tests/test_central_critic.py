@@ -31,7 +31,6 @@ from sebulba.types import COMMON, EnvSpec, MultiAgentSpec, RunSpec, empty_env_st
 from tests.alone import alone
 from tests.loop_helpers import Recorder, leaves_equal
 from tests.masked_envs import InfoMask, TreeMask
-from tests.one_python import in_one_python
 from tests.populations import Turns, Visitors
 
 SMALL = TorsoConfig(hidden_sizes=(16,))
@@ -336,7 +335,7 @@ def test_rows_of_others_are_those_of_the_slots_after_ones_own():
     np.testing.assert_array_equal(guide["others/visitors/2/said"], said[:, 2])
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [Turns, Visitors])
 def test_agents_that_wait_may_have_central_critics(env, tmp_path):
     config = dataclasses.replace(PPO_SMALL, central_critic=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import sebulba
-from tests.one_python import in_one_python
 
 PAGE = (Path(__file__).parent.parent / "docs" / "many-agents.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.S)
@@ -34,7 +33,7 @@ PROGRAMS = [
 ]
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: f"{len(text)} characters")
 def test_the_programs_run(program):
     # Tests have many devices, over which environments are divided.

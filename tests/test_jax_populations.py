@@ -27,7 +27,6 @@ from sebulba.agents.multi import turns
 from sebulba.envs.jax_env import MultiAgentJaxEnv, TimeLimit
 from sebulba.types import EnvStep, Trajectory, empty_env_step
 from tests.loop_helpers import Recorder, leaves_equal
-from tests.one_python import in_one_python
 
 SMALL = TorsoConfig(hidden_sizes=(16,))
 PPO_SMALL = PPOConfig(torso=SMALL, epochs=1, minibatches=1)
@@ -237,7 +236,7 @@ def run_loop(env: Any, config: Any, *, cycles: int, steps: int = 16, **options: 
     return result, recorder, about
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everything_is_in_its_place_through_fused_cycles_and_shards():
     _, recorder, about = run_loop(Echo, PPO_SMALL, cycles=6, update_devices=[1, 2])
@@ -355,7 +354,7 @@ def test_who_comes_back_begins_anew():
 # Resuming.
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("env", "config"), [(Echo, PPO_SMALL), (Duel, DQN_SMALL)], ids=["ppo", "dqn"]

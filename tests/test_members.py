@@ -33,7 +33,6 @@ from sebulba.agents.multi.pace import MARKS, Schedule, means_when_due, schedule_
 from sebulba.agents.ppo import PPO as PPOAgent
 from sebulba.types import COMMON, RunSpec
 from tests.loop_helpers import Recorder, leaves_equal
-from tests.one_python import in_one_python
 from tests.populations import Pairs, Turns, Visitors
 
 
@@ -122,7 +121,7 @@ def test_metrics_are_means_over_the_updates_that_a_member_had():
     }
 
 
-@in_one_python
+@pytest.mark.slow
 def test_members_of_unequal_pace_go_on_exactly_where_they_were(tmp_path):
     never, _, _ = run(Pairs, TWO, cycles=6)
     with sebulba.Checkpointer(tmp_path) as saver, loop_of(Pairs, TWO, checkpointer=saver) as loop:
@@ -204,7 +203,7 @@ def test_a_policy_that_explores_is_frozen_with_its_chance(trained):
     assert not np.array_equal(one, other)
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [Turns, Visitors, Pairs])
 def test_a_function_plays_a_seat(env):
     def repeats(obs: Any, key: Any) -> Any:
@@ -352,7 +351,7 @@ class Corridor(sebulba.MultiAgentEnv):
         return {"walker": self.x}, {"walker": 0.0}, False, self.t == 10
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "devices"), [(Pairs, 4), (Turns, 1), (Visitors, 2)])
 def test_random_network_distillation_learns_beside_the_members(env, devices):
     config = MultiAgentConfig({"*": PPO}, auxiliary={"novelty": RND})

@@ -23,7 +23,6 @@ pytest.importorskip("pettingzoo", reason="the package pettingzoo is not installe
 from pettingzoo import ParallelEnv
 
 from tests import pettingzoo_echo
-from tests.one_python import in_one_python
 
 HAS_PYGAME = importlib.util.find_spec("pygame") is not None
 TICTACTOE = "pettingzoo:classic/tictactoe_v3"
@@ -279,7 +278,7 @@ def test_all_act_saves_the_bookkeeping():
 ONE_DEVICE = ("--inference-devices", "0", "--update-devices", "0")
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -24,7 +24,6 @@ from pathlib import Path
 import pytest
 
 from sebulba.commands import cli
-from tests.one_python import in_one_python
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -109,7 +108,7 @@ def runs(tmp_path_factory) -> Path:
     return folder / "runs"
 
 
-@in_one_python
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("block", [place for place in PASTED if TWICE not in PASTED[place][1]])
 def test_every_block_runs_as_pasted(block, tmp_path, request):
