@@ -44,7 +44,7 @@ class _Task(NamedTuple):
 
 
 _ON_POLICY_TASKS = {
-    "acrobot": _Task("Acrobot-v1", 300_000, -73.5, f"{_ZOO_TABLE}, PPO at 1M: -73.5", 200),
+    "acrobot": _Task("Acrobot-v1", 1_000_000, -73.5, f"{_ZOO_TABLE}, PPO: -73.5", 200),
     "catch": _Task("Catch-v0", 300_000, 1.0, _OPTIMUM_OF_CATCH),
     "frozenlake": _Task("FrozenLake-v1", 300_000, 0.744, _OPTIMUM_OF_LAKE, 400),
     "mountaincar": _Task("MountainCar-v0", 1_000_000, -110.4, f"{_ZOO_TABLE}, PPO: -110.4"),

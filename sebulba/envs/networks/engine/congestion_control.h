@@ -116,8 +116,9 @@ struct Agent {
   double most_throughput = 0;
 };
 
-// One environment. The first flows are those of the agents, each with its own step clock; they cross
+// One environment, on a network such as `Simulation`. The first flows are those of the agents, each with its own step clock; they cross
 // `num_hops` links alike, each of which also carries cross traffic and competitors of its own.
+template <class Network>
 class CongestionControl {
  public:
   using Config = CongestionControlConfig;
@@ -125,7 +126,7 @@ class CongestionControl {
   CongestionControl(const CongestionControlConfig& config, uint64_t seed)
       : config_(&config), seed_(seed) {}
 
-  const std::vector<Trace>& trace() const { return simulation_.trace; }
+  const std::vector<Trace>& trace() const { return network_.trace; }
 
   // Begins the next episode.
   void reset(const Output& output) {
@@ -155,16 +156,16 @@ class CongestionControl {
     if (episode_ < 0) return;
     begin();
     for (Agent& agent : agents_) archive(agent);
-    simulation_.exchange(archive);
+    network_.exchange(archive);
   }
 
   // Sets up agents, links and flows of episode `episode_`.
   void begin_episode() {
     scene_ = Scene::draw(*config_, seed_, static_cast<uint64_t>(episode_));
     agents_.assign(config_->num_agents, {});
-    simulation_ = Simulation();
-    simulation_.is_traced = config_->is_traced;
-    for (int64_t i = 0; i < config_->num_hops; ++i) simulation_.links.push_back(make_link(i));
+    network_ = Network();
+    network_.is_traced = config_->is_traced;
+    for (int64_t i = 0; i < config_->num_hops; ++i) network_.links.push_back(make_link(i));
     std::vector<int> all(config_->num_hops);
     for (int64_t i = 0; i < config_->num_hops; ++i) all[i] = static_cast<int>(i);
     for (const Time join : scene_.join) add_agent(all, join);
@@ -174,19 +175,19 @@ class CongestionControl {
       add_competitors(Control::bbr, config_->num_bbr, hop);
       if (scene_.cross_traffic > 0) add_cross_traffic(hop);
     }
-    simulation_.begin();
+    network_.begin();
   }
 
   void act(size_t i, double exponent) {
-    Flow& flow = simulation_.flows[i];
-    const Time now = simulation_.now();
+    Flow& flow = network_.flows[i];
+    const Time now = network_.now();
     agents_[i].phase = Agent::Phase::waits;
     flow.interval = {now, 0, 0, 0, 0};
-    if (flow.is_done) return simulation_.schedule_step(i, now);
+    if (flow.is_done) return network_.schedule_step(i, now);
     if (flow.control == Control::agent) flow.set_window(flow.window * std::exp2(exponent));
     const Time length = 2 * flow.least_rtt.value(now);
-    simulation_.schedule_step(i, now + (length > 0 ? length : LEAST_TIMEOUT));
-    simulation_.send_allowed(i);
+    network_.schedule_step(i, now + (length > 0 ? length : LEAST_TIMEOUT));
+    network_.send_allowed(i);
   }
 
   // Runs until steps end, and shows the agents whose they are.
@@ -196,8 +197,8 @@ class CongestionControl {
       clear(output, i);
       output.is_first[i] = is_first;
     }
-    do show(simulation_.run(), output);
-    while (simulation_.is_step_due());
+    do show(network_.run(), output);
+    while (network_.is_step_due());
     has_ended_ = std::all_of(agents_.begin(), agents_.end(), [](const Agent& agent) {
       return agent.phase == Agent::Phase::left;
     });
@@ -217,7 +218,7 @@ class CongestionControl {
   // Shows the end of a step of agent `i`, which acts next, unless it leaves.
   void show(size_t i, const Output& output) {
     Agent& agent = agents_[i];
-    const Flow& flow = simulation_.flows[i];
+    const Flow& flow = network_.flows[i];
     write(i, output);
     const bool is_begin = agent.phase == Agent::Phase::begins;
     agent.phase = Agent::Phase::acts;
@@ -228,7 +229,7 @@ class CongestionControl {
     }
     ++agent.num_steps;
     agent.num_silent = flow.interval.acked > 0 ? 0 : agent.num_silent + 1;
-    const bool is_late = simulation_.now() >= scene_.leave[i];
+    const bool is_late = network_.now() >= scene_.leave[i];
     output.terminated[i] = flow.is_done || agent.num_silent >= config_->max_silent_steps;
     output.truncated[i] =
         !output.terminated[i] && (is_late || agent.num_steps >= config_->max_steps);
@@ -238,7 +239,7 @@ class CongestionControl {
   void leave(size_t i, const Output& output) {
     agents_[i].phase = Agent::Phase::left;
     output.acting[i] = 0;
-    simulation_.flows[i].stop();
+    network_.flows[i].stop();
   }
 
   Random stream(uint64_t number) const {
@@ -252,18 +253,18 @@ class CongestionControl {
     return link;
   }
   Flow& add_flow(Control control, const std::vector<int>& path) {
-    const size_t number = simulation_.flows.size();
+    const size_t number = network_.flows.size();
     Flow flow;
     flow.control = control, flow.path = path;
     flow.random = stream(2 + 2 * number);
     flow.most_window = flow.threshold = static_cast<double>(config_->most_window);
     for (int link : path) {
-      const Link& on = simulation_.links[link];
+      const Link& on = network_.links[link];
       flow.transmission.push_back(transmission_time(PACKET_BYTES, on.rate));
       flow.return_delay += on.delay + transmission_time(ACK_BYTES, on.rate);
     }
-    simulation_.flows.push_back(flow);
-    return simulation_.flows.back();
+    network_.flows.push_back(flow);
+    return network_.flows.back();
   }
   void add_agent(const std::vector<int>& path, Time join) {
     Flow& flow = add_flow(config_->control, path);
@@ -284,9 +285,9 @@ class CongestionControl {
   }
 
   void write(size_t i, const Output& output) {
-    const Flow& flow = simulation_.flows[i];
+    const Flow& flow = network_.flows[i];
     const Interval& done = flow.interval;
-    const Time length = simulation_.now() - done.begin;
+    const Time length = network_.now() - done.begin;
     const double bits = static_cast<double>(done.acked * PAYLOAD_BYTES * 8);
     const double throughput = length > 0 ? bits * SECOND / static_cast<double>(length) : 0;
     double& most_throughput = agents_[i].most_throughput;
@@ -311,7 +312,7 @@ class CongestionControl {
 
   // Three features that mean the same at every bandwidth and delay.
   void write_relative(float* observation, size_t i) const {
-    const Flow& flow = simulation_.flows[i];
+    const Flow& flow = network_.flows[i];
     const double delay = static_cast<double>(std::max<Time>(flow.srtt, 1));
     const double least = static_cast<double>(std::max<Time>(flow.least_srtt, 1));
     const double most = agents_[i].most_throughput;
@@ -322,20 +323,20 @@ class CongestionControl {
   }
 
   Info info(size_t i, Time length, double throughput) {
-    Flow& flow = simulation_.flows[i];
+    Flow& flow = network_.flows[i];
     const Interval& done = flow.interval;
     Time base = flow.return_delay;
     int64_t waiting = 0, drops = 0;
     for (size_t hop = 0; hop < flow.path.size(); ++hop) {
-      Link& link = simulation_.links[flow.path[hop]];
+      Link& link = network_.links[flow.path[hop]];
       base += link.delay + flow.transmission[hop];
-      waiting += link.queue_length(simulation_.now()), drops += link.num_drops;
+      waiting += link.queue_length(network_.now()), drops += link.num_drops;
     }
     const auto number = [](auto value) { return static_cast<double>(value); };
     const double rtts = number(std::max<int64_t>(done.acked, 1));
-    return {number(simulation_.now()), number(length), number(done.sent), number(done.acked),
+    return {number(network_.now()), number(length), number(done.sent), number(done.acked),
             number(done.lost), number(flow.srtt), number(flow.least_srtt), number(flow.most_srtt),
-            number(done.rtt_sum) / rtts, number(flow.least_rtt.value(simulation_.now())),
+            number(done.rtt_sum) / rtts, number(flow.least_rtt.value(network_.now())),
             throughput, agents_[i].most_throughput, flow.window, number(flow.inflight), number(waiting),
             number(drops), number(scene_.bandwidth), number(base), number(scene_.buffer),
             scene_.random_loss, number(scene_.cross_traffic)};
@@ -347,7 +348,7 @@ class CongestionControl {
   bool has_ended_ = true;
   Scene scene_;
   std::vector<Agent> agents_;
-  Simulation simulation_;
+  Network network_;
 };
 
 }  // namespace networks

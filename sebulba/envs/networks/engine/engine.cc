@@ -146,7 +146,7 @@ AnyPool* make_pool(const char* text, int num_envs, const int64_t* seeds, int thr
   const Json json = Json::parse(text);
   if (json["kind"].text == "cart_pole")
     return new Pool<CartPole>(json, num_envs, seeds, threads);
-  return new Pool<CongestionControl>(json, num_envs, seeds, threads);
+  return new Pool<CongestionControl<Simulation>>(json, num_envs, seeds, threads);
 }
 
 thread_local std::string last_error;

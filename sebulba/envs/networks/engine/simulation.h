@@ -2,26 +2,16 @@
 #pragma once
 
 #include "links.h"
-#include "transport.h"
+#include "senders.h"
 
 namespace networks {
-
-enum class Happening : int64_t { sent, dropped, acknowledged, lost, timeout };
-
-struct Trace {
-  Time time;
-  int64_t happening, flow, number;
-};
 
 // Sources of events, by the order in which events at one time happen: the step of an agent, the
 // begin of a flow or what a source without a window does, arrivals at links, acknowledgements,
 // timers. What arrives at a link comes before a departure at the same time.
-class Simulation {
+class Simulation : public Senders<Simulation> {
  public:
   std::vector<Link> links;
-  std::vector<Flow> flows;
-  bool is_traced = false;
-  std::vector<Trace> trace;
 
   Time now() const { return now_; }
 
@@ -40,6 +30,14 @@ class Simulation {
   // Ends an agent's step at `time`.
   void schedule_step(size_t flow, Time time) { queue_.set(step_source(flow), time); }
 
+  Time timer(size_t flow) const { return queue_.time_of(timer_source(flow)); }
+  void set_timer(size_t flow, Time time) { queue_.set(timer_source(flow), time); }
+
+  // Brings a packet onto the first link of its path.
+  void transmit(size_t flow, int64_t number) {
+    forward({now_, number, static_cast<int32_t>(flow), 0});
+  }
+
   // Runs until a step ends; returns whose.
   size_t run() {
     const int num_flows = static_cast<int>(flows.size());
@@ -48,13 +46,14 @@ class Simulation {
       const int source = queue_.first();
       now_ = queue_.time();
       if (source >= acks + num_flows) {
+        queue_.set(source, NEVER);
         expire(source - acks - num_flows);
       } else if (source >= acks) {
         take_acknowledgement(source - acks);
       } else if (source >= pipes) {
         arrive(source - pipes);
       } else if (source >= num_flows) {
-        act(source - num_flows);
+        queue_.set(source, act(source - num_flows));
       } else {
         queue_.set(source, NEVER);
         return source;
@@ -65,13 +64,6 @@ class Simulation {
   // Tells whether another step ends now.
   bool is_step_due() const {
     return queue_.first() < static_cast<int>(flows.size()) && queue_.time() == now_;
-  }
-
-  // Sends as much as the window lets out.
-  void send_allowed(size_t flow) {
-    Flow& sender = flows[flow];
-    while (sender.may_send()) send(flow);
-    set_timer(flow);
   }
 
   template <class Archive>
@@ -100,17 +92,6 @@ class Simulation {
   int pipe_source(size_t link) const { return static_cast<int>(2 * flows.size() + link); }
   int ack_source(size_t flow) const { return pipe_source(links.size()) + static_cast<int>(flow); }
   int timer_source(size_t flow) const { return ack_source(flows.size()) + static_cast<int>(flow); }
-
-  void note(Happening happening, size_t flow, int64_t number) {
-    if (is_traced)
-      trace.push_back({now_, static_cast<int64_t>(happening), static_cast<int64_t>(flow), number});
-  }
-
-  void send(size_t flow) {
-    const int64_t number = flows[flow].send(now_);
-    note(Happening::sent, flow, number);
-    forward({now_, number, static_cast<int32_t>(flow), 0});
-  }
 
   // Brings a packet onto a link of its path.
   void forward(Packet packet) {
@@ -147,91 +128,9 @@ class Simulation {
     auto& acks = acks_[flow];
     const int64_t number = acks.front().number;
     acks.pop_front();
-    if (!flows[flow].is_done) acknowledge(flow, number);
+    acknowledge(flow, number);
     // Last, because sending may have filled the pipe again.
     queue_.set(ack_source(flow), acks.empty() ? NEVER : acks.front().time);
-  }
-
-  void acknowledge(size_t flow, int64_t number) {
-    Flow& sender = flows[flow];
-    const bool was_slow_start = sender.is_slow_start;
-    const int64_t lost = sender.acknowledge(now_, number);
-    note(Happening::acknowledged, flow, number);
-    if (lost < 0) return;
-    if (lost > 0) note(Happening::lost, flow, lost);
-    sender.adapt(now_, number, lost);
-    after_change(flow, was_slow_start);
-  }
-
-  void expire(size_t flow) {
-    Flow& sender = flows[flow];
-    queue_.set(timer_source(flow), NEVER);
-    if (sender.inflight == 0 || sender.is_done) return;
-    if (sender.deadline() > now_) return set_timer(flow);
-    const bool was_slow_start = sender.is_slow_start;
-    sender.give_up_oldest();
-    note(Happening::timeout, flow, sender.last_lost);
-    sender.adapt(now_, -1, 1);
-    if (sender.unsent > 0) send(flow);  // whatever the window says
-    after_change(flow, was_slow_start);
-  }
-
-  // Sends, and has an agent's first step end when that is due.
-  void after_change(size_t flow, bool was_slow_start) {
-    Flow& sender = flows[flow];
-    if (sender.is_done) {
-      if (sender.is_observed) schedule_step(flow, now_);
-      return;
-    }
-    if (was_slow_start && !sender.is_slow_start && sender.is_observed)
-      begin_first_step(flow);
-    send_allowed(flow);
-  }
-
-  void begin_first_step(size_t flow) {
-    Flow& sender = flows[flow];
-    sender.interval = {now_, 0, 0, 0, 0};
-    schedule_step(flow, now_ + (sender.srtt > 0 ? sender.srtt : LEAST_TIMEOUT));
-  }
-
-  // Timers are not moved with every packet: one that is early looks again (`expire`).
-  void set_timer(size_t flow) {
-    const Flow& sender = flows[flow];
-    if (sender.inflight > 0 && sender.deadline() < queue_.time_of(timer_source(flow)))
-      queue_.set(timer_source(flow), sender.deadline());
-  }
-
-  // A flow begins, an agent's slow start has lasted too long, or a source without a window sends.
-  void act(size_t flow) {
-    Flow& sender = flows[flow];
-    Time next = NEVER;
-    if (sender.has_window()) {
-      if (sender.next_number == 0) {
-        if (sender.is_observed) next = now_ + LONGEST_SLOW_START;
-      } else if (sender.is_slow_start && !sender.is_done) {
-        sender.is_slow_start = false;
-        begin_first_step(flow);
-      }
-      send_allowed(flow);
-    } else {
-      if (sender.control == Control::on_off && now_ >= sender.on_until) toggle(sender);
-      if (sender.control == Control::constant_rate || sender.is_on) {
-        const int64_t number = sender.next_number++;
-        note(Happening::sent, flow, number);
-        forward({now_, number, static_cast<int32_t>(flow), 0});
-        next = now_ + sender.interval_between;
-      } else {
-        next = sender.on_until;
-      }
-    }
-    queue_.set(action_source(flow), next);
-  }
-
-  void toggle(Flow& sender) {
-    sender.is_on = !sender.is_on;
-    const double mean = static_cast<double>(sender.is_on ? sender.mean_on : sender.mean_off);
-    const double length = -mean * std::log1p(-sender.random.uniform());
-    sender.on_until = now_ + 1 + static_cast<Time>(length);
   }
 
   Time now_ = 0;
