@@ -1,4 +1,4 @@
-"""``sebulba networks``: sweep, play and fairness, and what they refuse."""
+"""``sebulba networks``: sweep, play, fairness and deploy, and what they refuse."""
 
 from __future__ import annotations
 
@@ -93,6 +93,18 @@ def test_an_episode_is_drawn_into_another_folder(alone, together, tmp_path):
         assert not (folder / "play.png").exists()
 
 
+def test_a_policy_is_deployed_beside_what_was_predicted(alone, tmp_path, capsys):
+    words = ["--out", str(tmp_path), "--steps", "4", "--bandwidth-mbps", "8"]
+    assert cli.main(["networks", "deploy", str(alone), *words]) == 0
+    assert is_picture(tmp_path / "deploy.png")
+    result = json.loads((tmp_path / "deploy.json").read_text())
+    assert list(result["figures"]) == ["policy", "AIMD", "CUBIC", "BBR-like"]
+    for both in result["figures"].values():
+        assert 0 < both["simulated"]["goodput_mbps"] < 8
+        assert both["loopback"]["rtt_ms"] >= 4
+    assert "loopback" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("run", ["alone", "together"])
 def test_flows_with_one_policy_share_a_link(run, request, capsys):
     folder = request.getfixturevalue(run)
@@ -120,6 +132,7 @@ def test_flows_with_one_policy_share_a_link(run, request, capsys):
         (["play", "RUN", "--seed", str(2**31)], "32-bit"),
         (["play", "RUN", "--out", "nowhere"], "is no folder; make it"),
         (["play", "RUN", "--best"], "has no best policy"),
+        (["deploy", "RUN", "--steps", "0"], "steps=0 must be"),
         (["dance", "RUN"], "invalid choice: 'dance'"),
         ([], "COMMAND"),
     ],

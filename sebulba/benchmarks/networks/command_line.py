@@ -1,4 +1,4 @@
-"""The commands ``sebulba networks sweep``, ``play`` and ``fairness``."""
+"""The commands ``sebulba networks sweep``, ``play``, ``fairness`` and ``deploy``."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ DESCRIPTIONS = {
     "loss over time.",
     "fairness": "Let flows with the policy of a run share a bottleneck, also a policy that was "
     "trained alone, and draw their windows and throughputs.",
+    "deploy": "Let the policy of a run drive a real UDP sender, over the loopback interface and "
+    "through an emulated link, beside what the simulator predicts.",
 }
 NETWORK = ("bandwidth-mbps", "rtt-ms", "buffer-packets")
 OF_THE_PAPER = {"bandwidth_mbps": "100", "rtt_ms": "35", "buffer_packets": "440"}
@@ -41,15 +43,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.seed not in INT32:
         raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
-    for name in ("points", "networks", "flows"):
+    for name in ("points", "networks", "flows", "steps"):
         at_least(1, name, getattr(arguments, name, 1))
     if arguments.out is not None and not Path(arguments.out).is_dir():
         raise UsageError(f"--out {arguments.out} is no folder; make it")
     learned = _read(arguments)
     files = Path(arguments.out or arguments.run)
-    {"sweep": _sweep, "play": _play, "fairness": _fairness}[arguments.command](
-        learned, arguments, files
-    )
+    commands = {"sweep": _sweep, "play": _play, "fairness": _fairness, "deploy": _deploy}
+    commands[arguments.command](learned, arguments, files)
     return 0
 
 
@@ -67,10 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     _number(parsers["sweep"], "points", 9, "values of each parameter")
     _number(parsers["sweep"], "networks", 32, "networks drawn from the training ranges")
     _number(parsers["fairness"], "flows", 2, "agents")
+    _number(parsers["deploy"], "steps", 100, "of the policy; a step takes two round trips")
     _text(parsers["fairness"], "join-s", "when the flows after the first begin", "8")
     _text(parsers["fairness"], "stay-s", "how long they stay; 0 for always", "12")
     for name in NETWORK:
-        _text(parsers["play"], name, "instead of the range of the run")
+        for command in ("play", "deploy"):
+            _text(parsers[command], name, "instead of the range of the run")
         default = OF_THE_PAPER[name.replace("-", "_")]
         _text(parsers["fairness"], name, "of the bottleneck", default)
     for one in parsers.values():
@@ -192,6 +195,25 @@ def _fairness(learned: _Learned, arguments: argparse.Namespace, files: Path) -> 
     write_json(files / "fairness.json", {"run": learned.title} | result)
     _print(fairness.table(result))
     _say_files(files, "fairness.png", "fairness.json")
+
+
+def _deploy(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None:
+    from sebulba.benchmarks.networks import deployment, fairness
+
+    network = {**_network(arguments), "max_episode_steps": arguments.steps}
+    options = _as(CongestionControlOptions, learned.options, **network)
+    episodes = deployment.deploy(options, learned.policy, arguments.seed)
+    figures = deployment.summary(episodes)
+    of_policy = episodes[deployment.POLICY]
+    flows = [fairness.columns(seen) for seen in of_policy.values()]
+    title = fairness.title(flows, learned.title)
+    fairness.draw_episode(flows, files / "deploy.png", title, list(of_policy))
+    about = {"run": learned.title, "seed": arguments.seed}
+    write_json(
+        files / "deploy.json", {**about, "options": dataclasses.asdict(options), "figures": figures}
+    )
+    _print(deployment.table(figures))
+    _say_files(files, "deploy.png", "deploy.json")
 
 
 def _as(

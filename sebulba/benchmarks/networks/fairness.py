@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,8 +155,16 @@ def title(flows: list[Flow], run: str) -> str:
     )
 
 
-def draw_episode(flows: list[Flow], file: Path, title: str) -> None:
-    """Draw window, queue, RTT, loss and throughput of an episode over time."""
+def draw_episode(flows: list[Flow], file: Path, title: str, names: Sequence[str] = ()) -> None:
+    """Draw window, queue, RTT, loss and throughput of an episode over time.
+
+    Args:
+      flows: At least one.
+      file: PNG to write.
+      title: Of the picture.
+      names: Of the flows; none are numbers.
+    """
+    names = names or [f"flow {index}" if len(flows) > 1 else "" for index in range(len(flows))]
     first = {name: values[0] for name, values in flows[0].items()}
     bandwidth = first["bandwidth_bps"]
     product = packets(bandwidth, first["base_rtt_ns"] / 1e9)
@@ -172,7 +181,7 @@ def draw_episode(flows: list[Flow], file: Path, title: str) -> None:
     with picture(file, 9, 9) as figure:
         axes = figure.subplots(len(panels), 1, sharex=True)
         for axis, panel in zip(axes, panels, strict=True):
-            _draw_panel(axis, flows, panel)
+            _draw_panel(axis, flows, panel, names)
         axes[-1].set_xlabel("time in s")
         figure.suptitle(title)
 
@@ -192,18 +201,18 @@ class _Panel(NamedTuple):
     """What the line is."""
 
 
-def _draw_panel(axes: Any, flows: list[Flow], panel: _Panel) -> None:
+def _draw_panel(axes: Any, flows: list[Flow], panel: _Panel, names: Sequence[str]) -> None:
     for index, flow in enumerate(flows):
         axes.plot(
             flow["time_ns"] / 1e9,
             panel.factor * flow[panel.name],
             color=COLOURS[index % len(COLOURS)],
             linewidth=1.2,
-            label=f"flow {index}" if len(flows) > 1 else None,
+            label=names[index] or None,
         )
     if panel.mark is not None:
         axes.axhline(panel.mark, color=GREY, linestyle="--", linewidth=1, label=panel.mark_name)
-        axes.legend(loc="upper right", frameon=False, fontsize=8)
+        axes.legend(loc="best", frameon=False, fontsize=8)
     axes.set_ylabel(panel.label)
     axes.set_ylim(bottom=0)
     open_frame(axes, "both")

@@ -9,8 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sebulba.checks import require
 from sebulba.envs.networks.build import library
-from sebulba.envs.networks.options import NetworkOptions, SharedBottleneckOptions
+from sebulba.envs.networks.options import (
+    LoopbackOptions,
+    NetworkOptions,
+    SharedBottleneckOptions,
+)
 from sebulba.errors import EnvError
 
 INFO = (
@@ -62,10 +67,16 @@ class NativePool:
           options: The network.
           seeds: ``[B]`` integers.
           num_threads: Threads that share the rows; each has at least 8.
+
+        Raises:
+          UsageError: Several environments in real time, which would wait for each other.
         """
         self._lib = _load()
         self._handle = None
         self.num_envs = len(seeds)
+        if isinstance(options, LoopbackOptions):
+            one = "is not 1: environments in real time cannot take turns"
+            require(self.num_envs == 1, "num_envs", self.num_envs, one, "use 1")
         is_shared = isinstance(options, SharedBottleneckOptions)
         self.shape = (self.num_envs, options.num_agents) if is_shared else (self.num_envs,)
         self._num_slots = self.num_envs * options.num_agents

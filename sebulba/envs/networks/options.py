@@ -111,7 +111,9 @@ class CongestionControlOptions:
     trace: bool = False
     """Keep every packet event of the current episode (``NativePool.trace``)."""
 
-    # Without annotations these are constants and not options. They are options of many agents.
+    # Without annotations these are constants and not options. The last are options of many agents.
+    kind = "congestion_control"
+    """What the engine makes of it."""
     num_agents = 1
     """Flows with an agent each."""
     join_s = stay_s = _AT_ONCE
@@ -157,7 +159,27 @@ class CongestionControlOptions:
         """Return what the engine reads."""
         names = (*_BOUNDS, "control", "features")
         values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
-        return json.dumps({"kind": "congestion_control", **values}, sort_keys=True)
+        return json.dumps({"kind": self.kind, **values}, sort_keys=True)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopbackOptions(CongestionControlOptions):
+    """The same in real time: UDP over the loopback interface, through an emulated link.
+
+    Raises:
+      UsageError: A value breaks a rule, or asks for more than one flow over one link.
+    """
+
+    kind = "loopback"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
+        alone = {"num_hops": 1, "num_aimd": 0, "num_cubic": 0, "num_bbr": 0}
+        for name, only in {**alone, "cross_traffic_mbps": (0.0, 0.0)}.items():
+            value = getattr(self, name)
+            rule = "a real network here has one flow over one link"
+            require(value == only, name, value, rule, "leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

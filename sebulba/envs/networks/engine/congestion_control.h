@@ -328,9 +328,9 @@ class CongestionControl {
     Time base = flow.return_delay;
     int64_t waiting = 0, drops = 0;
     for (size_t hop = 0; hop < flow.path.size(); ++hop) {
-      Link& link = network_.links[flow.path[hop]];
-      base += link.delay + flow.transmission[hop];
-      waiting += link.queue_length(network_.now()), drops += link.num_drops;
+      const size_t link = flow.path[hop];
+      base += network_.links[link].delay + flow.transmission[hop];
+      waiting += network_.queue_length(link), drops += network_.num_drops(link);
     }
     const auto number = [](auto value) { return static_cast<double>(value); };
     const double rtts = number(std::max<int64_t>(done.acked, 1));

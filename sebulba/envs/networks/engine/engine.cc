@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cart_pole.h"
+#include "loopback.h"
 
 namespace networks {
 namespace {
@@ -146,6 +147,8 @@ AnyPool* make_pool(const char* text, int num_envs, const int64_t* seeds, int thr
   const Json json = Json::parse(text);
   if (json["kind"].text == "cart_pole")
     return new Pool<CartPole>(json, num_envs, seeds, threads);
+  if (json["kind"].text == "loopback")
+    return new Pool<CongestionControl<Loopback>>(json, num_envs, seeds, threads);
   return new Pool<CongestionControl<Simulation>>(json, num_envs, seeds, threads);
 }
 

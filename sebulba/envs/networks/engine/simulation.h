@@ -66,6 +66,9 @@ class Simulation : public Senders<Simulation> {
     return queue_.first() < static_cast<int>(flows.size()) && queue_.time() == now_;
   }
 
+  int64_t queue_length(size_t link) { return links[link].queue_length(now_); }
+  int64_t num_drops(size_t link) const { return links[link].num_drops; }
+
   template <class Archive>
   void exchange(Archive& archive) {
     archive(now_);
