@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from rich.table import Table
@@ -13,6 +14,7 @@ from sebulba.benchmarks.networks.playing import (
     RULES,
     Figures,
     Learned,
+    Mover,
     Seen,
     columns,
     ignored,
@@ -40,19 +42,24 @@ def deploy(options: CongestionControlOptions, policy: Policy, seed: int) -> Epis
     """
     names = [field.name for field in dataclasses.fields(CongestionControlOptions)]
     values = {name: getattr(options, name) for name in names}
-    kinds = {SIMULATED: CongestionControlOptions, REAL: LoopbackOptions}
     movers: dict[str, Any] = {POLICY: ("agent", functools.partial(Learned, policy))}
-    movers |= {name: (rule, lambda: ignored) for name, rule in RULES.items()}
-    # The simulator comes first, so the policy is compiled when packets begin to travel.
-    return {
-        name: {
-            where: play(
-                kind(**values | {"control": control}), lambda slot, make=make: make(), [seed]
-            )[0]
-            for where, kind in kinds.items()
-        }
-        for name, (control, make) in movers.items()
-    }
+    movers |= {name: (rule, _make_ignored) for name, rule in RULES.items()}
+    episodes: Episodes = {}
+    for name, (control, make) in movers.items():
+        own = values | {"control": control}
+        # The simulator comes first, so the policy is compiled when packets begin to travel.
+        kinds = {SIMULATED: CongestionControlOptions(**own), REAL: LoopbackOptions(**own)}
+        mover = functools.partial(_mover, make)
+        episodes[name] = {where: play(kind, mover, [seed])[0] for where, kind in kinds.items()}
+    return episodes
+
+
+def _mover(make: Callable[[], Mover], slot: int) -> Mover:
+    return make()
+
+
+def _make_ignored() -> Mover:
+    return ignored
 
 
 def summary(episodes: Episodes) -> dict[str, dict[str, dict[str, float]]]:
