@@ -162,13 +162,7 @@ class GymnasiumLoop:
         self._session = Session({device: Staging() for device in self.inference_devices})
         self._envs = self._make_envs(make_env_factory(env_factory))
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
-            warnings.warn(
-                f"the last step before each truncation is not learned from: {type(agent).__name__} "
-                "does not use the last observation of an episode, and this environment resets in "
-                "the same step; use AutoresetMode.NEXT_STEP, or an agent with uses_final_obs=True "
-                "and spec=sebulba.env_spec(env_factory) of the same factory",
-                stacklevel=2,
-            )
+            _warn_of_lost_steps(agent)
 
     # Set-up.
 
@@ -543,3 +537,13 @@ def _changed(
         raise UsageError(f"options={shown(options)} must be a LoopOptions; or use keywords")
     others = {field.name for field in dataclasses.fields(Attached)} | {"inference_only"}
     return (options or LoopOptions()).changed(given, others)
+
+
+def _warn_of_lost_steps(agent: Agent) -> None:
+    warnings.warn(
+        f"the last step before each truncation is not learned from: {type(agent).__name__} does "
+        "not use the last observation of an episode, and this environment resets in the same step; "
+        "use AutoresetMode.NEXT_STEP, or an agent with uses_final_obs=True and "
+        "spec=sebulba.env_spec(env_factory) of the same factory",
+        stacklevel=3,
+    )
