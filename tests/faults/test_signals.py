@@ -105,6 +105,7 @@ def check_goes_on(run: Path, saved: Whole, log: Path) -> None:
     assert now["updates"] > counters["updates"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_signal_at_any_moment_ends_the_run_soon_and_it_goes_on(
     tmp_path, compile_cache_folder, record_fault
@@ -148,6 +149,7 @@ class TakesItsTimeToClose(CartPoleEnv):
         Path(os.environ["CLOSED"], str(os.getpid())).touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["the process", "its group"])
 def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(
     to, tmp_path, compile_cache_folder, monkeypatch
@@ -196,6 +198,7 @@ def has_ended(pid: str) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGINT])
 def test_a_worker_process_that_hangs_ends_with_the_main_process(ends, tmp_path, monkeypatch):
     monkeypatch.setenv("SPINS", str(tmp_path / "pids"))
