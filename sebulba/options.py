@@ -232,6 +232,7 @@ class LoopKeywords(TypedDict, total=False):
     pin_inferencers: bool
     schedule: Schedule
     max_policy_lag: int | None
+    cluster: ClusterOptions
     queue_size: int
     metrics_interval_s: float
     faults: FaultOptions

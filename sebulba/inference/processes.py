@@ -129,9 +129,9 @@ class _Process:
         except (EOFError, OSError) as error:
             self._raise_ended(error)
         if isinstance(answer, Failure):
-            error = cloudpickle.loads(answer.error)
-            error.add_note(f"in process {self._process.pid}:\n{answer.stack}")
-            raise error
+            raised: BaseException = cloudpickle.loads(answer.error)
+            raised.add_note(f"in process {self._process.pid}:\n{answer.stack}")
+            raise raised
         return answer
 
     def _has_answer(self) -> bool:
@@ -193,6 +193,14 @@ class ProcessEnv:
     def fused(self) -> FusedEnv | str:
         """Return why it is not JAX functions here."""
         return "it is in another process"
+
+    def state(self) -> bytes | str:
+        """Not here: its cycle keeps it."""
+        raise NotImplementedError("its process keeps its state")
+
+    def put_back(self, state: bytes) -> None:
+        """Not here: its cycle does it."""
+        raise NotImplementedError("its process puts it back")
 
     def kill(self) -> None:
         """End its process, in which it hangs."""

@@ -357,8 +357,9 @@ class GymnasiumLoop:
         env = self._envs[index]
         schedule = self._options.schedule
         if isinstance(env, ProcessEnv):
-            cycle: Cycle = ProcessCycle(env, programs, device, timer)
-            why = f"in processes; {cycle.why}"
+            there = ProcessCycle(env, programs, device, timer)
+            cycle: Cycle = there
+            why = f"in processes; {there.why}"
         else:
             kind = self._cycle_kind
             cycle, why = make_cycle(kind, env, programs, device, timer, schedule=schedule)
