@@ -175,6 +175,28 @@ def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(
     check_goes_on(run, check_saved(run), tmp_path / "resumed.log")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_signal_to_all_ends_a_run_whose_inferencers_are_processes_and_it_goes_on(
+    tmp_path, compile_cache_folder, monkeypatch
+):
+    monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
+    run, closed = tmp_path / "run", tmp_path / "closed"
+    closed.mkdir()
+    words = ["train", "cartpole", *SMALL, "--run-dir", str(run)]
+    words += ["--total-env-steps", "1000000000"]
+    words += ["--env.id", "tests.faults.test_signals:TakesItsTimeToClose", "--num-envs", "1"]
+    words += ["--cluster.address", "processes", "--compile-cache", str(compile_cache_folder)]
+    with Child(words, tmp_path / "log", in_group_of_its_own=True) as child:
+        child.wait_until(training_began(run))
+        own = str(child.training_pid)
+        child.send_to_group(signal.SIGTERM)
+        assert shell_code(child.wait(DEADLINE_S)) == 128 + signal.SIGTERM, child.printed
+    processes = {path.name for path in closed.iterdir()} - {own}
+    assert len(processes) == 2 and all(has_ended(pid) for pid in processes)
+    check_goes_on(run, check_saved(run), tmp_path / "resumed.log")
+
+
 class Spins(gymnasium.Env):
     """Never returns from a step, and leaves the number of its process in a folder."""
 
