@@ -211,7 +211,7 @@ GOALS: dict[str, Goal] = {
     "connect-four-script": Goal(
         "connect-four", 0.5, 2_000_000, exam="share won of ConnectFour-v1 against a script"
     ),
-    "speaker-listener-return": _reach(
+    "speaker-listener": _reach(
         "speaker-listener",
         1_000_000,
         options=("--eval-every-env-steps", "250000", "--eval-episodes", "400"),
