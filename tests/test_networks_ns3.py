@@ -136,8 +136,6 @@ def test_a_process_has_one_simulator():
 def test_what_is_missing_is_told(monkeypatch):
     with pytest.raises(UsageError, match="engine='other' is not installed; there is native"):
         CongestionControlOptions(engine="other")
-    with pytest.raises(UsageError, match=r"transport='tcp' is of engine='ns3' alone"):
-        CongestionControlOptions(transport="tcp")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **group: ())
     with pytest.raises(UsageError, match=r"engine='ns3' is not installed; `pip install"):
         CongestionControlOptions(engine="ns3")

@@ -69,8 +69,6 @@ class CongestionControlOptions:
 
     engine: str = "native"
     """What simulates: native, or the name of an engine of another distribution, such as ns3."""
-    transport: Literal["udp", "tcp"] = "udp"
-    """What carries the packets. udp: our window transport. tcp: that of ns3, in place of it."""
     bandwidth_mbps: Range = (64.0, 128.0)
     """Rate of each link, in Mbit/s. A range."""
     rtt_ms: Range = (16.0, 64.0)
@@ -136,10 +134,6 @@ class CongestionControlOptions:
             self._check_bounds(name, _BOUNDS[name], fields[name])
         if self.engine != NATIVE:
             find_engine(self.engine)
-        only = "is of engine='ns3' alone"
-        require(
-            self.transport == "udp" or self.engine != NATIVE, "transport", "tcp", only, "use udp"
-        )
         cross: Any = self.cross_traffic_mbps
         require(
             max(cross) == 0 or min(cross) >= 0.001,
@@ -170,7 +164,7 @@ class CongestionControlOptions:
         """Return what the engine reads."""
         names = (*_BOUNDS, "control", "features")
         if self.engine != NATIVE:  # so that the native states of older versions still fit
-            names = ("engine", "transport", *names)
+            names = ("engine", *names)
         values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
         return json.dumps({"kind": self.kind, **values}, sort_keys=True)
 
