@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sebulba.loops.evaluation import EvaluationPlayer, evaluate
     from sebulba.loops.evaluator import Evaluator
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
-    from sebulba.options import FaultOptions, LoopOptions
+    from sebulba.options import ClusterOptions, FaultOptions, LoopOptions
     from sebulba.policies.policy import Policy, load_policy, save_policy
     from sebulba.types import (
         ActionOutput,
@@ -63,7 +63,7 @@ _ROOMS = {
     "sebulba.loops.evaluation": ("EvaluationPlayer", "evaluate"),
     "sebulba.loops.evaluator": ("Evaluator",),
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
-    "sebulba.options": ("FaultOptions", "LoopOptions"),
+    "sebulba.options": ("ClusterOptions", "FaultOptions", "LoopOptions"),
     "sebulba.policies.policy": ("Policy", "load_policy", "save_policy"),
     "sebulba.types": (
         "ActionOutput",
@@ -87,6 +87,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Checkpointer",
+    "ClusterOptions",
     "EnvError",
     "EnvSpec",
     "EnvStep",

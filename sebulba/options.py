@@ -100,6 +100,23 @@ class CheckpointOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterOptions:
+    """Where Inferencers run.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    address: Literal["", "processes"] = ""
+    """Nothing: in threads of the process that trains. processes: each in a process of its own on
+    this machine, with an interpreter of its own, for environments that are slow in Python."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_types(self, "cluster.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LoopOptions:
     """How a loop runs.
 
@@ -133,6 +150,8 @@ class LoopOptions:
     """Indices of the devices that update; None takes those that do not infer."""
     faults: FaultOptions = FaultOptions()
     """What becomes of the run when something fails."""
+    cluster: ClusterOptions = ClusterOptions()
+    """Where the Inferencers run."""
 
     open_fields: ClassVar[tuple[str, ...]] = ()
     """A subclass names its fields here whose types are not to be checked."""
@@ -158,6 +177,13 @@ class LoopOptions:
             0,
             "would drop every trajectory in lockstep, where the lag is 1",
             "use 1 or None",
+        )
+        require(
+            not (self.inline and self.cluster.address),
+            "cluster.address",
+            self.cluster.address,
+            "needs Inferencers, and num_inferencers_per_device=0 has none",
+            "use num_inferencers_per_device=1",
         )
 
     @property
@@ -206,6 +232,7 @@ class LoopKeywords(TypedDict, total=False):
     pin_inferencers: bool
     schedule: Schedule
     max_policy_lag: int | None
+    cluster: ClusterOptions
     queue_size: int
     metrics_interval_s: float
     faults: FaultOptions

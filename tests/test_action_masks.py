@@ -129,6 +129,7 @@ def test_the_command_line_has_it():
 # Nobody acts illegally: the environment raises if one does.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_no_agent_acts_or_explores_illegally(name):
     env, place = (InfoMask, "info") if name in ("ppo", "dqn") else (ObsMask, "observation")
@@ -143,6 +144,7 @@ def test_worker_processes_have_masks_too():
     assert (recorder.trajectories[0].env_step.obs["action_mask"].sum(axis=-1) == 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycle", ["fused", "stepped"])
 def test_jax_environments_have_masks_too(cycle):
     options = {"action_mask": "observation"}
@@ -151,6 +153,7 @@ def test_jax_environments_have_masks_too(cycle):
     assert np.min(rewards) >= 0
 
 
+@pytest.mark.slow
 def test_the_legal_action_that_pays_is_learned():
     config = PPOConfig(torso=SMALL, learning_rate=1e-2, epochs=4, minibatches=2, discount=0.0)
     options = {"action_mask": "info"}

@@ -94,6 +94,7 @@ APE_X = DDPGConfig(
 )
 
 
+@pytest.mark.slow
 def test_learns_the_discounted_value() -> None:
     trained = Trained(ContinuousDiscounting, APE_X, 60)
     np.testing.assert_allclose(trained.values(1.0, -1.0), [[0.5, 1.0]] * 2, atol=0.15)

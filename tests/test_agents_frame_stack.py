@@ -90,6 +90,7 @@ ATARI = RunSpec(num_envs=3, num_inferencers=1, steps_per_cycle=STEPS, num_update
 CAPACITY = STEPS * PLACES * ATARI.num_envs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("episodic_life", [True, False])
 @pytest.mark.parametrize("game", ["Pong-v5", "Breakout-v5"])
 def test_stacks_of_games_come_back_bit_for_bit(game: str, episodic_life: bool) -> None:

@@ -184,6 +184,7 @@ def test_one_row_at_a_time_is_all_rows_at_once(lstm_size: int) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), core, whole.core)
 
 
+@pytest.mark.slow
 def test_recurrent_state_is_reset_before_the_first_observation_of_an_episode() -> None:
     agent = make(spaces.Box(-1, 1, (6,)), lstm_size=7)
     networks = jax.jit(agent.new_networks)(jax.random.key(0))

@@ -102,6 +102,7 @@ def test_random_actions_have_the_probability_of_each_environment() -> None:
     np.testing.assert_allclose(shares, expected, atol=0.03)
 
 
+@pytest.mark.slow
 def test_updates_in_one_program_are_those_of_a_program_each() -> None:
     replay = ReplayConfig(
         capacity=400, batch_size=8, updates_per_cycle=3, warm_up_cycles=2, prioritized=True

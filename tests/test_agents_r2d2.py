@@ -74,6 +74,7 @@ def rows_of(rng: np.random.Generator, num_rows: int, num_envs: int) -> EnvStep:
     )
 
 
+@pytest.mark.slow
 def test_stored_state_is_the_one_that_acted(driver: Driver) -> None:
     agent: Any = driver.agent
     experience = driver.state.experience
@@ -175,6 +176,7 @@ def test_priority_is_mostly_the_largest_error() -> None:
     np.testing.assert_allclose(sequence_priority(size, valid, 0.9), [3.8, 1.9], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_zero_state_learns_otherwise(driver: Driver) -> None:
     networks, opt, experience, _ = driver.state
     losses = []

@@ -145,6 +145,7 @@ SMALL = SACConfig(
 )
 
 
+@pytest.mark.slow
 def test_learns_actions_by_the_observation_and_keeps_its_entropy() -> None:
     trained = Trained(probes.ContinuousTarget, SMALL, 80)
     np.testing.assert_allclose(trained.action(1.0, -1.0), [0.5, -0.5], atol=0.15)

@@ -86,6 +86,7 @@ def fed(name: str) -> Fed:
 
 @NAMES
 class TestUpdates:
+    @pytest.mark.slow
     def test_four_devices_are_one(self, name: str) -> None:
         one = fed(name)
         four = one.case.driver(4, one.driver.first_state)
@@ -182,6 +183,7 @@ def compiles() -> Any:
 # Learning.
 
 
+@pytest.mark.slow
 @NAMES
 def test_is_bit_reproducible_answers_every_question_and_is_saved(name: str, tmp_path: Any) -> None:
     case = AGENTS[name]
@@ -239,6 +241,7 @@ def test_a_step_state_is_declared_as_its_shapes_are(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @NAMES
 def test_an_update_is_prepared_before_there_is_a_trajectory(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -259,6 +262,7 @@ OBSERVATIONS = {
 }
 
 
+@pytest.mark.slow
 @NAMES
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_takes_images_and_dicts(name: str, kind: str) -> None:

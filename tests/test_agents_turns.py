@@ -167,6 +167,7 @@ def _uncredited(stream: Stream) -> np.ndarray:
     return defined(longer)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**31))

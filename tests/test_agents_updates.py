@@ -36,6 +36,7 @@ SGD = {
 }
 
 
+@pytest.mark.slow
 def test_four_devices_are_one_where_statistics_leave_through_the_acting_networks() -> None:
     config = MinibatchConfig(minibatches=1)
     results = []
@@ -64,12 +65,14 @@ def test_masked_mean_over_devices_is_that_over_all_valid_cells() -> None:
     np.testing.assert_array_equal(nothing, 0.0)
 
 
+@pytest.mark.slow
 def test_recurrent_state_that_acted_first_makes_rho_one() -> None:
     driver = Driver(Impala(SPEC, ImpalaConfig(lstm_size=4, **SGD)))
     driver.streams.next(driver._acting)
     assert driver.cycle()["rho_mean"] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_evaluation_takes_the_likeliest_action() -> None:
     agent = Impala(SPEC, ImpalaConfig(**SGD))
     state = quick_state(agent, run_spec())
@@ -79,6 +82,7 @@ def test_evaluation_takes_the_likeliest_action() -> None:
     np.testing.assert_array_equal(output.action, 2 + jnp.argmax(params, axis=-1))
 
 
+@pytest.mark.slow
 def test_different_inferencers_draw_different_noise() -> None:
     agent = Impala(SPEC, ImpalaConfig(**SGD))
     state = quick_state(agent, run_spec())
@@ -125,6 +129,7 @@ def test_what_has_a_row_for_each_environment_is_found_by_shape() -> None:
     assert [name for name, leaf_spec in spec.items() if any(leaf_spec)] == ["row"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent_class", CONTRACT_AGENTS)
 def test_contract_agents_run_on_two_devices(agent_class: Any) -> None:
     """On one and on four they do in ``test_loop_contract``."""
@@ -192,6 +197,7 @@ def test_replay_has_sequences_of_two_cycles_and_none_over_a_gap() -> None:
     assert agent.num_off_policy_optims_per_cycle(99) == 0
 
 
+@pytest.mark.slow
 def test_replay_warms_up_then_sets_priorities() -> None:
     driver = Driver(RecurrentReplayAgent(SPEC, ReplayConfig(warm_up_cycles=3)), num_inferencers=1)
     for _ in range(3):
@@ -204,6 +210,7 @@ def test_replay_warms_up_then_sets_priorities() -> None:
     assert np.any(priority != 1.0) and np.all(priority > 0)
 
 
+@pytest.mark.slow
 def test_target_networks_follow_with_a_ratio_of_updates_below_one() -> None:
     driver = Driver(TargetNetworkAgent(SPEC, TargetNetworkAgent.config_class()))
     gaps = [m["target_gap"] for m in (driver.cycle() for _ in range(12)) if m]

@@ -65,6 +65,7 @@ def test_plain_bookkeeping_makes_the_trajectories_of_the_stepped_cycle():
         np.testing.assert_array_equal(one.episode_returns, other.episode_returns)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_record_has_the_promised_keys(tmp_path, monkeypatch, capsys):
     file = tmp_path / "inference.json"

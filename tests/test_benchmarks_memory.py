@@ -151,6 +151,7 @@ def test_a_run_too_short_for_a_slope_is_refused():
         memory.run(cartpole(), preset="cartpole", minutes=1)
 
 
+@pytest.mark.slow
 def test_the_record_has_the_promised_keys_and_a_picture(tmp_path, capsys):
     config = dataclasses.replace(
         cartpole(), num_envs=4, steps_per_cycle=3, compile_cache="off", inference_devices=(0,),

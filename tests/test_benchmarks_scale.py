@@ -137,6 +137,7 @@ def test_an_unknown_axis_is_refused():
 # All of it.
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_record_has_figures_of_each_value_and_why_others_failed(tmp_path, monkeypatch, capsys):
     axis = dataclasses.replace(AXIS, values=(0, 2, 6))

@@ -74,6 +74,7 @@ def test_every_mark_is_a_function_that_exists(target):
     assert callable(getattr(owner, attribute))
 
 
+@pytest.mark.slow
 def test_a_real_start_reaches_all_marks(tmp_path):
     marks = start.marks_of_a_start("cartpole", tmp_path)
     wanted = ["interpreter started", "sebulba imported", *(name for _, name in start.MARKS)]

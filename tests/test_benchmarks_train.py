@@ -223,6 +223,7 @@ def stages() -> Any:
     made.close()
 
 
+@pytest.mark.slow
 def test_stages_are_measured_at_a_new_state_as_at_a_trained_one(stages):
     costs = stages.measure()
     assert costs.keys() == set(ceiling.STAGES) | set(ceiling.BREAKDOWN)
@@ -288,6 +289,7 @@ def test_a_comparison_that_is_impossible_is_refused():
         PrototypeCase(elsewhere, build_agent(CONFIG, env_spec("CartPole-v1")))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_processes_with_cycles_of_their_own_answer():
     processes = gil.CycleProcesses(dataclasses.replace(CONFIG, cycle="stepped"), 1, 0.01)
@@ -305,6 +307,7 @@ def test_the_prototype_imports_nothing_of_the_package_but_the_contracts():
     assert imported == {"sebulba.agent", "sebulba.trees", "sebulba.types"}
 
 
+@pytest.mark.slow
 def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(stages):
     agent, kept = stages._agent, stages._kept[0]
     run = RunSpec(CONFIG.num_envs, 2, CONFIG.steps_per_cycle, 1)
@@ -335,6 +338,7 @@ def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(
     assert moved
 
 
+@pytest.mark.slow
 def test_the_prototype_trains_with_finite_losses():
     agent = build_agent(CONFIG, env_spec("CartPole-v1"))
     run = RunSpec(CONFIG.num_envs, 2, CONFIG.steps_per_cycle, 1)
@@ -352,6 +356,7 @@ def test_the_prototype_trains_with_finite_losses():
 # The whole.
 
 
+@pytest.mark.slow
 def test_the_record_has_the_promised_keys(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train.Bench, "_make_gil_case", lambda bench: lambda: 0.25)
     file, picture = tmp_path / "train.json", tmp_path / "train.png"

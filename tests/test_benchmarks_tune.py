@@ -267,6 +267,7 @@ def test_a_process_that_dies_is_a_failed_trial_and_nothing_hangs():
             trial.measure()
 
 
+@pytest.mark.slow
 def test_what_a_configuration_breaks_is_said_in_its_own_words():
     with (
         Trial(tiny_config(inference_devices=(9,)), 0.1) as trial,

@@ -83,6 +83,7 @@ def test_privileged_parts_are_named_by_option_and_by_tree():
     assert "time: Discrete(6, dtype=int32) (the learner only)" in sebulba.describe(tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycle", ["fused", "stepped"])
 def test_an_agent_that_does_not_use_them_never_gets_them(cycle):
     config = DQNConfig(torso=SMALL, replay=ReplayConfig(2000, 16))
@@ -91,6 +92,7 @@ def test_an_agent_that_does_not_use_them_never_gets_them(cycle):
     assert agent.spec.observation_space.spaces.keys() == {"seen"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [PPO_SMALL, dataclasses.replace(PPO_SMALL, central_critic=True)])
 def test_a_tree_of_one_node_is_trained(config):
     _, result, recorder = run_loop(TreeMask, config)
@@ -116,6 +118,7 @@ class Choices(gymnasium.Env):
         return 2, 0.0, True, False, {}
 
 
+@pytest.mark.slow
 def test_a_tree_may_have_a_dict_of_actions():
     _, _, recorder = run_loop(Choices, PPO_SMALL, cycles=2)
     assert recorder.trajectories[0].action.shape == (8, 4, 2)
@@ -186,6 +189,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -204,6 +208,7 @@ def test_a_hidden_bit_is_known_to_the_critic_alone(name, options):
     assert parts["torso"]["MLP_0"]["Dense_0"]["kernel"].shape[0] == 2
 
 
+@pytest.mark.slow
 def test_without_it_the_bit_stays_unknown():
     _, _, error = error_of_critic(CONFIGS["ppo"])
     assert error > 0.7
@@ -217,6 +222,7 @@ def trained() -> Any:
     return run_loop(HiddenBit, config, of_env=PRIVILEGED)
 
 
+@pytest.mark.slow
 def test_the_saved_policy_has_no_such_input(trained, tmp_path):
     agent, result, _ = trained
     sebulba.save_policy(tmp_path, agent, result.acting_networks, RunSpec(4, 2, 8, 1))
@@ -259,6 +265,7 @@ def test_hidden_parts_are_normalized_apart(trained):
     np.testing.assert_allclose(statistics.hidden[0].mean, seen.mean((0, 1)), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_device_and_four_agree():
     config = ImpalaConfig(torso=SMALL, central_critic=True)
     options = {"of_env": PRIVILEGED, "schedule": "lockstep"}
@@ -296,6 +303,7 @@ class Guess(sebulba.MultiAgentEnv):
         return self.observe(), {"a": b, "b": a, "c": a * b}, True, False
 
 
+@pytest.mark.slow
 def test_a_critic_sees_what_all_others_observe():
     config = PPOConfig(torso=SMALL, epochs=4, minibatches=2, learning_rate=LEARNING_RATE)
     central = dataclasses.replace(config, central_critic=True)
@@ -350,6 +358,7 @@ def test_agents_that_wait_may_have_central_critics(env, tmp_path):
     assert len(sebulba.evaluate(every, env, num_episodes=3, num_envs=2).returns) == 3
 
 
+@pytest.mark.slow
 def test_a_group_of_one_has_the_critic_of_a_single_agent():
     config = dataclasses.replace(PPO_SMALL, central_critic=True)
     options = {"cycle": "stepped", "schedule": "lockstep"}

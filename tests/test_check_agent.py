@@ -205,6 +205,7 @@ def test_a_step_that_is_compiled_twice_is_worth_a_note() -> None:
     assert "step returns scale of a weak type" in found.seen and "dtype" in found.remedy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check", "seen"),
     [

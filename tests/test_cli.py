@@ -487,6 +487,7 @@ def test_worker_processes_leave_the_signals_of_the_main_process_alone():
 # Around the command line.
 
 
+@pytest.mark.slow
 def test_forced_cpu_devices_in_a_process_of_its_own(tmp_path):
     options = ["--num-cpu-devices", "4", "--inference-devices", "0", "--update-devices", "1", "3"]
     command = [sys.executable, "-m", "sebulba", "train", "cartpole", "--run-dir", "r"]

@@ -51,6 +51,7 @@ def changed(preset):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
     file = tmp_path / "tuned.json"

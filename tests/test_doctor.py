@@ -34,6 +34,7 @@ def problems(check) -> list[Finding]:
     return [finding for finding in findings(check) if finding.level is Level.PROBLEM]
 
 
+@pytest.mark.slow
 def test_this_machine_has_no_problem_and_nothing_is_left_behind(capsys, tmp_path, monkeypatch):
     folder, file = tmp_path / "here", tmp_path / "report.json"
     folder.mkdir()

@@ -106,6 +106,7 @@ def rows_of(name: str) -> list:
     return checker.kept
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", WORLDS)
 def test_what_every_agent_sees_and_does_arrives_in_its_place(name):
@@ -119,6 +120,7 @@ def test_what_every_agent_sees_and_does_arrives_in_its_place(name):
 FIELDS = ("obs", "prev_action", "reward", "terminated", "truncated", "is_first", "action", "acting")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["turns", "rows", "seats"])
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("name", ["MultiAgentEnv", "envpool game", "AEC", "Parallel"])

@@ -64,6 +64,7 @@ def test_an_agent_learns_in_a_custom_environment(example):
     assert result.metrics["episode_return_mean"] > 0.5  # -0.6 at random, at most 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["curiosity"], indirect=True)
 def test_a_vault_is_not_opened_by_chance(example):  # learning takes half a minute
     assert example.train(seed=0, num_cycles=2, **OPTIONS) == 0.0

@@ -157,6 +157,7 @@ def values_of(agent: Any, networks: Any, obs: np.ndarray) -> np.ndarray:
 CYCLES = 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode"),
     [(name, AutoresetMode.SAME_STEP) for name in AGENTS]
@@ -285,6 +286,7 @@ def test_returns_are_those_of_next_step_resets(name):
     assert_equal_trees(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["impala", "ppo"])
 def test_losses_are_those_of_next_step_resets(name):
     """With an LSTM and normalised observations, of which the value sees the last ones too."""
@@ -310,6 +312,7 @@ def test_losses_are_those_of_next_step_resets(name):
     assert_equal_trees(*found)
 
 
+@pytest.mark.slow
 def test_the_loss_of_sequences_is_that_of_next_step_resets():
     found = []
     for same_step in (False, True):

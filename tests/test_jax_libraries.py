@@ -41,6 +41,7 @@ def adapter(env: Any, num_envs: int = 2, **options: Any) -> Any:
     return sebulba.make_env_factory(env, **options)(num_envs, list(range(num_envs)))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("env_id", [one for ids in IDS.values() for one in ids])
 def test_an_id_makes_an_environment_that_keeps_its_contract(env_id):
@@ -129,6 +130,7 @@ def random_legal(output: Any, spec: Any, generator: np.random.Generator) -> dict
     return actions
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("game", ["tic_tac_toe", "kuhn_poker"])
 def test_games_of_two_are_turns_with_legal_actions_and_add_up_to_zero(game):
@@ -327,6 +329,7 @@ def test_what_ends_and_reaches_the_limit_at_once_has_terminated():
     assert first_value(adapter(env)) == pytest.approx(4.0951, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_bare_prototype_trains_on_the_same_environment():
     needs("gymnax")
     from sebulba.benchmarks.project.prototype_case import make_prototype_case

@@ -315,6 +315,7 @@ def value_of_slots(env: Any, group: str = "seat") -> np.ndarray:
     return np.asarray(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "limit"), [(Duel, 10), (Together, 5)])
 def test_a_time_limit_is_bootstrapped_from_and_a_termination_is_not(kind, limit):
     np.testing.assert_allclose(value_of_slots(adapter(kind())), 4.0951, atol=1e-3)

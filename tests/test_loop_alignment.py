@@ -79,6 +79,7 @@ def run_random(env, count, transitions, *, num_envs=8, steps=13, make_options=No
     return checker
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", oracle.ORACLES)
 def test_oracle_arrives_with_every_cell_in_its_place(name):

@@ -57,6 +57,7 @@ def due(agent):
     return sum(agent.num_off_policy_optims_per_cycle(c) for c in range(1, NUM_CYCLES + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 @pytest.mark.parametrize(
     "options",
@@ -89,6 +90,7 @@ def test_every_agent_goes_through_every_loop(name, options):
                 np.testing.assert_array_equal(shards[0], shard, "a P() leaf must be one value")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONTRACT_AGENTS)  # the others are asked in test_agents_suite
 def test_every_agent_is_bit_reproducible_in_lockstep(name):
     first, second = (run(name, schedule="lockstep", cycle="stepped")[1] for _ in range(2))

@@ -37,6 +37,7 @@ def record(env, cycle, num_cycles, steps, **options):
     return recorder, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "num_cycles", "steps", "options"),
     [("CartPole-v1", 60, 31, {}), ("Pong-v5", 6, 9, ONE)],
@@ -69,6 +70,7 @@ def whole():
     return record("CartPole-v1", "fused", 8, 12, **ONE)[0]
 
 
+@pytest.mark.slow
 def test_chunks_do_not_change_a_fused_cycle(whole, monkeypatch):
     monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
     chunked, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
@@ -116,6 +118,7 @@ def compiles():
     jax.config.update("jax_enable_compilation_cache", True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycle", ["stepped", "fused"])
 @pytest.mark.parametrize("devices", [([0], [0]), ([0], [1, 2])])
 def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, devices):
@@ -153,6 +156,7 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         assert update._cache_size() == compiled_later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycle", ["stepped", "fused"])
 @pytest.mark.parametrize("devices", [([0], [0]), ([0], [1]), ([1], [1])])
 def test_the_update_is_compiled_ahead_for_what_it_will_be_given(cycle, devices, monkeypatch):
@@ -260,6 +264,7 @@ def test_the_update_is_traced_while_the_first_cycle_is_played(schedule):
         assert loop.run(loop.new_state(0, 5), 2, 5).counters.updates == 2
 
 
+@pytest.mark.slow
 def test_a_long_stepped_cycle_is_stacked_in_groups():
     stepped, _ = record("CartPole-v1", "stepped", 2, 150, **ONE)
     fused, _ = record("CartPole-v1", "fused", 2, 150, **ONE)

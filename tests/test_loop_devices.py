@@ -63,6 +63,7 @@ def train(num_devices, num_updates=10):
     return jax.device_get(updater.state(()).networks), updater.take_metrics()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
 def test_many_update_devices_give_the_networks_of_one(num_devices):
     one, one_metrics = train(1)
@@ -100,6 +101,7 @@ class CountingAgent(TinyAgent):
         return jax.tree.map(lambda x: x + 1, networks), opt
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("inference", "update"), [([0], [0]), ([0], [1]), ([0, 1], [0, 1]), ([0], [1, 2])]
@@ -126,6 +128,7 @@ def test_networks_that_act_are_exactly_those_of_their_version(inference, update)
     assert not wrong
 
 
+@pytest.mark.slow
 def test_inference_and_update_devices_of_every_kind_train():
     for inference, update in (([0], [0]), ([0], [1]), ([0, 1], [2, 3]), ([0, 1], [1, 0])):
         loop, _ = make_tiny_loop(inference_devices=inference, update_devices=update)

@@ -26,6 +26,7 @@ def run_lockstep(num_cycles_of_runs, seed=3, **options):
     return result, recorder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycle", ["stepped", "fused"])
 def test_lockstep_twice_gives_bit_identical_networks(cycle):
     first, _ = run_lockstep([40], cycle=cycle)
@@ -36,6 +37,7 @@ def test_lockstep_twice_gives_bit_identical_networks(cycle):
         assert not leaves_equal(first.state.networks, other.state.networks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_device", [0, 2])
 def test_lockstep_in_two_runs_is_bit_identical_to_one(per_device):
     options = dict(num_inferencers_per_device=per_device, cycle="fused")

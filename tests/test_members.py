@@ -73,6 +73,7 @@ def run(env: Any, config: Any, cycles: int = 4, steps: int = 10, **options: Any)
 TWO = MultiAgentConfig({"red": PPO, "blue": DQN})
 
 
+@pytest.mark.slow
 def test_a_member_that_is_not_due_stays_as_it_is():
     with loop_of(Pairs, TWO) as loop:
         new = loop.new_state(0, 10)
@@ -93,6 +94,7 @@ def test_a_member_that_is_not_due_stays_as_it_is():
     assert all(not np.any(mark) for mark in jax.tree.leaves(states[-1].networks[MARKS]))
 
 
+@pytest.mark.slow
 def test_a_member_learns_as_it_does_beside_one_of_its_own_pace():
     """Where all agree there is no condition in the program; the keys of updates are the same."""
     fast = dataclasses.replace(DQN, replay=ReplayConfig(4000, 32, updates_per_cycle=1))
@@ -133,6 +135,7 @@ def test_members_of_unequal_pace_go_on_exactly_where_they_were(tmp_path):
         assert leaves_equal(getattr(resumed.state, part), getattr(never.state, part))
 
 
+@pytest.mark.slow
 def test_dqn_learns_beside_ppo():
     fast = dataclasses.replace(DQN, replay=ReplayConfig(4000, 32, updates_per_cycle=3))
     near = dataclasses.replace(PPO, discount=0.5)  # for no action has consequences later
@@ -373,6 +376,7 @@ def test_bonuses_are_added_to_valid_transitions_only():
     assert (bonus[valid] > 0).all() and (bonus[~valid] == 0).all() and not valid.all()
 
 
+@pytest.mark.slow
 def test_an_auxiliary_keeps_its_statistics_at_other_sizes():
     config = MultiAgentConfig({"*": PPO}, auxiliary={"novelty": RND})
     result, _, loop = run(Corridor, config)

@@ -55,6 +55,7 @@ LONE_CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "cycle", "devices"),
     LONE_CASES if os.environ.get("ALL_LONE_CASES") else LONE_CASES[:3],
@@ -220,6 +221,7 @@ def test_visitors_come_and_go_beside_a_guide_with_other_spaces():
     assert {"guide/policy_loss", "visitors/policy_loss"} <= set(result.metrics)
 
 
+@pytest.mark.slow
 def test_members_are_a_slot_each_and_learn_on_four_devices():
     config = MultiAgentConfig({"*/*": PPO_SMALL})
     agent, result, _ = run_loop(Turns, config, update_devices=range(4), cycles=4)

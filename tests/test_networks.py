@@ -390,6 +390,7 @@ class Trained:
             self.state, self.counters = host_copy(state), result.counters
 
 
+@pytest.mark.slow
 def test_a_lockstep_run_resumes_bit_for_bit(tmp_path):
     never = Trained(tmp_path / "never", 3, 3)
     first = min(f for f in (tmp_path / "never").iterdir() if f.name.isdecimal())

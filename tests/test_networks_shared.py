@@ -167,6 +167,7 @@ def trained(folder, *num_cycles, resume=False):
         return host_copy(state), result.counters, loop.resume_notes
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_lockstep_run_resumes_bit_for_bit(tmp_path):
     never, counters, _ = trained(tmp_path / "never", 3, 3)

@@ -131,6 +131,7 @@ def test_every_block_says_what_it_is():
     assert {language for _, language, _ in BLOCKS} == {"python", "sh", "text"}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_that_is_started_again_goes_on_and_counts_in_total(tmp_path):
     (block,) = [place for place, (_, text) in PASTED.items() if TWICE in text]

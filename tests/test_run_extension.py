@@ -69,6 +69,7 @@ def test_a_finished_run_says_how_it_goes_on(finished, capsys):
     assert "--extension-learning-rate X goes on from there" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_is_extended_learns_on_and_may_be_resumed_again(finished, tmp_path):
     at_once, in_parts = tmp_path / "at-once", tmp_path / "in-parts"
     for copy in (at_once, in_parts):

@@ -17,9 +17,10 @@ def neutral() -> ExperimentConfig:
     """Return DQN for any task with discrete actions.
 
     Targets of three steps, a dueling head and double values: Hessel et al. 2018 (arXiv
-    1710.02298). Replay, discount and one update for every fourth env step are
-    those of Mnih et al. 2015 (doi 10.1038/nature14236); exploration falls over the first 10,000
-    env steps, and the target follows slowly (Lillicrap et al. 2015, arXiv 1509.02971).
+    1710.02298). Discount: Mnih et al. 2015 (doi 10.1038/nature14236). There is an update for each
+    env step, as in what the Stable-Baselines3 zoo has for small tasks (MEASUREMENTS.md compares).
+    Exploration falls over the first 10,000 env steps, and the target follows slowly (Lillicrap et
+    al. 2015, arXiv 1509.02971).
     """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
@@ -33,7 +34,7 @@ def neutral() -> ExperimentConfig:
             exploration_env_steps=10_000,
             torso=TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
             replay=ReplayConfig(
-                capacity=100_000, batch_size=128, updates_per_cycle=16, warm_up_cycles=16
+                capacity=100_000, batch_size=128, updates_per_cycle=64, warm_up_cycles=16
             ),
             target=TargetConfig(rate=0.005),
         ),

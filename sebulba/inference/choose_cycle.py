@@ -29,13 +29,6 @@ def make_cycle(
     """Make the cycle of one Inferencer; "auto" is fused where possible, on a CPU or in JAX alone.
 
     Args:
-      kind: How the cycle runs, or a function that makes it.
-      env: The environment of the Inferencer.
-      programs: Compiled pieces that all Inferencers share.
-      device: The inference device.
-      timer: Times the Inferencer's thread.
-
-    Args:
       kind: As the user said, or a function that makes one.
       env: The environment.
       programs: Whose policy acts.

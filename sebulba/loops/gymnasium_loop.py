@@ -27,9 +27,11 @@ from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
 from sebulba.inference.choose_cycle import MakeCycle, make_cycle
-from sebulba.inference.cycle import CyclePrograms
+from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
+from sebulba.inference.inferencer_process import Given
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
+from sebulba.inference.processes import ProcessCycle, ProcessEnv, Processes
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.agent_contract import check_contract, check_is_agent
@@ -170,7 +172,11 @@ class GymnasiumLoop:
         seed, inline = self._options.seed, self._options.inline
         pin = self._options.pin_inferencers and not inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
-        return LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
+        with contextlib.ExitStack() as stack:
+            if self._options.cluster.address:
+                given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
+                factory = stack.enter_context(Processes(given, self.num_inferencers))
+            return LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
 
     @property
     def num_inferencers(self) -> int:
@@ -350,7 +356,13 @@ class GymnasiumLoop:
         timer = PhaseTimer(*INFERENCER_PHASES)
         env = self._envs[index]
         schedule = self._options.schedule
-        cycle, why = make_cycle(self._cycle_kind, env, programs, device, timer, schedule=schedule)
+        if isinstance(env, ProcessEnv):
+            there = ProcessCycle(env, programs, device, timer)
+            cycle: Cycle = there
+            why = f"in processes; {there.why}"
+        else:
+            kind = self._cycle_kind
+            cycle, why = make_cycle(kind, env, programs, device, timer, schedule=schedule)
         self._cycle_reasons.add(why)
         staging = self._session.staging[device]
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
@@ -460,6 +472,8 @@ class GymnasiumLoop:
         if not isinstance(old.failure, EnvHangError):  # which only its own thread may close
             with contextlib.suppress(Exception):  # it has failed already
                 self._envs[index].close()
+        elif isinstance(env := self._envs[index], ProcessEnv):
+            env.kill()
         key = self._envs.fresh_key()
         self._envs.make_anew([index])
         new = self._new_inferencer(index, self._programs)
@@ -513,9 +527,11 @@ class GymnasiumLoop:
         if self._closed:
             return
         self._closed = True
-        self._envs.close(
-            but=[index for index, thread in enumerate(self._threads) if thread.is_alive()]
-        )
+        hanging = [index for index, thread in enumerate(self._threads) if thread.is_alive()]
+        for index in hanging:
+            if index < self.num_inferencers and isinstance(env := self._envs[index], ProcessEnv):
+                env.kill()
+        self._envs.close(but=hanging)
 
     def __enter__(self) -> GymnasiumLoop:
         return self

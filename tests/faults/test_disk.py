@@ -153,6 +153,7 @@ def test_a_metric_writer_that_raises_costs_its_records_and_nothing_else(
     assert (run / "learning_curve.png").exists()
 
 
+@pytest.mark.slow
 def test_files_that_the_system_cuts_short_end_the_command_with_6(tmp_path):
     words = ["train", "cartpole", *SMALL, "--run-dir", "run", "--resume"]
     # Their last batch of observations is too large for a file, and so are 30 cycles of metrics.

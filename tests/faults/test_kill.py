@@ -73,6 +73,7 @@ def check_metrics(run: Path) -> list[dict]:
     return records
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", [*RUNS])
 def test_a_run_that_is_killed_at_random_moments_goes_on_until_it_is_done(
@@ -125,6 +126,7 @@ IN_LOCKSTEP = {
 """Options and env steps."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", [*IN_LOCKSTEP])
 def test_a_run_in_lockstep_is_the_same_bit_for_bit_however_often_it_is_killed(

@@ -109,6 +109,7 @@ WORKERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WORKERS)
 def test_a_worker_process_of_many_agents_that_is_killed_is_replaced(kind):
     env, world = WORKERS[kind]
@@ -136,6 +137,7 @@ class Inside:
         self._envs = [loop._envs[index]._env for index in range(2)]
 
 
+@pytest.mark.slow
 def test_a_worker_process_of_many_agents_that_hangs_is_replaced(tmp_path):
     recorder = Recorder()
     make = {"vectorization": "async", "step_timeout_s": 1.0, "path": str(tmp_path / "hung")}

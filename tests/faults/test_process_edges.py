@@ -148,6 +148,7 @@ def test_help_ends_well_or_with_a_sentence(redirection, code, said, tmp_path):
     assert done.returncode == code and done.stderr.removeprefix("sebulba: ") == said
 
 
+@pytest.mark.slow
 def test_training_goes_on_without_a_reader_in_ascii_and_with_closed_input(tmp_path):
     run = tmp_path / "nämé"
     words = " ".join(command(*train_words(run)))
@@ -203,6 +204,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_is_saved_and_ends_with_129(tmp_path):
     run, (main, terminal) = tmp_path / "run", os.openpty()
     words = command(*train_words(run, "--total-env-steps", "100000000"))
@@ -315,6 +317,7 @@ class LosesItsRun(Guess):
         return super().step(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", "moved run", "current folder"])
 def test_a_run_whose_folder_is_taken_away_ends_saved_and_can_go_on(
     what, tmp_path, capsys, monkeypatch
@@ -355,6 +358,7 @@ def refuse(*arguments: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_written_at_the_end_is_exit_6(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train_command, "replace_folder", refuse)
     evaluate = ["--eval-every-env-steps", "300", "--eval-episodes", "1", "--eval-num-envs", "1"]

@@ -110,6 +110,7 @@ def test_no_two_streams_of_a_run_share_a_key():
 # The loop.
 
 
+@pytest.mark.slow
 def test_in_lockstep_chunks_do_not_depend_on_the_clock(monkeypatch):
     monkeypatch.setattr("sebulba.inference.fused_cycle.CHUNK_S", 1e-9)
     chunks = {}
@@ -286,6 +287,7 @@ def run_command(tmp_path, *words):
     )
 
 
+@pytest.mark.slow
 def test_resume_of_a_run_without_checkpoints_is_refused_and_changes_nothing(tmp_path):
     options = ["--name", "run", "--total-env-steps", "2048"]
     assert run_command(tmp_path, "train", "cartpole", *options).returncode == 0
@@ -298,6 +300,7 @@ def test_resume_of_a_run_without_checkpoints_is_refused_and_changes_nothing(tmp_
     assert after == before
 
 
+@pytest.mark.slow
 def test_os_exit_of_an_environment_is_its_failure_and_what_was_learned_is_saved(tmp_path):
     (tmp_path / "leaves.py").write_text(
         textwrap.dedent(
@@ -368,6 +371,7 @@ def steps_of(loop):
     return [int(i.step_state.epsilon.steps) for i in loop._session.inferencers]
 
 
+@pytest.mark.slow
 def test_an_inferencer_that_is_replaced_explores_no_more_than_the_others():
     made = itertools.count()
 
@@ -387,6 +391,7 @@ def test_an_inferencer_that_is_replaced_explores_no_more_than_the_others():
             assert steps in (learned_from, learned_from + STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("inferencers", "num_envs"), [(1, 4), (2, 4)])
 def test_exploration_goes_on_where_step_states_are_split_or_begin_anew(
     inferencers, num_envs, tmp_path
@@ -445,6 +450,7 @@ def test_random_steps_are_not_taken_again():
     assert int(agent.advance_step_state(new, 10**10).random_steps) == 0
 
 
+@pytest.mark.slow
 def test_samples_per_insert_counts_from_where_the_replay_was_begun(tmp_path):
     records: list[dict] = []
 

@@ -253,6 +253,7 @@ def test_an_environment_that_fails_as_the_run_is_stopped_is_replaced_too():
     check_alignment(recorder, 1)
 
 
+@pytest.mark.slow
 def test_lockstep_keeps_its_rounds_whatever_fails(monkeypatch):
     """Faults at random steps and delays at every hand-off: one trajectory of each a round."""
     put = TrajectoryQueue.put
@@ -304,6 +305,7 @@ def kill_a_worker(loop: Any, inferencer: int) -> None:
     os.kill(processes[0].pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     rounds(["lockstep"], ["async", "lockstep"]),

@@ -128,6 +128,7 @@ IN_CI = ("impala-lstm", "ppo", "dqn", "r2d2")
 ALL = (*IN_CI, "sac", "ddpg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL[: rounds(len(IN_CI), len(ALL))])
 def test_a_resumed_run_is_bit_for_bit_the_one_that_was_not(name, tmp_path):
     half, whole = 8, 16
@@ -168,6 +169,7 @@ def joined(step_states: Any, name: str) -> list[np.ndarray]:
     return [np.concatenate(leaves) for leaves in parts]
 
 
+@pytest.mark.slow
 def test_one_update_device_becomes_four_and_one_again(on_policy, tmp_path):
     folder, saved = on_policy
     one = resumed("impala-lstm", folder, 4, 4)
@@ -181,6 +183,7 @@ def test_one_update_device_becomes_four_and_one_again(on_policy, tmp_path):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_replay_on_one_update_device_comes_back_on_four(off_policy):
     folder, saved = off_policy
     four = resumed("dqn", folder, 4, update_devices=[0, 1, 2, 3])
@@ -188,6 +191,7 @@ def test_a_replay_on_one_update_device_comes_back_on_four(off_policy):
     assert four.counters.updates == saved.counters.updates + 4 * REPLAY.updates_per_cycle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_inferencers", "num_envs"), [(1, 8), (4, 2)])
 def test_environments_are_split_anew_over_other_numbers_of_inferencers(
     on_policy, num_inferencers, num_envs

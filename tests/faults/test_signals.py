@@ -105,6 +105,7 @@ def check_goes_on(run: Path, saved: Whole, log: Path) -> None:
     assert now["updates"] > counters["updates"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_signal_at_any_moment_ends_the_run_soon_and_it_goes_on(
     tmp_path, compile_cache_folder, record_fault
@@ -148,6 +149,7 @@ class TakesItsTimeToClose(CartPoleEnv):
         Path(os.environ["CLOSED"], str(os.getpid())).touch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["the process", "its group"])
 def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(
     to, tmp_path, compile_cache_folder, monkeypatch
@@ -170,6 +172,28 @@ def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(
     while len(list(closed.iterdir())) < 2 * 2:  # of two Inferencers
         assert time.monotonic() < deadline, child.printed
         time.sleep(0.01)
+    check_goes_on(run, check_saved(run), tmp_path / "resumed.log")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_signal_to_all_ends_a_run_whose_inferencers_are_processes_and_it_goes_on(
+    tmp_path, compile_cache_folder, monkeypatch
+):
+    monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
+    run, closed = tmp_path / "run", tmp_path / "closed"
+    closed.mkdir()
+    words = ["train", "cartpole", *SMALL, "--run-dir", str(run)]
+    words += ["--total-env-steps", "1000000000"]
+    words += ["--env.id", "tests.faults.test_signals:TakesItsTimeToClose", "--num-envs", "1"]
+    words += ["--cluster.address", "processes", "--compile-cache", str(compile_cache_folder)]
+    with Child(words, tmp_path / "log", in_group_of_its_own=True) as child:
+        child.wait_until(training_began(run))
+        own = str(child.training_pid)
+        child.send_to_group(signal.SIGTERM)
+        assert shell_code(child.wait(DEADLINE_S)) == 128 + signal.SIGTERM, child.printed
+    processes = {path.name for path in closed.iterdir()} - {own}
+    assert len(processes) == 2 and all(has_ended(pid) for pid in processes)
     check_goes_on(run, check_saved(run), tmp_path / "resumed.log")
 
 
@@ -196,6 +220,7 @@ def has_ended(pid: str) -> bool:
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [signal.SIGKILL, signal.SIGINT])
 def test_a_worker_process_that_hangs_ends_with_the_main_process(ends, tmp_path, monkeypatch):
     monkeypatch.setenv("SPINS", str(tmp_path / "pids"))

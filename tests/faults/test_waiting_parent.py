@@ -207,6 +207,7 @@ class LeavesOnce(CountingEnv):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_a_run_that_native_code_ends_is_no_success_and_goes_on(
     tmp_path, monkeypatch, compile_cache_folder
 ):

@@ -1,0 +1,169 @@
+"""Inferencers in processes of their own: the same bits, the same faults, nothing left behind."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import pytest
+
+import sebulba
+from sebulba.errors import EnvError, UsageError
+from sebulba.options import ClusterOptions
+from tests.loop_helpers import leaves_equal, make_tiny_loop
+from tests.tiny import CountingEnv
+
+pytestmark = pytest.mark.timeout(300)
+
+PROCESSES = ClusterOptions(address="processes")
+STEPS = 5
+
+
+class Fails(CountingEnv):
+    """Fails as it is told to when its environment has made so many steps in all."""
+
+    def __init__(self, how: str, at: int, flag: str = "") -> None:
+        super().__init__()
+        self._how, self._at, self._flag, self._num = how, at, flag, 0
+
+    def step(self, action):
+        self._num += 1
+        if self._num == self._at and self._is_first():
+            if self._how == "raise":
+                raise ValueError("the wheel came off")
+            if self._how == "exit":
+                sys.exit(3)
+            if self._how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(3600)
+        return super().step(action)
+
+    def _is_first(self) -> bool:
+        """Tell whether none has failed yet, over all processes."""
+        try:
+            return not self._flag or not open(self._flag, "x").close()
+        except FileExistsError:
+            return False
+
+
+def children() -> set[int]:
+    """Return the processes of Inferencers that this process has started and that live."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "inferencer_process"], capture_output=True
+    )
+    return {int(pid) for pid in found.stdout.split()}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = children()
+    yield
+    assert children() == before
+
+
+def trained(env, cluster, num_cycles=6, **options):
+    loop, _ = make_tiny_loop(env, schedule="lockstep", cluster=cluster, **options)
+    with loop:
+        result = loop.run(loop.new_state(0, STEPS), num_cycles, STEPS)
+        assert ("in processes" in loop.describe()) == bool(cluster.address)
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cycle", ["stepped", "fused"])
+def test_lockstep_is_the_same_bit_for_bit(cycle):
+    here, there = (
+        trained("CartPole-v1", cluster, cycle=cycle) for cluster in (ClusterOptions(), PROCESSES)
+    )
+    assert leaves_equal(here.state.networks, there.state.networks)
+    assert here.counters == there.counters
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_processes_and_without(tmp_path):
+    whole = trained(CountingEnv, ClusterOptions(), num_cycles=12)
+    clusters = [PROCESSES, ClusterOptions(), PROCESSES]
+    for part, cluster in enumerate(clusters):
+        with sebulba.Checkpointer(tmp_path) as saver:
+            options = {"schedule": "lockstep", "cluster": cluster, "checkpointer": saver}
+            loop, _ = make_tiny_loop(CountingEnv, **options)
+            with loop:
+                if part == 0:
+                    state = loop.new_state(0, STEPS)
+                else:
+                    state = loop.restore(saver.load_newest())
+                    assert loop.resume_notes == []
+                result = loop.run(state, 4, STEPS)
+    assert leaves_equal(whole.state.networks, result.state.networks)
+    assert whole.counters == result.counters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "ValueError: the wheel came off"),
+        ("exit", "called sys.exit"),
+        ("kill", "ended by SIGKILL"),
+    ],
+)
+def test_a_failure_in_a_process_ends_the_run_with_its_words(how, said):
+    env = functools.partial(Fails, how, 23)
+    loop, _ = make_tiny_loop(env, cluster=PROCESSES, num_inferencers_per_device=1)
+    with loop, pytest.raises(EnvError, match=said) as raised:
+        loop.run(loop.new_state(0, STEPS), 40, STEPS)
+    if how == "raise":
+        assert 'raise ValueError("the wheel came off")' in "".join(raised.value.__notes__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+def test_a_failed_process_is_replaced(how, tmp_path):
+    env = functools.partial(Fails, how, 23, str(tmp_path / "failed"))
+    faults = {"on_env_failure": "restart", "hang_timeout_s": 30.0 if how == "hang" else 300.0}
+    loop, _ = make_tiny_loop(env, cluster=PROCESSES, **faults)
+    with loop, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
+        result = loop.run(loop.new_state(0, STEPS), 20, STEPS)
+    assert result.counters.env_restarts == 1 and result.counters.cycles == 20
+
+
+@pytest.mark.slow
+def test_a_second_run_of_other_length_goes_on_in_the_same_processes():
+    loop, _ = make_tiny_loop(CountingEnv, cluster=PROCESSES, num_inferencers_per_device=1)
+    with loop:
+        first = loop.run(loop.new_state(0, STEPS), 3, STEPS)
+        ours = children()
+        second = loop.run(loop.new_state(0, 2 * STEPS), 3, 2 * STEPS)
+        assert children() == ours
+    assert (first.counters.env_steps, second.counters.env_steps) == (60, 120)
+
+
+def test_what_cannot_be_sent_is_refused():
+    class Holds(CountingEnv):
+        lock = threading.Lock()
+
+    with pytest.raises(UsageError, match="cannot be pickled"):
+        make_tiny_loop(Holds, cluster=PROCESSES)
+
+
+def test_inline_has_no_inferencers_to_put_elsewhere():
+    with pytest.raises(UsageError, match="use num_inferencers_per_device=1"):
+        make_tiny_loop(CountingEnv, cluster=PROCESSES, num_inferencers_per_device=0)
+
+
+def test_an_environment_that_cannot_be_made_says_so():
+    class Broken(CountingEnv):
+        made = 0
+
+        def __init__(self) -> None:
+            raise ValueError("no wheels")
+
+    with pytest.raises(Exception, match="no wheels"):
+        make_tiny_loop(lambda: Broken(), cluster=PROCESSES)
