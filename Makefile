@@ -5,6 +5,7 @@
 #   make test [PYTHON=python3.12] [ARGS="-k policy"]
 #   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
+#   make ns3-parity                     the native network engine beside ns-3: 5 minutes
 #   make lint
 #   make clean                          remove what the other targets made
 
@@ -28,7 +29,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-faults soak lint clean find-python
+.PHONY: train test test-faults soak ns3-parity lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -43,6 +44,10 @@ test-faults: $(VENV)/.ready-test
 
 soak: $(VENV)/.ready-test
 	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json $(FAULTS)/soak.json
+
+ns3-parity: $(VENV)/.ready-ns3
+	@$(BIN)/python -m pytest tests/test_networks_ns3.py
+	@$(BIN)/python -m tests.ns3_parity --json packages/sebulba-ns3/results/parity.json
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
@@ -67,6 +72,10 @@ $(VENV)/.ready-test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.ready-ns3: packages/sebulba-ns3/pyproject.toml | $(VENV)/.ready-test
+	@$(PIP) install --no-deps --editable packages/sebulba-ns3 ns3==3.44.post0
 	@touch $@
 
 $(BIN)/python:

@@ -27,6 +27,11 @@ def splitmix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def transmission(size: int, rate: int) -> int:
+    """Return the nearest whole number of nanoseconds, and the lower one from the middle."""
+    return (2 * size * 8 * SECOND + rate - 1) // (2 * rate)
+
+
 class Draws:
     """Number i of a stream is a hash of key and i."""
 
@@ -150,7 +155,7 @@ class Model:
     def transmit(self, at: int) -> None:
         link = self.links[at]
         link.is_busy = True
-        ends = self.now + PACKET * 8 * SECOND // link.rate
+        ends = self.now + transmission(PACKET, link.rate)
         self.at(ends, DEPARTURE, at, link.waiting.popleft())
 
     def departure(self, at: int, what: tuple) -> None:
@@ -165,7 +170,7 @@ class Model:
             self.at(self.now + link.delay, ARRIVAL, at, (i, number, hop + 1))
         elif flow.control != "cbr":
             back = sum(self.links[n].delay for n in flow.path)
-            back += sum(ACK * 8 * SECOND // self.links[n].rate for n in flow.path)
+            back += sum(transmission(ACK, self.links[n].rate) for n in flow.path)
             self.at(self.now + link.delay + back, ACKNOWLEDGED, i, number)
 
     def acknowledged(self, i: int, number: int) -> None:

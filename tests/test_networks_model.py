@@ -9,7 +9,7 @@ import pytest
 
 from sebulba.envs.networks.native import HAPPENINGS, INFO, NativePool
 from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
-from tests.network_model import PACKET, SECOND, Draws, Model, ModelFlow, ModelLink
+from tests.network_model import PACKET, Draws, Model, ModelFlow, ModelLink, transmission
 
 pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
@@ -69,7 +69,7 @@ def model_of(options: CongestionControlOptions, seed: int, episode: int = 0) -> 
     for hop in range(options.num_hops):
         flows += [ModelFlow("aimd", [hop], most=most, start=start) for _ in range(options.num_aimd)]
         if cross:
-            flows.append(ModelFlow("cbr", [hop], most=0, between=PACKET * 8 * SECOND // cross))
+            flows.append(ModelFlow("cbr", [hop], most=0, between=transmission(PACKET, cross)))
     return Model(links, flows)
 
 

@@ -568,7 +568,9 @@ def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factor
     read = read_options(options, env)
     num_threads = own.num_threads or networks.default_num_threads()
     return _Factory(
-        lambda num_envs, seeds: NetworkAdapter(read, seeds, num_threads=num_threads),
+        lambda num_envs, seeds: NetworkAdapter(
+            read, seeds, num_threads=num_threads, step_timeout_s=own.step_timeout_s
+        ),
         env,
         make_spec=lambda: network_spec(read),
         num_threads=num_threads,

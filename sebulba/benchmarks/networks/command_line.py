@@ -101,6 +101,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the policy that returned most in an evaluation during training, not the last",
     )
+    parser.add_argument("--engine", metavar="NAME", help="native or ns3, instead of the run's")
     parser.add_argument("--out", metavar="DIR", help="where files go; default: RUN")
     parser.add_argument(
         "--trust", action="store_true", help="run the code that a run of somebody else names"
@@ -128,7 +129,12 @@ def _read(arguments: argparse.Namespace) -> _Learned:
         raise UsageError(
             f"{folder.path} was trained on {env.id}; give a run on {' or '.join(known)}"
         )
-    own = env.options | ({"max_episode_steps": most} if (most := env.max_episode_steps) else {})
+    given = {"engine": arguments.engine} if arguments.engine else {}
+    own = (
+        env.options
+        | given
+        | ({"max_episode_steps": most} if (most := env.max_episode_steps) else {})
+    )
     options = read_options(own, env.id)
     assert isinstance(options, CongestionControlOptions)
     if arguments.best and not folder.best_policy.exists():

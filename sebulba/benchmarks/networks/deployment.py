@@ -20,6 +20,7 @@ from sebulba.benchmarks.networks.playing import (
     ignored,
     play,
 )
+from sebulba.envs.networks.engines import NATIVE
 from sebulba.envs.networks.native import PACKET_BYTES, PAYLOAD_BYTES
 from sebulba.envs.networks.options import CongestionControlOptions, LoopbackOptions
 from sebulba.policies.policy import Policy
@@ -48,7 +49,8 @@ def deploy(options: CongestionControlOptions, policy: Policy, seed: int) -> Epis
     for name, (control, make) in movers.items():
         own = values | {"control": control}
         # The simulator comes first, so the policy is compiled when packets begin to travel.
-        kinds = {SIMULATED: CongestionControlOptions(**own), REAL: LoopbackOptions(**own)}
+        real = LoopbackOptions(**own | {"engine": NATIVE})
+        kinds = {SIMULATED: CongestionControlOptions(**own), REAL: real}
         mover = functools.partial(_mover, make)
         episodes[name] = {where: play(kind, mover, [seed])[0] for where, kind in kinds.items()}
     return episodes

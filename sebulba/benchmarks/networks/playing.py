@@ -12,8 +12,9 @@ import numpy as np
 
 from sebulba.envs.networks import default_num_threads
 from sebulba.envs.networks.adapter import LARGEST_EXPONENT
-from sebulba.envs.networks.native import INFO, PACKET_BYTES, NativePool, Rows
+from sebulba.envs.networks.native import INFO, PACKET_BYTES, Rows
 from sebulba.envs.networks.options import CongestionControlOptions
+from sebulba.envs.networks.pools import make_pool
 from sebulba.policies.policy import Policy, PolicyState
 
 POLICY, FIXED, ORACLE = "policy", "fixed window", "oracle"
@@ -99,7 +100,7 @@ def play(
     Returns:
       What each of the ``B * A`` slots saw; the first of it is before its first action.
     """
-    pool = NativePool(options, seeds, default_num_threads())
+    pool = make_pool(options, seeds, num_threads=default_num_threads())
     num_slots = len(seeds) * options.num_agents
     movers = [mover(slot) for slot in range(num_slots)]
     seen: list[list[Seen]] = [[] for _ in range(num_slots)]

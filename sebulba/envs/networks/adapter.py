@@ -8,13 +8,15 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
 from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
-from sebulba.envs.networks.native import NativePool, Rows
+from sebulba.envs.networks.native import Rows
 from sebulba.envs.networks.options import (
     CartPoleOptions,
     CongestionControlOptions,
     NetworkOptions,
     SharedBottleneckOptions,
 )
+from sebulba.envs.networks.pools import make_pool
+from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S
 from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
@@ -30,10 +32,15 @@ FLOW = "flow"
 
 
 class NetworkAdapter:
-    """Environments on the native engine, of one agent or many, with next-step autoreset."""
+    """Environments of one agent or many, with next-step autoreset."""
 
     def __init__(
-        self, options: NetworkOptions, seeds: Sequence[int], *, num_threads: int = 1
+        self,
+        options: NetworkOptions,
+        seeds: Sequence[int],
+        *,
+        num_threads: int = 1,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
         """Make an environment for each seed.
 
@@ -43,7 +50,12 @@ class NetworkAdapter:
         self.num_envs = len(seeds)
         self.spec = network_spec(options)
         self._json = options.as_json()
-        self._pool = NativePool(options, check_seeds(seeds, len(seeds)), num_threads)
+        self._pool = make_pool(
+            options,
+            check_seeds(seeds, len(seeds)),
+            num_threads=num_threads,
+            step_timeout_s=step_timeout_s,
+        )
         self._is_shared = isinstance(options, SharedBottleneckOptions)
         num_slots = self.num_envs * options.num_agents
         self._check_action = make_action_check(_agent_spaces(options)[1], num_slots)

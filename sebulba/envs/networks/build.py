@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sebulba.errors import UsageError
@@ -29,9 +29,20 @@ COMPILE_TIMEOUT_S = 600
 
 
 def library() -> Path:
-    """Return the compiled engine, which is compiled if there is none of this version yet.
+    """Return the compiled native engine (``compiled``)."""
+    return compiled("engine", SOURCES / "engine.cc", FLAGS, SOURCES.iterdir())
+
+
+def compiled(name: str, main: Path, flags: Sequence[str], sources: Iterable[Path]) -> Path:
+    """Return a compiled engine, which is compiled if there is none of this version yet.
 
     One library serves every Python. Processes that ask at once wait for the first one's.
+
+    Args:
+      name: First part of the file's name.
+      main: What the compiler is given.
+      flags: What the compiler is given besides; those of libraries count only after ``main``.
+      sources: All files on which the library depends.
 
     Raises:
       UsageError: There is no compiler, the sources do not compile, or nothing can be kept.
@@ -43,14 +54,15 @@ def library() -> Path:
             "install it (on Debian and Ubuntu `apt-get install g++`)"
         )
     folder = cache_folder()
-    kept = folder / f"engine-{_key(compiler)}.so"
+    command = (compiler, str(main), *flags)
+    kept = folder / f"{name}-{_key(command, sources)}.so"
     if kept.exists():
         return kept
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "lock"):
             if not kept.exists():
-                _compile(compiler, kept)
+                _compile(command, kept)
     except OSError as error:
         raise UsageError(
             f"the network engine cannot be kept in {folder} ({error.strerror}); set XDG_CACHE_HOME "
@@ -65,10 +77,12 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(home)) / "sebulba" / "networks"
 
 
-def _key(compiler: str) -> str:
+def _key(command: Sequence[str], sources: Iterable[Path]) -> str:
     """Return a hash of everything that the library depends on."""
-    content = hashlib.sha256(repr((FLAGS, platform.machine(), _version(compiler))).encode())
-    for file in sorted(SOURCES.iterdir()):
+    compiler, _, *flags = command
+    of = (tuple(flags), platform.machine(), _version(compiler))
+    content = hashlib.sha256(repr(of).encode())
+    for file in sorted(sources):
         content.update(file.name.encode() + b"\0" + file.read_bytes())
     return content.hexdigest()[:24]
 
@@ -78,11 +92,11 @@ def _version(compiler: str) -> str:
     return _run(compiler, "--version")
 
 
-def _compile(compiler: str, library: Path) -> None:
+def _compile(command: Sequence[str], library: Path) -> None:
     handle, partial = tempfile.mkstemp(suffix=".so", prefix=".partial-", dir=library.parent)
     os.close(handle)
     try:
-        _run(compiler, *FLAGS, str(SOURCES / "engine.cc"), "-o", partial)
+        _run(*command, "-o", partial)
         os.replace(partial, library)
     finally:
         with contextlib.suppress(FileNotFoundError):

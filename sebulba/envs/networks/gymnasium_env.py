@@ -9,8 +9,9 @@ import numpy as np
 
 from sebulba.envs.networks import CONGESTION_CONTROL
 from sebulba.envs.networks.adapter import network_spec
-from sebulba.envs.networks.native import INFO, NativePool, Rows
+from sebulba.envs.networks.native import INFO, Rows
 from sebulba.envs.networks.options import read_options
+from sebulba.envs.networks.pools import Pool, make_pool
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import ActionError, UsageError, shown
 from sebulba.types import EnvSpec
@@ -38,7 +39,7 @@ class CongestionControlEnv(gymnasium.Env):
         spec = network_spec(self._options)
         assert isinstance(spec, EnvSpec)
         self.observation_space, self.action_space = spec.observation_space, spec.action_space
-        self._pool: NativePool | None = None
+        self._pool: Pool | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -47,7 +48,8 @@ class CongestionControlEnv(gymnasium.Env):
         super().reset(seed=seed)
         if seed is not None or self._pool is None:
             drawn = self.np_random.integers(2**31) if seed is None else check_seed(seed)
-            self._pool = NativePool(self._options, [int(drawn)])
+            self.close()
+            self._pool = make_pool(self._options, [int(drawn)])
         rows = self._pool.reset(with_info=True)
         return rows.obs[0], _info(rows)
 
@@ -72,7 +74,7 @@ class CongestionControlEnv(gymnasium.Env):
     def set_state(self, state: bytes | None) -> None:
         """Go on from ``state``."""
         if state is not None:
-            self._pool = self._pool or NativePool(self._options, [0])
+            self._pool = self._pool or make_pool(self._options, [0])
             self._pool.put_back(state)
 
     def close(self) -> None:

@@ -57,6 +57,37 @@ class Rows(NamedTuple):
     of CartPole."""
 
 
+class Layout:
+    """Where the rows of B environments are in what the engine writes."""
+
+    def __init__(self, options: NetworkOptions, num_envs: int) -> None:
+        """Take the number of agents and of features from the options."""
+        self.num_envs = num_envs
+        is_shared = isinstance(options, SharedBottleneckOptions)
+        self.shape = (num_envs, options.num_agents) if is_shared else (num_envs,)
+        self.num_slots = num_envs * options.num_agents
+        self.num_features = options.num_features
+        # Observations and rewards, four flags of each slot and one of each environment.
+        self.num_bytes = self.num_slots * (4 * (self.num_features + 1) + 4) + num_envs
+
+    def rows(self, buffer: np.ndarray, info: np.ndarray | None) -> Rows:
+        """Return the rows in ``buffer``, ``[num_bytes]`` uint8, as views."""
+        count, features = self.num_slots, self.num_features
+        numbers = buffer[: 4 * count * (features + 1)].view(np.float32)
+        flags = buffer[4 * count * (features + 1) :].view(np.bool_)
+        terminated, truncated, is_first, acting = flags[: 4 * count].reshape(4, *self.shape)
+        return Rows(
+            numbers[: count * features].reshape(*self.shape, features),
+            numbers[count * features :].reshape(self.shape),
+            terminated,
+            truncated,
+            is_first,
+            acting,
+            flags[4 * count :],
+            None if info is None else info.reshape(*self.shape, len(INFO)),
+        )
+
+
 class NativePool:
     """A vector of simulated networks. One thread at a time may use it."""
 
@@ -77,10 +108,7 @@ class NativePool:
         if isinstance(options, LoopbackOptions):
             one = "is not 1: environments in real time cannot take turns"
             require(self.num_envs == 1, "num_envs", self.num_envs, one, "use 1")
-        is_shared = isinstance(options, SharedBottleneckOptions)
-        self.shape = (self.num_envs, options.num_agents) if is_shared else (self.num_envs,)
-        self._num_slots = self.num_envs * options.num_agents
-        self.num_features = options.num_features
+        self._layout = Layout(options, self.num_envs)
         numbers = np.array(seeds, np.int64)
         self._handle = self._lib.net_create(
             options.as_json().encode(), self.num_envs, numbers.ctypes.data, num_threads
@@ -92,7 +120,7 @@ class NativePool:
         """Begin the next episode of every environment."""
         buffer, info = self._arrays(with_info)
         self._checked(self._lib.net_reset(self._handle, buffer.ctypes.data, _address(info)))
-        return self._rows(buffer, info)
+        return self._layout.rows(buffer, info)
 
     def step(self, actions: np.ndarray, *, with_info: bool = False) -> Rows:
         """Act; an environment whose episode has ended begins the next one instead.
@@ -102,14 +130,14 @@ class NativePool:
             ignored.
           with_info: Return ``info``, too.
         """
-        assert actions.dtype == np.float32 and actions.size == self._num_slots
+        assert actions.dtype == np.float32 and actions.size == self._layout.num_slots
         buffer, info = self._arrays(with_info)
         self._checked(
             self._lib.net_step(
                 self._handle, actions.ctypes.data, buffer.ctypes.data, _address(info)
             )
         )
-        return self._rows(buffer, info)
+        return self._layout.rows(buffer, info)
 
     def state(self) -> bytes:
         """Return everything that the environments go on from."""
@@ -149,26 +177,8 @@ class NativePool:
     def _arrays(self, with_info: bool) -> tuple[np.ndarray, np.ndarray | None]:
         if not self._handle:
             raise EnvError("this network is closed; make a new one")
-        # Observations and rewards, four flags of each slot and one of each environment.
-        size = self._num_slots * (4 * (self.num_features + 1) + 4) + self.num_envs
-        buffer = np.empty(size, np.uint8)
-        return buffer, np.empty((*self.shape, len(INFO))) if with_info else None
-
-    def _rows(self, buffer: np.ndarray, info: np.ndarray | None) -> Rows:
-        count, features = self._num_slots, self.num_features
-        numbers = buffer[: 4 * count * (features + 1)].view(np.float32)
-        flags = buffer[4 * count * (features + 1) :].view(np.bool_)
-        terminated, truncated, is_first, acting = flags[: 4 * count].reshape(4, *self.shape)
-        return Rows(
-            numbers[: count * features].reshape(*self.shape, features),
-            numbers[count * features :].reshape(self.shape),
-            terminated,
-            truncated,
-            is_first,
-            acting,
-            flags[4 * count :],
-            info,
-        )
+        buffer = np.empty(self._layout.num_bytes, np.uint8)
+        return buffer, np.empty((*self._layout.shape, len(INFO))) if with_info else None
 
     def _checked(self, result: int) -> int:
         if result < 0:

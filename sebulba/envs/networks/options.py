@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from sebulba.checks import check_types, require, require_size
 from sebulba.envs.networks import CART_POLE, SHARED_BOTTLENECK
+from sebulba.envs.networks.engines import NATIVE, find_engine
 from sebulba.envs.option_checks import check_option_names
 from sebulba.errors import UsageError, shown
 
@@ -66,6 +67,8 @@ class CongestionControlOptions:
       UsageError: A value breaks a rule.
     """
 
+    engine: str = "native"
+    """What simulates: native, or the name of an engine of another distribution, such as ns3."""
     bandwidth_mbps: Range = (64.0, 128.0)
     """Rate of each link, in Mbit/s. A range."""
     rtt_ms: Range = (16.0, 64.0)
@@ -129,6 +132,8 @@ class CongestionControlOptions:
         check_types(self, "", open_fields=ranges)
         for name in (name for name in _BOUNDS if name in fields):
             self._check_bounds(name, _BOUNDS[name], fields[name])
+        if self.engine != NATIVE:
+            find_engine(self.engine)
         cross: Any = self.cross_traffic_mbps
         require(
             max(cross) == 0 or min(cross) >= 0.001,
@@ -158,6 +163,8 @@ class CongestionControlOptions:
     def as_json(self) -> str:
         """Return what the engine reads."""
         names = (*_BOUNDS, "control", "features")
+        if self.engine != NATIVE:  # so that the native states of older versions still fit
+            names = ("engine", *names)
         values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
         return json.dumps({"kind": self.kind, **values}, sort_keys=True)
 
@@ -175,7 +182,7 @@ class LoopbackOptions(CongestionControlOptions):
     def __post_init__(self) -> None:
         """Check every field."""
         super().__post_init__()
-        alone = {"num_hops": 1, "num_aimd": 0, "num_cubic": 0, "num_bbr": 0}
+        alone = {"engine": NATIVE, "num_hops": 1, "num_aimd": 0, "num_cubic": 0, "num_bbr": 0}
         for name, only in {**alone, "cross_traffic_mbps": (0.0, 0.0)}.items():
             value = getattr(self, name)
             rule = "a real network here has one flow over one link"

@@ -1,10 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-or-later
 // Congestion control as an environment: parameters of an episode, observation, reward, ends.
 //
 // The observation and the reward are those of RayNet's paper (Giacomoni, Benmohamed, Parisis).
 #pragma once
 
 #include "json.h"
-#include "simulation.h"
+#include "links.h"
+#include "senders.h"
 
 namespace networks {
 
@@ -116,8 +118,9 @@ struct Agent {
   double most_throughput = 0;
 };
 
-// One environment, on a network such as `Simulation`. The first flows are those of the agents, each with its own step clock; they cross
-// `num_hops` links alike, each of which also carries cross traffic and competitors of its own.
+// One environment, on a network such as `Simulation`. The first flows are those of the agents, each
+// with its own step clock; they cross `num_hops` links alike, each of which also carries cross
+// traffic and competitors of its own.
 template <class Network>
 class CongestionControl {
  public:
@@ -143,6 +146,9 @@ class CongestionControl {
       if (agents_[i].phase == Agent::Phase::acts) act(i, static_cast<double>(actions[i]));
     run(output, false);
   }
+
+  // Has the next reset begin episode number `episode`.
+  void seek(int64_t episode) { episode_ = episode - 1, has_ended_ = true; }
 
   void save(Writer& writer) { exchange(writer, [] {}); }
   void put_back(Reader& reader) {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-or-later
 // Containers, random numbers, and states as bytes: what the simulation is built of.
 #pragma once
 

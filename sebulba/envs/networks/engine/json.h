@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-or-later
 // Reads JSON objects of numbers, texts, lists and objects: what Python has checked before.
 #pragma once
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-or-later
 // The event queue and the links.
 #pragma once
 
@@ -55,9 +56,11 @@ class EventQueue {
   std::vector<int> winner_;
 };
 
-// Time that `bytes` take at a rate, truncated to whole nanoseconds.
+// Time that `bytes` take at a rate, to the nearest whole nanosecond, and down from the middle between
+// two: as ns-3 rounds it.
 inline Time transmission_time(int64_t bytes, int64_t bits_per_s) {
-  return static_cast<Time>(static_cast<__int128>(bytes) * 8 * SECOND / bits_per_s);
+  const __int128 twice = static_cast<__int128>(bytes) * 16 * SECOND;
+  return static_cast<Time>((twice + bits_per_s - 1) / (2 * bits_per_s));
 }
 
 // A link with a FIFO buffer that drops what does not fit.

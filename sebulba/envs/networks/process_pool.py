@@ -1,0 +1,292 @@
+"""Engines that hold one simulator a process: a worker process for each environment."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from sebulba.envs.networks import worker
+from sebulba.envs.networks.native import INFO, Layout, Rows
+from sebulba.envs.networks.options import CongestionControlOptions
+from sebulba.envs.plain_data import pack, unpack
+from sebulba.errors import EnvError
+
+STEP_TIMEOUT_S = 60.0
+"""Seconds after which a worker process that has not finished a step counts as hung."""
+POLL_S = 1.0
+"""Seconds of one piece of the wait for a worker. The wait is counted in pieces, so that a time
+during which all processes stood still is not the worker's fault."""
+CLOSE_S = 5.0
+"""Seconds that a worker may take to end when its input does."""
+
+Request = tuple[bytes, bytes]
+"""Kind and content."""
+
+
+class _DiedError(EnvError):
+    """A worker process has ended; the text says how."""
+
+
+class _Worker:
+    """A process with a simulator, which ends when its input does.
+
+    Signals to the group of this process, such as Ctrl-C, do not reach it.
+    """
+
+    def __init__(self, library: Path, layout: Layout) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
+        sizes = (layout.num_bytes, 8 * len(INFO) * layout.num_slots)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", worker.__file__, str(library), *map(str, sizes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            start_new_session=True,
+        )
+
+    def send(self, request: Request) -> None:
+        kind, content = request
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer will say how it ended
+            self.process.stdin.write(worker.HEADER.pack(kind, len(content)) + content)
+            self.process.stdin.flush()
+
+    def receive(self, timeout_s: float) -> bytes:
+        """Return the answer.
+
+        Raises:
+          EnvError: The simulator refuses.
+          TimeoutError: There is none in time.
+          _DiedError: The process has ended.
+        """
+        answers = self.process.stdout
+        assert answers is not None
+        left_s = timeout_s
+        while not select.select([answers], [], [], min(POLL_S, left_s))[0]:
+            left_s -= POLL_S
+            if left_s <= 0:
+                raise TimeoutError
+        header = answers.read(worker.ANSWER.size)
+        if len(header) < worker.ANSWER.size:
+            raise _DiedError(self._end())
+        is_done, size = worker.ANSWER.unpack(header)
+        answer = answers.read(size)
+        if not is_done:
+            raise EnvError(f"the network engine: {answer.decode()}")
+        return answer
+
+    def end(self, *, at_once: bool = False) -> None:
+        """End the process; wait for it to close its simulator unless ``at_once``."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self.process.wait(0 if at_once else CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()  # type: ignore[union-attr]
+        self._said.close()
+
+    def _end(self) -> str:
+        code = self.process.wait()
+        self._said.seek(0)
+        lines = self._said.read()[-2000:].decode(errors="replace").strip().splitlines()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return f"{how}: {lines[-1]}" if lines else how
+
+
+class _Env:
+    """What an environment has done since its episode began, and the worker that has done it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.episode = -1
+        self.has_ended = True
+        self.actions: list[bytes] = []
+        self.worker: _Worker | None = None
+
+    def note(self, request: Request, rows: Rows) -> None:
+        """Take note of a reset or step that was done."""
+        kind, content = request
+        if kind == worker.RESET or self.has_ended:
+            self.episode, self.actions = self.episode + 1, []
+        else:
+            self.actions.append(content[1:])
+        self.has_ended = bool(rows.episode_end[0])
+
+    def history(self, config: bytes) -> list[Request]:
+        """Return what brings a new simulator to where this one is."""
+        create = (worker.CREATE, worker.NUMBER.pack(self.seed) + config)
+        if self.has_ended:  # what comes next begins an episode
+            return [create, (worker.SEEK, worker.NUMBER.pack(self.episode + 1))]
+        seek = (worker.SEEK, worker.NUMBER.pack(self.episode))
+        steps = [(worker.STEP, b"\0" + action) for action in self.actions]
+        return [create, seek, (worker.RESET, b"\0"), *steps]
+
+
+class ProcessPool:
+    """A vector of simulated networks, each in a worker process. One thread at a time may use it.
+
+    It has the methods of ``NativePool``. A worker that dies is replaced by a new one, which repeats
+    the episode so far: only time is lost. One that dies again at the same place is an error.
+    """
+
+    def __init__(
+        self,
+        library: Path,
+        options: CongestionControlOptions,
+        seeds: Sequence[int],
+        timeout_s: float = STEP_TIMEOUT_S,
+    ) -> None:
+        """Make an environment for each seed.
+
+        Raises:
+          EnvError: A worker cannot make its simulator.
+        """
+        self.num_envs = len(seeds)
+        self._library, self._name, self._timeout_s = library, options.engine, timeout_s
+        self._config = options.as_json().encode()
+        self._layout, self._one = Layout(options, self.num_envs), Layout(options, 1)
+        self._envs = [_Env(int(seed)) for seed in seeds]
+        try:
+            for env in self._envs:
+                env.worker = _Worker(library, self._one)
+            self._repeat()
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, *, with_info: bool = False) -> Rows:
+        """Begin the next episode of every environment."""
+        return self._rows([(worker.RESET, b"%c" % with_info)] * self.num_envs, with_info)
+
+    def step(self, actions: np.ndarray, *, with_info: bool = False) -> Rows:
+        """Act; an environment whose episode has ended begins the next one instead.
+
+        Args:
+          actions: ``[B]`` or ``[B, A]`` float32; those of agents that do not act are ignored.
+          with_info: Return ``info``, too.
+
+        Raises:
+          EnvError: A worker hangs, or died twice at one place.
+        """
+        assert actions.dtype == np.float32 and actions.size == self._layout.num_slots
+        own = np.ascontiguousarray(actions).reshape(self.num_envs, -1)
+        requests = [(worker.STEP, b"%c" % with_info + row.tobytes()) for row in own]
+        return self._rows(requests, with_info)
+
+    def state(self) -> bytes:
+        """Return seeds, episodes and actions, from which the environments go on."""
+        return pack([(env.seed, env.episode, env.has_ended, env.actions) for env in self._envs])
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state`` of a pool with the same options and number of environments.
+
+        What the environments did in their episodes is repeated.
+
+        Raises:
+          EnvError: It is that of another.
+        """
+        saved = unpack(state)
+        if len(saved) != self.num_envs:
+            raise EnvError(f"this is the state of {len(saved)} environments, not {self.num_envs}")
+        for env, values in zip(self._envs, saved, strict=True):
+            env.seed, env.episode, env.has_ended, env.actions = values
+        self._repeat()
+
+    def trace(self, row: int = 0) -> np.ndarray:
+        """Return ``[N, 4]`` int64, as ``NativePool.trace``."""
+        requests: list[Request | None] = [None] * self.num_envs
+        requests[row] = (worker.TRACE, b"")
+        return np.frombuffer(self._ask(requests)[row], np.int64).reshape(-1, 4)
+
+    def close(self) -> None:
+        """End the worker processes; may be called twice."""
+        workers = [env.worker for env in self._envs if env.worker is not None]
+        for env in self._envs:
+            env.worker = None
+        for one in workers:
+            one.end()
+
+    def __del__(self) -> None:
+        """End what was not closed."""
+        for env in getattr(self, "_envs", ()):
+            if env.worker is not None:
+                env.worker.end(at_once=True)
+
+    def _rows(self, requests: list[Request], with_info: bool) -> Rows:
+        rows = []
+        size = self._one.num_bytes
+        for env, request, answer in zip(self._envs, requests, self._ask(requests), strict=True):
+            data = np.frombuffer(bytearray(answer), np.uint8)
+            info = data[size:].view(np.float64) if with_info else None
+            rows.append(self._one.rows(data[:size], info))
+            env.note(request, rows[-1])
+        columns = list(zip(*rows, strict=True))
+        info = np.concatenate(columns.pop()) if with_info else None
+        arrays = map(np.concatenate, columns[: len(Rows._fields) - 1])
+        return Rows._make([*arrays, info])
+
+    def _repeat(self) -> None:
+        """Bring all simulators to where their environments are."""
+        histories = [env.history(self._config) for env in self._envs]
+        for turn in itertools.zip_longest(*histories):
+            self._send(turn)
+            for index, request in enumerate(turn):
+                if request is not None:
+                    self._received(index)
+
+    def _send(self, requests: Sequence[Request | None]) -> None:
+        for env, request in zip(self._envs, requests, strict=True):
+            if env.worker is None:
+                raise EnvError("this network is closed; make a new one")
+            if request is not None:
+                env.worker.send(request)
+
+    def _ask(self, requests: Sequence[Request | None]) -> list[bytes]:
+        """Return the answers to requests, one or none to each worker."""
+        self._send(requests)
+        return [
+            b"" if request is None else self._answer(index, request)
+            for index, request in enumerate(requests)
+        ]
+
+    def _answer(self, index: int, request: Request) -> bytes:
+        """Return an answer, if need be from a new worker in the place of one that died."""
+        try:
+            return self._received(index)
+        except _DiedError as death:
+            warnings.warn(f"{death}; a new one repeats the episode", RuntimeWarning, stacklevel=5)
+        env = self._envs[index]
+        assert env.worker is not None
+        env.worker.end(at_once=True)
+        env.worker = _Worker(self._library, self._one)
+        for one in env.history(self._config):
+            env.worker.send(one)
+            self._received(index)
+        env.worker.send(request)
+        return self._received(index)
+
+    def _received(self, index: int) -> bytes:
+        one = self._envs[index].worker
+        assert one is not None
+        who = f"environment {index} of engine {self._name!r}"
+        try:
+            return one.receive(self._timeout_s)
+        except _DiedError as death:
+            raise _DiedError(f"{who}: its process ended with {death}") from None
+        except TimeoutError:
+            one.end(at_once=True)
+            raise EnvError(
+                f"{who} gave no answer within {self._timeout_s:g} s; pass a larger step_timeout_s"
+            ) from None
