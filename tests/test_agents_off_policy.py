@@ -10,9 +10,16 @@ import numpy as np
 import pytest
 
 from sebulba.agents.bases.off_policy import check_warm_up, moved_target
-from sebulba.agents.configs import DQNConfig, ReplayConfig, TargetConfig, TorsoConfig
+from sebulba.agents.configs import (
+    DQNConfig,
+    PPOConfig,
+    ReplayConfig,
+    TargetConfig,
+    TorsoConfig,
+)
 from sebulba.agents.dqn import DQN
 from sebulba.agents.kernels.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
+from sebulba.agents.ppo import PPO
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, RunSpec
 from tests.agent_driver import SPEC, Driver, spaces
@@ -103,11 +110,15 @@ def test_random_actions_have_the_probability_of_each_environment() -> None:
 
 
 @pytest.mark.slow
-def test_updates_in_one_program_are_those_of_a_program_each() -> None:
+@pytest.mark.parametrize("name", ["dqn", "ppo"])
+def test_updates_in_one_program_are_those_of_a_program_each(name: str) -> None:
+    torso = TorsoConfig(hidden_sizes=(7,))
     replay = ReplayConfig(
         capacity=400, batch_size=8, updates_per_cycle=3, warm_up_cycles=2, prioritized=True
     )
-    agent = DQN(SPEC, DQNConfig(replay=replay, torso=TorsoConfig(hidden_sizes=(7,))))
+    agent: Any = DQN(SPEC, DQNConfig(replay=replay, torso=torso))
+    if name == "ppo":
+        agent = PPO(SPEC, PPOConfig(epochs=3, minibatches=1, torso=torso))
     assert agent.updates_in_one_program
     results = []
     for one_program in (True, False):
@@ -115,7 +126,7 @@ def test_updates_in_one_program_are_those_of_a_program_each() -> None:
         driver = Driver(agent, devices=2, num_inferencers=1)
         metrics = [driver.cycle() for _ in range(4)]
         assert bool(driver.updater._take_and_update) == one_program
-        assert driver.updates == driver.state.opt.updates == 9
+        assert driver.updates == (9 if name == "dqn" else 12)
         results.append((driver.state, metrics))
     for one, three in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_allclose(one, three, rtol=1e-4, atol=1e-6)
@@ -125,3 +136,4 @@ def test_updates_of_convolutions_are_a_program_each() -> None:
     """In a loop XLA's convolutions are 20 times slower on a CPU."""
     images = EnvSpec(spaces.Box(0, 255, (36, 36, 1), np.uint8), SPEC.action_space)
     assert not DQN(images, DQNConfig()).updates_in_one_program
+    assert not PPO(images, PPOConfig()).updates_in_one_program

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -225,6 +226,19 @@ class Scripted:
 def test_all_replies_in_tic_tac_toe_are_tried():
     assert games.lost_replies(Scripted(perfect=True)) == 0
     assert games.lost_replies(Scripted(perfect=False)) > 10
+
+
+def test_shuffled_words_are_those_of_another_game_and_nothing_else_changes():
+    heard = np.arange(4 * 11, dtype=np.float32).reshape(4, 1, 11)
+    output = SimpleNamespace(obs={"speaker": np.ones((4, 1, 3)), "listener": heard.copy()})
+    output._replace = lambda obs: SimpleNamespace(obs=obs)
+    env = SimpleNamespace(spec=None, num_envs=4, reset=lambda: output, step=lambda _: output)
+    shuffled = games.ShuffledWords(env)
+    for obs in (shuffled.reset().obs, shuffled.step(None).obs):
+        np.testing.assert_array_equal(obs["listener"][..., :8], heard[..., :8])
+        np.testing.assert_array_equal(obs["listener"][..., 8:], heard[[3, 0, 1, 2], :, 8:])
+        assert obs["speaker"] is output.obs["speaker"]
+    np.testing.assert_array_equal(output.obs["listener"], heard)  # which the environment may own
 
 
 def test_the_script_of_connect_four_wins_blocks_and_beats_chance():

@@ -1,7 +1,7 @@
 """What a policy is worth in a small game: exactly, or against opponents that are known.
 
 ``python -m sebulba.benchmarks.games EXAM POLICY`` prints the figure; ``POLICY`` is the folder of
-the member that plays all seats, such as ``runs/x/policy/player``.
+the member that plays all seats, such as ``runs/x/policy/player``, or of all, ``runs/x/policy``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import numpy as np
 from sebulba.envs import make_env_factory
 from sebulba.envs.multi.envpool_games import MASK, PLAYER
 from sebulba.envs.tree import OBSERVATION
+from sebulba.loops.evaluation import evaluate
 from sebulba.policies.policy import Policy, load_policy
+from sebulba.types import EnvOutput
 
 # Poker: how much two players would win, together, by playing the best reply.
 
@@ -307,6 +309,49 @@ def share_won(
     return float((won / games).min())
 
 
+# A speaker and a listener.
+
+SPEAKER_LISTENER = "jaxmarl:MPE_simple_speaker_listener_v4"
+
+
+class ShuffledWords:
+    """The environment of jaxmarl, in which every listener hears the speaker of another game."""
+
+    def __init__(self, env: Any) -> None:
+        """Take over the adapter ``env`` of several games."""
+        self._env, self.spec, self.num_envs = env, env.spec, env.num_envs
+
+    def reset(self) -> EnvOutput:
+        """Begin new games."""
+        return self._shuffled(self._env.reset())
+
+    def step(self, action: Any) -> EnvOutput:
+        """Let both act."""
+        return self._shuffled(self._env.step(action))
+
+    def close(self) -> None:
+        """Free the environment."""
+        self._env.close()
+
+    def _shuffled(self, output: EnvOutput) -> EnvOutput:
+        heard = np.array(output.obs["listener"])
+        heard[..., -3:] = np.roll(heard[..., -3:], 1, axis=0)  # the word is one of three, one-hot
+        return output._replace(obs={**output.obs, "listener": heard})
+
+
+def worth_of_words(policy: Policy, *, num_episodes: int = 512) -> float:
+    """Return by how much shuffled words lower the sum of both agents' returns."""
+
+    def shuffled(num_envs: int, seeds: list[int]) -> Any:
+        return ShuffledWords(make_env_factory(SPEAKER_LISTENER)(num_envs, seeds))
+
+    with_words, without = (
+        evaluate(policy, env, num_episodes=num_episodes, num_envs=64).mean_return
+        for env in (SPEAKER_LISTENER, shuffled)
+    )
+    return 2 * (with_words - without)
+
+
 # Exams.
 
 
@@ -322,6 +367,7 @@ EXAMS: dict[str, Callable[[Policy], float]] = {
     "share won of ConnectFour-v1 against a script": lambda p: share_won(
         p, "ConnectFour-v1", wins_or_blocks
     ),
+    "return lost by shuffled words": worth_of_words,
 }
 """Figures of a policy, by what they are called in goals."""
 

@@ -202,7 +202,7 @@ GOALS: dict[str, Goal] = {
     "tic-tac-toe": Goal(
         "tic-tac-toe",
         0,
-        2_000_000,
+        1_000_000,
         exam="lost positions of TicTacToe-v1",
         is_limit=True,
         reference="0 is the best possible",
@@ -210,6 +210,15 @@ GOALS: dict[str, Goal] = {
     "connect-four": Goal("connect-four", 0.95, 2_000_000, exam="share won of ConnectFour-v1"),
     "connect-four-script": Goal(
         "connect-four", 0.5, 2_000_000, exam="share won of ConnectFour-v1 against a script"
+    ),
+    "speaker-listener-return": _reach(
+        "speaker-listener",
+        1_000_000,
+        options=("--eval-every-env-steps", "250000", "--eval-episodes", "400"),
+        reference="-40 random, -33 standing still, -14.5 deaf, -6 hearing and greedy",
+    ),
+    "speaker-listener-words": Goal(
+        "speaker-listener", 8, 1_000_000, exam="return lost by shuffled words", member=""
     ),
     **_NEUTRAL,
 }

@@ -46,11 +46,24 @@ def simple_spread() -> ExperimentConfig:
 def speaker_listener() -> ExperimentConfig:
     """Return PPO for a speaker and a listener, who differ, which needs the extra ``jaxmarl``.
 
-    Each has a policy of its own with the settings of ``simple-spread``. The speaker sees which of
-    three landmarks is meant and says one of three words; the listener hears it and goes there.
+    Each has a policy of its own, with the settings of ``simple-spread`` but for what a language
+    needs to begin. As long as words mean nothing the listener does not listen, and as long as it
+    does not listen no word is better than another; so there is no entropy bonus that keeps words
+    random. What a word does is small beside where the landmarks happen to be, so values see both
+    observations (a central critic; MAPPO, Yu et al. 2021, arXiv 2103.01955) and lambda is smaller.
+    The speaker sees 0.65 for the landmark that is meant and 0.15 for others, which is nearly the
+    same unless observations are normalised.
     """
+    spread = simple_spread()
+    agent = dataclasses.replace(  # type: ignore[call-arg]
+        spread.agent,
+        trace_decay=0.8,
+        entropy_coefficient=0.0,
+        normalize_observations=True,
+        central_critic=True,
+    )
     return dataclasses.replace(
-        simple_spread(), env=EnvConfig("jaxmarl:MPE_simple_speaker_listener_v4")
+        spread, env=EnvConfig("jaxmarl:MPE_simple_speaker_listener_v4"), agent=agent
     )
 
 

@@ -10,6 +10,7 @@ import optax
 
 from sebulba.agent import Agent
 from sebulba.agents.configs.off_policy import OffPolicyConfig
+from sebulba.agents.nets.torso import has_convolutions
 from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
 from sebulba.errors import UsageError
@@ -50,8 +51,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         self.optimizer = optimizer
         # An observation space that does not fit raises here and not later in a thread.
         networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
-        # Only kernels of convolutions have more than two dimensions.
-        self.updates_in_one_program = all(leaf.ndim <= 2 for leaf in jax.tree.leaves(networks))
+        self.updates_in_one_program = not has_convolutions(networks)
 
     # What a subclass may override.
 

@@ -22,7 +22,7 @@ from sebulba.agents.kernels.normalization import reward_deviation
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput
-from sebulba.agents.nets.torso import zero_core
+from sebulba.agents.nets.torso import has_convolutions, zero_core
 from sebulba.errors import UsageError
 from sebulba.one_kernel import one_kernel
 from sebulba.types import (
@@ -120,7 +120,8 @@ class OnPolicyAgent(Agent[ConfigT]):
             self.uses_final_obs = False  # it has a network that knows nothing of last observations
         self._optimizer = make_optimizer(config.learning_rate, config.optimizer)
         # Refuses an observation space here rather than in a thread.
-        jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+        networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+        self.updates_in_one_program = not has_convolutions(networks)
 
     @classmethod
     def uses_eval_only(cls, config: Any) -> bool:

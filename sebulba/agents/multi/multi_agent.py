@@ -23,6 +23,7 @@ from sebulba.agents.multi.auxiliary import Auxiliary, Seen, make_auxiliary
 from sebulba.agents.multi.central import critic_spec, policy_part, with_others
 from sebulba.agents.multi.pace import MARKS, PacedExperience, PacedOpt, Schedule
 from sebulba.agents.multi.turns import TurnState
+from sebulba.agents.nets.torso import has_convolutions
 from sebulba.errors import UsageError, shown
 from sebulba.types import (
     COMMON,
@@ -115,6 +116,9 @@ class MultiAgent(Agent[MultiAgentConfig]):
         trained = {name: member.agent for name, member in self.members.items() if member.trains}
         self._learners: dict[str, Any] = {**trained, **self.auxiliaries}
         _check_names(self.members, trained, self.auxiliaries)
+        self.updates_in_one_program = all(a.updates_in_one_program for a in trained.values()) and (
+            not has_convolutions(_shapes_of_networks(self.auxiliaries))
+        )
 
     # What is made once.
 
@@ -578,6 +582,11 @@ def _check_names(
             "all members are frozen, so that nobody learns; leave one out of frozen, or play them "
             "with sebulba.evaluate"
         )
+
+
+def _shapes_of_networks(auxiliaries: Mapping[str, Auxiliary]) -> PyTree:
+    key = jax.eval_shape(jax.random.key, 0)
+    return {name: jax.eval_shape(one.new_networks, key) for name, one in auxiliaries.items()}
 
 
 def _sharing_common(member: Member) -> Member:

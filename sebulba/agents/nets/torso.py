@@ -159,3 +159,8 @@ class Core(nn.Module):
 def zero_core(size: int, num_envs: int) -> PyTree:
     """Return the state of a ``Core`` of B environments before any step; ``()`` for size 0."""
     return tuple(jnp.zeros((num_envs, size)) for _ in range(2)) if size else ()
+
+
+def has_convolutions(networks: PyTree) -> bool:
+    """Tell whether networks have kernels of convolutions, which alone have over two dimensions."""
+    return any(leaf.ndim > 2 for leaf in jax.tree.leaves(networks))
