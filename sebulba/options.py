@@ -107,9 +107,9 @@ class ClusterOptions:
       UsageError: A value breaks a rule.
     """
 
-    address: Literal["", "processes"] = ""
-    """Nothing: in threads of the process that trains. processes: each in a process of its own on
-    this machine, with an interpreter of its own, for environments that are slow in Python."""
+    address: Literal["threads", "processes"] = "threads"
+    """threads: in the process that trains. processes: each in a process of its own on this machine,
+    with an interpreter of its own, for environments that are slow in Python."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -179,7 +179,7 @@ class LoopOptions:
             "use 1 or None",
         )
         require(
-            not (self.inline and self.cluster.address),
+            not (self.inline and self.cluster.address == "processes"),
             "cluster.address",
             self.cluster.address,
             "needs Inferencers, and num_inferencers_per_device=0 has none",

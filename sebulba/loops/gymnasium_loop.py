@@ -173,7 +173,7 @@ class GymnasiumLoop:
         pin = self._options.pin_inferencers and not inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
         with contextlib.ExitStack() as stack:
-            if self._options.cluster.address:
+            if self._options.cluster.address == "processes":
                 given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
                 factory = stack.enter_context(Processes(given, self.num_inferencers))
             return LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
