@@ -55,8 +55,16 @@ def pick_in_rows(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     Returns:
       ``[N]``; the index of a weight of 0 only where a row has no other.
     """
-    sums = _cumulative(weight)
-    return jnp.argmax(sums > (uniform * sums.max(axis=1))[:, None], axis=1)
+    # One addition after the other: such sums never fall, and a weight of 0 does not make them rise.
+    # On a CPU parallel sums and an argmax took four times as long.
+    total, sums = jax.lax.scan(_add, jnp.zeros_like(uniform), weight.T, unroll=128)
+    index = jnp.sum(sums <= (uniform * total)[None], axis=0)
+    return jnp.minimum(index, weight.shape[1] - 1)
+
+
+def _add(total: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    total = total + weight
+    return total, total
 
 
 def pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
