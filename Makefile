@@ -6,6 +6,7 @@
 #   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
 #   make ns3-parity                     the native network engine beside ns-3: 5 minutes
+#   make test-cluster                   Inferencers in actors of Ray: 3 minutes
 #   make lint
 #   make clean                          remove what the other targets made
 
@@ -29,7 +30,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-faults soak ns3-parity lint clean find-python
+.PHONY: train test test-cluster test-faults soak ns3-parity lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -37,6 +38,9 @@ train: $(VENV)/.ready
 
 test: $(VENV)/.ready-test
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
+
+test-cluster: $(VENV)/.ready-cluster
+	@$(BIN)/python -m pytest tests/test_ray.py $(ARGS)
 
 test-faults: $(VENV)/.ready-test
 	@$(LONG_FAULTS) tests/faults --ignore $(SIGNALS) $(IN_PARALLEL) --faults-json $(FAULTS)/faults.json
@@ -72,6 +76,10 @@ $(VENV)/.ready-test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.ready-cluster: pyproject.toml | $(VENV)/.ready-test
+	@$(PIP) install --editable '.[cluster]'
 	@touch $@
 
 $(VENV)/.ready-ns3: packages/sebulba-ns3/pyproject.toml | $(VENV)/.ready-test

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import signal
 import subprocess
@@ -167,3 +168,23 @@ def test_an_environment_that_cannot_be_made_says_so():
 
     with pytest.raises(Exception, match="no wheels"):
         make_tiny_loop(lambda: Broken(), cluster=PROCESSES)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"address": "proceses"}, "HOST:PORT"),
+        ({"address": "ray://head:10001"}, "HOST:PORT"),
+        ({"nodes": 2}, "which has one"),
+        ({"address": "auto", "nodes": -1}, "at least 0"),
+    ],
+)
+def test_addresses_that_are_none_are_refused(given, said):
+    with pytest.raises(UsageError, match=said):
+        ClusterOptions(**given)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
+def test_without_ray_the_error_names_the_command():
+    with pytest.raises(UsageError, match=r"pip install 'sebulba\[cluster\]'"):
+        make_tiny_loop(CountingEnv, cluster=ClusterOptions(address="local"))
