@@ -35,7 +35,7 @@ ORDER = (
         "metrics",
     ),
     *("transport", "inference", "learning", "agents", "policies", "checkpoints", "loops"),
-    *("configs", "commands", "comparison", "diagnosis", "benchmarks", "cli", "__main__"),
+    *("configs", "commands", "comparison", "sweeps", "diagnosis", "benchmarks", "cli", "__main__"),
 )
 """The rooms, by folder below sebulba or module at its top: one imports from those before it only.
 

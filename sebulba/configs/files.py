@@ -65,7 +65,7 @@ def read_config_file(path: str | Path) -> tuple[str, list[str]]:
             'use {"num-envs": 64}'
         )
     default = PRESETS[preset].make()
-    words = [word for name, value in options.items() for word in _words(default, name, value)]
+    words = [word for name, value in options.items() for word in option_words(default, name, value)]
     return preset, words
 
 
@@ -109,7 +109,7 @@ def _differences(default: Any, config: Any, prefix: str) -> list[tuple[str, Opti
     return found
 
 
-def _words(default: ExperimentConfig, name: str, value: Any) -> list[str]:
+def option_words(default: ExperimentConfig, name: str, value: Any) -> list[str]:
     """Return an option as command-line words."""
     if isinstance(value, bool) and _is_flag(default, name):
         path, dot, last = name.rpartition(".")

@@ -52,6 +52,7 @@ EXTRAS = {
     },
     "sebulba_ns3": ("networks on ns-3", "pip install ./packages/sebulba-ns3, in a checkout"),
     "ns3": ("networks on ns-3, with sebulba_ns3", "pip install --no-deps ns3==3.44.post0"),
+    "optuna": ("sebulba sweep", "pip install 'sebulba[sweep]'"),
     "stable_baselines3": ("sebulba bench rivals", "pip install 'sebulba[rivals]'"),
 }
 """Purpose of an optional package and how to get it, by its module."""

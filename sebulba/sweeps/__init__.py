@@ -1,0 +1,1 @@
+"""``sebulba sweep``: hyper-parameters that are searched by many trainings."""
