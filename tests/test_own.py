@@ -18,7 +18,9 @@ import sebulba
 from sebulba import trust
 from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
 from sebulba.commands import cli
+from sebulba.commands.configurations import start_of
 from sebulba.commands.run_folder import RunFolder, choose_run_folder
+from sebulba.configs.files import config_options, write_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec
@@ -289,6 +291,32 @@ def test_an_edited_run_may_be_a_configuration_unless_it_names_code(run, tmp_path
     record = json.loads(folder.config.read_text())
     file.write_text(json.dumps({**record, "seed": 9}))
     assert read(str(file))[1] == dataclasses.replace(PRESETS["cartpole"].make(), seed=9)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tests.own:MyAgent", "--agent.undescribed", "--env.id", "tests.own:MyEnv"),
+        (
+            "cartpole",
+            "--agent",
+            "tests.own:MyAgent",
+            "--agent.discount",
+            "0.5",
+            "--agent.sizes",
+            "3",
+        ),
+        ("tests.own:QUICK", "--num-envs", "8", "--env.wrappers", TRIPLED, "tests.own:MyWrapper"),
+    ],
+)
+def test_a_configuration_file_may_be_of_one_s_own(words, tmp_path):
+    name, config = read(*words)
+    file = tmp_path / "tuned.json"
+    default = start_of(name, trust=False, command="").config
+    write_config_file(file, name, config_options(config, name, default))
+    with pytest.raises(UsageError, match=r"names the .*tests.own:.*nothing says who wrote"):
+        read(str(file))
+    assert read(str(file), "--trust")[1] == dataclasses.replace(config, trust=True)
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ def _train_help() -> str:
             "An agent of your own: sebulba train --agent my_package:MyAgent --env.id ID, or",
             "sebulba train CONFIG --agent my_package:MyAgent for all else of a configuration.",
             "A network: --agent.torso my_package:MyTorso. Wrappers: --env.wrappers",
-            "gymnasium.wrappers:FlattenObservation \"my_package:MyWrapper(size=3)\".",
+            'gymnasium.wrappers:FlattenObservation "my_package:MyWrapper(size=3)".',
             "",
             "common options:",
             *(f"  {option:<{wide}}  {what}" for option, what in COMMON_OPTIONS.items()),
@@ -389,9 +389,10 @@ def _parse(
 
     import tyro
 
-    from sebulba.commands.configurations import take_agent, with_agent
+    from sebulba.commands.configurations import take_agent
     from sebulba.commands.option_words import ENV_OPTIONS, gather_env_options, registry
     from sebulba.configs.experiment import ExperimentConfig
+    from sebulba.configs.own_agent import with_agent
     from sebulba.configs.presets import PRESETS
 
     short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())

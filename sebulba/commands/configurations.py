@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sebulba.agents.configs import AgentConfig, OptimizerConfig
-from sebulba.agents.configs.agent_config import config_of, is_agent_class, own_agent_class
-from sebulba.checks import class_name, load_attribute
+from sebulba.agents.configs import AgentConfig
+from sebulba.agents.configs.agent_config import is_agent_class
+from sebulba.checks import load_attribute
 from sebulba.commands.run_folder import KIND, RunFolder, config_of_record
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.files import NOT_KEPT, read_config_file
+from sebulba.configs.files import NOT_KEPT, config_of_preset, read_config_file
+from sebulba.configs.own_agent import with_agent
 from sebulba.configs.preset import Preset
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError, shown
@@ -106,47 +107,12 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
     )
 
 
-def with_agent(config: ExperimentConfig, name: str) -> ExperimentConfig:
-    """Return ``config`` with an agent of one's own.
-
-    Its hyper-parameters are those of ``config`` where they are of its kind, and else its defaults.
-
-    Args:
-      config: Any experiment.
-      name: ``module:class``.
-
-    Raises:
-      UsageError: It names no class of agents, or one that nothing could import again.
-    """
-    agent_class = own_agent_class(name)
-    own: Any = config_of(agent_class) or AgentConfig()
-    if not dataclasses.is_dataclass(own):
-        raise UsageError(
-            f"agent={name!r} has the hyper-parameters {shown(own)}, which must be a dataclass; "
-            "make them one"
-        )
-    class_name(type(own))
-    if type(config.agent) is type(own):
-        own = config.agent
-    anneals = isinstance(getattr(own, "optimizer", None), OptimizerConfig)
-    return dataclasses.replace(
-        config,
-        agent=own,
-        agent_class=class_name(agent_class),
-        anneal_learning_rate=config.anneal_learning_rate and anneals,
-    )
-
-
 def _of_file(file: Path, trust: bool) -> Start:
     """Return what a file of JSON, or the folder of a run, stands for."""
     file = RunFolder(file).config if file.is_dir() else file
     record = read_json_object(file) if file.is_file() else {}
     if "agent_config" not in record:
-        name, words = read_config_file(file)
-        if (agent := take_agent(words)[1]) is not None:
-            who = Trust("nothing says who wrote the file", trust)
-            who.check(f"{file} names the agent {agent}, which would be imported")
-        return Start(name, PRESETS[name].make(), str(file), words)
+        return _of_options(file, trust)
     trusted = trust_of(KIND, record, trust)
     name, config = config_of_record(record, file, trusted)
     defaults: Any = {f.name: f.default for f in dataclasses.fields(config) if f.name in NOT_KEPT}
@@ -154,6 +120,26 @@ def _of_file(file: Path, trust: bool) -> Start:
     for named in config.named_code():
         trusted.check(f"{file} names {named}")
     return Start(name, config)
+
+
+def _of_options(file: Path, trust: bool) -> Start:
+    """Return what a file of a configuration's name and options stands for."""
+    who, configs = Trust("nothing says who wrote the file", trust), {}
+
+    def default_of(name: str, agent: Any) -> ExperimentConfig:
+        if name in PRESETS or ":" not in name:
+            config = config_of_preset(name, file)
+        else:
+            who.check(f"{file} names the configuration {name}, which would be imported")
+            config = _loaded(name)
+        if agent is not None:
+            who.check(f"{file} names the agent {agent}, which would be imported")
+            config = with_agent(config, str(agent))
+        configs[name] = config
+        return config
+
+    name, words = read_config_file(file, default_of)
+    return Start(name, configs[name], str(file), words)
 
 
 def _loaded(word: str) -> ExperimentConfig:
