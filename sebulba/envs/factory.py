@@ -19,6 +19,7 @@ from gymnasium.vector import VectorEnv
 
 from sebulba.checks import import_module, is_attribute, load_attribute, nearest
 from sebulba.envs.checked_env import CheckedEnv
+from sebulba.envs.flat_parts import warn_of_text
 from sebulba.envs.gymnasium_adapter import (
     STEP_TIMEOUT_S,
     GymnasiumAdapter,
@@ -341,6 +342,7 @@ def env_spec(env: Any, **options: Any) -> Any:
         return PopulationEnv(PettingZooEnv(lambda: env), _name(env)).population
     if isinstance(env, gymnasium.Env):
         env = prepared(lambda: env)
+        warn_of_text(env, _name(env))
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
             action_space=canonical_action_space(env.action_space),
@@ -661,6 +663,7 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
         env.close()
         if isinstance(env.env, PopulationEnv):
             return env.env.population  # type: ignore[return-value]
+        warn_of_text(env, name)
         return EnvSpec(env.observation_space, env.action_space, name=name, **tags_of(env))
 
     return _Factory(make, name, make_spec, make_env, own=own)
