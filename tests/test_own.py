@@ -334,12 +334,19 @@ def test_what_is_no_experiment_is_refused(word, message):
         read(word)
 
 
-def test_a_file_with_the_name_of_another_module_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("json.py", "the module 'json' that Python finds in .*another name"),
+        ("my-preset.py", "name that Python cannot import; use one such as my_preset.py"),
+        ("my.preset.py", "name that Python cannot import"),
+    ],
+)
+def test_a_file_with_a_name_that_is_no_module_s_is_refused(name, message, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    file = tmp_path / "json.py"
-    file.write_text("quick = 3\n")
-    with pytest.raises(UsageError, match=r"the module 'json' that Python finds in .*another name"):
-        read(f"{file}:quick")
+    (tmp_path / name).write_text("quick = 3\n")
+    with pytest.raises(UsageError, match=message):
+        read(f"{tmp_path / name}:quick")
 
 
 # Wrappers.

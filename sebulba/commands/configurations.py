@@ -7,6 +7,7 @@ or a run's ``config.json`` (or its folder). ``--agent A`` in its place is short 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
@@ -102,8 +103,8 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
     near = difflib.get_close_matches(word, PRESETS, n=3, cutoff=0.5)
     raise UsageError(
         f"configuration {word!r} is unknown; use {' or '.join(near or PRESETS)}, a file NAME.json, "
-        "the folder of a run, or module:attribute of an experiment or an agent of your own "
-        f"({command} CONFIG [options]; --env.id trains on any other environment)"
+        "the folder of a run, or an experiment or agent of your own, as module:attribute or "
+        f"FILE.py:attribute ({command} CONFIG [options]; --env.id trains on any other environment)"
     )
 
 
@@ -171,11 +172,18 @@ def _module_of(file: Path) -> str:
     """
     if not file.is_file():
         raise UsageError(f"configuration file {file} does not exist; check its path")
+    if not file.stem.isidentifier():
+        raise UsageError(
+            f"configuration file {file} has a name that Python cannot import; use one such as "
+            "my_preset.py"
+        )
     folder = str(file.absolute().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    found = importlib.util.find_spec(file.stem)
-    origin = found.origin if found is not None else None
+    origin = None
+    with contextlib.suppress(ValueError):  # of a module without a spec, __main__
+        found = importlib.util.find_spec(file.stem)
+        origin = found.origin if found is not None else None
     if origin is None or not os.path.exists(origin) or not os.path.samefile(origin, file):
         raise UsageError(
             f"configuration file {file} has the name of the module {file.stem!r} that Python finds "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sebulba.agents.configs.agent_config import AgentConfig
 from sebulba.checks import (
@@ -17,8 +17,9 @@ from sebulba.checks import (
     require_size,
 )
 
-TORSOS = ("auto", "mlp", "nature_cnn", "impala_resnet")
+TorsoKind = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
 """Networks of this package from an observation to features."""
+TORSOS: tuple[str, ...] = get_args(TorsoKind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class TorsoConfig:
       UsageError: A field is out of its range.
     """
 
-    kind: Literal["auto", "mlp", "nature_cnn", "impala_resnet"] | str = "auto"
+    kind: TorsoKind | str = "auto"
     """Network for images; "auto" takes nature_cnn from 36 x 36 pixels on, else impala_resnet, and
     "mlp" flattens them. Vectors always go through the MLP. Or module:attribute of a flax module of
     one's own, which takes the whole observation in place of all of these."""
