@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal, TypedDict
 
@@ -99,6 +100,9 @@ class CheckpointOptions:
             at_least(1, f"checkpoint.{name}", getattr(self, name))
 
 
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """Where Inferencers run.
@@ -107,13 +111,34 @@ class ClusterOptions:
       UsageError: A value breaks a rule.
     """
 
-    address: Literal["threads", "processes"] = "threads"
+    address: str = "threads"
     """threads: in the process that trains. processes: each in a process of its own on this machine,
-    with an interpreter of its own, for environments that are slow in Python."""
+    with an interpreter of its own, for environments that are slow in Python. With Ray, each in an
+    actor: local starts a cluster on this machine, auto takes the one that this machine is part of,
+    HOST:PORT the one with this head."""
+    nodes: int = 0
+    """Nodes that the cluster of auto or HOST:PORT must have before Inferencers are placed; it is
+    waited for. 0 takes those that are there."""
 
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(self, "cluster.")
+        names = ("threads", "processes", "local", "auto")
+        require(
+            self.address in names or bool(_HOST_AND_PORT.fullmatch(self.address)),
+            "cluster.address",
+            self.address,
+            f"must be {', '.join(names)} or HOST:PORT",
+            "use processes on one machine, and auto on a node of a cluster of Ray",
+        )
+        at_least(0, "cluster.nodes", self.nodes)
+        require(
+            not self.nodes or self.address not in names[:3],
+            "cluster.nodes",
+            self.nodes,
+            f"cannot go with cluster.address={self.address!r}, which has one",
+            "leave it at 0, or use cluster.address=auto",
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +204,7 @@ class LoopOptions:
             "use 1 or None",
         )
         require(
-            not (self.inline and self.cluster.address == "processes"),
+            not (self.inline and self.cluster.address != "threads"),
             "cluster.address",
             self.cluster.address,
             "needs Inferencers, and num_inferencers_per_device=0 has none",

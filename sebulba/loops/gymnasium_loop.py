@@ -28,10 +28,12 @@ from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
 from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import Cycle, CyclePrograms
+from sebulba.inference.cycle_server import Given
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
-from sebulba.inference.inferencer_process import Given
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
-from sebulba.inference.processes import ProcessCycle, ProcessEnv, Processes
+from sebulba.inference.processes import process_workers
+from sebulba.inference.ray_actors import ActorWorkers
+from sebulba.inference.remote import RemoteCycle, RemoteEnv, Workers
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.agent_contract import check_contract, check_is_agent
@@ -43,7 +45,7 @@ from sebulba.loops.supervisor import OnHang
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes
-from sebulba.options import CycleKind, LoopKeywords, LoopOptions
+from sebulba.options import ClusterOptions, CycleKind, LoopKeywords, LoopOptions
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import HandedOver
 from sebulba.transport.staging import Staging
@@ -161,6 +163,8 @@ class GymnasiumLoop:
         self._cycle_reasons: set[str] = set()
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
+        self._workers: Workers | None = None
+        """Makes the environments elsewhere; None makes them here."""
         self._session = Session({device: Staging() for device in self.inference_devices})
         self._envs = self._make_envs(make_env_factory(env_factory))
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
@@ -173,10 +177,14 @@ class GymnasiumLoop:
         pin = self._options.pin_inferencers and not inline
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
         with contextlib.ExitStack() as stack:
-            if self._options.cluster.address == "processes":
+            cluster = self._options.cluster
+            if cluster.address != "threads":
                 given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
-                factory = stack.enter_context(Processes(given, self.num_inferencers))
-            return LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
+                factory = self._workers = _new_workers(given, cluster, self.num_inferencers)
+                stack.callback(factory.close)
+            envs = LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
+            stack.pop_all()
+        return envs
 
     @property
     def num_inferencers(self) -> int:
@@ -356,10 +364,10 @@ class GymnasiumLoop:
         timer = PhaseTimer(*INFERENCER_PHASES)
         env = self._envs[index]
         schedule = self._options.schedule
-        if isinstance(env, ProcessEnv):
-            there = ProcessCycle(env, programs, device, timer)
+        if isinstance(env, RemoteEnv):
+            there = RemoteCycle(env, programs, device, timer)
             cycle: Cycle = there
-            why = f"in processes; {there.why}"
+            why = there.why
         else:
             kind = self._cycle_kind
             cycle, why = make_cycle(kind, env, programs, device, timer, schedule=schedule)
@@ -472,7 +480,7 @@ class GymnasiumLoop:
         if not isinstance(old.failure, EnvHangError):  # which only its own thread may close
             with contextlib.suppress(Exception):  # it has failed already
                 self._envs[index].close()
-        elif isinstance(env := self._envs[index], ProcessEnv):
+        elif isinstance(env := self._envs[index], RemoteEnv):
             env.kill()
         key = self._envs.fresh_key()
         self._envs.make_anew([index])
@@ -529,15 +537,26 @@ class GymnasiumLoop:
         self._closed = True
         hanging = [index for index, thread in enumerate(self._threads) if thread.is_alive()]
         for index in hanging:
-            if index < self.num_inferencers and isinstance(env := self._envs[index], ProcessEnv):
+            if index < self.num_inferencers and isinstance(env := self._envs[index], RemoteEnv):
                 env.kill()
-        self._envs.close(but=hanging)
+        try:
+            self._envs.close(but=hanging)
+        finally:
+            if self._workers:
+                self._workers.close()
 
     def __enter__(self) -> GymnasiumLoop:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _new_workers(given: Given, cluster: ClusterOptions, number: int) -> Workers:
+    """Return the factory of environments elsewhere."""
+    if cluster.address == "processes":
+        return process_workers(given, number)
+    return ActorWorkers(given, cluster, number)
 
 
 def _changed(

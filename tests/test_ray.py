@@ -1,0 +1,129 @@
+"""Inferencers in actors of Ray: the same bits, the same faults, on one node and on two."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import time
+import warnings
+
+import pytest
+
+from sebulba.errors import EnvError, UsageError
+from sebulba.options import ClusterOptions
+from tests.loop_helpers import leaves_equal, make_tiny_loop
+from tests.test_processes import STEPS, Fails, trained
+from tests.tiny import CountingEnv
+
+ray = pytest.importorskip("ray")
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray.*"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of sockets that Ray leaves to Python
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+LOCAL = ClusterOptions(address="local")
+
+
+def processes_of_ray() -> set[int]:
+    """Return the processes of Ray that descend from this one."""
+    found = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True)
+    rows = [line.split(None, 2) for line in found.stdout.splitlines()]
+    children: dict[int, list[int]] = {}
+    for pid, parent, _ in rows:
+        children.setdefault(int(parent), []).append(int(pid))
+    mine, todo = set(), [os.getpid()]
+    while todo:
+        new = children.get(todo.pop(), [])
+        mine.update(new)
+        todo.extend(new)
+    return {int(pid) for pid, _, args in rows if int(pid) in mine and "ray" in args}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) is before
+    deadline = time.monotonic() + 60
+    while processes_of_ray() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not processes_of_ray()
+
+
+def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once():
+    loop, _ = make_tiny_loop("CartPole-v1", schedule="lockstep", cluster=LOCAL)
+    with loop:
+        there = loop.run(loop.new_state(0, STEPS), 6, STEPS)
+        assert "in actors on" in loop.describe()
+        # Of three rounds of two Inferencers each, all with networks of their own.
+        assert loop._workers.transfers == 3
+    here = trained("CartPole-v1", ClusterOptions())
+    assert leaves_equal(here.state.networks, there.state.networks)
+    assert here.counters == there.counters
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "hang"])
+def test_a_failed_actor_is_replaced(how, tmp_path):
+    env = functools.partial(Fails, how, 23, str(tmp_path / "failed"))
+    faults = {"on_env_failure": "restart", "hang_timeout_s": 30.0 if how == "hang" else 300.0}
+    loop, _ = make_tiny_loop(env, cluster=LOCAL, **faults)
+    with loop, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
+        result = loop.run(loop.new_state(0, STEPS), 20, STEPS)
+    assert result.counters.env_restarts == 1 and result.counters.cycles == 20
+
+
+def test_a_killed_actor_ends_the_run_with_its_host_and_process():
+    env = functools.partial(Fails, "kill", 23)
+    loop, _ = make_tiny_loop(env, cluster=LOCAL, num_inferencers_per_device=1)
+    with loop, pytest.raises(EnvError, match=r"actor on \S+ \(process \d+\) ended"):
+        loop.run(loop.new_state(0, STEPS), 40, STEPS)
+
+
+def test_where_no_cluster_is_the_error_says_how_to_start_one():
+    cluster = ClusterOptions(address="127.0.0.1:1")
+    with pytest.raises(UsageError, match="ray start --head"):
+        make_tiny_loop(CountingEnv, cluster=cluster)
+
+
+@pytest.fixture
+def two_nodes():
+    """A cluster of a head with room for two Inferencers and a node with room for one."""
+    from ray.cluster_utils import Cluster
+
+    before = signal.getsignal(signal.SIGTERM)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 2, "include_dashboard": False},
+        )
+        cluster.add_node(num_cpus=1)
+    signal.signal(signal.SIGTERM, before)
+    yield cluster
+    cluster.shutdown()
+
+
+def test_inferencers_are_spread_over_nodes_and_outlive_one(two_nodes):
+    address = ClusterOptions(address=two_nodes.address, nodes=2)
+    removed: list[object] = []
+
+    def observe(trajectory, step_infos):
+        if not removed and int(trajectory.cycle) == 2:
+            removed.extend(two_nodes.worker_nodes)
+            two_nodes.remove_node(removed[0])
+
+    loop, _ = make_tiny_loop(
+        CountingEnv, cluster=address, on_env_failure="restart", observe_cycle=observe
+    )
+    with loop, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
+        assert len({loop._envs[index].worker.node for index in range(2)}) == 2
+        result = loop.run(loop.new_state(0, STEPS), 60, STEPS)
+        assert len({loop._envs[index].worker.node for index in range(2)}) == 1
+    assert result.counters.env_restarts == 1 and result.counters.cycles == 60
