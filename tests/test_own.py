@@ -92,6 +92,7 @@ def test_it_is_resumed_and_another_agent_is_refused(run, capsys):
     assert "env.wrappers is ['tests.own:MyWrapper(factor=3)'] in the run" in other
 
 
+@pytest.mark.slow
 def test_it_is_benchmarked(tmp_path, monkeypatch, capsys):
     def run(command, **options):
         assert command[1:4] == ["-m", "sebulba", "train"]
@@ -198,6 +199,7 @@ def test_a_configuration_file_of_a_stranger_names_no_agent(tmp_path, monkeypatch
 # Networks.
 
 
+@pytest.mark.slow
 def test_a_network_of_ones_own_is_trained_and_loaded(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     words = ["tests.own:QUICK", *SMALL, "--total-env-steps", "40", "--run-dir", str(folder)]
