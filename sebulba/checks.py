@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import math
+import re
 import types
 import typing
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from sebulba.errors import UsageError, shown
+
+ATTRIBUTE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+"""``module:attribute``, which is not Gymnasium's ``module:Id-v0``."""
 
 LARGEST_INT = 2**53
 """Beyond this no count of anything is meant, and floats cannot tell integers apart."""
@@ -77,6 +82,66 @@ def nearest(name: str, known: Iterable[str]) -> str:
         by_lower.setdefault(one.lower(), one)
     near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     return f"; the nearest are {', '.join(by_lower[one] for one in near)}" if near else ""
+
+
+def is_attribute(value: str) -> bool:
+    """Tell whether a text has the form ``module:attribute``."""
+    return ATTRIBUTE.fullmatch(value) is not None
+
+
+def load_attribute(name: str, value: str) -> Any:
+    """Import what ``module:attribute`` names.
+
+    Args:
+      name: What the value was given for, for messages.
+      value: The text.
+
+    Raises:
+      UsageError: It has another form, or there is no such module or attribute.
+    """
+    rule, remedy = "must be 'module:attribute'", "use for example my_package:MyClass"
+    require(is_attribute(value), name, value, rule, remedy)
+    module, _, path = value.partition(":")
+    found = import_module(name, value, module)
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise UsageError(
+                f"{name}={value!r}: {module!r} has no attribute {attribute!r}"
+                f"{nearest(attribute, dir(found))}"
+            )
+        found = getattr(found, attribute)
+    return found
+
+
+def import_module(name: str, value: str, module: str) -> Any:
+    """Import a module that ``value``, given for ``name``, names.
+
+    Raises:
+      UsageError: There is none. What the module raises itself is raised as it is.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module exists, but one that it imports does not
+        raise UsageError(
+            f"{name}={value!r} names the module {module!r}, which is not found; check the name, "
+            "the folder you are in and PYTHONPATH"
+        ) from error
+
+
+def class_name(cls: type) -> str:
+    """Return ``module:class``, as ``load_attribute`` takes it.
+
+    Raises:
+      UsageError: The class is inside a function, where nothing can import it.
+    """
+    if "<locals>" in cls.__qualname__:
+        raise UsageError(
+            f"class {cls.__qualname__} is inside a function, from where no saved policy can "
+            "import it; move it to the top of its module"
+        )
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def check_types(config: Any, prefix: str = "", *, open_fields: Collection[str] = ()) -> None:

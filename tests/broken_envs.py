@@ -216,12 +216,26 @@ class HoldsLock(Good):
         self.lock = threading.Lock()
 
 
-class TupleSpace(Good):
-    observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Discrete(2)))
+class GraphSpace(Good):
+    observation_space = spaces.Dict(
+        {"x": spaces.Box(-1, 1, (3,)), "map": spaces.Graph(spaces.Discrete(2), None)}
+    )
+
+
+class OnlyText(Good):
+    observation_space = spaces.Text(20)
 
 
 class TextSpace(Good):
     observation_space = spaces.Dict({"x": spaces.Box(-1, 1, (3,)), "mission": spaces.Text(20)})
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return {"x": obs, "mission": "go"}, info
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return {"x": obs, "mission": "go"}, *rest
 
 
 class NoActionSpace(Good):

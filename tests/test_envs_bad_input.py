@@ -310,6 +310,9 @@ def test_negative_seeds_are_refused_where_gymnasium_would_not_take_them():
         make_env_factory(OracleEnv)(2, [1, -1])
 
 
+GRAPH = spaces.Graph(spaces.Discrete(2), None)
+
+
 def with_space(**members):
     return type("WithSpace", (Broken,), members)
 
@@ -318,8 +321,9 @@ def with_space(**members):
     ("members", "expected"),
     [
         ({"observation_space": spaces.Text(3)}, "observation_space=Text"),
-        ({"observation_space": spaces.Tuple([DICT])}, "observation_space=Tuple"),
-        ({"observation_space": spaces.Dict(x=DICT)}, r"observation_space\['x'\]=Dict"),
+        ({"observation_space": spaces.Tuple([])}, "observation_space=Tuple"),
+        ({"observation_space": GRAPH}, "observation_space=Graph"),
+        ({"observation_space": spaces.Dict(x=DICT, g=GRAPH)}, r"observation_space\['(g|x)'\]="),
         ({"observation_space": spaces.Dict(x=spaces.Text(3))}, r"observation_space\['x'\]=Text"),
         ({"observation_space": spaces.Dict()}, "a Dict without entries"),
         ({"observation_space": spaces.Box(0, 1, (2, 0))}, r"has shape \(2, 0\), without elements"),

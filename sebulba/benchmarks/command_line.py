@@ -15,6 +15,7 @@ from typing import Any
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learning_goals import GOALS, GROUPS
 from sebulba.benchmarks.project import report
+from sebulba.commands.configurations import config_first
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 
@@ -152,6 +153,7 @@ def main(argv: list[str], read_config: ReadConfig) -> int:
       SystemExit: argparse has printed what is wrong, or the help.
     """
     parser = _parser()
+    argv = [*argv[:1], *config_first(argv[1:])]
     if argv and argv[0] in DEFAULT_CONFIGS and (len(argv) == 1 or argv[1].startswith("-")):
         argv = [argv[0], DEFAULT_CONFIGS[argv[0]], *argv[1:]]
     arguments, more = parser.parse_known_args(argv)

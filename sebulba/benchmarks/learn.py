@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sebulba.commands.run_folder import file_name
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.files import read_json_object
 from sebulba.metrics.counters import EPISODES_AVERAGED
@@ -141,7 +142,7 @@ def run(
             print(f"{name}: {goal or 'no goal'}\n{HEADER}", flush=True)
             done = []
             for seed in range(seeds or (goal.seeds if goal else 3)):
-                folder = Path(runs or temporary) / f"{name}-seed{seed}"
+                folder = Path(runs or temporary) / f"{file_name(name)}-seed{seed}"
                 done.append(train_seed(words, seed, folder, commit[0], goal))
                 print(table_row(done[-1], goal), flush=True)
             print(summary(done, goal), flush=True)
@@ -150,7 +151,7 @@ def run(
             ) | dict(zip(("commit", "commit_date", "is_modified"), commit, strict=True))
             of_seeds = [] if seeds is None else ["--seeds", str(seeds)]
             record["command"] = " ".join(["sebulba bench learn", name, *of_seeds, *options])
-            write(record, done, goal, name, Path(results))
+            write(record, done, goal, file_name(name), Path(results))
             written[name] = record
     if len(written) > 1:
         print(overview(written), flush=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from sebulba.agents.configs import TorsoConfig
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.pictures import BLUE, picture
 from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
@@ -172,7 +173,7 @@ def all_axes(config: ExperimentConfig, devices: Sequence[jax.Device]) -> list[Ax
             lambda config, n: with_devices(config, n, on_cpu),
             note=CPU_DEVICES_NOTE if on_cpu else "",
         ),
-        _network_axis(config),
+        *_network_axes(config),
     ]
     return [axis for axis in axes if len(axis.values) > 1]
 
@@ -198,9 +199,10 @@ def with_devices(config: ExperimentConfig, num_devices: int, on_cpu: bool) -> Ex
     )
 
 
-def _network_axis(config: ExperimentConfig) -> Axis:
-    of_preset: Any = config.agent
-    torso = of_preset.torso
+def _network_axes(config: ExperimentConfig) -> list[Axis]:
+    torso = getattr(config.agent, "torso", None)
+    if not isinstance(torso, TorsoConfig) or torso.is_own:
+        return []
 
     def with_torso(config: ExperimentConfig, **changes: Any) -> ExperimentConfig:
         agent: Any = config.agent
@@ -209,11 +211,13 @@ def _network_axis(config: ExperimentConfig) -> Axis:
 
     if torso.kind in IMAGE_TORSOS:
         features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))
-        return Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
+        return [
+            Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
+        ]
     depth = len(torso.hidden_sizes) or 2
     sizes = {torso.hidden_sizes, *((size,) * depth for size in (32, 64, 128, 256, 512))}
     by_work = tuple(sorted(sizes, key=lambda size: sum(size)))
-    return Axis("hidden-sizes", by_work, lambda c, s: with_torso(c, hidden_sizes=s), True)
+    return [Axis("hidden-sizes", by_work, lambda c, s: with_torso(c, hidden_sizes=s), True)]
 
 
 def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: float) -> AxisResult:

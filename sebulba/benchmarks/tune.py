@@ -19,6 +19,7 @@ import jax
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import Series, Trial, measure_in_turn
 from sebulba.benchmarks.worker import WorkerError, share_accelerator
+from sebulba.commands.configurations import start_of
 from sebulba.commands.jax_setup import configure_jax, num_cpu_devices_for
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
@@ -120,6 +121,7 @@ def run(
             f"output={output!r} must end in .json, by which sebulba train knows it; "
             f"use {output}.json"
         )
+    default = start_of(preset, trust=False, command="sebulba bench tune").config
     configure_jax(config.platform, None, "off")
     share_accelerator()
     keep = [*keep, *(BATCH if max_batch_growth == 1 else ())]
@@ -136,7 +138,7 @@ def run(
         climb(knobs, contest, lambda: time.monotonic() - began < budget_s - confirm_s)
         start, tuned = contest.confirm(config)
         best = contest.best if tuned is not start else config
-    options = config_options(best, preset)
+    options = config_options(best, preset, default)
     keys = keys_of(start, tuned) | {
         "options": options,
         "memory_limit_mb": limit_mb,
@@ -152,7 +154,8 @@ def run(
     harness.print_table(f"bench tune: {preset}", "env steps/s", figures)
     for note in notes(knobs, config, best, start, tuned):
         _say(note)
-    _say(f"train with it: sebulba train {output}")
+    trust = " --trust" if best.named_code() else ""
+    _say(f"train with it: sebulba train {output}{trust}")
     return record
 
 

@@ -77,7 +77,10 @@ SHORT_OPTIONS = {
 }
 """Options of a component that are common enough to be given without its name."""
 
+OWN_AGENT = "--agent module:class trains an agent of your own, whose hyper-parameters are then here"
+
 COMMON_OPTIONS = {
+    "--agent AGENT": "an agent of your own: my_package:MyAgent",
     "--env.id ID": "environment",
     "--env.backend NAME": "envpool, taken where it has the id, or gymnasium",
     "--total-env-steps N": "environment steps to train for",
@@ -247,7 +250,9 @@ def _train(argv: list[str]) -> int:
         print(_train_help(), end="")
         return EXIT_OK
     _import_from_here()
-    preset, config = read_config(argv, "sebulba train")
+    from sebulba.commands.configurations import config_first
+
+    preset, config = read_config(config_first(argv), "sebulba train")
     from sebulba.commands.run_folder import choose_run_folder
 
     folder = choose_run_folder(config, preset)
@@ -290,16 +295,19 @@ run any code.
         return EXIT_OK if argv else EXIT_USAGE
     import dataclasses
 
+    from sebulba.commands.configurations import is_trust_given
     from sebulba.commands.run_folder import RunFolder
 
     folder = RunFolder(Path(argv[0]))
     folder.check_path()
     record = folder.record()  # once: nobody can exchange it between the check and its use
-    preset, saved = folder.read_config(record)
+    trust = is_trust_given(argv[1:])
+    if folder.trust(trust, record).is_trusted:
+        _import_from_here()
+    preset, saved = folder.read_config(record, trust=trust)
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
     folder.check_trusted(config.trust, record)
-    _import_from_here()
     folder.check_resumable(config)
     folder.check_has_checkpoints()
     return _run(config, folder, preset, ["sebulba", "resume", *argv])
@@ -317,12 +325,19 @@ def _train_help() -> str:
             "configurations:",
             *lines,
             "",
-            "Or a configuration file NAME.json, such as sebulba bench tune writes.",
+            "Or a configuration file NAME.json, such as sebulba bench tune writes; the folder of a",
+            "run, or its config.json; or an experiment of your own: my_preset.py:quick or",
+            "my_package.presets:quick.",
             "",
             "Any other environment: sebulba train AGENT --env.id ID, where AGENT is one of the",
             "first six, for any task, and ID is known to envpool or Gymnasium, is gymnax:ID (or",
             "brax:, jumanji:, pgx:, jaxmarl:, pettingzoo:), or is my_package.envs:MyEnv (a",
             "class or a factory).",
+            "",
+            "An agent of your own: sebulba train --agent my_package:MyAgent --env.id ID, or",
+            "sebulba train CONFIG --agent my_package:MyAgent for all else of a configuration.",
+            "A network: --agent.torso my_package:MyTorso. Wrappers: --env.wrappers",
+            'gymnasium.wrappers:FlattenObservation "my_package:MyWrapper(size=3)".',
             "",
             "common options:",
             *(f"  {option:<{wide}}  {what}" for option, what in COMMON_OPTIONS.items()),
@@ -334,40 +349,36 @@ def _train_help() -> str:
 
 
 def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
-    """Read ``CONFIG [options]``, where CONFIG is a name or a configuration file.
+    """Read ``CONFIG [options]``; ``sebulba.commands.configurations`` says what CONFIG may be.
 
     Args:
       argv: The words.
       command: What they were given to, for messages.
 
     Returns:
-      The name of the preset, and the experiment.
+      The name of the configuration, and the experiment.
 
     Raises:
       UsageError: The configuration is unknown, or an option breaks a rule.
       SystemExit: tyro has printed what is wrong with an option, or the help.
     """
-    from sebulba.configs.files import read_config_file
-    from sebulba.configs.presets import PRESETS
+    from sebulba.commands.configurations import AGENT, is_trust_given, start_of, take_agent
 
-    preset, *options = argv
-    file = preset
-    of_file: list[str] = []
-    if file.endswith(".json"):
-        preset, of_file = read_config_file(file)
-    if preset not in PRESETS:
-        raise UsageError(
-            f"configuration {preset!r} is unknown; use {_nearest(preset, PRESETS)}, or a file "
-            f"NAME.json ({command} CONFIG [options]; --env.id trains on any other environment)"
-        )
+    word, *options = argv
+    start = start_of(word, trust=is_trust_given(options), command=command)
+    if start.file is None:
+        return start.name, _parse(start.name, options, command, start.config)
     # No file can say of itself that it is to be trusted.
-    not_by_file = ["--no-trust"] if of_file else []
-    config = _parse(preset, [*of_file, *not_by_file, *options], command)
-    if of_file and (named := config.named_code()):
-        typed = _parse(preset, options, command).named_code()
-        for what in (what for what in named if what not in typed):
-            Trust("nothing says who wrote the file", config.trust).check(f"{file} names {what}")
-    return preset, config
+    words = [*start.words, "--no-trust", *options]
+    config = _parse(start.name, words, command, start.config)
+    if named := config.named_code():
+        _, agent = take_agent(words)  # of which start_of has asked, if it is the file's
+        typed = [*options, *([AGENT, agent] if agent else [])]
+        known = _parse(start.name, typed, command, start.config).named_code()
+        for what in (what for what in named if what not in known):
+            doubt = "nothing says who wrote the file"
+            Trust(doubt, config.trust).check(f"{start.file} names {what}")
+    return start.name, config
 
 
 def _parse(
@@ -380,21 +391,27 @@ def _parse(
 
     import tyro
 
+    from sebulba.commands.configurations import take_agent
     from sebulba.commands.option_words import ENV_OPTIONS, gather_env_options, registry
     from sebulba.configs.experiment import ExperimentConfig
+    from sebulba.configs.own_agent import with_agent
     from sebulba.configs.presets import PRESETS
 
     short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())
     start = default or PRESETS[preset].make()
+    options, agent = take_agent(options)
+    if agent is not None:
+        start = with_agent(start, agent)
     before = start.env.options
     words, pairs = gather_env_options([_long_option(option) for option in options])
     if pairs:  # for tyro, a dict with entries has these options and no others
         start = dataclasses.replace(start, env=dataclasses.replace(start.env, options={}))
         words += [ENV_OPTIONS, *pairs]
+    summary = PRESETS[preset].summary if preset in PRESETS else f"{start.agent_name}, your own"
     config = tyro.cli(
         ExperimentConfig,
         prog=f"{command} {preset}",
-        description=f"{PRESETS[preset].summary}.\n{short}.",
+        description=f"{summary}.\n{short}.\n{OWN_AGENT}.",
         default=start,
         args=words,
         # The preset chooses the algorithm; without this each class would be a sub-command.

@@ -21,10 +21,10 @@ from sebulba.types import EnvFactory, EnvSpec, PyTree
 
 def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
     """Return the agent, told over how many updates its learning rate falls, if it does."""
-    agent = make_agent(spec, config.agent)
+    agent = make_agent(spec, config.agent, config.agent_class)
     if not config.anneal_learning_rate:
         return agent
-    return make_agent(spec, config.agent_for(_num_updates(config, agent)))
+    return make_agent(spec, config.agent_for(_num_updates(config, agent)), config.agent_class)
 
 
 def _num_updates(config: ExperimentConfig, agent: Agent) -> int:

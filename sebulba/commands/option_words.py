@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import typing
+from typing import Annotated, Any
 
 import docstring_parser
+import tyro
 from tyro.constructors import (
     ConstructorRegistry,
     StructConstructorSpec,
@@ -17,6 +19,8 @@ from tyro.constructors import (
 from sebulba.errors import UsageError
 
 ENV_OPTIONS = "--env.options"
+NO_OPTIONS = ("agent_class",)
+"""Fields that have another spelling on the command line."""
 
 registry = ConstructorRegistry()
 """How tyro reads dataclasses: with help that flows over the width of the terminal."""
@@ -29,15 +33,17 @@ def dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
         return None
     hints = typing.get_type_hints(info.type)
     texts = _field_docstrings(info.type)
-    return StructConstructorSpec(
-        info.type,
-        tuple(
-            StructFieldSpec(
-                field.name, hints[field.name], getattr(info.default, field.name), texts[field.name]
-            )
-            for field in dataclasses.fields(info.type)
-        ),
-    )
+
+    def field_spec(name: str) -> StructFieldSpec:
+        value = getattr(info.default, name)
+        # An agent of one's own may have hyper-parameters of any class.
+        hint: Any = type(value) if dataclasses.is_dataclass(value) else hints[name]
+        if name in NO_OPTIONS:
+            hint = Annotated[hint, tyro.conf.Fixed, tyro.conf.Suppress]
+        return StructFieldSpec(name, hint, value, texts.get(name, ""))
+
+    names = [field.name for field in dataclasses.fields(info.type) if field.init]
+    return StructConstructorSpec(info.type, tuple(map(field_spec, names)))
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import sebulba
-from sebulba.agents.configs.agent_config import agent_configs
+from sebulba.agents.configs.agent_config import AgentConfig, agent_configs
+from sebulba.checks import class_name, load_attribute
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError, shown
 from sebulba.files import (
@@ -203,7 +204,7 @@ class RunFolder:
             "run_id": self.run_id() or uuid.uuid4().hex,
             "preset": preset,
             "command": list(command),
-            "agent_config": type(config.agent).__name__,
+            "agent_config": _config_name(type(config.agent)),
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
             ENVIRONMENT: environment,
             LINKS: links_in(self.path),
@@ -286,35 +287,21 @@ class RunFolder:
                 doubt = "nothing says who made it"
                 Trust(doubt, is_given).check(f"{self.path / name} is a link to {target}")
 
-    def read_config(self, record: Mapping[str, Any] | None = None) -> tuple[str, ExperimentConfig]:
+    def read_config(
+        self, record: Mapping[str, Any] | None = None, *, trust: bool = False
+    ) -> tuple[str, ExperimentConfig]:
         """Return the preset and the configuration of the run.
 
         Args:
           record: What ``record`` returned; None reads it.
+          trust: Import the agent that it names whoever wrote it.
 
         Raises:
-          UsageError: ``config.json`` is missing or damaged, or of another Sebulba.
+          UsageError: ``config.json`` is missing or damaged, or of another Sebulba; or it names
+            code and is not trusted.
         """
         record = self.record() if record is None else record
-        try:
-            preset = record["preset"]
-            agent_class = agent_configs()[record["agent_config"]]
-            fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}
-            config = ExperimentConfig(
-                agent=dataclass_from_json(agent_class, record["agent"]),
-                **{
-                    name: _field_from_json(ExperimentConfig, name, value)
-                    for name, value in record.items()
-                    if name in fields
-                },
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(
-                f"{self.config} does not describe a run of this Sebulba "
-                f"({type(error).__name__}: {error}); resume it with the one that wrote it, "
-                f"{record.get('sebulba', 'unknown')}"
-            ) from error
-        return preset, config
+        return config_of_record(record, self.config, trust_of(KIND, record, trust))
 
     def continued(self, config: ExperimentConfig) -> ExperimentConfig:
         """Return ``config`` as it goes on with the run that is here, if it does.
@@ -324,14 +311,14 @@ class RunFolder:
         """
         if not (config.resume and self.config.exists()) or config.extension_learning_rate is None:
             return config
-        annealed = self.read_config()[1].annealed_env_steps
+        annealed = self.read_config(trust=config.trust)[1].annealed_env_steps
         if config.total_env_steps <= annealed:
             return config
         return dataclasses.replace(config, anneal_env_steps=annealed)
 
     def check_resumable(self, config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not that of the run."""
-        _, saved = self.read_config()
+        _, saved = self.read_config(trust=config.trust)
         self._check_same(_as_json(saved), self.continued(config))
 
     def _check_same(self, before: Mapping[str, Any], config: ExperimentConfig) -> None:
@@ -429,6 +416,58 @@ class RunFolder:
                 f"{self.config} does not describe an environment ({error}); "
                 "expected the config.json that a run wrote"
             ) from error
+
+
+def config_of_record(
+    record: Mapping[str, Any], file: Path, trust: Trust
+) -> tuple[str, ExperimentConfig]:
+    """Return the preset and the configuration that a run wrote.
+
+    Args:
+      record: What its ``config.json`` says.
+      file: Where that is, for messages.
+      trust: Of the record.
+
+    Raises:
+      UsageError: It is damaged, of another Sebulba, or names code and is not trusted.
+    """
+    try:
+        preset = record["preset"]
+        agent_config = _config_class(record["agent_config"], file, trust)
+        fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}
+        config = ExperimentConfig(
+            agent=dataclass_from_json(agent_config, record["agent"]),
+            **{
+                name: _field_from_json(ExperimentConfig, name, value)
+                for name, value in record.items()
+                if name in fields
+            },
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{file} does not describe a run of this Sebulba "
+            f"({type(error).__name__}: {error}); resume it with the one that wrote it, "
+            f"{record.get('sebulba', 'unknown')}"
+        ) from error
+    return preset, config
+
+
+def _config_name(cls: type) -> str:
+    """Return the name of a class of hyper-parameters: ``module:class`` unless it is of Sebulba."""
+    is_ours = cls.__module__.startswith("sebulba.") and cls.__name__ in agent_configs()
+    return cls.__name__ if is_ours else class_name(cls)
+
+
+def _config_class(name: Any, file: Path, trust: Trust) -> Any:
+    """Return a class of hyper-parameters; one that is not Sebulba's only if ``file`` is trusted."""
+    if ":" not in name:
+        return agent_configs()[name]
+    if name != class_name(AgentConfig):
+        trust.check(f"{file} names the class {shown(name)}, which would be imported")
+    found = load_attribute(f"{file}: agent_config", name)
+    if not dataclasses.is_dataclass(found):
+        raise UsageError(f"{file} names {name}, which is not a configuration (a dataclass)")
+    return found
 
 
 MOST_NAME_BYTES = 255
@@ -563,9 +602,14 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
     return folder
 
 
+def file_name(preset: str) -> str:
+    """Return a name for files and folders from that of a configuration, ``module:attribute``."""
+    return preset.rpartition(":")[2].replace(os.sep, "-")
+
+
 def _unused_folder(preset: str) -> RunFolder:
     # With the process: several may be started in the same second, and make it seconds later.
-    stem = f"{preset}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
+    stem = f"{file_name(preset)}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"
     path, number = Path("runs", stem), 1
     while path.exists():
         number += 1

@@ -338,7 +338,7 @@ class _Run:
     def draw(self) -> None:
         """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
         config, folder = self._config, self._folder
-        names = (config.env.id, config.agent.agent_class)
+        names = (config.env.id, config.agent_name)
         new = folder.path / f"{PARTIAL}{folder.learning_curve.name}"
         try:
             if folder.metrics.exists() and learning_curve(

@@ -104,7 +104,7 @@ def _value(run: RunSummary, key: str) -> str:
     if name in run.config:
         value = run.config[name]
         text = value if isinstance(value, str) else json.dumps(value)
-        return text.removesuffix("Config") if name == "agent_config" else text
+        return run.agent_name if name == "agent_config" else text
     from difflib import get_close_matches
 
     near = get_close_matches(name, run.config, n=3)

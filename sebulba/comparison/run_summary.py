@@ -46,6 +46,16 @@ class RunSummary:
     """``done``, ``running``, ``killed``, or what the exit code says: ``hang``, ``SIGTERM``."""
 
     @property
+    def agent(self) -> Any:
+        """The agent: ``module:class`` of one's own, or the name of the hyper-parameters."""
+        return self.config.get("agent_class") or self.config.get("agent_config")
+
+    @property
+    def agent_name(self) -> str:
+        """The agent in a word; empty where it is unknown."""
+        return str(self.agent or "").rpartition(":")[2].removesuffix("Config")
+
+    @property
     def env_steps(self) -> int:
         """Environment steps that were trained for."""
         return int(self._last("env_steps") or 0)

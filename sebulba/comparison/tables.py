@@ -46,9 +46,8 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
 
 def _name(run: RunSummary) -> Text:
     config = run.config
-    agent = str(config.get("agent_config", _ABSENT)).removesuffix("Config")
     env = str(config.get("env.id", _ABSENT)).rpartition(":")[2]
-    what = f"{agent} {env} seed {config.get('seed', _ABSENT)}"
+    what = f"{run.agent_name or _ABSENT} {env} seed {config.get('seed', _ABSENT)}"
     return Text.assemble(plain(label(run)), "\n", (plain(what), "dim"))
 
 
@@ -70,7 +69,7 @@ def record_of_run(run: RunSummary) -> dict[str, Any]:
     return {
         "folder": str(run.folder),
         "preset": run.config.get("preset"),
-        "agent": run.config.get("agent_config"),
+        "agent": run.agent,
         "env": run.config.get("env.id"),
         "seed": run.config.get("seed"),
         "changed": run.changed.isoformat(timespec="seconds"),

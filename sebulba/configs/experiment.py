@@ -10,7 +10,15 @@ import os
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
-from sebulba.checks import at_least, at_most, check_types, require, require_positive
+from sebulba.agents.configs.shared import own_torsos
+from sebulba.checks import (
+    at_least,
+    at_most,
+    check_types,
+    is_attribute,
+    require,
+    require_positive,
+)
 from sebulba.errors import UsageError, shown
 from sebulba.options import ENV_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 
@@ -60,6 +68,9 @@ class EnvConfig:
     privileged: tuple[str, ...] = ()
     """Parts of the observation that the policy never sees; they are for the learner, such as a
     central critic."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers around single Gymnasium environments, the first innermost, as module:attribute, or
+    with arguments, in quotes, as in "gymnasium.wrappers:FrameStackObservation(stack_size=4)"."""
     options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
     """More options of envpool.make or gymnasium.make, as NAME VALUE pairs."""
 
@@ -95,6 +106,7 @@ class EnvConfig:
         shown_id = self.id if is_plain else shown(self.id)
         names_code = colon and library not in ENV_LIBRARIES
         named = [f"the environment {shown_id}"] if names_code else []
+        named += [f"the wrapper {shown(wrapper)}" for wrapper in self.wrappers]
         return named + [
             f"the option {name} {value!r}"
             for name, value in self.options.items()
@@ -114,6 +126,9 @@ class ExperimentConfig(LoopOptions):
     """Environment."""
     agent: AgentConfig
     """Hyper-parameters of the agent; their class chooses the algorithm."""
+    agent_class: str | None = None
+    """An agent of one's own, as module:class; None takes the one that the hyper-parameters name.
+    On the command line it is --agent module:class."""
     total_env_steps: int
     """Environment steps to train for, rounded up to whole cycles."""
     num_envs: int = 64
@@ -175,6 +190,10 @@ class ExperimentConfig(LoopOptions):
                 "example ImpalaConfig()"
             )
         super().__post_init__()
+        if self.agent_class is not None:
+            use = "use for example my_package.agents:MyAgent"
+            is_name = is_attribute(self.agent_class)
+            require(is_name, "agent", self.agent_class, "must be 'module:class'", use)
         for count in (
             *("total_env_steps", "anneal_env_steps", "num_envs", "steps_per_cycle"),
             *("eval_episodes", "eval_num_envs", "eval_max_episode_steps", "num_cpu_devices"),
@@ -229,6 +248,11 @@ class ExperimentConfig(LoopOptions):
             )
 
     @property
+    def agent_name(self) -> str:
+        """The agent, as ``module:class``."""
+        return str(self.agent_class or getattr(self.agent, "agent_class", ""))
+
+    @property
     def annealed_env_steps(self) -> int:
         """Environment steps over which the learning rate falls, where it does."""
         return self.anneal_env_steps or self.total_env_steps
@@ -240,7 +264,9 @@ class ExperimentConfig(LoopOptions):
 
     def named_code(self) -> list[str]:
         """Return what of it imports or runs code, or reads or writes files, that it names."""
-        named = self.env.named_code()
+        named = [] if self.agent_class is None else [f"the agent {self.agent_class}"]
+        named += [f"the network {name}" for name in own_torsos(self.agent)]
+        named += self.env.named_code()
         if self.compile_cache not in ("auto", "off"):
             named.append(f"the compiled programs in {self.compile_cache}")
         return named + [f"the folder {folder}" for folder in (self.run_dir,) if folder is not None]

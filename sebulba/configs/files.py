@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.files import read_json_object, write_json
@@ -24,20 +25,27 @@ Scalar: TypeAlias = bool | int | float | str | None
 Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 """Value of an option: a scalar, a list, or pairs of name and value."""
 
+DefaultOf: TypeAlias = Callable[[str, Any], ExperimentConfig]
+"""Returns the experiment that the name of a configuration and an agent of one's own stand for."""
+
 KEYS = ("config", "options", "measured")
 
 NOT_KEPT = ("name", "run_dir", "resume", "drop_replay", "strict", "trust")
 """Fields of an ``ExperimentConfig`` that belong to one run, not to a configuration."""
 
 
-def read_config_file(path: str | Path) -> tuple[str, list[str]]:
+def read_config_file(
+    path: str | Path, default_of: DefaultOf | None = None
+) -> tuple[str, list[str]]:
     """Return what a configuration file stands for on the command line of ``sebulba train``.
 
     Args:
       path: The file.
+      default_of: Returns the configuration of a name, with an agent of one's own where the options
+        name one, or refuses it; None takes presets alone.
 
     Returns:
-      The preset's name, and its options as command-line words.
+      The configuration's name, and its options as command-line words.
 
     Raises:
       UsageError: It is missing or damaged, or does not have the form above. Whether the options
@@ -53,20 +61,29 @@ def read_config_file(path: str | Path) -> tuple[str, list[str]]:
     unknown = sorted(set(record) - set(KEYS))
     if unknown:
         raise UsageError(f"{path} has the unknown key {unknown[0]!r}; use {', '.join(KEYS)}")
-    preset, options = record.get("config"), record.get("options", {})
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise UsageError(
-            f"{path} names the unknown configuration {preset!r} under 'config'; "
-            f"use {', '.join(PRESETS)}"
-        )
+    name, options = record.get("config"), record.get("options", {})
     if not isinstance(options, dict):
         raise UsageError(
             f"{path} has options={options!r}, which must be an object of names and values; "
             'use {"num-envs": 64}'
         )
-    default = PRESETS[preset].make()
-    words = [word for name, value in options.items() for word in option_words(default, name, value)]
-    return preset, words
+    if default_of is None or not isinstance(name, str):
+        default = config_of_preset(name, path)
+    else:
+        default = default_of(name, options.get("agent"))
+    words = [
+        word for option, value in options.items() for word in option_words(default, option, value)
+    ]
+    return str(name), words
+
+
+def config_of_preset(name: Any, path: Path) -> ExperimentConfig:
+    """Return the preset that a configuration file names; UsageError if there is none."""
+    if isinstance(name, str) and name in PRESETS:
+        return PRESETS[name].make()
+    raise UsageError(
+        f"{path} names the unknown configuration {name!r} under 'config'; use {', '.join(PRESETS)}"
+    )
 
 
 def write_config_file(
@@ -90,11 +107,22 @@ def write_config_file(
     write_json(path, record)
 
 
-def config_options(config: ExperimentConfig, preset: str) -> dict[str, Option]:
-    """Return the options that make ``config`` of a preset, without those of a single run."""
-    default = PRESETS[preset].make()
+def config_options(
+    config: ExperimentConfig, preset: str, default: ExperimentConfig | None = None
+) -> dict[str, Option]:
+    """Return the options that make ``config`` of another, without those of a single run.
+
+    Args:
+      config: What the options are to make.
+      preset: Name of the configuration that they change.
+      default: That configuration, where it is no preset.
+    """
+    default = default or PRESETS[preset].make()
     own = dataclasses.replace(config, **{name: getattr(default, name) for name in NOT_KEPT})
-    return dict(_differences(default, own, ""))
+    if config.agent_class is None or config.agent_class == default.agent_class:
+        return dict(_differences(default, own, ""))
+    default = with_agent(default, config.agent_class)
+    return {"agent": config.agent_class, **dict(_differences(default, own, ""))}
 
 
 def _differences(default: Any, config: Any, prefix: str) -> list[tuple[str, Option]]:

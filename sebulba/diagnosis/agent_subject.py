@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
-import inspect
-import pkgutil
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -16,8 +12,8 @@ import jax
 import numpy as np
 
 from sebulba.agent import Agent, is_spec, spec_of_each_leaf
-from sebulba.agents.configs.agent_config import agent_configs, make_agent
-from sebulba.checks import check_count, nearest
+from sebulba.agents.configs.agent_config import config_of, make_agent
+from sebulba.checks import check_count, load_attribute
 from sebulba.diagnosis.agent_driver import NUM_INFERENCERS, Driver, Made, Streams, run_spec
 from sebulba.diagnosis.questions import Questions, questions_for
 from sebulba.envs.factory import env_spec, make_env_factory
@@ -219,7 +215,7 @@ def how_to_make(agent: Any, config: Any = None) -> MakeAgent:
     Raises:
       UsageError: It is none of these.
     """
-    found = _load("agent", agent) if isinstance(agent, str) else agent
+    found = load_attribute("agent", agent) if isinstance(agent, str) else agent
     if isinstance(found, Agent):
         config = found.config if config is None else _config(config)
         return lambda spec: type(found)(spec, config)
@@ -243,56 +239,17 @@ def _checked(agent: Any, function: Any) -> Agent:
     return agent
 
 
-def _load(name: str, value: str) -> Any:
-    module, _, attribute = value.partition(":")
-    if not all(part.isidentifier() for part in f"{module}.{attribute}".split(".")):
-        raise UsageError(
-            f"{name}={value!r} must be 'module:attribute', such as my_package.agents:MyAgent"
-        )
-    try:
-        return pkgutil.resolve_name(value)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, but one that it imports does not
-        raise UsageError(
-            f"{name}={value!r} names the module {module!r}, which is not found; check the name, "
-            "the folder you are in and PYTHONPATH"
-        ) from error
-    except AttributeError as error:
-        raise UsageError(
-            f"{name}={value!r}: {module!r} has no attribute {attribute!r}"
-            f"{nearest(attribute, dir(pkgutil.resolve_name(module)))}"
-        ) from error
-
-
 def _config(config: Any) -> Any:
-    found = _load("config", config) if isinstance(config, str) else config
+    found = load_attribute("config", config) if isinstance(config, str) else config
     return found() if callable(found) else found
 
 
 def _config_of(agent_class: type[Agent]) -> Any:
     """Return the default configuration of a class of agents."""
-    for config_class in _config_classes(agent_class):
-        try:
-            return config_class()
-        except TypeError as error:
-            raise UsageError(
-                f"{config_class.__name__} needs arguments ({error}); give a configuration: "
-                "config=..., or --config module:attribute"
-            ) from error
+    found = config_of(agent_class)
+    if found is not None:
+        return found
     raise UsageError(
         f"{agent_class.__name__} names no configuration; give one with config=..., or --config "
         "module:attribute, or make it a subclass of sebulba.Agent[MyConfig]"
     )
-
-
-def _config_classes(agent_class: type[Agent]) -> Iterator[Any]:
-    name = f"{agent_class.__module__}:{agent_class.__qualname__}"
-    yield from (cls for cls in agent_configs().values() if cls.agent_class == name)
-    for base in agent_class.__mro__:
-        for generic in base.__dict__.get("__orig_bases__", ()):
-            arguments = typing.get_args(generic)
-            yield from (one for one in arguments if isinstance(one, type))
-    annotation = inspect.signature(agent_class.__init__).parameters.get("config")
-    if annotation is not None and dataclasses.is_dataclass(annotation.annotation):
-        yield annotation.annotation

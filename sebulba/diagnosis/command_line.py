@@ -46,6 +46,12 @@ def check_env(argv: Sequence[str]) -> int:
         choices=("observation", "info"),
         help="where the mask of legal actions is that is to be heeded",
     )
+    parser.add_argument(
+        "--wrappers",
+        nargs="+",
+        metavar="WRAPPER",
+        help="module:attribute of wrappers to put around it, as for --env.wrappers",
+    )
     parser.add_argument("--num-envs", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=500, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
@@ -55,7 +61,8 @@ def check_env(argv: Sequence[str]) -> int:
     parser.add_argument("--json", metavar="FILE", help="also write the report there")
     arguments = parser.parse_args(argv)
     _check_folder(arguments.json)
-    options = {"backend": arguments.backend, "action_mask": arguments.action_mask}
+    names = ("backend", "action_mask", "wrappers")
+    options = {name: getattr(arguments, name) for name in names}
     events = env_findings(
         arguments.env,
         num_envs=arguments.num_envs,

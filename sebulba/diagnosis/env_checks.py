@@ -15,6 +15,7 @@ from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.env_players import SinglePlayer, first_difference
 from sebulba.diagnosis.env_subject import Subject
 from sebulba.diagnosis.finding import Finding, note, ok, problem
+from sebulba.envs.flat_parts import LEFT_OUT
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
@@ -108,10 +109,15 @@ def _made(player: Any) -> Any:
 def check_spaces(subject: Subject) -> Iterator[Finding]:
     """Show the spaces, and say what is unusual about them."""
     with subject.playing() as player:
-        spec = player.spec
+        spec, metadata = player.spec, getattr(_made(player), "metadata", None) or {}
     if isinstance(spec, MultiAgentSpec):
         yield ok(describe(spec))
         return
+    if text := metadata.get(LEFT_OUT):
+        yield note(
+            f"{', '.join(text)}: text, which is left out",
+            "wrap the environment to encode it as numbers, if the task needs it",
+        )
     declared, action = spec.observation_space, spec.action_space
     yield ok(f"{_short(declared)} -> {_short(action)}")
     leaves = declared.spaces if isinstance(declared, spaces.Dict) else {"obs": declared}

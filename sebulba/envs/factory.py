@@ -17,8 +17,9 @@ from typing import Any, Literal
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from sebulba.checks import nearest
+from sebulba.checks import import_module, is_attribute, load_attribute, nearest
 from sebulba.envs.checked_env import CheckedEnv
+from sebulba.envs.flat_parts import warn_of_text
 from sebulba.envs.gymnasium_adapter import (
     STEP_TIMEOUT_S,
     GymnasiumAdapter,
@@ -51,6 +52,7 @@ from sebulba.envs.observation_parts import (
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
+from sebulba.envs.wrappers import load_wrapper, wrapped
 from sebulba.errors import UsageError, shown
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 
@@ -149,6 +151,7 @@ def make_env_factory(
     channels_first: bool | None = None,
     action_mask: ActionMaskPlace | None = None,
     privileged: Sequence[str] = (),
+    wrappers: Sequence[str | Callable[[gymnasium.Env], gymnasium.Env]] = (),
     **options: Any,
 ) -> EnvFactory:
     """Return a factory of the vector environment of one Inferencer.
@@ -182,6 +185,9 @@ def make_env_factory(
         that there is none, but for what a tree of the environment says.
       privileged: Parts of a Dict observation that the policy never sees: they are for the learner,
         such as a central critic.
+      wrappers: Put around each single Gymnasium environment, the first innermost: functions of an
+        environment, or their names as ``"module:attribute"`` or
+        ``"gymnasium.wrappers:FrameStackObservation(stack_size=4)"``.
       **options: Options of ``envpool.make``, ``gymnasium.make`` or the callable.
 
     Raises:
@@ -196,6 +202,7 @@ def make_env_factory(
         channels_first,
         action_mask,
         tuple(privileged) if isinstance(privileged, list | tuple) else privileged,  # type: ignore[arg-type]
+        tuple(wrappers) if isinstance(wrappers, list | tuple) else wrappers,  # type: ignore[arg-type]
     )
     if isinstance(env, _Factory):
         _check_nothing_left(env.name, options | own.changed())
@@ -206,7 +213,7 @@ def make_env_factory(
         return _pettingzoo_factory(env, own, options)
     if isinstance(env, str) and env.startswith(OWN_PREFIX):
         return _own_factory(env, own, options)
-    if isinstance(env, str) and not _is_attribute(env):
+    if isinstance(env, str) and not is_attribute(env):
         return _factory_of_id(env, own, options)
     return _factory_of_callable(env, own, options)
 
@@ -229,6 +236,8 @@ class _OwnOptions:
     """Where the mask of legal actions is."""
     privileged: tuple[str, ...] = ()
     """Parts of the observation that only the learner sees."""
+    wrappers: tuple[Any, ...] = ()
+    """Wrappers around single environments, or their names."""
 
     def __post_init__(self) -> None:
         if self.backend is not None and not is_one_of(self.backend, "envpool", "gymnasium"):
@@ -251,6 +260,11 @@ class _OwnOptions:
                 f"privileged={shown(names)} must be a tuple of names of parts of the observation; "
                 "use for example ('state',)"
             )
+        if not isinstance(self.wrappers, tuple):
+            raise UsageError(
+                f"wrappers={shown(self.wrappers)} must be a tuple of wrappers or their names; use "
+                "for example ('gymnasium.wrappers:FlattenObservation',)"
+            )
         where, seconds = f"step_timeout_s={shown(self.step_timeout_s)}", self.step_timeout_s
         check_number(where, seconds, default=STEP_TIMEOUT_S, is_int=False, smallest=0.001)
         if (threads := self.num_threads) is not None:
@@ -267,6 +281,7 @@ def _factory_of_id(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fact
     if _choose_backend(env, own.backend) == "envpool":
         _check_not_async(own, env, "; or pass backend='gymnasium'")
         _check_no_infos(own, env, "; or pass backend='gymnasium'")
+        _check_no_wrappers(own, env, "is made by envpool", "; or pass backend='gymnasium'")
         return _envpool_factory(env, own, options)
     make_env = _gymnasium_maker(env, options)
     _check_no_threads(own, env)
@@ -293,6 +308,7 @@ def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) ->
     if parameters.keys() >= {"num_envs", "seeds"}:
         _check_not_async(own, name)
         _check_no_infos(own, name)
+        _check_no_wrappers(own, name, "is a vector environment by itself")
         return _vector_factory(make_env, name, parameters, own, options)
     _check_single(make_env, name, parameters, options)
     make_env = functools.partial(make_env, **options) if options else make_env
@@ -326,6 +342,7 @@ def env_spec(env: Any, **options: Any) -> Any:
         return PopulationEnv(PettingZooEnv(lambda: env), _name(env)).population
     if isinstance(env, gymnasium.Env):
         env = prepared(lambda: env)
+        warn_of_text(env, _name(env))
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
             action_space=canonical_action_space(env.action_space),
@@ -354,7 +371,7 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
         return EnvSource(env, PETTINGZOO, _versions(PETTINGZOO, pettingzoo_package(env)))
     if env.startswith(OWN_PREFIX):
         return EnvSource(env, None, _versions("sebulba"))
-    if _is_attribute(env):
+    if is_attribute(env):
         return EnvSource(env, None, _versions(env, "gymnasium"))
     chosen = _choose_backend(env, backend)
     if chosen == "envpool":
@@ -373,11 +390,6 @@ def _versions(*modules: str) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
             versions[package] = importlib.metadata.version(package)
     return versions
-
-
-def _is_attribute(env: str) -> bool:
-    """Tell whether this is ``module:attribute``, not an id such as Gymnasium's ``module:Id-v0``."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", env) is not None
 
 
 def _choose_backend(env: str, backend: Backend | None) -> Backend:
@@ -412,32 +424,12 @@ def _has_gymnasium_id(env: str) -> bool:
             return False
     module, _, env_id = env.rpartition(":")
     if module:
-        _import(module, env)
+        import_module("env", env, module)
     return env_id in gymnasium.registry
 
 
-def _import(module: str, env: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise  # the module exists, but one that it imports does not
-        raise UsageError(
-            f"env={env!r} names the module {module!r}, which is not found; check the name, the "
-            "folder you are in and PYTHONPATH"
-        ) from error
-
-
 def _load(env: str) -> Any:
-    module, _, path = env.partition(":")
-    found = _import(module, env)
-    for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            raise UsageError(
-                f"env={env!r}: {module!r} has no attribute {attribute!r}"
-                f"{nearest(attribute, dir(found))}"
-            )
-        found = getattr(found, attribute)
+    found = load_attribute("env", env)
     _check_makes_envs(found, env)
     return found
 
@@ -524,6 +516,14 @@ def _check_no_infos(own: _OwnOptions, name: str, or_else: str = "") -> None:
         )
 
 
+def _check_no_wrappers(own: _OwnOptions, name: str, what: str, or_else: str = "") -> None:
+    if own.wrappers:
+        raise UsageError(
+            f"wrappers={shown(list(own.wrappers))} go around single environments of Gymnasium, and "
+            f"{name!r} {what}; drop them{or_else}"
+        )
+
+
 def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
     if options:
         raise UsageError(
@@ -540,6 +540,7 @@ def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Facto
     _check_no_threads(own, name)
     _check_not_async(own, name)
     _check_no_infos(own, name)
+    _check_no_wrappers(own, name, "is written in JAX")
     env = make()  # one will do: its functions are pure
     many = hasattr(env, "tree")
     adapter, make_spec = (
@@ -565,6 +566,7 @@ def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factor
         raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
     _check_not_async(own, env)
     _check_no_infos(own, env)
+    _check_no_wrappers(own, env, "is a vector environment by itself")
     read = read_options(options, env)
     num_threads = own.num_threads or networks.default_num_threads()
     return _Factory(
@@ -644,6 +646,8 @@ def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
 
 def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory:
     make_env = functools.partial(as_gymnasium, make_env, name)
+    if own.wrappers:
+        make_env = functools.partial(wrapped, make_env, list(map(load_wrapper, own.wrappers)), name)
     make_env = functools.partial(prepared, make_env, own.action_mask)
 
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
@@ -659,6 +663,7 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
         env.close()
         if isinstance(env.env, PopulationEnv):
             return env.env.population  # type: ignore[return-value]
+        warn_of_text(env, name)
         return EnvSpec(env.observation_space, env.action_space, name=name, **tags_of(env))
 
     return _Factory(make, name, make_spec, make_env, own=own)

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs.flat_parts import flattened
 from sebulba.envs.spaces import check_legal, has_legal, num_choices
 from sebulba.envs.tree import (
     OBSERVATION,
@@ -60,7 +61,7 @@ def prepared(
         return env
     if env.has_wrapper_attr("tree") and isinstance(env.get_wrapper_attr("tree"), AgentNode):
         env = NodeEnv(env)
-    return ActionMaskEnv(env, action_mask) if action_mask else env
+    return flattened(ActionMaskEnv(env, action_mask) if action_mask else env)
 
 
 class NodeEnv(gymnasium.Wrapper):

@@ -23,7 +23,9 @@ from gymnasium import spaces
 from sebulba.agent import Agent
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
+from sebulba.agents.configs.shared import own_torsos
 from sebulba.agents.multi.multi_agent import MultiAgent
+from sebulba.checks import class_name
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.files import check_no_link, check_regular, dataclass_from_json, read_json_object
 from sebulba.trees import named_leaves
@@ -337,9 +339,9 @@ def save_policy(
     record = {
         "format": FORMAT,
         "run_id": run_id,
-        "agent": _class_name(type(agent)),
+        "agent": class_name(type(agent)),
         "agent_config": {
-            "class": _class_name(type(agent.config)),
+            "class": class_name(type(agent.config)),
             "fields": dataclasses.asdict(agent.config),
         },
         "spec": {
@@ -544,6 +546,8 @@ def _agent_of(record: Mapping[str, Any], file: Path, trust: Trust) -> tuple[Agen
     if not issubclass(agent_class, Agent):
         raise UsageError(f"{file} names {record['agent']}, which is not a sebulba.Agent")
     config = dataclass_from_json(config_class, record["agent_config"]["fields"])
+    for name in own_torsos(config):
+        trust.check(f"{file} names the network {shown(name)}, which would be imported")
     spec = EnvSpec(
         space_from_json(record["spec"]["observation_space"]),
         space_from_json(record["spec"]["action_space"]),
@@ -696,18 +700,9 @@ def _storable(array: np.ndarray) -> np.ndarray:
     return array.view(_storable_dtype(array.dtype))
 
 
-def _class_name(cls: type) -> str:
-    if "<locals>" in cls.__qualname__:
-        raise UsageError(
-            f"class {cls.__qualname__} is inside a function, from where no saved policy can "
-            "import it; move it to the top of its module"
-        )
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def _import_class(name: str, file: Path, trust: Trust) -> type:
     """Return a class; one that is not Sebulba's own only if ``file`` is trusted."""
-    own = {_class_name(cls): cls.agent_class for cls in agent_configs().values()}
+    own = {class_name(cls): cls.agent_class for cls in agent_configs().values()}
     ours = {known for pair in own.items() for known in pair if known.startswith("sebulba.agents.")}
     if name not in ours:
         trust.check(f"{file} names the class {shown(name)}, which would be imported")

@@ -12,6 +12,7 @@ from sebulba.commands.exit_codes import EXIT_OK, EXIT_OTHER
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.files import config_options, write_config_file
+from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError, shown
 from sebulba.files import read_json_object, write_json
 from sebulba.sweeps.space import Space, read_space
@@ -44,10 +45,10 @@ def main(argv: Sequence[str], read_config: ReadConfig) -> int:
     _check_options(config)
     for name, domain in space.items():
         for end in domain.ends():
-            read_config([*words, *words_of(preset, {name: end})], "sebulba sweep")
-    folder = Path(arguments.sweep_dir or f"sweeps/{preset}")
+            read_config([*words, *words_of(config, {name: end})], "sebulba sweep")
+    folder = Path(arguments.sweep_dir or f"sweeps/{Path(preset).name}")
     with _opened(folder, _about(arguments, options, space), arguments.resume):
-        plan = _plan(preset, config, words, arguments, folder)
+        plan = _plan(config, words, arguments, folder)
         min_trials = arguments.prune_after or arguments.trials + 1  # 0 prunes none
         study = Study(folder, space, config.seed, min_trials)
         sweep = Sweep(plan, study, arguments.trials, arguments.parallel, _say)
@@ -151,7 +152,6 @@ def _opened(folder: Path, about: dict[str, Any], resume: bool) -> Any:
 
 
 def _plan(
-    preset: str,
     config: ExperimentConfig,
     words: list[str],
     arguments: argparse.Namespace,
@@ -165,7 +165,7 @@ def _plan(
     if arguments.parallel > 1:  # all trainings would be on the same cores
         words = [*words, "--no-pin-inferencers"]
     seeds = tuple(range(config.seed, config.seed + arguments.seeds))
-    return Plan(preset, tuple(words), seeds, measure, folder)
+    return Plan(config, tuple(words), seeds, measure, folder)
 
 
 def _report(
@@ -186,7 +186,9 @@ def _report(
     words = plan.train_words(best.values, plan.seeds[0])
     preset, config = read_config(words, "sebulba sweep")
     measured = {"return": best.score, "trial": best.number}
-    write_config_file(plan.folder / BEST, preset, config_options(config, preset), measured)
+    default = None if preset in PRESETS else read_config([plan.words[0]], "sebulba sweep")[1]
+    best_options = config_options(config, preset, default)
+    write_config_file(plan.folder / BEST, preset, best_options, measured)
     print(f"train the best again: sebulba train {plan.folder / BEST}", flush=True)
     return True
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebulba.commands.exit_codes import EXIT_NOT_FINITE, EXIT_OK, MEANINGS
+from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import option_words
-from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.sweeps.space import Value
 from sebulba.sweeps.study import Ended, Study, Trial
@@ -26,8 +26,8 @@ MOST_FAILED_FIRST = 3
 class Plan(NamedTuple):
     """What all trials have in common."""
 
-    preset: str
-    """Name of the configuration in ``PRESETS``, of which options are written as words."""
+    config: ExperimentConfig
+    """What all trainings but for their values and seeds are."""
     words: tuple[str, ...]
     """Configuration and options of ``sebulba train``."""
     seeds: tuple[int, ...]
@@ -39,16 +39,15 @@ class Plan(NamedTuple):
 
     def train_words(self, values: dict[str, Value], seed: int) -> list[str]:
         """Return the configuration and options of a training."""
-        return [*self.words, *words_of(self.preset, values), f"--seed={seed}"]
+        return [*self.words, *words_of(self.config, values), f"--seed={seed}"]
 
     def run_folder(self, number: int, seed: int) -> Path:
         """Return the folder of a training."""
         return self.folder / f"trial-{number:04d}-seed-{seed}"
 
 
-def words_of(preset: str, values: dict[str, Value]) -> list[str]:
+def words_of(default: ExperimentConfig, values: dict[str, Value]) -> list[str]:
     """Return values of options as words of the command line."""
-    default = PRESETS[preset].make()
     return [word for name, value in values.items() for word in option_words(default, name, value)]
 
 

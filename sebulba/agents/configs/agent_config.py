@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import pkgutil
+import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sebulba.errors import UsageError
+from sebulba.checks import class_name, load_attribute
+from sebulba.errors import UsageError, shown
 
 if TYPE_CHECKING:
     from sebulba.agent import Agent
@@ -24,23 +27,44 @@ class AgentConfig:
     """The agent, as ``module:class``; the module is imported when the agent is made."""
 
 
-def make_agent(spec: EnvSpec | MultiAgentSpec, config: AgentConfig | FrozenConfig) -> Agent:
+def make_agent(
+    spec: EnvSpec | MultiAgentSpec,
+    config: AgentConfig | FrozenConfig,
+    agent_class: str | None = None,
+) -> Agent:
     """Return the agent that ``config`` names.
 
     Where ``spec`` has many agents and ``config`` is for one, every group has such an agent, which
     its slots share. Parts of observations that are ``eval_only`` are left out for an agent that
     does not use them.
 
+    Args:
+      spec: What it observes and does.
+      config: Its hyper-parameters.
+      agent_class: ``module:class`` of another agent with such hyper-parameters; None takes the one
+        that ``config`` names.
+
     Raises:
-      UsageError: It names none, or the agent cannot take the spaces of ``spec``.
+      UsageError: There is no such agent, or it cannot take the spaces of ``spec``.
     """
-    agent_class = agent_class_of(config)
+    own_class = agent_class_of(config) if agent_class is None else own_agent_class(agent_class)
     if hasattr(spec, "groups") and not hasattr(config, "agents"):
+        _check_named_by(config, own_class)
         configs = importlib.import_module("sebulba.agents.configs.multi_agent")
         return make_agent(spec, configs.MultiAgentConfig({configs.EVERY: config}))
-    if getattr(spec, "eval_only", ()) and not agent_class.uses_eval_only(config):
+    if getattr(spec, "eval_only", ()) and not own_class.uses_eval_only(config):
         spec = spec.policy_spec  # type: ignore[union-attr]
-    return agent_class(spec, config)
+    return own_class(spec, config)
+
+
+def _check_named_by(config: AgentConfig | FrozenConfig, agent_class: type[Agent]) -> None:
+    """Raise UsageError unless the hyper-parameters name the class, by which members are made."""
+    if getattr(config, "agent_class", "") != class_name(agent_class):
+        raise UsageError(
+            f"agent={class_name(agent_class)!r} is to play in an environment of many agents, and "
+            f"its hyper-parameters, {type(config).__name__}, do not name it; make them a subclass "
+            f"of AgentConfig with agent_class = {class_name(agent_class)!r}"
+        )
 
 
 def agent_class_of(config: AgentConfig | FrozenConfig) -> Any:
@@ -52,6 +76,58 @@ def agent_class_of(config: AgentConfig | FrozenConfig) -> Any:
             "agent_class is 'module:class', such as ImpalaConfig()"
         )
     return getattr(importlib.import_module(module), name)
+
+
+def own_agent_class(name: str) -> Any:
+    """Import an agent of a user's own.
+
+    Raises:
+      UsageError: ``module:attribute`` names no class of agents.
+    """
+    found = load_attribute("agent", name)
+    if not is_agent_class(found):
+        raise UsageError(
+            f"agent={name!r} names {shown(found)}, which is no class of agents; name a subclass of "
+            "sebulba.Agent"
+        )
+    return found
+
+
+def is_agent_class(found: Any) -> bool:
+    """Tell whether this is a subclass of ``sebulba.Agent``."""
+    from sebulba.agent import Agent
+
+    return isinstance(found, type) and issubclass(found, Agent)
+
+
+def config_of(agent_class: type[Agent]) -> Any:
+    """Return the default hyper-parameters of a class of agents, or None if it names none.
+
+    Raises:
+      UsageError: They need arguments.
+    """
+    for config_class in _config_classes(agent_class):
+        try:
+            return config_class()
+        except TypeError as error:
+            raise UsageError(
+                f"{config_class.__name__} needs arguments ({error}); give every field a default, "
+                "or give a configuration: config=..., or --config module:attribute"
+            ) from error
+    return None
+
+
+def _config_classes(agent_class: type[Agent]) -> Iterator[Any]:
+    name = f"{agent_class.__module__}:{agent_class.__qualname__}"
+    yield from (cls for cls in agent_configs().values() if cls.agent_class == name)
+    for base in agent_class.__mro__:
+        for generic in base.__dict__.get("__orig_bases__", ()):
+            arguments = typing.get_args(generic)
+            yield from (one for one in arguments if isinstance(one, type) and one is not Any)
+        with contextlib.suppress(NameError):  # an annotation for type checkers alone
+            hints = typing.get_type_hints(base.__dict__.get("__init__", object.__init__))
+            if dataclasses.is_dataclass(hint := hints.get("config")):
+                yield hint
 
 
 def agent_configs() -> dict[str, type[AgentConfig]]:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from sebulba.agents.configs.agent_config import AgentConfig
 from sebulba.checks import (
     check_types,
+    is_attribute,
     require,
     require_number,
     require_positive,
     require_size,
 )
+
+TorsoKind = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+"""Networks of this package from an observation to features."""
+TORSOS: tuple[str, ...] = get_args(TorsoKind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +30,10 @@ class TorsoConfig:
       UsageError: A field is out of its range.
     """
 
-    kind: Literal["auto", "mlp", "nature_cnn", "impala_resnet"] = "auto"
+    kind: TorsoKind | str = "auto"
     """Network for images; "auto" takes nature_cnn from 36 x 36 pixels on, else impala_resnet, and
-    "mlp" flattens them. Vectors always go through the MLP."""
+    "mlp" flattens them. Vectors always go through the MLP. Or module:attribute of a flax module of
+    one's own, which takes the whole observation in place of all of these."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the MLP."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -41,6 +48,13 @@ class TorsoConfig:
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(self, "torso.")
+        require(
+            self.kind in TORSOS or self.is_own,
+            "torso.kind",
+            self.kind,
+            f"must be one of {', '.join(TORSOS)}, or module:attribute of a flax module",
+            "use auto",
+        )
         require_size("torso.image_features", self.image_features, 1, "use 512")
         for size in self.hidden_sizes:
             require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
@@ -53,6 +67,22 @@ class TorsoConfig:
             "must not be empty",
             "use channels such as 16 32 32",
         )
+
+    @property
+    def is_own(self) -> bool:
+        """The network is one that ``kind`` names as ``module:attribute``."""
+        return is_attribute(self.kind)
+
+
+def own_torsos(config: Any) -> list[str]:
+    """Return the networks of one's own that hyper-parameters name, as ``module:attribute``."""
+    if isinstance(config, TorsoConfig):
+        return [config.kind] if config.is_own else []
+    if not dataclasses.is_dataclass(config):
+        parts = list(config.values()) if isinstance(config, Mapping) else []
+    else:
+        parts = [getattr(config, field.name) for field in dataclasses.fields(config)]
+    return [name for part in parts for name in own_torsos(part)]
 
 
 @dataclasses.dataclass(frozen=True)

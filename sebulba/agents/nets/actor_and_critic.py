@@ -28,7 +28,7 @@ class Critic(nn.Module):
     """From an encoded observation and a unit action ``[N, K]`` to what they are worth, ``[N]``.
 
     The action joins the vector parts of the observation, and the features of its images, in front
-    of the MLP.
+    of the MLP; or the features of all of it, where the torso is one of one's own.
     """
 
     torso: TorsoConfig
@@ -37,7 +37,9 @@ class Critic(nn.Module):
     def __call__(self, encoded: Encoded, action: jax.Array) -> jax.Array:
         """Return the values."""
         parts = [encoded.vector, action]
-        if encoded.images:
+        if self.torso.is_own:
+            parts = [Torso(self.torso, name="torso")(encoded), action]
+        elif encoded.images:
             only_images = encoded._replace(vector=encoded.vector[:, :0])
             parts.insert(0, Torso(self.torso, name="torso")(only_images))
         mlp = MLP(self.torso.hidden_sizes, self.torso.activation, name="mlp")

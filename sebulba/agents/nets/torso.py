@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.nets.encoder import Encoded
-from sebulba.errors import UsageError
+from sebulba.checks import load_attribute
+from sebulba.errors import UsageError, shown
 from sebulba.types import PyTree
 
 _NATURE_CNN_LEAST_PIXELS = 36
@@ -97,13 +98,19 @@ class ImpalaResNet(nn.Module):
 
 
 class Torso(nn.Module):
-    """From an encoded observation to features, ``[N, F]``: images by CNN, vectors by MLP."""
+    """From an encoded observation to features, ``[N, F]``: images by CNN, vectors by MLP.
+
+    A network of one's own takes all parts: one of a single vector ``[N, V]``, or of a single image
+    ``[N, height, width, channels]``, is given this array, and any other an ``Encoded``.
+    """
 
     config: TorsoConfig
 
     @nn.compact
     def __call__(self, encoded: Encoded) -> jax.Array:
         """Return the features of all parts, side by side."""
+        if self.config.is_own:
+            return _checked_features(self.config.kind, own_torso(self.config.kind)(_only(encoded)))
         parts = [self._image_network(image)(image) for image in encoded.images]
         if encoded.vector.shape[-1]:
             parts.append(MLP(self.config.hidden_sizes, self.config.activation)(encoded.vector))
@@ -117,6 +124,43 @@ class Torso(nn.Module):
         if kind == "nature_cnn":
             return NatureCNN(self.config.image_features)
         return ImpalaResNet(self.config.resnet_channels, self.config.image_features)
+
+
+def own_torso(name: str) -> nn.Module:
+    """Return the network that ``module:attribute`` names: a flax module, or what returns one.
+
+    Raises:
+      UsageError: It names nothing else, or needs arguments.
+    """
+    found = load_attribute("torso.kind", name)
+    try:
+        network = found() if callable(found) and not isinstance(found, nn.Module) else found
+    except TypeError as error:
+        raise UsageError(
+            f"torso.kind={name!r} cannot be made without arguments ({error}); give every field a "
+            "default, or name a function that returns it"
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise UsageError(
+            f"torso.kind={name!r} is {shown(found)}; it must be a flax module (flax.linen.Module), "
+            "or a function that returns one"
+        )
+    return network
+
+
+def _only(encoded: Encoded) -> Any:
+    """Return the only array of an observation; all of it where there are several."""
+    arrays = [*encoded.images, *([encoded.vector] if encoded.vector.shape[-1] else [])]
+    return arrays[0] if len(arrays) == 1 else encoded
+
+
+def _checked_features(name: str, features: Any) -> jax.Array:
+    if isinstance(features, jax.Array) and features.ndim == 2:
+        return features
+    got = getattr(features, "shape", type(features).__name__)
+    raise UsageError(
+        f"torso.kind={name!r} returns {got}; it must return features, [N, F] for N observations"
+    )
 
 
 class Core(nn.Module):

@@ -1,0 +1,414 @@
+"""An agent, a network, an environment and wrappers of one's own, from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import sebulba
+from sebulba import trust
+from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
+from sebulba.commands import cli
+from sebulba.commands.configurations import start_of
+from sebulba.commands.run_folder import RunFolder, choose_run_folder
+from sebulba.configs.files import config_options, write_config_file
+from sebulba.configs.presets import PRESETS
+from sebulba.errors import UsageError
+from sebulba.types import EnvSpec
+from tests import own
+from tests.populations import Pairs
+
+SMALL = [
+    *("--num-envs", "4", "--steps-per-cycle", "5", "--num-inferencers-per-device", "1"),
+    *("--inference-devices", "0", "--update-devices", "0", "--compile-cache", "off"),
+    *("--metrics-interval-s", "0"),
+]
+AGENT = ["--agent", "tests.own:MyAgent", "--env.id", "tests.own:MyEnv"]
+TRIPLED = "tests.own:MyWrapper(factor=3)"
+SPEC = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2, dtype=np.int32))
+
+
+def read(*words: str):
+    return cli.read_config([*words], "sebulba train")
+
+
+def refused(capsys, *argv: str) -> str:
+    assert cli.main(argv) == cli.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the folder of a run of one's own agent in one's own environment and wrapper."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    words = ["train", *AGENT, "--env.wrappers", TRIPLED, "--agent.sizes", "6", *SMALL]
+    assert cli.main([*words, "--total-env-steps", "80", "--run-dir", str(folder)]) == 0
+    return folder
+
+
+def stranger(monkeypatch, tmp_path: Path) -> None:
+    """Let what was written until now be somebody else's."""
+    monkeypatch.setenv(trust.KEY_VARIABLE, str(tmp_path / "another-key"))
+    trust.signed("run", {})
+
+
+# The agent, the environment and the wrapper.
+
+
+def test_the_run_names_them_as_they_were_typed(run):
+    config = json.loads((run / "config.json").read_text())
+    assert config["agent_class"] == config["preset"].replace("--agent ", "") == "tests.own:MyAgent"
+    assert config["agent_config"] == "tests.own:MyConfig" and config["agent"]["sizes"] == [6]
+    assert config["env"]["id"] == "tests.own:MyEnv" and config["env"]["wrappers"] == [TRIPLED]
+    assert (run / "learning_curve.png").exists()
+
+
+def test_it_is_evaluated_and_loaded(run, capsys):
+    assert cli.main(["eval", str(run), "--episodes", "2", "--num-envs", "2"]) == 0
+    mean = float(capsys.readouterr().out.split()[2])
+    assert mean % 3 == pytest.approx(0) or mean % 1.5 == pytest.approx(0)
+    policy = sebulba.load_policy(run)
+    assert type(policy.agent) is own.MyAgent
+    assert policy(np.zeros(3, np.float32))[0] in (0, 1)
+
+
+def test_it_is_resumed_and_another_agent_is_refused(run, capsys):
+    assert cli.main(["resume", str(run), "--total-env-steps", "120"]) == 0
+    assert "resumed at 80 env steps" in capsys.readouterr().out
+    other = refused(capsys, "resume", str(run), "--agent", "tests.own:NamedAgent")
+    assert "agent_class is 'tests.own:MyAgent' in the run and 'tests.own:NamedAgent' now" in other
+    other = refused(capsys, "resume", str(run), "--env.wrappers", "tests.own:MyWrapper")
+    assert "env.wrappers is ['tests.own:MyWrapper(factor=3)'] in the run" in other
+
+
+@pytest.mark.slow
+def test_it_is_benchmarked(tmp_path, monkeypatch, capsys):
+    def run(command, **options):
+        assert command[1:4] == ["-m", "sebulba", "train"]
+        return subprocess.CompletedProcess(command, cli.main(command[3:]))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: ("abc", None, False))
+    words = [*AGENT, *SMALL, "--total-env-steps", "40", "--seeds", "1", "--results", str(tmp_path)]
+    assert cli.main(["bench", "learn", *words]) == 0
+    record = json.loads((tmp_path / "learn-MyAgent.json").read_text())
+    assert record["config"]["agent_class"] == "tests.own:MyAgent" and record["seeds"] == 1
+    assert record["command"].startswith("sebulba bench learn tests.own:MyAgent ")
+
+
+def test_it_is_in_the_list_of_runs(run, capsys):
+    assert cli.main(["runs", str(run)]) == 0
+    assert "MyAgent MyEnv seed 0" in capsys.readouterr().out
+
+
+def test_help_shows_its_options(capsys):
+    assert cli.main(["train", *AGENT, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--agent.discount FLOAT" in shown and "How much the next reward counts." in shown
+    assert "--agent.sizes [INT [INT ...]]" in shown and "--agent.undescribed" in shown
+    assert "--agent-class" not in shown and "(default: tests.own:MyEnv)" not in shown
+    assert "tests.own:MyAgent, your own" in shown
+
+
+def test_a_configuration_keeps_all_but_the_agent():
+    _, config = read("cartpole", "--agent=tests.own:MyAgent", "--agent.discount", "0.5")
+    ours = PRESETS["cartpole"].make()
+    assert config.agent == own.MyConfig(discount=0.5) and not config.anneal_learning_rate
+    assert (config.env, config.num_envs) == (ours.env, ours.num_envs)
+    # With hyper-parameters of the same kind, those of the configuration stay.
+    _, config = read("cartpole-ppo", "--agent", "tests.own:BarePPO")
+    assert config.agent == PRESETS["cartpole-ppo"].make().agent and config.anneal_learning_rate
+    assert type(make_agent(SPEC, config.agent, config.agent_class)) is own.BarePPO
+    name, config = read("tests.own:NoConfig")
+    assert (name, config.agent) == ("tests.own:NoConfig", AgentConfig())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--agent"], "--agent needs a value; use --agent my_package:MyAgent"),
+        (["--agent", "MyAgent"], "agent='MyAgent' must be 'module:attribute'"),
+        (["--agent", "tests.own:MyEnv"], "tests.own:MyEnv' names .* no class of agents"),
+        (["--agent", "tests.own:MyAgnt"], "no attribute 'MyAgnt'; the nearest are MyAgent"),
+        (["--agent", "no.such:Agent"], "the module 'no.such', which is not found"),
+        (["--agent", "tests.own:NoDefault"], "NeedsSize needs arguments .* every field a default"),
+    ],
+)
+def test_what_is_no_agent_is_refused(capsys, words, message):
+    assert re.search(message, refused(capsys, "train", "cartpole", *words))
+
+
+def test_where_there_are_many_agents_the_hyper_parameters_have_to_name_theirs():
+    spec = sebulba.env_spec(Pairs)
+    with pytest.raises(UsageError, match=r"its hyper-parameters, MyConfig, do not name it"):
+        make_agent(spec, own.MyConfig(), "tests.own:MyAgent")  # type: ignore[arg-type]
+
+
+# Whose code it is.
+
+
+def test_nothing_of_a_stranger_is_imported(run, monkeypatch, tmp_path, capsys):
+    stranger(monkeypatch, tmp_path)
+    monkeypatch.delitem(sys.modules, "tests.own")
+    config = str(run / "config.json")
+    for words, what in (
+        (["eval", str(run)], "the environment tests.own:MyEnv"),
+        (["resume", str(run)], "the class 'tests.own:MyConfig', which would be imported"),
+        (["train", config], "the class 'tests.own:MyConfig', which would be imported"),
+        (["bench", "learn", str(run)], "the class 'tests.own:MyConfig'"),
+    ):
+        said = refused(capsys, *words)
+        assert what in said and "--trust" in said
+    with pytest.raises(UsageError, match=r"names the class 'tests.own:MyConfig', which would be"):
+        sebulba.load_policy(run)
+    folder = RunFolder(run)
+    _, ours = read("cartpole", "--run-dir", str(run), "--resume")
+    with pytest.raises(UsageError, match=r"is to be resumed, which imports"):
+        choose_run_folder(ours, "cartpole")
+    with pytest.raises(UsageError, match=r"names the class"):
+        folder.check_resumable(ours)
+    assert "tests.own" not in sys.modules
+
+
+def test_a_configuration_file_of_a_stranger_names_no_agent(tmp_path, monkeypatch):
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({"config": "cartpole", "options": {"agent": "tests.own:MyAgent"}}))
+    monkeypatch.delitem(sys.modules, "tests.own")
+    with pytest.raises(UsageError, match=r"names the agent tests.own:MyAgent, .*--trust"):
+        read(str(file))
+    assert "tests.own" not in sys.modules
+    _, config = read(str(file), "--trust", "--agent.discount", "0.5")
+    assert config.agent_class == "tests.own:MyAgent" and config.agent.discount == 0.5
+    for option in ("agent.torso.kind", "env.wrappers"):
+        file.write_text(json.dumps({"config": "cartpole", "options": {option: "tests.own:X"}}))
+        with pytest.raises(UsageError, match=r"names the (network|wrapper) '?tests.own:X"):
+            read(str(file))
+
+
+# Networks.
+
+
+@pytest.mark.slow
+def test_a_network_of_ones_own_is_trained_and_loaded(tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    words = ["tests.own:QUICK", *SMALL, "--total-env-steps", "40", "--run-dir", str(folder)]
+    assert cli.main(["train", *words]) == 0
+    policy = sebulba.load_policy(folder)
+    assert policy.acting_networks["torso"]["MyTorso_0"]["mine"]["kernel"].shape == (3, 8)
+    stranger(monkeypatch, tmp_path)
+    with pytest.raises(UsageError, match=r"names the network 'tests.own:MyTorso', which would be"):
+        sebulba.load_policy(folder)
+
+
+def networks_of(config, spec=SPEC):
+    agent = make_agent(spec, config)
+    return jax.eval_shape(agent.new_networks, jax.random.key(0))
+
+
+def leaves(networks) -> set[str]:
+    return {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(networks)}
+
+
+def test_every_agent_with_a_torso_takes_one_of_ones_own():
+    torso = TorsoConfig("tests.own:MyTorso")
+    box = dataclasses.replace(SPEC, action_space=spaces.Box(-1, 1, (2,)))
+    # Policy and value apart, one for both, and an actor with two critics.
+    torsos = {"impala": 2, "ppo": 2, "dqn": 1, "r2d2": 1, "sac": 3, "ddpg": 3}
+    for name, number in torsos.items():
+        config = dataclasses.replace(PRESETS[name].make().agent, torso=torso)
+        names = leaves(networks_of(config, box if name in ("sac", "ddpg") else SPEC))
+        assert sum("['MyTorso_0']['mine']['kernel']" in leaf for leaf in names) == number, name
+
+
+def test_a_network_of_several_parts_is_given_all():
+    space = spaces.Dict(
+        {"x": spaces.Box(-1, 1, (3,)), "image": spaces.Box(0, 255, (9, 9, 2), np.uint8)}
+    )
+    spec = dataclasses.replace(SPEC, observation_space=space)
+    networks = networks_of(ImpalaConfig(torso=TorsoConfig("tests.own:OfParts")), spec)
+    assert networks["policy"]["kernel"].shape == (3 + 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("tests.own:Flat", r"returns \(1,\); it must return features, \[N, F\]"),
+        ("tests.own:NeedsFeatures", "cannot be made without arguments .*'features'"),
+        ("tests.own:MyEnv", "is <class 'tests.own.MyEnv'>; it must be a flax module"),
+        ("tests.own:QUICK", "must be a flax module"),
+        ("tests.own:MyTorsi", "no attribute 'MyTorsi'; the nearest are MyTorso"),
+    ],
+)
+def test_what_is_no_network_is_refused(kind, message):
+    with pytest.raises(UsageError, match=f"torso.kind='{kind}'.*{message}"):
+        networks_of(ImpalaConfig(torso=TorsoConfig(kind)))
+
+
+# Experiments.
+
+
+def test_an_experiment_is_an_attribute_of_a_module_or_a_file(tmp_path, monkeypatch):
+    assert read("tests.own:QUICK") == ("tests.own:QUICK", own.QUICK)
+    assert read("tests.own:slow")[1] == read("tests.own:READY")[1] == own.slow()
+    assert read("tests.own:QUICK", "--num-envs", "8")[1].num_envs == 8
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "my_own_preset.py"
+    file.write_text(
+        "import dataclasses\nfrom tests.own import MyAgent, QUICK\n"
+        "quick = dataclasses.replace(QUICK, seed=7)\nclass Mine(MyAgent):\n    pass\n"
+    )
+    assert read(f"{file}:quick")[1].seed == 7
+    assert read(f"{file}:Mine")[1].agent_class == "my_own_preset:Mine"
+    assert choose_run_folder(own.QUICK, f"{file}:quick").path.name.startswith("quick-")
+
+
+def test_a_run_is_a_configuration_for_others(run):
+    _, saved = RunFolder(run).read_config()
+    for word in (str(run), str(run / "config.json")):
+        name, config = read(word)
+        assert name == "tests.own:MyAgent" and config == dataclasses.replace(saved, run_dir=None)
+
+
+def test_an_edited_run_may_be_a_configuration_unless_it_names_code(run, tmp_path):
+    file = tmp_path / "mine.json"
+    record = json.loads((run / "config.json").read_text())
+    file.write_text(json.dumps({**record, "seed": 9}))
+    with pytest.raises(UsageError, match=r"names the class .* changed after it had been signed"):
+        read(str(file))
+    assert read(str(file), "--trust")[1].seed == 9
+    folder = RunFolder(tmp_path / "ours")
+    folder.create()
+    folder.write_config(PRESETS["cartpole"].make(), "cartpole", [])
+    record = json.loads(folder.config.read_text())
+    file.write_text(json.dumps({**record, "seed": 9}))
+    assert read(str(file))[1] == dataclasses.replace(PRESETS["cartpole"].make(), seed=9)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("tests.own:MyAgent", "--agent.undescribed", "--env.id", "tests.own:MyEnv"),
+        (
+            "cartpole",
+            "--agent",
+            "tests.own:MyAgent",
+            "--agent.discount",
+            "0.5",
+            "--agent.sizes",
+            "3",
+        ),
+        ("tests.own:QUICK", "--num-envs", "8", "--env.wrappers", TRIPLED, "tests.own:MyWrapper"),
+    ],
+)
+def test_a_configuration_file_may_be_of_one_s_own(words, tmp_path):
+    name, config = read(*words)
+    file = tmp_path / "tuned.json"
+    default = start_of(name, trust=False, command="").config
+    write_config_file(file, name, config_options(config, name, default))
+    with pytest.raises(UsageError, match=r"names the .*tests.own:.*nothing says who wrote"):
+        read(str(file))
+    assert read(str(file), "--trust")[1] == dataclasses.replace(config, trust=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("tests.own:MyEnv", "must be a subclass of sebulba.Agent, an ExperimentConfig"),
+        ("tests.own:Quick", "no attribute 'Quick'; the nearest are QUICK"),
+        ("nowhere.py:quick", "configuration file nowhere.py does not exist"),
+        ("examples/impala.py", "configuration 'examples/impala.py' is unknown"),
+        ("tests", "configuration file tests/config.json does not exist"),
+    ],
+)
+def test_what_is_no_experiment_is_refused(word, message):
+    with pytest.raises(UsageError, match=message):
+        read(word)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("json.py", "the module 'json' that Python finds in .*another name"),
+        ("my-preset.py", "name that Python cannot import; use one such as my_preset.py"),
+        ("my.preset.py", "name that Python cannot import"),
+    ],
+)
+def test_a_file_with_a_name_that_is_no_module_s_is_refused(name, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / name).write_text("quick = 3\n")
+    with pytest.raises(UsageError, match=message):
+        read(f"{tmp_path / name}:quick")
+
+
+# Wrappers.
+
+
+def test_wrappers_go_around_the_environment_the_first_innermost():
+    stack = "gymnasium.wrappers:FrameStackObservation(stack_size=2)"
+    factory = sebulba.make_env_factory(
+        "tests.own:MyEnv", wrappers=[TRIPLED, stack, own.MyWrapper], num_threads=None
+    )
+    env = factory(2, [0, 1])
+    try:
+        assert env.spec.observation_space.shape == (2, 3)
+        first = env.reset()
+        right = first.obs[:, -1, 1] < 0.5
+        assert env.step(right.astype(np.int32)).reward.tolist() == [6.0, 6.0]
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        ("gymnasium.wrappers:FrameStackObservation", "required argument: 'stack_size'; it takes"),
+        ("tests.own:MyWrapper(factr=3)", "unexpected keyword argument 'factr'; it takes factor,"),
+        ("tests.own:MyWrapper(3)", "must be written as 'gymnasium.wrappers:FrameStack"),
+        ("tests.own:MyWrapper(factor=", "must be written as"),
+        ("tests.own:MyWrapper(factor=open('x'))", "must be written as"),
+        ("tests.own:MyWrapper(**{})", "must be written as"),
+        ("tests.own:MyWraper", "no attribute 'MyWraper'; the nearest are MyWrapper"),
+        ("MyWrapper", "wrapper='MyWrapper' must be 'module:attribute'"),
+        ("tests.own:QUICK", "name a class or a function"),
+        ("gymnasium.wrappers.vector:NormalizeObservation", "is for vector environments"),
+        ("tests.own:no_env", "returned 3; it must return a gymnasium.Env"),
+        ("tests.own:fails", "cannot be made: AssertionError: it does not fit"),
+        (3, "must be 'module:attribute' or a function of an environment"),
+    ],
+)
+def test_what_is_no_wrapper_is_refused_before_any_worker_starts(wrapper, message):
+    with pytest.raises(UsageError, match=message):
+        sebulba.env_spec("tests.own:MyEnv", wrappers=[wrapper], vectorization="async")
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ("CartPole-v1", "'CartPole-v1' is made by envpool; drop them; or pass backend='gymnasium'"),
+        ("tests.test_jax_envs:OneState", "is written in JAX; drop them"),
+        ("sebulba/CongestionControl-v0", "is a vector environment by itself"),
+        ("tests.populations:Pairs", "many; wrap it in a function of your own"),
+    ],
+)
+def test_wrappers_are_for_single_environments_of_gymnasium(env, message):
+    with pytest.raises(UsageError, match=message):
+        sebulba.env_spec(env, wrappers=["tests.own:MyWrapper"])
+    with pytest.raises(UsageError, match=r"must be a tuple of wrappers or their names"):
+        sebulba.env_spec("tests.own:MyEnv", wrappers="tests.own:MyWrapper")
+
+
+def test_ids_of_gymnasium_take_wrappers():
+    stack = "gymnasium.wrappers:FrameStackObservation(stack_size=2)"
+    spec = sebulba.env_spec("CartPole-v1", backend="gymnasium", wrappers=[stack])
+    assert spec.observation_space.shape == (2, 4)
