@@ -110,8 +110,9 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
 
 def _of_file(file: Path, trust: bool) -> Start:
     """Return what a file of JSON, or the folder of a run, stands for."""
-    file = RunFolder(file).config if file.is_dir() else file
-    record = read_json_object(file) if file.is_file() else {}
+    # Not Path.is_dir and Path.is_file, which raise where a name is too long.
+    file = RunFolder(file).config if os.path.isdir(file) else file
+    record = read_json_object(file) if os.path.isfile(file) else {}
     if "agent_config" not in record:
         return _of_options(file, trust)
     trusted = trust_of(KIND, record, trust)
