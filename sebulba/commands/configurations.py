@@ -171,7 +171,7 @@ def _module_of(file: Path) -> str:
     Raises:
       UsageError: It is missing, or Python has another module of that name.
     """
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise UsageError(f"configuration file {file} does not exist; check its path")
     if not file.stem.isidentifier():
         raise UsageError(
