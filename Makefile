@@ -6,7 +6,7 @@
 #   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
 #   make ns3-parity                     the native network engine beside ns-3: 5 minutes
-#   make test-cluster                   Inferencers in actors of Ray: 3 minutes
+#   make test-cluster                   Inferencers in actors of Ray: 2 minutes
 #   make lint
 #   make clean                          remove what the other targets made
 

@@ -100,7 +100,8 @@ class CheckpointOptions:
             at_least(1, f"checkpoint.{name}", getattr(self, name))
 
 
-_HOST_AND_PORT = re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}")
+_HOST_AND_PORT = re.compile(r"[A-Za-z0-9._-]+:[1-9][0-9]{0,4}")
+_LARGEST_PORT = 65535
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,8 +125,10 @@ class ClusterOptions:
         """Check every field."""
         check_types(self, "cluster.")
         names = ("threads", "processes", "local", "auto")
+        port = self.address.rpartition(":")[2]
+        is_head = _HOST_AND_PORT.fullmatch(self.address) and int(port) <= _LARGEST_PORT
         require(
-            self.address in names or bool(_HOST_AND_PORT.fullmatch(self.address)),
+            self.address in names or bool(is_head),
             "cluster.address",
             self.address,
             f"must be {', '.join(names)} or HOST:PORT",

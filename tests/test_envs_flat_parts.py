@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 import sebulba
 from sebulba.errors import EnvError, UsageError
+from tests.own import MyEnv
 
 BOX = spaces.Box(-1, 1, (2,))
 DEEP = spaces.Dict(
@@ -18,16 +19,10 @@ DEEP = spaces.Dict(
 )
 
 
-class Deep(gymnasium.Env):
+class Deep(MyEnv):
     """Shows the time everywhere, and ends after 4 steps."""
 
     observation_space: gymnasium.Space = DEEP
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.t = 0
-        return self.observe(), {}
 
     def step(self, action):
         self.t += 1

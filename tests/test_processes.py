@@ -5,12 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import signal
 import subprocess
-import sys
 import threading
-import time
-import warnings
 
 import pytest
 
@@ -18,39 +14,12 @@ import sebulba
 from sebulba.errors import EnvError, UsageError
 from sebulba.options import ClusterOptions
 from tests.loop_helpers import leaves_equal, make_tiny_loop
+from tests.remote import STEPS, Fails, check_failure_is_replaced, trained
 from tests.tiny import CountingEnv
 
 pytestmark = pytest.mark.timeout(300)
 
 PROCESSES = ClusterOptions(address="processes")
-STEPS = 5
-
-
-class Fails(CountingEnv):
-    """Fails as it is told to when its environment has made so many steps in all."""
-
-    def __init__(self, how: str, at: int, flag: str = "") -> None:
-        super().__init__()
-        self._how, self._at, self._flag, self._num = how, at, flag, 0
-
-    def step(self, action):
-        self._num += 1
-        if self._num == self._at and self._is_first():
-            if self._how == "raise":
-                raise ValueError("the wheel came off")
-            if self._how == "exit":
-                sys.exit(3)
-            if self._how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(3600)
-        return super().step(action)
-
-    def _is_first(self) -> bool:
-        """Tell whether none has failed yet, over all processes."""
-        try:
-            return not self._flag or not open(self._flag, "x").close()
-        except FileExistsError:
-            return False
 
 
 def children() -> set[int]:
@@ -66,14 +35,6 @@ def nothing_is_left():
     before = children()
     yield
     assert children() == before
-
-
-def trained(env, cluster, num_cycles=6, **options):
-    loop, _ = make_tiny_loop(env, schedule="lockstep", cluster=cluster, **options)
-    with loop:
-        result = loop.run(loop.new_state(0, STEPS), num_cycles, STEPS)
-        assert ("in processes" in loop.describe()) == (cluster.address == "processes")
-        return result
 
 
 @pytest.mark.slow
@@ -126,13 +87,7 @@ def test_a_failure_in_a_process_ends_the_run_with_its_words(how, said):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "kill", "hang"])
 def test_a_failed_process_is_replaced(how, tmp_path):
-    env = functools.partial(Fails, how, 23, str(tmp_path / "failed"))
-    faults = {"on_env_failure": "restart", "hang_timeout_s": 30.0 if how == "hang" else 300.0}
-    loop, _ = make_tiny_loop(env, cluster=PROCESSES, **faults)
-    with loop, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
-        result = loop.run(loop.new_state(0, STEPS), 20, STEPS)
-    assert result.counters.env_restarts == 1 and result.counters.cycles == 20
+    check_failure_is_replaced(PROCESSES, how, tmp_path)
 
 
 @pytest.mark.slow
@@ -175,6 +130,7 @@ def test_an_environment_that_cannot_be_made_says_so():
     [
         ({"address": "proceses"}, "HOST:PORT"),
         ({"address": "ray://head:10001"}, "HOST:PORT"),
+        ({"address": "head:70000"}, "HOST:PORT"),
         ({"nodes": 2}, "which has one"),
         ({"address": "auto", "nodes": -1}, "at least 0"),
     ],

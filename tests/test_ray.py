@@ -14,7 +14,7 @@ import pytest
 from sebulba.errors import EnvError, UsageError
 from sebulba.options import ClusterOptions
 from tests.loop_helpers import leaves_equal, make_tiny_loop
-from tests.test_processes import STEPS, Fails, trained
+from tests.remote import STEPS, Fails, check_failure_is_replaced, trained
 from tests.tiny import CountingEnv
 
 ray = pytest.importorskip("ray")
@@ -69,13 +69,7 @@ def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once():
 
 @pytest.mark.parametrize("how", ["raise", "kill", "hang"])
 def test_a_failed_actor_is_replaced(how, tmp_path):
-    env = functools.partial(Fails, how, 23, str(tmp_path / "failed"))
-    faults = {"on_env_failure": "restart", "hang_timeout_s": 30.0 if how == "hang" else 300.0}
-    loop, _ = make_tiny_loop(env, cluster=LOCAL, **faults)
-    with loop, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
-        result = loop.run(loop.new_state(0, STEPS), 20, STEPS)
-    assert result.counters.env_restarts == 1 and result.counters.cycles == 20
+    check_failure_is_replaced(LOCAL, how, tmp_path)
 
 
 def test_a_killed_actor_ends_the_run_with_its_host_and_process():

@@ -184,7 +184,8 @@ def _signals_kept() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that is not Python's
+                signal.signal(number, handler)
 
 
 class NetworkStore:

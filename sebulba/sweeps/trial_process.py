@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import runpy
 import signal
+import sys
 
 from sebulba.commands.waiting_parent import PR_SET_PDEATHSIG
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform == "linux":  # no other system has it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     runpy.run_module("sebulba", run_name="__main__", alter_sys=True)

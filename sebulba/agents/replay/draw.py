@@ -69,15 +69,8 @@ def _add(total: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     """Return the same as ``pick_in_rows`` for one row ``[L]`` without repeating it N times."""
-    sums = jax.lax.cummax(_cumulative(weight))
+    # The last bits of a parallel sum need not be monotone, and a weight of 0 could be the first
+    # whose sum exceeds a share.
+    sums = jax.lax.cummax(jnp.where(weight > 0, jnp.cumsum(weight), 0.0))
     index = jnp.searchsorted(sums, uniform * sums[-1], side="right")
     return jnp.minimum(index, weight.size - 1)
-
-
-def _cumulative(weight: jax.Array) -> jax.Array:
-    """Return cumulative sums, 0 at weights that are 0.
-
-    The last bits of a parallel sum need not be monotone. Without the zeros, a weight of 0 could
-    then be the first whose sum exceeds a share.
-    """
-    return jnp.where(weight > 0, jnp.cumsum(weight, axis=-1), 0.0)
