@@ -23,6 +23,7 @@ INFO = (
     *("srtt_ns", "least_srtt_ns", "most_srtt_ns", "mean_rtt_ns", "least_rtt_ns"),
     *("throughput_bps", "most_throughput_bps", "window", "inflight", "queue_length", "num_drops"),
     *("bandwidth_bps", "base_rtt_ns", "buffer_packets", "random_loss", "cross_traffic_bps"),
+    "is_cut",
 )
 """What a step tells besides, in the order of ``Info`` in ``engine/congestion_control.h``."""
 HAPPENINGS = ("sent", "dropped", "acknowledged", "lost", "timeout")

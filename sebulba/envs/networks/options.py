@@ -69,6 +69,10 @@ class CongestionControlOptions:
 
     engine: str = "native"
     """What simulates: native, or the name of an engine of another distribution, such as ns3."""
+    transport: Literal["udp", "tcp"] = "udp"
+    """What carries the packets of flows that have a window. udp: our own transport. tcp: that of
+    ns-3, where ``num_aimd``, ``num_cubic``, ``num_bbr`` and ``control`` are its NewReno, Cubic and
+    BBR; a step that is too much work for it is cut short, and the episode truncated."""
     bandwidth_mbps: Range = (64.0, 128.0)
     """Rate of each link, in Mbit/s. A range."""
     rtt_ms: Range = (16.0, 64.0)
@@ -134,6 +138,7 @@ class CongestionControlOptions:
             self._check_bounds(name, _BOUNDS[name], fields[name])
         if self.engine != NATIVE:
             find_engine(self.engine)
+        self._check_transport()
         cross: Any = self.cross_traffic_mbps
         require(
             max(cross) == 0 or min(cross) >= 0.001,
@@ -142,6 +147,15 @@ class CongestionControlOptions:
             "must be 0, or from 0.001 on",
             "leave it out for none",
         )
+
+    def _check_transport(self) -> None:
+        if self.transport == "udp":
+            return
+        has_tcp = self.engine != NATIVE
+        remedy = "use engine='ns3', or leave it out"
+        require(has_tcp, "transport", self.transport, "is not in the native engine", remedy)
+        rule = "follows the packets of our own transport only"
+        require(not self.trace, "trace", True, rule, "leave transport='tcp' out")
 
     def _check_bounds(self, name: str, bounds: _Bounds, default: Any) -> None:
         value = getattr(self, name)
@@ -164,7 +178,7 @@ class CongestionControlOptions:
         """Return what the engine reads."""
         names = (*_BOUNDS, "control", "features")
         if self.engine != NATIVE:  # so that the native states of older versions still fit
-            names = ("engine", *names)
+            names = ("engine", "transport", *names)
         values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
         return json.dumps({"kind": self.kind, **values}, sort_keys=True)
 
