@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from sebulba.checks import check_types, require, require_size
 from sebulba.envs.networks import CART_POLE, SHARED_BOTTLENECK
@@ -55,6 +55,29 @@ _BOUNDS = {
 }
 _RANGES = tuple(_BOUNDS)[:8]
 _AT_ONCE: Any = (0.0, 0.0)
+
+
+class PoolOptions(Protocol):
+    """What a pool needs to know of its environments."""
+
+    @property
+    def engine(self) -> str:
+        """What simulates, for messages."""
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of an environment."""
+
+    @property
+    def num_features(self) -> int:
+        """Numbers in an observation."""
+
+    @property
+    def num_actions(self) -> int:
+        """Numbers in an action."""
+
+    def as_json(self) -> str:
+        """Return what the engine reads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,6 +146,8 @@ class CongestionControlOptions:
     """What the engine makes of it."""
     num_agents = 1
     """Flows with an agent each."""
+    num_actions = 1
+    """Numbers in an action."""
     join_s = stay_s = _AT_ONCE
     """When the agents after the first begin, and how long they stay."""
 
@@ -230,7 +255,8 @@ class CartPoleOptions:
     max_episode_steps: int = 500
     """Steps after which the episode is truncated."""
 
-    num_agents = 1
+    engine = NATIVE
+    num_agents = num_actions = 1
     num_features = 4
 
     def __post_init__(self) -> None:

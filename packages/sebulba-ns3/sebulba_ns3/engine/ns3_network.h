@@ -320,6 +320,8 @@ class Ns3Network : public Senders<Ns3Network> {
     if (sender.control == Control::agent) {
       for (int64_t i = 0; i < num_packets; ++i) sender.adapt(now(), 0, 0);
       if (lost > 0) sender.adapt(now(), -1, lost);
+    } else if (lost > 0) {
+      sender.is_slow_start = false;
     }
     after_change(flow, was_slow_start);
     guard(flow);

@@ -61,6 +61,7 @@ struct CongestionControlConfig {
         is_tcp(json.fields.contains("transport") && json["transport"].text == "tcp") {}
 
   int num_features() const { return features == Features::relative ? 6 : 4; }
+  int num_actions() const { return 1; }  // numbers in an action
   static Time milliseconds(double value) { return static_cast<Time>(std::llround(value * 1e6)); }
   static Control control_of(const std::string& name) {
     if (name == "aimd") return Control::aimd;
