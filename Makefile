@@ -9,6 +9,7 @@
 #   make ns3-limits                     how long a step of ns-3 lasts, and its memory: a minute
 #   make ns3-baselines                  its AIMD, CUBIC and BBR beside those of ns-3: 5 minutes
 #   make test-cluster                   Inferencers in actors of Ray: 2 minutes
+#   make dist                           build wheel and sdist, and check them
 #   make lint
 #   make clean                          remove what the other targets made
 
@@ -32,7 +33,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-cluster test-faults soak ns3-parity ns3-baselines ns3-limits lint clean find-python
+.PHONY: train test test-cluster test-faults soak ns3-parity ns3-baselines ns3-limits dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -60,6 +61,12 @@ ns3-baselines: $(VENV)/.ready-ns3
 
 ns3-limits: $(VENV)/.ready-ns3
 	@$(BIN)/python -m tests.ns3_limits --json packages/sebulba-ns3/results/limits.json
+
+# The sdist is what git has, and the wheel is built from it.
+dist: $(VENV)/.ready-dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

@@ -42,7 +42,11 @@ def longest_step(transport: str, corner: tuple[float, float, float]) -> dict[str
         assert rows.info is not None
         cut += int(rows.info[0, -1])
     pool.close()
-    return {"longest_s": round(max(seconds), 3), "mean_s": round(float(np.mean(seconds)), 4), "cut": cut}
+    return {
+        "longest_s": round(max(seconds), 3),
+        "mean_s": round(float(np.mean(seconds)), 4),
+        "cut": cut,
+    }
 
 
 def growth_mb() -> float:
