@@ -62,7 +62,7 @@ ns3-baselines: $(VENV)/.ready-ns3
 ns3-limits: $(VENV)/.ready-ns3
 	@$(BIN)/python -m tests.ns3_limits --json packages/sebulba-ns3/results/limits.json
 
-# The sdist is what git has, and the wheel is built from it.
+# The wheel is built from the sdist.
 dist: $(VENV)/.ready-dev
 	rm -rf dist
 	$(BIN)/python -m build
