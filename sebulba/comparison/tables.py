@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sebulba.comparison.metrics_file import is_number
 from sebulba.comparison.run_summary import RUNNING, RunSummary, plain, read_run
 from sebulba.errors import UsageError
 from sebulba.metrics.plots import short
@@ -53,7 +54,7 @@ def _name(run: RunSummary) -> Text:
 
 def _figures(run: RunSummary) -> list[str]:
     total = run.config.get("total_env_steps")
-    share = f"{min(run.env_steps / total, 1):.0%}" if isinstance(total, int) and total else _ABSENT
+    share = f"{min(run.env_steps / total, 1):.0%}" if is_number(total) and total > 0 else _ABSENT
     return [
         _when(run.changed),
         short(_three_digits(run.env_steps)),
