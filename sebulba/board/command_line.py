@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from sebulba.errors import UsageError, shown
+
+PORT = 8080
+"""Where the board is if nothing else is said."""
 
 
 def report(argv: list[str]) -> int:
@@ -22,14 +26,10 @@ def report(argv: list[str]) -> int:
         "--out", default="report.html", metavar="FILE", help="page to write; default: %(default)s"
     )
     arguments = parser.parse_args(argv)
-    from sebulba.board.markup import joined, page, text
     from sebulba.board.run_details import read_details
-    from sebulba.board.run_page import footer, made_now, run_body
-    from sebulba.comparison.tables import label
+    from sebulba.board.run_page import report_page
 
-    details = read_details(arguments.run)
-    body = joined([run_body(details), footer(made_now())])
-    whole = page(f"{text(label(details.run))}: report of a run", body)
+    whole = report_page(read_details(arguments.run))
     try:
         Path(arguments.out).write_text(whole, encoding="utf-8")
     except OSError as error:
@@ -37,4 +37,38 @@ def report(argv: list[str]) -> int:
             f"--out {shown(arguments.out)} cannot be written ({error.strerror}); choose another"
         ) from error
     print(f"written: {arguments.out} ({len(whole.encode()) / 1000:,.0f} kB)")
+    return 0
+
+
+def board(argv: list[str]) -> int:
+    """Serve the runs of a folder on loopback until Ctrl-C; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sebulba board",
+        description="Show the runs of a folder in a browser on this machine: a table, a live page "
+        "for each, and two beside each other.",
+    )
+    parser.add_argument(
+        "folder", metavar="FOLDER", nargs="?", default="runs", type=Path, help="default: runs"
+    )
+    parser.add_argument(
+        "--port", type=int, default=PORT, help="0 takes one that is free; default: %(default)s"
+    )
+    arguments = parser.parse_args(argv)
+    if not arguments.folder.is_dir():
+        raise UsageError(
+            f"{shown(str(arguments.folder))} is not a folder; give one with runs in it"
+        )
+    if not 0 <= arguments.port < 2**16:
+        raise UsageError(f"--port {arguments.port} must be from 0 to 65535; choose another")
+    try:
+        from sebulba.board import server
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"sebulba board needs {error.name}, which is not installed; "
+            "pip install 'sebulba[board]'"
+        ) from error
+    with server.listen(arguments.port) as bound, contextlib.suppress(KeyboardInterrupt):
+        where = f"http://{server.LOOPBACK}:{bound.getsockname()[1]}/"
+        print(f"{where} shows the runs in {arguments.folder}; Ctrl-C ends it", flush=True)
+        server.server(arguments.folder).run(sockets=[bound])
     return 0

@@ -8,13 +8,23 @@ from typing import Any
 
 import sebulba
 from sebulba.board.charts import LARGE, SMALL, Line, draw
-from sebulba.board.markup import Html, joined, lines_text, section, table, tag, text, value_text
+from sebulba.board.markup import (
+    Html,
+    joined,
+    lines_text,
+    page,
+    section,
+    table,
+    tag,
+    text,
+    value_text,
+)
 from sebulba.board.run_details import SIDES, RunDetails, agent_metrics, points, time_shares
-from sebulba.comparison.metrics_file import is_number
+from sebulba.comparison.metrics_file import MOST_BYTES, is_number
 from sebulba.comparison.run_summary import RUNNING, RunSummary
-from sebulba.comparison.tables import label, number
+from sebulba.comparison.tables import figures, label, number
 from sebulba.metrics.plots import short
-from sebulba.metrics.writers import count, duration
+from sebulba.metrics.writers import count
 
 MOST_CHARTS = 18
 """Charts of what the agent measures."""
@@ -59,15 +69,17 @@ def run_body(details: RunDetails) -> Html:
     )
 
 
+def report_page(details: RunDetails) -> str:
+    """Return the page of a run as a file that needs no other."""
+    now = datetime.datetime.now()
+    made = f"Made on {now:%Y-%m-%d at %H:%M}. This page loads nothing and runs no script."
+    title = f"{text(label(details.run))}: report of a run"
+    return page(title, joined([run_body(details), footer(made)]))
+
+
 def footer(*more: str | Html) -> Html:
     """Return the last line of a page."""
     return tag("footer", f"Sebulba {sebulba.__version__}. ", *more)
-
-
-def made_now() -> str:
-    """Return the sentence under a report."""
-    now = datetime.datetime.now()
-    return f"Made on {now:%Y-%m-%d at %H:%M}. This page loads nothing and runs no script."
 
 
 def badge(ended: str) -> Html:
@@ -92,14 +104,15 @@ def _head(run: RunSummary) -> Html:
     share = share_done(run)
     total = run.config.get("total_env_steps")
     speed = run.env_steps / run.seconds if run.seconds > 0 else None
+    _, _, _, time, last, best = figures(run)
     of_total = "" if share is None else f" of {count(total)}"
     tiles = {
         "env steps": f"{count(run.env_steps)}{of_total}",
-        "time": duration(run.seconds),
+        "time": time,
         "env steps/s": count(speed),
-        "return": number(run.last_return),
+        "return": last,
         "last evaluation": number(run.last_evaluation),
-        "best evaluation": number(run.best_return),
+        "best evaluation": best,
     }
     parts = [tag("div", tag("b", value), tag("span", name)) for name, value in tiles.items()]
     return joined(
@@ -160,7 +173,8 @@ def _losses(run: RunSummary) -> list[Html]:
     notes = [
         "Each is the mean over a window of updates." if names else "There is none yet.",
         f"Not drawn: {left}." if left else "",
-        f"{len(run.records):,} records, evenly over the run, are drawn."
+        f"{len(run.records):,} records are drawn, evenly over metrics.jsonl (its last "
+        f"{MOST_BYTES:,} bytes)."
         if run.metrics.is_sample
         else "",
     ]

@@ -182,7 +182,7 @@ def _best_return(run: RunFolder) -> float | None:
 def _ended(run: RunFolder) -> str:
     """Return how the run ended: its exit code is the first thing in ``ended.txt``."""
     if not run.ended.exists():
-        return RUNNING if _is_locked(run.path / ".lock") else KILLED
+        return RUNNING if is_locked(run.path) else KILLED
     with open_regular(run.ended) as file:
         code = _ENDED.match(file.readline(200).decode(errors="replace"))
     if code is None:
@@ -191,10 +191,10 @@ def _ended(run: RunFolder) -> str:
     return meaning.partition(":")[0].partition(" (")[0].removeprefix("stopped by ")
 
 
-def _is_locked(file: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Tell whether a process holds the lock of a run, without taking it from one that begins."""
     try:
-        wanted = os.lstat(file).st_ino
+        wanted = os.lstat(folder / ".lock").st_ino
         locks = Path("/proc/locks").read_text().splitlines()
     except OSError:  # no lock, or a system that does not list them
         return False
