@@ -24,7 +24,6 @@ pytest.importorskip("uvicorn")
 from sebulba.board import server, shelf
 from sebulba.commands import cli
 from sebulba.comparison.run_summary import RunSummary
-from sebulba.errors import UsageError
 from tests.hostile_runs import SPOILED, check_harmless, make_hostile_folder
 from tests.test_comparison import CONFIG, make_run
 
@@ -241,14 +240,11 @@ def test_a_port_in_use_is_a_sentence(tmp_path, capsys):
     assert "is not a folder" in said and "from 0 to 65535" in said
 
 
-def test_without_starlette_it_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "sebulba.board.server")
-    monkeypatch.delattr("sebulba.board.server")
-    with pytest.raises(UsageError, match=r"pip install 'sebulba\[board\]'"):
-        from sebulba.board import command_line
-
-        command_line.board([str(tmp_path)])
+@pytest.mark.parametrize("missing", ["uvicorn", "starlette.applications"])
+def test_without_its_packages_it_says_what_to_install(tmp_path, capsys, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert cli.main(["board", str(tmp_path), "--port", "0"]) == 2
+    assert "pip install 'sebulba[board]'" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_it_quietly(tmp_path):

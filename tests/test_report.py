@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
@@ -9,14 +10,19 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sebulba.board import charts
 from sebulba.board.run_details import read_details, time_shares
 from sebulba.commands import cli
+from sebulba.comparison import metrics_file
 from sebulba.comparison.metrics_file import read_newest, read_sample
 from sebulba.errors import UsageError
 from tests.hostile_runs import NAMES, SCRIPT, SPOILED, check_harmless
 from tests.test_comparison import make_run
+
+_NUMBERS = st.floats(-1e30, 1e30) | st.integers(-(10**30), 10**30) | st.sampled_from([0, 5e-324])
 
 
 def report_of(run, tmp_path) -> str:
@@ -112,7 +118,8 @@ def test_checkpoints_are_listed_with_what_is_wrong(tmp_path):
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_nothing_in_a_folder_does_anything(tmp_path, what):
+def test_nothing_in_a_folder_does_anything(tmp_path, monkeypatch, what):
+    monkeypatch.setattr(metrics_file, "MOST_BYTES", 2**26)  # 1 GB takes seconds
     run = make_run(tmp_path / "runs/one")
     SPOILED[what](run)
     out = tmp_path / "report.html"
@@ -145,13 +152,33 @@ def test_a_long_run_is_sampled_evenly_with_all_its_evaluations(tmp_path):
 
 
 def test_a_chart_has_no_text_but_numbers_and_its_legend():
-    import base64
-
     address = charts.draw([charts.Line([(0, 1.0), (3e6, 2.0)], "training")])
     svg = base64.b64decode(address.partition(",")[2]).decode()
     shown = set(re.findall(r"<text[^>]*>([^<]*)</text>", svg))
-    assert "training" in shown and "3M" in shown
-    assert all(re.fullmatch(r"[\u2212-]?[\d.]+[kMG]?|training", word) for word in shown), shown
+    assert {"training", "0", "1M", "2M", "3M", "1.5"} <= shown
+    assert all(re.fullmatch(r"-?[\d.]+[kMG]?|training", word) for word in shown), shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "expected"),
+    [
+        (0, 10, 5, [0, 2, 4, 6, 8, 10]),
+        (-0.3, 0.7, 4, [-0.25, 0.0, 0.25, 0.5]),
+        (3.2e6, 3.4e6, 2, [3.2e6, 3.3e6, 3.4e6]),
+        (-1e30, 1e30, 3, [-1e30, 0, 1e30]),
+    ],
+)
+def test_the_numbers_of_an_axis_are_round(low, high, most, expected):
+    assert charts.ticks(low, high, most) == pytest.approx(expected)
+
+
+@given(st.lists(st.tuples(_NUMBERS, _NUMBERS), min_size=1, max_size=5))
+def test_any_numbers_are_drawn_within_the_picture(points):
+    address = charts.draw([charts.Line(sorted(points))])
+    svg = base64.b64decode(address.partition(",")[2]).decode()
+    for attribute in ("x1", "x2", "cx", "y1", "y2", "cy"):
+        for value in re.findall(rf'{attribute}="([^"]*)"', svg):
+            assert 0 <= float(value) <= (charts.SMALL[0] if "x" in attribute else charts.SMALL[1])
 
 
 def test_it_needs_no_jax_and_runs_no_agent_that_a_folder_names(tmp_path):

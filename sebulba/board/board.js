@@ -1,7 +1,7 @@
 "use strict";
 // Asks for the page that is shown again and again, and takes over what is new. The content security
 // policy lets no other script run, so what a page holds is only shown.
-const WAIT_MS = 700;
+const WAIT_MS = 500;
 let tag = null;
 
 function states(root) {

@@ -60,15 +60,11 @@ def board(argv: list[str]) -> int:
         )
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"--port {arguments.port} must be from 0 to 65535; choose another")
-    try:
-        from sebulba.board import server
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"sebulba board needs {error.name}, which is not installed; "
-            "pip install 'sebulba[board]'"
-        ) from error
-    with server.listen(arguments.port) as bound, contextlib.suppress(KeyboardInterrupt):
-        where = f"http://{server.LOOPBACK}:{bound.getsockname()[1]}/"
+    from sebulba.board.server import LOOPBACK, listen, server
+
+    serving = server(arguments.folder)
+    with listen(arguments.port) as bound, contextlib.suppress(KeyboardInterrupt):
+        where = f"http://{LOOPBACK}:{bound.getsockname()[1]}/"
         print(f"{where} shows the runs in {arguments.folder}; Ctrl-C ends it", flush=True)
-        server.server(arguments.folder).run(sockets=[bound])
+        serving.run(sockets=[bound])
     return 0

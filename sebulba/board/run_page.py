@@ -130,7 +130,7 @@ def _bar(share: float, class_: str = "bar") -> Html:
     return tag("div", tag("i", style=f"width:{percent:.1f}%"), class_=class_)
 
 
-def chart(title: str, lines: Sequence[Line], size: tuple[float, float] = SMALL) -> Html:
+def chart(title: str, lines: Sequence[Line], size: tuple[int, int] = SMALL) -> Html:
     """Return a chart over environment steps with its title; one without points says so."""
     if not any(line.points for line in lines):
         return tag("figure", tag("figcaption", title), tag("p", "nothing yet", class_="note"))

@@ -1,4 +1,7 @@
-"""``sebulba board``: the runs of a folder on loopback, by starlette and uvicorn."""
+"""``sebulba board``: the runs of a folder on loopback, by starlette and uvicorn.
+
+Both are imported where they are used, since Sebulba may be installed without them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,19 @@ import hashlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
-
-import uvicorn
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from typing import TYPE_CHECKING
 
 from sebulba.board.board_pages import POLICY, diff_page, error_page, run_page, table_page
 from sebulba.board.run_details import read_details
 from sebulba.board.run_page import report_page
 from sebulba.board.shelf import Shelf
 from sebulba.errors import UsageError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 LOOPBACK = "127.0.0.1"
 """The only address that is served: nobody else's machine can reach it."""
@@ -46,6 +48,11 @@ class Board:
 
     def app(self) -> Starlette:
         """Return the application."""
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.routing import Route
+
         routes = [
             Route("/", self._table),
             Route("/run/{word}", self._run),
@@ -80,6 +87,8 @@ class Board:
         return self._shown(request, "diff", words, diff_page)
 
     def _script(self, request: Request) -> Response:
+        from starlette.responses import Response
+
         script = Path(__file__).with_name("board.js").read_bytes()
         return Response(script, media_type="text/javascript", headers=HEADERS)
 
@@ -103,6 +112,8 @@ class Board:
 
 def _answer(request: Request, page: str, status: int = 200) -> Response:
     """Return a page, or that the browser has it already."""
+    from starlette.responses import Response
+
     tag = f'"{hashlib.sha256(page.encode()).hexdigest()[:32]}"'
     headers = {**HEADERS, "ETag": tag}
     if status == 200 and request.headers.get("if-none-match") == tag:
@@ -133,9 +144,22 @@ def listen(port: int) -> socket.socket:
 
 
 def server(root: Path) -> uvicorn.Server:
-    """Return a server of the runs in ``root``; its ``run(sockets=[...])`` returns at its end."""
+    """Return a server of the runs in ``root``; its ``run(sockets=[...])`` returns at its end.
+
+    Raises:
+      UsageError: uvicorn or starlette is missing.
+    """
+    try:
+        import uvicorn
+
+        app = Board(root).app()
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"sebulba board needs {error.name}, which is not installed; "
+            "pip install 'sebulba[board]'"
+        ) from error
     config = uvicorn.Config(
-        Board(root).app(),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,

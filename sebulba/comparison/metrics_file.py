@@ -16,6 +16,8 @@ MOST_LINE_BYTES = 2**18
 """Bytes of a line that is read; those of a run have about two thousand."""
 MOST_BYTES = 2**30
 """Bytes of a file that are looked at, the last ones: a day of a run has some 250 MB."""
+BUFFER_BYTES = 2**20
+"""Bytes that are read at once."""
 TAIL_BYTES = 2**16
 """Bytes at the end of a file that hold the newest records."""
 MOST_NUMBER = 1e30
@@ -57,7 +59,7 @@ def open_regular(file: Path) -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UsageError(f"{file} is not a regular file; give the folder of a run")
-    return open(descriptor, "rb")
+    return open(descriptor, "rb", buffering=BUFFER_BYTES)
 
 
 def read_all(file: Path) -> Metrics:
