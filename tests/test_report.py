@@ -51,6 +51,7 @@ def test_it_marks_what_differs_from_the_preset(tmp_path):
     assert "agent.learning_rate 0.005 0.001" in words_of(page)
     assert "<mark>0.001</mark>" in page
     assert "<td>agent.learning_rate</td><td>0.005</td><td><mark>0.001</mark></td>" in page
+    assert "agent.discount" not in page  # which the run does not have
     other = report_of(make_run(tmp_path / "two", preset="own:quick"), tmp_path)
     assert "has no preset own:quick" in other and "<mark>" not in other
 

@@ -19,6 +19,8 @@ POLICY = (
     "img-src data:; form-action 'self'; base-uri 'none'"
 )
 """What a browser may do for these pages: run ``board.js`` and ask this server alone."""
+MOST_OF_FIGURE = 16
+"""Characters of a number in the table: one run must not make it wide."""
 _COLUMNS = ("", "run", "changed", "steps", "of", "time", "return", "best", "ended")
 _BOTH = ("A", "B")
 """The names of two runs in a chart, which shows no text of theirs."""
@@ -53,7 +55,7 @@ def _row(word: str, run: RunSummary) -> list[str | Html]:
     return [
         tag("input", type="checkbox", name="run", value=word),
         joined([link, tag("small", title_of(run))]),
-        *figures(run),
+        *(text(figure, MOST_OF_FIGURE) for figure in figures(run)),
         badge(run.ended),
     ]
 

@@ -64,7 +64,7 @@ def text(value: Any, most: int = MOST_CHARACTERS) -> str:
     """Return what anybody may have written as one printable line of at most ``most`` characters."""
     words = "-" if value is None else value if isinstance(value, str) else str(value)
     if len(words) > most:
-        words = f"{words[:most]}… ({len(words):,} characters)"
+        words = f"{words[:most]}…"
     return plain(words)
 
 

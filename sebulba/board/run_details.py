@@ -108,8 +108,9 @@ def _differences(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None
     fields = json.loads(json.dumps(dataclasses.asdict(PRESETS[preset].make())))
     before = dict(flat(fields))
     before["agent_config"] = type(PRESETS[preset].make().agent).__name__
-    names = sorted((before.keys() | config.keys()) - {"preset", "name", "run_dir"})
-    pairs = {name: (before.get(name), config.get(name)) for name in names}
+    # Of an option that the run does not know, an older Sebulba wrote nothing.
+    names = sorted(config.keys() - {"preset", "name", "run_dir"})
+    pairs = {name: (before.get(name), config[name]) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
