@@ -6,7 +6,10 @@
 #   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
 #   make ns3-parity                     the native network engine beside ns-3: 5 minutes
+#   make ns3-limits                     how long a step of ns-3 lasts, and its memory: a minute
+#   make ns3-baselines                  its AIMD, CUBIC and BBR beside those of ns-3: 5 minutes
 #   make test-cluster                   Inferencers in actors of Ray: 2 minutes
+#   make dist                           build wheel and sdist, and check them
 #   make lint
 #   make clean                          remove what the other targets made
 
@@ -30,7 +33,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-cluster test-faults soak ns3-parity lint clean find-python
+.PHONY: train test test-cluster test-faults soak ns3-parity ns3-baselines ns3-limits dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -50,8 +53,20 @@ soak: $(VENV)/.ready-test
 	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json $(FAULTS)/soak.json
 
 ns3-parity: $(VENV)/.ready-ns3
-	@$(BIN)/python -m pytest tests/test_networks_ns3.py
+	@$(BIN)/python -m pytest tests/test_networks_ns3.py tests/test_ns3_scenario.py
 	@$(BIN)/python -m tests.ns3_parity --json packages/sebulba-ns3/results/parity.json
+
+ns3-baselines: $(VENV)/.ready-ns3
+	@$(BIN)/python -m tests.ns3_baselines --json packages/sebulba-ns3/results/baselines.json
+
+ns3-limits: $(VENV)/.ready-ns3
+	@$(BIN)/python -m tests.ns3_limits --json packages/sebulba-ns3/results/limits.json
+
+# The wheel is built from the sdist.
+dist: $(VENV)/.ready-dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 lint: $(VENV)/.ready-dev
 	$(BIN)/ruff check .

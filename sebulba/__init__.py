@@ -41,8 +41,6 @@ if TYPE_CHECKING:
         Trajectory,
     )
 
-__version__ = "0.1.0"
-
 _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
     "sebulba.checkpoints.checkpointer": ("Checkpoint", "Checkpointer"),
@@ -123,9 +121,21 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'sebulba' has no attribute {name!r}")
     return getattr(importlib.import_module(_ROOM_OF[name]), name)
+
+
+def _version() -> str:
+    """Return the version that was installed; sources that were not installed have none."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("sebulba")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

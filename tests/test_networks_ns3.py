@@ -86,12 +86,14 @@ def test_what_was_put_back_goes_on_from_every_place(pool):
         back.reset()
 
 
+NAME = f"sebulba.envs.networks:{CONGESTION_CONTROL}"
+TCP_NETWORK = {"bandwidth_mbps": 20, "rtt_ms": 16, "buffer_packets": 40, "slow_start_packets": 20}
 OPTIONS = {"bandwidth_mbps": 8, "rtt_ms": 10, "max_episode_steps": 7}
 
 
 @needs_ns3
 def test_gymnasium_makes_it():
-    env = gymnasium.make(f"sebulba.envs.networks:{CONGESTION_CONTROL}", engine="ns3", **OPTIONS)
+    env = gymnasium.make(NAME, engine="ns3", **OPTIONS)
     first = env.reset(seed=1)[0]
     assert env.step(np.zeros(1, np.float32))[4]["goodput_mbps"] > 1
     assert np.array_equal(env.reset(seed=1)[0], first)
@@ -118,6 +120,55 @@ def test_a_training_goes_on_when_a_worker_is_killed(monkeypatch):
         with pytest.warns(RuntimeWarning, match="a new one repeats the episode"):
             result = loop.run(state, num_cycles=3, steps_per_cycle=8)
     assert result.counters.env_steps == 48 and result.counters.env_restarts == 0
+
+
+@needs_ns3
+def test_tcp_fills_the_link_at_its_product_of_bandwidth_and_delay():
+    env = gymnasium.make(NAME, engine="ns3", transport="tcp", **TCP_NETWORK)
+    infos, gone = [env.reset(seed=1)[1]], []
+    for _ in range(12):
+        wanted = np.log2(30 / infos[-1]["cwnd"])  # 20 Mbit/s and 17 ms are 28.5 packets
+        *_, truncated, info = env.step(np.clip(np.float32([wanted]), -2, 2))
+        infos.append(info), gone.append(truncated)
+    last = infos[-1]
+    assert last["goodput_mbps"] > 0.97 * 20 * 1448 / 1490  # TCP's headers are of 20 bytes
+    assert last["loss"] == 0 and last["cwnd"] == 30 and not any(gone)
+    env.reset(seed=1)
+    assert [env.step(np.ones(1, np.float32))[4]["cwnd"] for _ in range(2)] == [40, 80]
+    env.close()
+
+
+@needs_ns3
+def test_a_step_of_tcp_that_is_too_much_work_is_cut_short():
+    network = {"bandwidth_mbps": 128, "rtt_ms": 64, "buffer_packets": 800}
+    env = gymnasium.make(NAME, engine="ns3", transport="tcp", **network)
+    assert env.reset(seed=1)[1]["is_cut"]  # after the burst of losses that ends its slow start
+    _, _, terminated, truncated, info = env.step(np.zeros(1, np.float32))
+    assert truncated and not terminated and info["is_cut"]
+    env.close()
+
+
+@needs_ns3
+@pytest.mark.parametrize("control", ["aimd", "cubic", "bbr"])
+def test_tcp_has_its_own_controls(control):
+    network = {**TCP_NETWORK, "control": control, "random_loss": 0.001}
+    env = gymnasium.make(NAME, engine="ns3", transport="tcp", num_aimd=1, **network)
+    runs = []
+    for _ in range(2):
+        env.reset(seed=3)
+        runs.append([env.step(np.zeros(1, np.float32))[4] for _ in range(30)])
+    assert runs[0] == runs[1]
+    assert len({info["cwnd"] for info in runs[0]}) > 5
+    assert 2 < np.mean([info["goodput_mbps"] for info in runs[0]]) < 19.5
+    env.close()
+
+
+def test_transports_are_checked(monkeypatch):
+    with pytest.raises(UsageError, match=r"transport='tcp' is not in the native engine; use eng"):
+        CongestionControlOptions(transport="tcp")
+    monkeypatch.setattr("sebulba.envs.networks.options.find_engine", lambda name: None)
+    with pytest.raises(UsageError, match=r"trace=True follows the packets of our own transport"):
+        CongestionControlOptions(engine="ns3", transport="tcp", trace=True)
 
 
 @needs_ns3

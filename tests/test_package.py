@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -200,14 +201,23 @@ def test_everything_that_the_package_promises_is_there():
         _ = sebulba.nothing
 
 
-def test_version_is_the_same_everywhere():
+def test_the_version_is_that_of_the_newest_release(monkeypatch):
     import sebulba
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["version"] == sebulba.__version__
-    assert f"## [{sebulba.__version__}]" in (ROOT / "CHANGELOG.md").read_text() or (
-        "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["versioningit"]
+    releases = re.findall(r"^## \[(\d.*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert (
+        tool["default-version"] == releases[0] and tool["vcs"]["default-tag"] == f"v{releases[0]}"
     )
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f'version: "{releases[0]}"' in citation
+    assert sebulba.__version__ == importlib.metadata.version("sebulba")
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert sebulba.__version__ == "0+unknown"
 
 
 def test_the_rooms_at_the_top_are_relative_links():
@@ -247,5 +257,11 @@ def test_the_wheel_holds_every_module_and_nothing_else(tmp_path):
     assert {name for name in names if ".dist-info/" not in name} == files
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "sebulba = sebulba.commands.cli:entry_point" in entry_points
-    for wanted in ("License-Expression: Apache-2.0", "Author: The Sebulba authors", "cuda", "tpu"):
+    for wanted in (
+        "Version: 0.2.0\n",
+        "License-Expression: Apache-2.0",
+        "Author: The Sebulba authors",
+        "cuda",
+        "tpu",
+    ):
         assert re.search(wanted, metadata), wanted

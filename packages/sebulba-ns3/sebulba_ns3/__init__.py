@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The networks of Sebulba on ns-3: finds ns-3 and compiles the engine at its first use.
 
+``Ns3Scenario`` is an environment made of an ns-3 program of one's own.
+
 ``python -m sebulba_ns3`` compiles it now, and prints where it is.
 """
 
@@ -8,12 +10,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sebulba.envs.networks import build
 from sebulba.errors import UsageError
 
+if TYPE_CHECKING:
+    from sebulba_ns3.scenario import Ns3Scenario
+
 NS3_VERSION = "3.44.post0"
+RELEASE = "3.44"
+EXAMPLE = "packages/sebulba-ns3/examples/paced_sender.cc"
 INSTALL = f"pip install --no-deps ns3=={NS3_VERSION}"
 """The one command that installs ns-3. Its declared dependencies, which are compiled, are for its
 Python bindings, which are not used here."""
@@ -32,16 +42,34 @@ def library() -> Path:
     Raises:
       UsageError: ns-3 or the compiler is missing, or the sources do not compile.
     """
+    return _compiled(f"ns3-{NS3_VERSION}", SOURCES / "engine.cc", LIBRARIES)
+
+
+def scenario_library(source: str | os.PathLike[str]) -> Path:
+    """Return the compiled scenario of an ns-3 program, which may use all of ns-3.
+
+    Raises:
+      UsageError: ns-3, the compiler or the file is missing, or the program does not compile.
+    """
+    path = Path(source)
+    if not path.is_file():
+        raise UsageError(f"source={str(source)!r} is no file; give a program such as {EXAMPLE}")
+    names = (file.name for file in (find_ns3() / "lib64").glob(f"libns{RELEASE}-*.so"))
+    every = sorted(name.removeprefix(f"libns{RELEASE}-").removesuffix(".so") for name in names)
+    return _compiled(f"ns3-scenario-{path.stem}", path, every)
+
+
+def _compiled(name: str, main: Path, libraries: Iterable[str]) -> Path:
     ns3 = find_ns3()
-    libraries = ns3 / "lib64"
     flags = (
         *FLAGS,
-        *(f"-I{build.SOURCES}", f"-I{ns3 / 'include'}", f"-L{libraries}"),
-        *(f"-lns3.44-{name}" for name in LIBRARIES),
-        *(f"-Wl,-rpath,{libraries}", "-Wl,--allow-shlib-undefined"),
+        *(f"-I{SOURCES}", f"-I{build.SOURCES}", f"-I{ns3 / 'include'}", f"-L{ns3 / 'lib64'}"),
+        "-Wl,--as-needed",
+        *(f"-lns{RELEASE}-{library}" for library in libraries),
+        *(f"-Wl,-rpath,{ns3 / 'lib64'}", "-Wl,--allow-shlib-undefined"),
     )
-    sources = (*SOURCES.iterdir(), *build.SOURCES.iterdir())
-    return build.compiled(f"ns3-{NS3_VERSION}", SOURCES / "engine.cc", flags, sources)
+    sources = {main, *SOURCES.iterdir(), *build.SOURCES.iterdir()}
+    return build.compiled(name, main, flags, sources)
 
 
 def find_ns3() -> Path:
@@ -57,3 +85,14 @@ def find_ns3() -> Path:
     if version != NS3_VERSION:
         raise UsageError(f"engine='ns3' needs ns3 {NS3_VERSION}, not {version}; `{INSTALL}`")
     return Path(next(iter(found.submodule_search_locations)))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Ns3Scenario":  # with Gymnasium, which compiling does without
+        from sebulba_ns3.scenario import Ns3Scenario
+
+        return Ns3Scenario
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["INSTALL", "NS3_VERSION", "Ns3Scenario", "find_ns3", "library", "scenario_library"]

@@ -44,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.seed not in INT32:
         raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
     for name in ("points", "networks", "flows", "steps"):
-        at_least(1, name, getattr(arguments, name, 1))
+        if (value := getattr(arguments, name, 1)) is not None:
+            at_least(1, name, value)
     if arguments.out is not None and not Path(arguments.out).is_dir():
         raise UsageError(f"--out {arguments.out} is no folder; make it")
     learned = _read(arguments)
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
     _number(parsers["sweep"], "points", 9, "values of each parameter")
     _number(parsers["sweep"], "networks", 32, "networks drawn from the training ranges")
+    parsers["sweep"].add_argument(
+        "--steps", type=int, metavar="N", help="in an episode; default: as in the run"
+    )
     _number(parsers["fairness"], "flows", 2, "agents")
     _number(parsers["deploy"], "steps", 100, "of the policy; a step takes two round trips")
     _text(parsers["fairness"], "join-s", "when the flows after the first begin", "8")
@@ -102,6 +106,13 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="the policy that returned most in an evaluation during training, not the last",
     )
     parser.add_argument("--engine", metavar="NAME", help="native or ns3, instead of the run's")
+    parser.add_argument("--transport", choices=("udp", "tcp"), help="instead of the run's")
+    parser.add_argument(
+        "--slow-start-packets",
+        type=int,
+        metavar="N",
+        help="window at which slow start ends, instead of the run's",
+    )
     parser.add_argument("--out", metavar="DIR", help="where files go; default: RUN")
     parser.add_argument(
         "--trust", action="store_true", help="run the code that a run of somebody else names"
@@ -129,7 +140,8 @@ def _read(arguments: argparse.Namespace) -> _Learned:
         raise UsageError(
             f"{folder.path} was trained on {env.id}; give a run on {' or '.join(known)}"
         )
-    given = {"engine": arguments.engine} if arguments.engine else {}
+    names = ("engine", "transport", "slow_start_packets")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     own = (
         env.options
         | given
@@ -159,7 +171,8 @@ def _read(arguments: argparse.Namespace) -> _Learned:
 def _sweep(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None:
     from sebulba.benchmarks.networks import sweep
 
-    alone = _as(CongestionControlOptions, learned.options)
+    steps = {} if arguments.steps is None else {"max_episode_steps": arguments.steps}
+    alone = _as(CongestionControlOptions, learned.options, **steps)
     result = sweep.sweep(
         alone,
         learned.policy,

@@ -26,6 +26,8 @@ FLAGS = (
     "-ffp-contract=off",  # products are not fused with sums: results are the same everywhere
 )
 COMPILE_TIMEOUT_S = 600
+SHOWN_ERRORS = 5
+"""Errors of the compiler that a message shows."""
 
 
 def library() -> Path:
@@ -111,10 +113,12 @@ def _run(*command: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"{command[0]} took more than {COMPILE_TIMEOUT_S} s; try again") from error
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        lines = done.stderr.strip().splitlines()
+        errors = [line for line in lines if "error" in line] or lines[:1]
+        said = "\n".join(errors[:SHOWN_ERRORS]) or f"exit code {done.returncode}"
         raise UsageError(
-            f"{command[0]} could not compile the network engine ({said[0]}); it needs C++20, which "
-            "g++ has from version 10 on"
+            f"{command[0]} could not compile {command[1]}, which needs C++20 (g++ from version 10 "
+            f"on):\n{said}"
         )
     return done.stdout
 

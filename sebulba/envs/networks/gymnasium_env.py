@@ -22,7 +22,8 @@ class CongestionControlEnv(gymnasium.Env):
 
     The action ``a`` in -2 to 2 multiplies the window by ``2 ** a``. ``info`` has the goodput in
     Mbit/s, the smoothed RTT and the mean queueing delay in ms, the share of packets lost, and the
-    window ``cwnd`` in packets; ``network`` in it has everything that the engine tells.
+    window ``cwnd`` in packets. ``is_cut`` says that the episode was truncated because its step was
+    too much work for ns-3's TCP. ``network`` has everything that the engine tells.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012
@@ -94,5 +95,6 @@ def _info(rows: Rows) -> dict[str, Any]:
         "queueing_delay_ms": queueing / 1e6 if network["acked"] else None,
         "loss": min(1.0, network["lost"] / max(network["sent"], 1)),
         "cwnd": network["window"],
+        "is_cut": bool(network["is_cut"]),
         "network": network,
     }

@@ -14,6 +14,7 @@ from sebulba.envs.networks.build import library
 from sebulba.envs.networks.options import (
     LoopbackOptions,
     NetworkOptions,
+    PoolOptions,
     SharedBottleneckOptions,
 )
 from sebulba.errors import EnvError
@@ -23,6 +24,7 @@ INFO = (
     *("srtt_ns", "least_srtt_ns", "most_srtt_ns", "mean_rtt_ns", "least_rtt_ns"),
     *("throughput_bps", "most_throughput_bps", "window", "inflight", "queue_length", "num_drops"),
     *("bandwidth_bps", "base_rtt_ns", "buffer_packets", "random_loss", "cross_traffic_bps"),
+    "is_cut",
 )
 """What a step tells besides, in the order of ``Info`` in ``engine/congestion_control.h``."""
 HAPPENINGS = ("sent", "dropped", "acknowledged", "lost", "timeout")
@@ -60,13 +62,14 @@ class Rows(NamedTuple):
 class Layout:
     """Where the rows of B environments are in what the engine writes."""
 
-    def __init__(self, options: NetworkOptions, num_envs: int) -> None:
+    def __init__(self, options: PoolOptions, num_envs: int) -> None:
         """Take the number of agents and of features from the options."""
         self.num_envs = num_envs
         is_shared = isinstance(options, SharedBottleneckOptions)
         self.shape = (num_envs, options.num_agents) if is_shared else (num_envs,)
         self.num_slots = num_envs * options.num_agents
         self.num_features = options.num_features
+        self.num_action_numbers = self.num_slots * options.num_actions
         # Observations and rewards, four flags of each slot and one of each environment.
         self.num_bytes = self.num_slots * (4 * (self.num_features + 1) + 4) + num_envs
 

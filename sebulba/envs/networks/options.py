@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from sebulba.checks import check_types, require, require_size
 from sebulba.envs.networks import CART_POLE, SHARED_BOTTLENECK
@@ -57,6 +57,29 @@ _RANGES = tuple(_BOUNDS)[:8]
 _AT_ONCE: Any = (0.0, 0.0)
 
 
+class PoolOptions(Protocol):
+    """What a pool needs to know of its environments."""
+
+    @property
+    def engine(self) -> str:
+        """What simulates, for messages."""
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of an environment."""
+
+    @property
+    def num_features(self) -> int:
+        """Numbers in an observation."""
+
+    @property
+    def num_actions(self) -> int:
+        """Numbers in an action."""
+
+    def as_json(self) -> str:
+        """Return what the engine reads."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CongestionControlOptions:
     """The network of ``sebulba/CongestionControl-v0``.
@@ -69,6 +92,10 @@ class CongestionControlOptions:
 
     engine: str = "native"
     """What simulates: native, or the name of an engine of another distribution, such as ns3."""
+    transport: Literal["udp", "tcp"] = "udp"
+    """What carries the packets of flows that have a window. udp: our own transport. tcp: that of
+    ns-3, where ``num_aimd``, ``num_cubic``, ``num_bbr`` and ``control`` are its NewReno, Cubic and
+    BBR; a step that is too much work for it is cut short, and the episode truncated."""
     bandwidth_mbps: Range = (64.0, 128.0)
     """Rate of each link, in Mbit/s. A range."""
     rtt_ms: Range = (16.0, 64.0)
@@ -119,6 +146,8 @@ class CongestionControlOptions:
     """What the engine makes of it."""
     num_agents = 1
     """Flows with an agent each."""
+    num_actions = 1
+    """Numbers in an action."""
     join_s = stay_s = _AT_ONCE
     """When the agents after the first begin, and how long they stay."""
 
@@ -134,6 +163,7 @@ class CongestionControlOptions:
             self._check_bounds(name, _BOUNDS[name], fields[name])
         if self.engine != NATIVE:
             find_engine(self.engine)
+        self._check_transport()
         cross: Any = self.cross_traffic_mbps
         require(
             max(cross) == 0 or min(cross) >= 0.001,
@@ -142,6 +172,15 @@ class CongestionControlOptions:
             "must be 0, or from 0.001 on",
             "leave it out for none",
         )
+
+    def _check_transport(self) -> None:
+        if self.transport == "udp":
+            return
+        has_tcp = self.engine != NATIVE
+        remedy = "use engine='ns3', or leave it out"
+        require(has_tcp, "transport", self.transport, "is not in the native engine", remedy)
+        rule = "follows the packets of our own transport only"
+        require(not self.trace, "trace", True, rule, "leave transport='tcp' out")
 
     def _check_bounds(self, name: str, bounds: _Bounds, default: Any) -> None:
         value = getattr(self, name)
@@ -164,7 +203,7 @@ class CongestionControlOptions:
         """Return what the engine reads."""
         names = (*_BOUNDS, "control", "features")
         if self.engine != NATIVE:  # so that the native states of older versions still fit
-            names = ("engine", *names)
+            names = ("engine", "transport", *names)
         values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
         return json.dumps({"kind": self.kind, **values}, sort_keys=True)
 
@@ -216,7 +255,8 @@ class CartPoleOptions:
     max_episode_steps: int = 500
     """Steps after which the episode is truncated."""
 
-    num_agents = 1
+    engine = NATIVE
+    num_agents = num_actions = 1
     num_features = 4
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from sebulba.envs.networks import worker
 from sebulba.envs.networks.native import INFO, Layout, Rows
-from sebulba.envs.networks.options import CongestionControlOptions
+from sebulba.envs.networks.options import PoolOptions
 from sebulba.envs.plain_data import pack, unpack
 from sebulba.errors import EnvError
 
@@ -43,9 +43,10 @@ class _Worker:
     Signals to the group of this process, such as Ctrl-C, do not reach it.
     """
 
-    def __init__(self, library: Path, layout: Layout) -> None:
+    def __init__(self, library: Path, num_bytes: int, num_info: int) -> None:
+        """Begin it; the sizes are those of rows and of infos, in bytes."""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115, closed by `end`
-        sizes = (layout.num_bytes, 8 * len(INFO) * layout.num_slots)
+        sizes = (num_bytes, num_info)
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-S", worker.__file__, str(library), *map(str, sizes)],
             stdin=subprocess.PIPE,
@@ -134,6 +135,22 @@ class _Env:
         return [create, seek, (worker.RESET, b"\0"), *steps]
 
 
+def ask_once(library: Path, request: Request) -> bytes:
+    """Return what a worker process of its own answers.
+
+    Raises:
+      EnvError: The simulator refuses, dies or hangs.
+    """
+    one = _Worker(library, num_bytes=0, num_info=0)
+    try:
+        one.send(request)
+        return one.receive(STEP_TIMEOUT_S)
+    except TimeoutError:
+        raise EnvError(f"no answer within {STEP_TIMEOUT_S:g} s") from None
+    finally:
+        one.end(at_once=True)
+
+
 class ProcessPool:
     """A vector of simulated networks, each in a worker process. One thread at a time may use it.
 
@@ -144,7 +161,7 @@ class ProcessPool:
     def __init__(
         self,
         library: Path,
-        options: CongestionControlOptions,
+        options: PoolOptions,
         seeds: Sequence[int],
         timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
@@ -160,7 +177,7 @@ class ProcessPool:
         self._envs = [_Env(int(seed)) for seed in seeds]
         try:
             for env in self._envs:
-                env.worker = _Worker(library, self._one)
+                env.worker = self._new_worker()
             self._repeat()
         except BaseException:
             self.close()
@@ -180,7 +197,7 @@ class ProcessPool:
         Raises:
           EnvError: A worker hangs, or died twice at one place.
         """
-        assert actions.dtype == np.float32 and actions.size == self._layout.num_slots
+        assert actions.dtype == np.float32 and actions.size == self._layout.num_action_numbers
         own = np.ascontiguousarray(actions).reshape(self.num_envs, -1)
         requests = [(worker.STEP, b"%c" % with_info + row.tobytes()) for row in own]
         return self._rows(requests, with_info)
@@ -223,6 +240,10 @@ class ProcessPool:
         for env in getattr(self, "_envs", ()):
             if env.worker is not None:
                 env.worker.end(at_once=True)
+
+    def _new_worker(self) -> _Worker:
+        num_info = 8 * len(INFO) * self._one.num_slots
+        return _Worker(self._library, self._one.num_bytes, num_info)
 
     def _rows(self, requests: list[Request], with_info: bool) -> Rows:
         rows = []
@@ -270,7 +291,7 @@ class ProcessPool:
         env = self._envs[index]
         assert env.worker is not None
         env.worker.end(at_once=True)
-        env.worker = _Worker(self._library, self._one)
+        env.worker = self._new_worker()
         for one in env.history(self._config):
             env.worker.send(one)
             self._received(index)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 HEADER = struct.Struct("<cI")
 ANSWER = struct.Struct("<?I")
 NUMBER = struct.Struct("<q")
-CREATE, SEEK, RESET, STEP, TRACE = b"c", b"e", b"r", b"s", b"t"
+CREATE, SEEK, RESET, STEP, TRACE, SPEC = b"c", b"e", b"r", b"s", b"t", b"p"
 
 
 class Simulator:
@@ -47,6 +47,9 @@ class Simulator:
             return b""
         if kind == TRACE:
             return self._trace()
+        if kind == SPEC:  # of scenarios only
+            self._lib.net_spec.restype = ctypes.c_char_p
+            return self._checked_text(self._lib.net_spec(content))
         info = self._info if content[:1] == b"\x01" else None
         if kind == RESET:
             self._checked(self._lib.net_reset(self._handle, self._rows, info))
@@ -68,6 +71,11 @@ class Simulator:
         events = ctypes.create_string_buffer(32 * count)
         self._lib.net_trace(self._handle, 0, events, ctypes.c_int64(count))
         return events.raw
+
+    def _checked_text(self, text: bytes | None) -> bytes:
+        if text is None:
+            raise ValueError(self._lib.net_error().decode())
+        return text
 
     def _checked(self, result: int) -> int:
         if result < 0:

@@ -3,21 +3,9 @@
 
 #include "abi.h"
 #include "ns3_network.h"
+#include "only_simulator.h"
 
 namespace networks {
-
-// ns-3 keeps its simulator in global variables.
-class OnlySimulator {
- public:
-  OnlySimulator() {
-    if (std::exchange(is_alive_, true))
-      throw std::runtime_error("a process holds one simulator of ns-3; close the other first");
-  }
-  ~OnlySimulator() { is_alive_ = false; }
-
- private:
-  static inline bool is_alive_ = false;
-};
 
 class Ns3Pool final : OnlySimulator, public Pool<CongestionControl<Ns3Network>> {
  public:
@@ -25,7 +13,7 @@ class Ns3Pool final : OnlySimulator, public Pool<CongestionControl<Ns3Network>> 
 };
 
 AnyPool* make_pool(const Json& json, int num_envs, const int64_t* seeds, int) {
-  if (num_envs != 1) throw std::runtime_error("a process holds one simulator of ns-3, not more");
+  OnlySimulator::check_rows(num_envs);
   return new Ns3Pool(json, num_envs, seeds, 1);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
-// Flows over links of ns-3: UDP over IP over point-to-point devices.
+// Flows over links of ns-3: our transport over UDP, or ns-3's own TCP, over IP over point-to-point
+// devices.
 #pragma once
 
 #include <array>
@@ -10,6 +11,7 @@
 #include "links.h"
 #include "ordered_events.h"
 #include "senders.h"
+#include "tcp_socket.h"
 
 #include "ns3/core-module.h"
 #include "ns3/internet-module.h"
@@ -123,6 +125,8 @@ class Ns3Network : public Senders<Ns3Network> {
     num_drops_.assign(links.size(), 0);
     steps_.assign(flows.size(), NEVER);
     timers_.assign(flows.size(), NEVER);
+    sockets_.assign(flows.size(), {});
+    streams_.assign(flows.size(), {});
     for (size_t i = 0; i < links.size(); ++i) watch(i);
     for (size_t i = 0; i < flows.size(); ++i) {
       open(i);
@@ -148,6 +152,18 @@ class Ns3Network : public Senders<Ns3Network> {
       timers_[flow] = NEVER;
       expire(flow);
     });
+  }
+
+  // Sends as much as the window lets out.
+  void send_allowed(size_t flow) {
+    if (!flows[flow].is_tcp) return Senders::send_allowed(flow);
+    Flow& sender = flows[flow];
+    const auto& socket = streams_[flow].socket;
+    if (!socket->is_open()) socket->Connect(streams_[flow].to);
+    Time& begin = streams_[flow].step_begin;
+    if (std::exchange(begin, sender.interval.begin) != sender.interval.begin) socket->work = 0;
+    sender.window = socket->send_allowed(sender.window, sender.unsent);
+    sender.inflight = socket->num_inflight();
   }
 
   void transmit(size_t flow, int64_t number) {
@@ -179,6 +195,14 @@ class Ns3Network : public Senders<Ns3Network> {
 
  private:
   using Socket = ns3::Ptr<ns3::Socket>;
+
+  // The sending end of a flow that TCP carries.
+  struct Stream {
+    ns3::Ptr<TcpSender> socket;
+    ns3::Address to;
+    int64_t num_again = 0;  // segments sent again since an acknowledgement
+    Time step_begin = NEVER;
+  };
 
   template <class Body>
   void schedule(Order order, size_t flow, Time time, Body body) {
@@ -235,6 +259,7 @@ class Ns3Network : public Senders<Ns3Network> {
 
   // Puts the two ends of a flow onto routers.
   void open(size_t flow) {
+    if (flows[flow].is_tcp) return open_tcp(flow);
     const auto type = ns3::UdpSocketFactory::GetTypeId();
     const size_t first = flows[flow].path.front(), last = flows[flow].path.back();
     const auto sender = ns3::Socket::CreateSocket(routers_->node(first), type);
@@ -247,8 +272,72 @@ class Ns3Network : public Senders<Ns3Network> {
       receiver->SetRecvCallback(ns3::MakeCallback(&Ns3Network::answer, this));
       sender->SetRecvCallback(ns3::MakeCallback(&Ns3Network::take_acknowledgements, this, flow));
     }
-    sockets_.resize(flows.size());
     sockets_[flow] = {sender, receiver};
+  }
+  void open_tcp(size_t flow) {
+    Flow& sender = flows[flow];
+    sender.most_window = std::min(sender.most_window, MOST_TCP_WINDOW);
+    const size_t last = sender.path.back();
+    const auto receiver = ns3::Socket::CreateSocket(routers_->node(last + 1),
+                                                    ns3::TcpSocketFactory::GetTypeId());
+    const auto port = static_cast<uint16_t>(FIRST_PORT + flow);
+    set_attributes(receiver);
+    receiver->Bind(ns3::InetSocketAddress(ns3::Ipv4Address::GetAny(), port));
+    receiver->Listen();
+    receiver->SetAcceptCallback(ns3::MakeNullCallback<bool, Socket, const ns3::Address&>(),
+                                ns3::MakeCallback(&Ns3Network::accept, this));
+    const auto socket = TcpSender::make(routers_->node(sender.path.front()), sender.control,
+                                        std::min(sender.threshold, MOST_TCP_WINDOW));
+    socket->Bind();
+    socket->on_sent = [this, flow](bool is_again) { count_sent(flow, is_again); };
+    socket->on_delivered = [this, flow](int64_t num, Time rtt) { count_delivered(flow, num, rtt); };
+    socket->on_timeout = [this, flow] { count_delivered(flow, 0, 0); };
+    socket->SetConnectCallback(ns3::MakeCallback(&Ns3Network::connected, this, flow),
+                               ns3::MakeNullCallback<void, Socket>());
+    sockets_[flow].second = receiver;
+    streams_[flow] = {socket, ns3::InetSocketAddress(routers_->end_of(last), port)};
+  }
+  void accept(Socket socket, const ns3::Address&) {
+    socket->SetRecvCallback(ns3::MakeCallback(&Ns3Network::discard, this));
+  }
+  void discard(Socket socket) {
+    while (socket->Recv() != nullptr) {
+    }
+  }
+  void connected(size_t flow, Socket) { send_allowed(flow); }
+
+  void count_sent(size_t flow, bool is_again) {
+    ++flows[flow].next_number, ++flows[flow].interval.sent;
+    streams_[flow].num_again += is_again;
+  }
+  // Packets of a TCP connection arrived, or it had a timeout. What it sends again counts as lost.
+  void count_delivered(size_t flow, int64_t num_packets, Time rtt) {
+    Flow& sender = flows[flow];
+    if (sender.is_done) return;
+    const bool was_slow_start = sender.is_slow_start;
+    const int64_t lost = count_lost(flow);
+    sender.deliver(now(), num_packets, rtt);
+    if (sender.control == Control::agent) {
+      for (int64_t i = 0; i < num_packets; ++i) sender.adapt(now(), 0, 0);
+      if (lost > 0) sender.adapt(now(), -1, lost);
+    } else if (lost > 0) {
+      sender.is_slow_start = false;
+    }
+    after_change(flow, was_slow_start);
+    guard(flow);
+  }
+  int64_t count_lost(size_t flow) {
+    const int64_t lost = std::exchange(streams_[flow].num_again, 0);
+    flows[flow].interval.lost += lost;
+    return lost;
+  }
+  // Ends a step that is too much work.
+  void guard(size_t flow) {
+    Flow& sender = flows[flow];
+    if (!streams_[flow].socket->is_too_much_work() || !sender.is_observed || sender.is_cut) return;
+    sender.is_cut = true;
+    count_lost(flow);
+    schedule_step(flow, now());
   }
   void answer(Socket receiver) {
     ns3::Address from;
@@ -261,6 +350,7 @@ class Ns3Network : public Senders<Ns3Network> {
 
   std::unique_ptr<Routers> routers_;
   std::vector<std::pair<Socket, Socket>> sockets_;  // of each flow: sender, receiver
+  std::vector<Stream> streams_;
   std::vector<int64_t> num_drops_;
   std::vector<Time> steps_, timers_;  // NEVER where they are not set
 };

@@ -103,9 +103,9 @@ class Pool : public AnyPool {
     run(buffer, info, [](Env& env, int, const Output& o) { env.reset(o); });
   }
   void step(const float* actions, char* buffer, Info* info) override {
-    const int64_t num_agents = config_.num_agents;
+    const int64_t num_numbers = config_.num_agents * config_.num_actions();
     run(buffer, info, [=](Env& env, int i, const Output& o) {
-      env.step(actions + i * num_agents, o);
+      env.step(actions + i * num_numbers, o);
     });
   }
   int64_t save(char* to) override {

@@ -12,6 +12,7 @@ class CartPole {
     int64_t max_steps, num_agents = 1;
     explicit Config(const Json& json) : max_steps(json["max_episode_steps"].integer()) {}
     int num_features() const { return 4; }
+    int num_actions() const { return 1; }
   };
 
   CartPole(const Config& config, uint64_t seed) : config_(&config), seed_(seed) {

@@ -32,6 +32,7 @@ struct CongestionControlConfig {
   Control control;  // of the agents' flows
   Features features;
   bool is_traced;
+  bool is_tcp;  // what carries flows with a window, where the engine has TCP
 
   explicit CongestionControlConfig(const Json& json)
       : bandwidth_mbps(json["bandwidth_mbps"]),
@@ -56,9 +57,11 @@ struct CongestionControlConfig {
         max_silent_steps(json["max_silent_steps"].integer()),
         control(control_of(json["control"].text)),
         features(json["features"].text == "relative" ? Features::relative : Features::paper),
-        is_traced(json["trace"].number != 0) {}
+        is_traced(json["trace"].number != 0),
+        is_tcp(json.fields.contains("transport") && json["transport"].text == "tcp") {}
 
   int num_features() const { return features == Features::relative ? 6 : 4; }
+  int num_actions() const { return 1; }  // numbers in an action
   static Time milliseconds(double value) { return static_cast<Time>(std::llround(value * 1e6)); }
   static Control control_of(const std::string& name) {
     if (name == "aimd") return Control::aimd;
@@ -73,6 +76,7 @@ struct Info {
   double srtt_ns, least_srtt_ns, most_srtt_ns, mean_rtt_ns, least_rtt_ns;
   double throughput_bps, most_throughput_bps, window, inflight, queue_length, num_drops;
   double bandwidth_bps, base_rtt_ns, buffer_packets, random_loss, cross_traffic_bps;
+  double is_cut;
 };
 
 // Where a row goes: of A agents, but for `is_over`.
@@ -189,7 +193,7 @@ class CongestionControl {
     const Time now = network_.now();
     agents_[i].phase = Agent::Phase::waits;
     flow.interval = {now, 0, 0, 0, 0};
-    if (flow.is_done) return network_.schedule_step(i, now);
+    if (flow.is_done || flow.is_cut) return network_.schedule_step(i, now);
     if (flow.control == Control::agent) flow.set_window(flow.window * std::exp2(exponent));
     const Time length = 2 * flow.least_rtt.value(now);
     network_.schedule_step(i, now + (length > 0 ? length : LEAST_TIMEOUT));
@@ -238,7 +242,7 @@ class CongestionControl {
     const bool is_late = network_.now() >= scene_.leave[i];
     output.terminated[i] = flow.is_done || agent.num_silent >= config_->max_silent_steps;
     output.truncated[i] =
-        !output.terminated[i] && (is_late || agent.num_steps >= config_->max_steps);
+        !output.terminated[i] && (is_late || flow.is_cut || agent.num_steps >= config_->max_steps);
     if (output.terminated[i] || output.truncated[i]) leave(i, output);
   }
 
@@ -262,6 +266,7 @@ class CongestionControl {
     const size_t number = network_.flows.size();
     Flow flow;
     flow.control = control, flow.path = path;
+    flow.is_tcp = config_->is_tcp && flow.has_window();
     flow.random = stream(2 + 2 * number);
     flow.most_window = flow.threshold = static_cast<double>(config_->most_window);
     for (int link : path) {
@@ -345,7 +350,7 @@ class CongestionControl {
             number(done.rtt_sum) / rtts, number(flow.least_rtt.value(network_.now())),
             throughput, agents_[i].most_throughput, flow.window, number(flow.inflight), number(waiting),
             number(drops), number(scene_.bandwidth), number(base), number(scene_.buffer),
-            scene_.random_loss, number(scene_.cross_traffic)};
+            scene_.random_loss, number(scene_.cross_traffic), number(flow.is_cut)};
   }
 
   const CongestionControlConfig* config_;

@@ -51,7 +51,7 @@ class Senders {
         sender.is_slow_start = false;
         begin_first_step(flow);
       }
-      send_allowed(flow);
+      network().send_allowed(flow);
       return next;
     }
     if (sender.control == Control::on_off && now() >= sender.on_until) toggle(sender);
@@ -87,16 +87,6 @@ class Senders {
     after_change(flow, was_slow_start);
   }
 
- private:
-  Network& network() { return static_cast<Network&>(*this); }
-  Time now() const { return static_cast<const Network&>(*this).now(); }
-
-  void send(size_t flow) {
-    const int64_t number = flows[flow].send(now());
-    note(Happening::sent, flow, number);
-    network().transmit(flow, number);
-  }
-
   // Sends, and has an agent's first step end when that is due.
   void after_change(size_t flow, bool was_slow_start) {
     Flow& sender = flows[flow];
@@ -105,7 +95,17 @@ class Senders {
       return;
     }
     if (was_slow_start && !sender.is_slow_start && sender.is_observed) begin_first_step(flow);
-    send_allowed(flow);
+    network().send_allowed(flow);
+  }
+
+ private:
+  Network& network() { return static_cast<Network&>(*this); }
+  Time now() const { return static_cast<const Network&>(*this).now(); }
+
+  void send(size_t flow) {
+    const int64_t number = flows[flow].send(now());
+    note(Happening::sent, flow, number);
+    network().transmit(flow, number);
   }
 
   void begin_first_step(size_t flow) {

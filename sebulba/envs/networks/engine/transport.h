@@ -152,6 +152,7 @@ class Flow {
   // What it is; not part of the state.
   Control control = Control::agent;
   bool is_observed = false;    // by an agent, in steps
+  bool is_tcp = false;         // carried by the TCP of an engine, not by our transport
   std::vector<int> path;       // links
   std::vector<Time> transmission;  // of a packet on each of them
   Time return_delay = 0;       // of an acknowledgement
@@ -167,6 +168,7 @@ class Flow {
   int64_t doublings = 0, recovered_at = 0, last_lost = -1;
   double threshold = 0;
   bool is_slow_start = true, is_done = false, is_on = false;
+  bool is_cut = false;  // its step was too much work for the engine; not part of the state
   Time on_until = 0;
   Interval interval;
   WindowedMinimum least_rtt;
@@ -209,6 +211,14 @@ class Flow {
     count_lost(lost);
     is_done = delivered >= size;
     return lost;
+  }
+
+  // Counts packets that TCP delivered, and the RTT of one of them or 0.
+  void deliver(Time now, int64_t num_packets, Time rtt) {
+    if (rtt > 0) note_rtt(now, rtt);
+    interval.rtt_sum += (num_packets - (rtt > 0)) * srtt;  // the others have no sample
+    delivered += num_packets, interval.acked += num_packets;
+    is_done = delivered >= size;
   }
 
   // Gives up the oldest packet in flight, because nothing was heard for the timeout.
