@@ -36,7 +36,8 @@ ORDER = (
         "metrics",
     ),
     *("transport", "inference", "learning", "agents", "policies", "checkpoints", "loops"),
-    *("configs", "commands", "comparison", "sweeps", "diagnosis", "benchmarks", "cli", "__main__"),
+    *("configs", "commands", "comparison", "board", "sweeps"),
+    *("diagnosis", "benchmarks", "cli", "__main__"),
 )
 """The rooms, by folder below sebulba or module at its top: one imports from those before it only.
 
@@ -231,7 +232,8 @@ def test_the_wheel_holds_every_module_and_nothing_else(tmp_path):
     for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
         copy.mkdir(exist_ok=True)
         (copy / path.name).write_bytes(path.read_bytes())
-    data = [PACKAGE / "py.typed", *(PACKAGE / "envs/networks/engine").iterdir()]
+    pages = [*(PACKAGE / "board").glob("*.css"), *(PACKAGE / "board").glob("*.js")]
+    data = [PACKAGE / "py.typed", *(PACKAGE / "envs/networks/engine").iterdir(), *pages]
     for path in [*PACKAGE.rglob("*.py"), *data]:
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)

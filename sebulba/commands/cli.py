@@ -1,5 +1,6 @@
 """The command line: ``sebulba train``, ``resume``, ``eval``, ``runs``, ``plot``, ``diff``,
-``sweep``, ``bench``, ``networks``, ``doctor``, ``check-env``, ``check-agent``.
+``report``, ``board``, ``sweep``, ``bench``, ``networks``, ``doctor``, ``check-env``,
+``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -50,6 +51,8 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba runs [FOLDER]               list runs: how far, how well, how they ended
        sebulba plot RUN... [options]       draw runs, seeds together
        sebulba diff RUN RUN                see in what two runs differ
+       sebulba report RUN [--out FILE]     write a run as one HTML page
+       sebulba board [FOLDER] [--port N]   show runs in a browser
        sebulba sweep CONFIG --space FILE   search hyper-parameters by many trainings
        sebulba bench BENCHMARK [options]   measure this machine
        sebulba networks COMMAND RUN        look at what congestion control has learned
@@ -179,6 +182,8 @@ def _command(argv: list[str]) -> int:
         "runs": _runs,
         "plot": _plot,
         "diff": _diff,
+        "report": _report,
+        "board": _board,
         "sweep": _sweep,
         "bench": _bench,
         "networks": _networks,
@@ -520,6 +525,18 @@ def _diff(argv: list[str]) -> int:
     from sebulba.comparison import command_line
 
     return command_line.diff(argv)
+
+
+def _report(argv: list[str]) -> int:
+    from sebulba.board import command_line
+
+    return command_line.report(argv)
+
+
+def _board(argv: list[str]) -> int:
+    from sebulba.board import command_line
+
+    return command_line.board(argv)
 
 
 def _sweep(argv: list[str]) -> int:

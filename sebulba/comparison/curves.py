@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sebulba.comparison.metrics_file import is_number
 from sebulba.comparison.run_summary import RunSummary
 from sebulba.errors import UsageError
 
@@ -126,7 +127,7 @@ def points_of(run: RunSummary, kind: str) -> Points:
         else ("env_steps", "episode_return_mean")
     )
     rows = [
-        (record[names[0]], record.get("seconds") or 0.0, record[names[1]])
+        (record[names[0]], _number_or_0(record.get("seconds")), record[names[1]])
         for record in run.records
         if _are_numbers(record, names)
     ]
@@ -139,9 +140,12 @@ def points_of(run: RunSummary, kind: str) -> Points:
     return Points(*table[np.unique(table[:, 0], return_index=True)[1]].T)
 
 
+def _number_or_0(value: Any) -> float:
+    return value if is_number(value) else 0.0
+
+
 def _are_numbers(record: Mapping[str, Any], names: Sequence[str]) -> bool:
-    values = [record.get(name) for name in names]
-    return all(isinstance(v, int | float) and np.isfinite(v) for v in values)
+    return all(is_number(record.get(name)) for name in names)
 
 
 def curve(seeds: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:

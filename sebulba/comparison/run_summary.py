@@ -9,18 +9,22 @@ import dataclasses
 import datetime
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sebulba.commands.exit_codes import MEANINGS
-from sebulba.commands.run_folder import RunFolder
+from sebulba.commands.run_folder import BEST_RETURN_FILE, RunFolder
+from sebulba.comparison.metrics_file import Metrics, is_number, open_regular, read_all
 from sebulba.errors import UsageError, shown
-from sebulba.files import check_regular
-from sebulba.metrics.plots import read_records
+from sebulba.files import check_no_link, check_regular
 
 RUNNING = "running"
 KILLED = "killed"
+MOST_CONFIG_BYTES = 2**20
+"""Bytes of a ``config.json`` that is read; those of a run have some thousands."""
+LAST_MOMENT = 2**37
+"""Seconds since 1970 of the latest time that is shown: a file may say that it is of any."""
 _ENDED = re.compile(r"^\S+ \S+  exit code (\d+): ")
 _NOT_CONFIGURED = {"run_id", "command", "environment", "links", "sha256", "signature", "sebulba"}
 """Keys of ``config.json`` that no option sets."""
@@ -38,12 +42,17 @@ class RunSummary:
     """Versions of Sebulba and of the environment's package."""
     changed: datetime.datetime
     """When metrics were last written."""
-    records: Sequence[Mapping[str, Any]]
-    """Lines of ``metrics.jsonl``."""
+    metrics: Metrics
+    """What was read of ``metrics.jsonl``."""
     best_return: float | None
     """Mean return of the best evaluation; None where there was none."""
     ended: str
     """``done``, ``running``, ``killed``, or what the exit code says: ``hang``, ``SIGTERM``."""
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Lines of ``metrics.jsonl`` that were read."""
+        return self.metrics.records
 
     @property
     def agent(self) -> Any:
@@ -77,7 +86,7 @@ class RunSummary:
 
     def _last(self, name: str) -> Any:
         values = (record.get(name) for record in reversed(self.records))
-        return next((value for value in values if isinstance(value, int | float)), None)
+        return next((value for value in values if is_number(value)), None)
 
 
 def run_folders(places: Sequence[str | Path]) -> list[Path]:
@@ -93,33 +102,41 @@ def run_folders(places: Sequence[str | Path]) -> list[Path]:
                 f"{shown(str(place))} is not a folder; give the folder of a run, such as "
                 "runs/NAME, or one with runs in it"
             )
-        here = [place] if _is_run(place) else [p for p in sorted(place.iterdir()) if _is_run(p)]
+        here = runs_in(place)
         if not here:
             raise UsageError(f"{shown(str(place))} holds no run (no config.json); give another")
         found += here
     return found
 
 
-def read_run(folder: Path) -> RunSummary:
+def runs_in(place: Path) -> list[Path]:
+    """Return a folder if it is a run's, otherwise the run folders in it, in the order of names."""
+    return [place] if _is_run(place) else [p for p in sorted(place.iterdir()) if _is_run(p)]
+
+
+def read_run(folder: Path, read: Callable[[Path], Metrics] = read_all) -> RunSummary:
     """Return what a folder says of its run.
 
+    Args:
+      folder: Folder of the run.
+      read: Reads its ``metrics.jsonl``, or a part of it.
+
     Raises:
-      UsageError: ``config.json`` or ``metrics.jsonl`` is missing, a link, or damaged.
+      UsageError: A file is missing, a link, too large, or damaged.
     """
     run = RunFolder(folder)
+    check_regular(run.config, links=False)
+    if run.config.exists() and run.config.stat().st_size > MOST_CONFIG_BYTES:
+        raise UsageError(f"{run.config} has more than {MOST_CONFIG_BYTES:,} bytes; no run wrote it")
     record = run.record()
-    records = []
-    if run.metrics.exists():
-        check_regular(run.metrics, links=False)
-        records = read_records(run.metrics)
     newest = run.metrics if run.metrics.exists() else run.config
     return RunSummary(
         folder=folder,
         config=dict(flat({k: v for k, v in record.items() if k not in _NOT_CONFIGURED})),
         versions=_versions(record),
-        changed=datetime.datetime.fromtimestamp(newest.stat().st_mtime),
-        records=records,
-        best_return=run.best_return(),
+        changed=moment(newest.stat().st_mtime),
+        metrics=read(run.metrics) if run.metrics.exists() else Metrics([]),
+        best_return=_best_return(run),
         ended=_ended(run),
     )
 
@@ -138,6 +155,11 @@ def plain(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
+def moment(seconds: float) -> datetime.datetime:
+    """Return the time that a file says, in local time."""
+    return datetime.datetime.fromtimestamp(min(max(seconds, 0.0), LAST_MOMENT))
+
+
 def _is_run(place: Path) -> bool:
     return (place / "config.json").is_file()
 
@@ -150,23 +172,29 @@ def _versions(record: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(version) for name, version in named.items()}
 
 
+def _best_return(run: RunFolder) -> float | None:
+    check_no_link(run.best_policy)
+    check_no_link(run.best_policy / BEST_RETURN_FILE)
+    best = run.best_return()
+    return best if is_number(best) else None
+
+
 def _ended(run: RunFolder) -> str:
     """Return how the run ended: its exit code is the first thing in ``ended.txt``."""
     if not run.ended.exists():
-        return RUNNING if _is_locked(run.path / ".lock") else KILLED
-    check_regular(run.ended, links=False)
-    with open(run.ended, encoding="utf-8", errors="replace") as file:
-        code = _ENDED.match(file.readline(200))
+        return RUNNING if is_locked(run.path) else KILLED
+    with open_regular(run.ended) as file:
+        code = _ENDED.match(file.readline(200).decode(errors="replace"))
     if code is None:
         return "unknown"
     meaning = MEANINGS.get(int(code[1]), f"exit code {code[1]}")
     return meaning.partition(":")[0].partition(" (")[0].removeprefix("stopped by ")
 
 
-def _is_locked(file: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Tell whether a process holds the lock of a run, without taking it from one that begins."""
     try:
-        wanted = os.lstat(file).st_ino
+        wanted = os.lstat(folder / ".lock").st_ino
         locks = Path("/proc/locks").read_text().splitlines()
     except OSError:  # no lock, or a system that does not list them
         return False

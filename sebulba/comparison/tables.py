@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sebulba.comparison.metrics_file import is_number
 from sebulba.comparison.run_summary import RUNNING, RunSummary, plain, read_run
 from sebulba.errors import UsageError
 from sebulba.metrics.plots import short
@@ -40,7 +41,7 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("ended", no_wrap=True)
     for run in runs:
-        table.add_row(_name(run), *_figures(run), Text(run.ended, _STYLES.get(run.ended, "yellow")))
+        table.add_row(_name(run), *figures(run), Text(run.ended, _STYLES.get(run.ended, "yellow")))
     console().print(table)
 
 
@@ -51,9 +52,10 @@ def _name(run: RunSummary) -> Text:
     return Text.assemble(plain(label(run)), "\n", (plain(what), "dim"))
 
 
-def _figures(run: RunSummary) -> list[str]:
+def figures(run: RunSummary) -> list[str]:
+    """Return what a line says of a run: when, steps, share of them, time, return, best return."""
     total = run.config.get("total_env_steps")
-    share = f"{min(run.env_steps / total, 1):.0%}" if isinstance(total, int) and total else _ABSENT
+    share = f"{min(run.env_steps / total, 1):.0%}" if is_number(total) and total > 0 else _ABSENT
     return [
         _when(run.changed),
         short(_three_digits(run.env_steps)),

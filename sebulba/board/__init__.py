@@ -1,0 +1,1 @@
+"""Runs as pages for a browser: ``sebulba report`` and ``sebulba board``."""
