@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    runtime_checkable,
+)
 
 import gymnasium
 import numpy as np
@@ -286,6 +295,32 @@ class MetricWriter(Protocol):
     def close(self) -> None:
         """Flush and free everything; may be called twice."""
         ...
+
+
+RunEnd: TypeAlias = Literal["finished", "stopped", "failed"]
+"""How a run ended; a stopped one was ended early by a signal."""
+
+
+@runtime_checkable
+class EndWriter(MetricWriter, Protocol):
+    """A writer that the command line tells how the run ended."""
+
+    def end(self, end: RunEnd) -> None:
+        """Note how the run ended; called before ``close``, after everything was saved."""
+        ...
+
+
+class RunInfo(NamedTuple):
+    """What a writer that ``--writers`` names is given when the run begins or is resumed."""
+
+    folder: Path
+    """Folder of the run."""
+    run_id: str
+    """Tells this run from all others; a resumed run keeps it."""
+    config: Mapping[str, Any]
+    """The configuration by dotted name (``agent.learning_rate``), in a form for JSON."""
+    resumed_at: int | None
+    """Environment steps at which the run is resumed; None where it begins."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,6 +92,7 @@ COMMON_OPTIONS = {
     "--learning-rate X": "step size of the optimizer",
     "--seed N": "of networks, actions and environments",
     "--eval-every-env-steps N": "let the evaluation policy play so often; 0 for never",
+    "--writers NAME ...": "tensorboard, wandb, mlflow, or my_package:MyWriter",
     "--schedule NAME": "async, or lockstep for bit-identical networks",
     "--name NAME": "of the folder under runs/",
     "--resume": "go on if the folder holds a run, else begin it",
@@ -266,6 +267,7 @@ def _train(argv: list[str]) -> int:
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
     _allow_open_files()
+    _check_writers(config)
     config = folder.continued(config)
     # Said now, since importing JAX and compiling take seconds; the folder is not made yet.
     print(f"sebulba: {preset}", flush=True)
@@ -280,6 +282,14 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
         from sebulba.commands.train import train
 
         return train(config, folder, stop_on_signal, preset=preset, command=command)
+
+
+def _check_writers(config: ExperimentConfig) -> None:
+    """Raise UsageError, before JAX is imported, if a writer is unknown or cannot be used."""
+    from sebulba.commands.run_writers import find_writer
+
+    for name in config.writers:
+        find_writer(name)
 
 
 def _resume(argv: list[str]) -> int:

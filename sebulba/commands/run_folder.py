@@ -319,7 +319,7 @@ class RunFolder:
     def check_resumable(self, config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not that of the run."""
         _, saved = self.read_config(trust=config.trust)
-        self._check_same(_as_json(saved), self.continued(config))
+        self._check_same(as_json(saved), self.continued(config))
 
     def _check_same(self, before: Mapping[str, Any], config: ExperimentConfig) -> None:
         """Raise UsageError, with the differences, if ``config`` is not what was saved.
@@ -328,7 +328,7 @@ class RunFolder:
           before: The fields of a configuration by dotted name.
           config: The configuration of now.
         """
-        after = _as_json(config)
+        after = as_json(config)
         may_change = _may_change(config, before)
         why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
         if config.total_env_steps > (before.get("total_env_steps") or config.total_env_steps):
@@ -370,7 +370,7 @@ class RunFolder:
             )
         if "config" in record:
             # Fields that it does not know are of a newer version of Sebulba, and no difference.
-            self._check_same({**_as_json(config), **record["config"]}, config)
+            self._check_same({**as_json(config), **record["config"]}, config)
 
     def check_has_checkpoints(self) -> None:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
@@ -491,7 +491,7 @@ OF_ONE_PROCESS: dict[str, Any] = {
 MAY_CHANGE = (
     *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),
     *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
-    "eval_max_episode_steps",
+    *("eval_max_episode_steps", "writers"),
     *("metrics_interval_s", "checkpoint", "faults", "platform", *OF_ONE_PROCESS),
     *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
     *("env.num_threads", "env.vectorization", "pin_inferencers"),
@@ -568,8 +568,8 @@ def _record_until(env_steps: int, line: bytes) -> dict[str, Any] | None:
     return record if record is not None and record["env_steps"] <= env_steps else None
 
 
-def _as_json(config: ExperimentConfig) -> dict[str, Any]:
-    """Return ``_flat(config)`` as it comes from a file: tuples are lists."""
+def as_json(config: ExperimentConfig) -> dict[str, Any]:
+    """Return the fields of a configuration by dotted name, in a form for JSON: tuples are lists."""
     return json.loads(json.dumps(_flat(config)))
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from sebulba.commands.crash_report import LastRecord, write_end
 from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.commands.experiment import build_agent, build_player, warn_of_rate_0
 from sebulba.commands.jax_setup import set_up_jax
-from sebulba.commands.run_folder import RunFolder
+from sebulba.commands.run_folder import RunFolder, as_json
+from sebulba.commands.run_writers import find_writer
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.commands.waiting_parent import leave
 from sebulba.configs.experiment import ExperimentConfig
@@ -40,14 +41,13 @@ from sebulba.metrics.writers import (
     CompositeWriter,
     JsonLinesWriter,
     LinesWriter,
-    TensorBoardWriter,
     few_episodes,
     number,
 )
 from sebulba.policies.policy import save_policy
 from sebulba.trees import is_finite
 from sebulba.trust import KEY_VARIABLE, key_problem
-from sebulba.types import MetricWriter, PyTree, RunSpec
+from sebulba.types import MetricWriter, PyTree, RunEnd, RunInfo, RunSpec
 
 
 def train(
@@ -138,6 +138,8 @@ class _Run:
         self._config_text = ""
         self._here = os.getcwd()
         self._is_deleted = False
+        self._end: RunEnd = "failed"
+        """How the run ended, as far as is known yet."""
         self.env_steps_done = 0
         """Environment steps of earlier processes of this run."""
 
@@ -207,8 +209,7 @@ class _Run:
             self.env_steps_done = checkpoint.env_steps
         self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
         self._writers.add(JsonLinesWriter(folder.metrics))
-        resumed_at = self.env_steps_done if config.resume else None
-        self._writers.add(TensorBoardWriter(folder.tensorboard, resumed_at))
+        self._make_writers = [find_writer(name) for name in config.writers]
 
     def _make_episode_log(self, checkpoint: Checkpoint | None) -> EpisodeLog:
         """Return what notes the episodes of training, which is a writer of the run."""
@@ -254,12 +255,13 @@ class _Run:
         """Run the loop and leave everything in the folder."""
         config, folder = self._config, self._folder
         try:
-            with contextlib.closing(self._writers), os_exit_is_seen():
+            with self._writing(), os_exit_is_seen():
                 self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
                 # Nobody keeps the state, whose replay would be in memory twice.
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
-            self._mend_folder()
-            self._save_policy(folder.policy, result.acting_networks, result.state)
+                self._mend_folder()
+                self._save_policy(folder.policy, result.acting_networks, result.state)
+                self._end = "stopped" if result.stopped else "finished"
         except BaseException as error:
             self._mend_folder()
             self._rescue_policy()
@@ -275,6 +277,25 @@ class _Run:
             write_end(folder, error=deleted, metrics=result.metrics)
             raise deleted
         return result
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Begin the writers that were asked for; tell them how the run ended, and close all.
+
+        Raises:
+          Exception: Whatever one raises that cannot begin; later, its errors only warn.
+        """
+        resumed_at = self.env_steps_done if self._config.resume else None
+        config = as_json(self._config) | {"preset": self._title}
+        config.pop("")  # the class of the configuration itself
+        with contextlib.closing(self._writers):
+            try:
+                run = RunInfo(self._folder.path, self._folder.run_id() or "", config, resumed_at)
+                for make in self._make_writers:
+                    self._writers.add(make(run))
+                yield
+            finally:
+                self._writers.end("failed" if self._is_deleted else self._end)
 
     def watch_folder(self) -> None:
         """End the run from now on if somebody deletes its folder."""
@@ -315,8 +336,10 @@ class _Run:
         last = records[-1] if records else {}
         self._save_policy(folder.policy, networks, state)
         try:
-            if to_play:
-                last = self._play_last(networks, last)
+            with self._writing():
+                if to_play:
+                    last = self._play_last(networks, last)
+                self._end = "finished"
         except Exception as error:
             write_end(folder, error=error, metrics=last)
             raise
@@ -331,8 +354,7 @@ class _Run:
         played = self._player(jax.device_get(networks), threading.Event())
         assert played is not None, "nobody stops it"
         record = {**last, **evaluation_record(played, self.env_steps_done, began, 0)}
-        with contextlib.closing(self._writers):
-            self._writers.write(record)
+        self._writers.write(record)
         return record
 
     def draw(self) -> None:

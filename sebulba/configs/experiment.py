@@ -155,6 +155,10 @@ class ExperimentConfig(LoopOptions):
     eval_max_episode_steps: int = MOST_EPISODE_STEPS
     """Steps after which an episode of an evaluation is cut. It counts with the return that it had,
     and its environment plays no other in that evaluation."""
+    writers: tuple[str, ...] = ("tensorboard",)
+    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, the name of an entry
+    point of the group sebulba.writers, or a writer of one's own, as module:attribute. No name at
+    all leaves metrics.jsonl alone."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """When the run is saved."""
     resume: bool = False
@@ -200,6 +204,12 @@ class ExperimentConfig(LoopOptions):
         ):
             at_least(1, count, getattr(self, count))
         at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
+        for writer in self.writers:
+            is_name = is_attribute(writer) or (writer.strip() != "" and ":" not in writer)
+            use = "use for example wandb or my_package:MyWriter"
+            require(is_name, "writers", writer, "must be a name or 'module:attribute'", use)
+            twice = self.writers.count(writer) > 1
+            require(not twice, "writers", writer, "is given twice", "leave one out")
         require(
             self.num_cpu_devices is None or self.platform in (None, "cpu"),
             "num_cpu_devices",
@@ -267,6 +277,7 @@ class ExperimentConfig(LoopOptions):
         named = [] if self.agent_class is None else [f"the agent {self.agent_class}"]
         named += [f"the network {name}" for name in own_torsos(self.agent)]
         named += self.env.named_code()
+        named += [f"the writer {name}" for name in self.writers if name != "tensorboard"]
         if self.compile_cache not in ("auto", "off"):
             named.append(f"the compiled programs in {self.compile_cache}")
         return named + [f"the folder {folder}" for folder in (self.run_dir,) if folder is not None]

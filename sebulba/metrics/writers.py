@@ -20,7 +20,7 @@ import numpy as np
 
 from sebulba.errors import text_of
 from sebulba.metrics.counters import EPISODES_AVERAGED
-from sebulba.types import MetricWriter
+from sebulba.types import EndWriter, MetricWriter, RunEnd
 
 if TYPE_CHECKING:
     from tensorboardX.event_file_writer import EventsWriter
@@ -42,12 +42,16 @@ class CompositeWriter:
         """Write one record to every writer."""
         self._each(lambda writer: writer.write(metrics))
 
+    def end(self, end: RunEnd) -> None:
+        """Say how the run ended to every writer that has a method for it."""
+        self._each(lambda writer: writer.end(end), EndWriter)
+
     def close(self) -> None:
         """Close all writers."""
         self._each(lambda writer: writer.close())
 
-    def _each(self, act: Callable[[MetricWriter], None]) -> None:
-        for writer in self._writers:
+    def _each(self, act: Callable[[Any], None], kind: type = object) -> None:
+        for writer in (writer for writer in self._writers if isinstance(writer, kind)):
             try:
                 act(writer)
             except Exception as error:
@@ -163,7 +167,7 @@ class TensorBoardWriter:
         for name, value in metrics.items():
             if np.ndim(value) == 3:
                 what = summary.image(name, np.asarray(value), dataformats="HWC")
-            elif _is_number(value):
+            elif is_number(value):
                 what = summary.scalar(name, float(value))
             else:
                 continue
@@ -198,7 +202,8 @@ class TensorBoardWriter:
             events.close()
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Tell whether a value of a record is one known number."""
     return np.ndim(value) == 0 and isinstance(value, int | float | np.number)
 
 
