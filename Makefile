@@ -9,6 +9,7 @@
 #   make ns3-limits                     how long a step of ns-3 lasts, and its memory: a minute
 #   make ns3-baselines                  its AIMD, CUBIC and BBR beside those of ns-3: 5 minutes
 #   make test-cluster                   Inferencers in actors of Ray: 2 minutes
+#   make docs                           build the documentation into build/site
 #   make dist                           build wheel and sdist, and check them
 #   make lint
 #   make clean                          remove what the other targets made
@@ -33,7 +34,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-cluster test-faults soak ns3-parity ns3-baselines ns3-limits dist lint clean find-python
+.PHONY: train test test-cluster test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -61,6 +62,10 @@ ns3-baselines: $(VENV)/.ready-ns3
 
 ns3-limits: $(VENV)/.ready-ns3
 	@$(BIN)/python -m tests.ns3_limits --json packages/sebulba-ns3/results/limits.json
+
+docs: $(VENV)/.ready-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open build/site/index.html, or run $(BIN)/mkdocs serve."
 
 # The wheel is built from the sdist.
 dist: $(VENV)/.ready-dev
@@ -91,6 +96,10 @@ $(VENV)/.ready-test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.ready-docs: pyproject.toml | $(VENV)/.ready-test
+	@$(PIP) install --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.ready-cluster: pyproject.toml | $(VENV)/.ready-test

@@ -67,7 +67,11 @@ def blocks(file: str) -> list[tuple[str, str, str]]:
     return found
 
 
-BLOCKS = [block for file in ("README.md", "CONTRIBUTING.md") for block in blocks(file)]
+BLOCKS = [
+    block
+    for file in ("README.md", "CONTRIBUTING.md", "docs/diagnosis.md")
+    for block in blocks(file)
+]
 TWICE = "sebulba.Checkpointer("
 """In the block that is pasted twice, by a test of its own below."""
 PASTED = {place: (language, text) for place, language, text in BLOCKS if language != "text"}

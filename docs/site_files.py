@@ -1,0 +1,91 @@
+"""Files of the documentation site that are not in ``docs``; mkdocs calls these functions.
+
+The README and the other pages of the project become pages of the site, and a file of the project that a
+page links to becomes a page with its text, so that every link leads somewhere on the site.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+PAGES = {
+    "README.md": "index.md",
+    "benchmarks/README.md": "results.md",
+    "sebulba/benchmarks/README.md": "results.md",
+    "MEASUREMENTS.md": "measurements.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "NOTES.md": "notes.md",
+    "CHANGELOG.md": "changelog.md",
+    "SECURITY.md": "security.md",
+}
+LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
+LANGUAGES = {".py": "python", ".cc": "cpp", ".json": "json", ".toml": "toml"}
+LARGEST_LISTING = 100_000
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add pages of the project, and what all pages link to."""
+    for path, page in PAGES.items():
+        if not (ROOT / path).is_symlink() and path != "sebulba/benchmarks/README.md":
+            files.append(File.generated(config, page, content=_linked(path)))
+    for path in [path for path in files.src_uris if path.endswith(".md")]:
+        file = files.src_uris[path]
+        if file.generated_by is None:
+            text = _linked(f"docs/{path}")
+            files.remove(file)
+            files.append(File.generated(config, path, content=text))
+    for path in sorted(_wanted):
+        files.append(_listing(config, path))
+    return files
+
+
+_wanted: set[str] = set()
+
+
+def _linked(path: str) -> str:
+    """Return the text of a page, with links to where things are on the site."""
+    page = PAGES.get(path, path.removeprefix("docs/"))
+
+    def replaced(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
+        if not (ROOT / target).exists():
+            raise FileNotFoundError(f"{path} links to {match[2]}, which does not exist")
+        return match[1] + posixpath.relpath(_place(target), posixpath.dirname(page)) + match[3]
+
+    return LINK.sub(replaced, (ROOT / path).read_text())
+
+
+def _place(target: str) -> str:
+    """Return where a file of the project is on the site."""
+    target = os.path.relpath((ROOT / target).resolve(), ROOT)
+    if target in PAGES:
+        return PAGES[target]
+    if target.startswith("docs/"):
+        return target.removeprefix("docs/")
+    _wanted.add(target)
+    return f"source/{target}" if _is_picture(target) else f"source/{target}.md"
+
+
+def _is_picture(target: str) -> bool:
+    return PurePosixPath(target).suffix in (".png", ".svg", ".gif")
+
+
+def _listing(config: MkDocsConfig, target: str) -> File:
+    path = ROOT / target
+    if _is_picture(target):
+        return File.generated(config, f"source/{target}", abs_src_path=str(path))
+    if path.is_dir():
+        names = sorted(file.name for file in path.iterdir() if not file.name.startswith("_"))
+        text = "\n".join(f"- `{name}`" for name in names)
+    else:
+        language = LANGUAGES.get(path.suffix, "text")
+        text = f"````{language}\n{path.read_text()[:LARGEST_LISTING]}\n````"
+    page = f"---\nsearch:\n  exclude: true\n---\n\n# {target}\n\n{text}\n"
+    return File.generated(config, f"source/{target}.md", content=page)
