@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sebulba.board import charts
@@ -173,6 +173,7 @@ def test_the_numbers_of_an_axis_are_round(low, high, most, expected):
     assert charts.ticks(low, high, most) == pytest.approx(expected)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(_NUMBERS, _NUMBERS), min_size=1, max_size=5))
 def test_any_numbers_are_drawn_within_the_picture(points):
     address = charts.draw([charts.Line(sorted(points))])

@@ -20,6 +20,8 @@ BUFFER_BYTES = 2**20
 """Bytes that are read at once."""
 TAIL_BYTES = 2**16
 """Bytes at the end of a file that hold the newest records."""
+MOST_NEWEST = 8
+"""Of them that are read."""
 MOST_NUMBER = 1e30
 """Size of a number that is shown or drawn."""
 EVALUATED = b'"eval_return_mean": '
@@ -73,7 +75,7 @@ def read_all(file: Path) -> Metrics:
 
 
 def read_newest(file: Path) -> Metrics:
-    """Return the newest records of a ``metrics.jsonl``: those in its last ``TAIL_BYTES``.
+    """Return the newest records of a ``metrics.jsonl``, at most ``MOST_NEWEST``.
 
     Raises:
       UsageError: As for ``open_regular``.
@@ -84,7 +86,8 @@ def read_newest(file: Path) -> Metrics:
         opened.seek(begin)
         lines = opened.read(TAIL_BYTES).split(b"\n")
     lines = lines[1 if begin else 0 : -1]  # half a line at either end
-    return _metrics([record_of(line) for line in lines if line], begin > 0)
+    found = [record_of(line) for line in lines[-MOST_NEWEST:] if line]
+    return _metrics(found, begin > 0 or len(lines) > MOST_NEWEST)
 
 
 def read_sample(file: Path, most: int) -> Metrics:
