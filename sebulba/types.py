@@ -297,8 +297,14 @@ class MetricWriter(Protocol):
         ...
 
 
+Callback: TypeAlias = Callable[[Mapping[str, Any]], str | None]
+"""Called with every record of metrics, in the thread of ``run()``, after it was written. What it
+returns ends the run early and says why; None goes on. What it raises ends the run as a failure. It
+may call ``stop`` and ``newest_networks`` of the loop."""
+
 RunEnd: TypeAlias = Literal["finished", "stopped", "failed"]
-"""How a run ended; a stopped one was ended early by a signal."""
+"""How a run ended; a stopped one was ended early by a signal, and one that a callback ended early
+is finished."""
 
 
 @runtime_checkable

@@ -92,6 +92,7 @@ COMMON_OPTIONS = {
     "--learning-rate X": "step size of the optimizer",
     "--seed N": "of networks, actions and environments",
     "--eval-every-env-steps N": "let the evaluation policy play so often; 0 for never",
+    "--stop-at-return X": "end the run when it returns so much",
     "--writers NAME ...": "tensorboard, wandb, mlflow, or my_package:MyWriter",
     "--schedule NAME": "async, or lockstep for bit-identical networks",
     "--name NAME": "of the folder under runs/",
@@ -285,11 +286,13 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
 
 
 def _check_writers(config: ExperimentConfig) -> None:
-    """Raise UsageError, before JAX is imported, if a writer is unknown or cannot be used."""
-    from sebulba.commands.run_writers import find_writer
+    """Raise UsageError, before the run begins, if a writer or callback is unknown or unusable."""
+    from sebulba.commands.run_writers import find_callback, find_writer
 
     for name in config.writers:
         find_writer(name)
+    for name in config.callbacks:
+        find_callback(name)
 
 
 def _resume(argv: list[str]) -> int:

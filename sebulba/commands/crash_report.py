@@ -42,6 +42,7 @@ def write_end(
     *,
     code: int = EXIT_OK,
     error: BaseException | None = None,
+    reason: str | None = None,
     metrics: Mapping[str, Any],
     last_transition: Mapping[str, np.ndarray] | None = None,
 ) -> None:
@@ -51,6 +52,7 @@ def write_end(
       folder: Folder of the run, which exists.
       code: Exit code, if there is no error.
       error: What ended the run.
+      reason: What a callback said that ended it early.
       metrics: The last record of metrics.
       last_transition: What the environment that failed had shown and was given, by name.
     """
@@ -58,7 +60,7 @@ def write_end(
     try:
         if last_transition:
             np.savez(folder.last_transition, **last_transition)  # type: ignore[arg-type]
-        text = _text(folder, code, error, metrics, bool(last_transition))
+        text = _text(folder, code, error, reason, metrics, bool(last_transition))
         folder.ended.write_text(text, encoding="utf-8")
     except Exception as failure:
         warnings.warn(f"no {folder.ended}: {type(failure).__name__}: {failure}", stacklevel=2)
@@ -68,11 +70,14 @@ def _text(
     folder: RunFolder,
     code: int,
     error: BaseException | None,
+    reason: str | None,
     metrics: Mapping[str, Any],
     has_transition: bool,
 ) -> str:
     meaning = MEANINGS.get(code, f"stopped by signal {code - EXIT_SIGNAL}")
     lines = [f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}  exit code {code}: {meaning}", ""]
+    if reason is not None:
+        lines += [f"Ended early: {reason}", ""]
     if code > EXIT_SIGNAL:
         lines += [f"To go on: sebulba resume {shlex.quote(str(folder.path))}", ""]
     if error is not None:

@@ -1,4 +1,4 @@
-"""What the names of ``--writers`` stand for."""
+"""What the names of ``--writers`` and ``--callbacks`` stand for."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import importlib.util
 from collections.abc import Callable
 
 from sebulba.checks import load_attribute, nearest
-from sebulba.errors import UsageError, shown
+from sebulba.errors import UsageError, shown, text_of
 from sebulba.metrics.trackers import MlflowWriter, WandbWriter
 from sebulba.metrics.writers import TensorBoardWriter
-from sebulba.types import MetricWriter, RunInfo
+from sebulba.types import Callback, MetricWriter, RunInfo
 
 GROUP = "sebulba.writers"
 """Entry points of this group are what ``find_writer`` returns."""
@@ -41,6 +41,28 @@ def find_writer(name: str) -> Callable[[RunInfo], MetricWriter]:
         raise UsageError(
             f"writers={name!r} is {shown(found)}; it must be a class or a function that is given a "
             "sebulba.types.RunInfo and returns a writer"
+        )
+    return found
+
+
+def find_callback(name: str) -> Callback:
+    """Return a callback of the user's own; a class is called without arguments.
+
+    Args:
+      name: ``module:attribute``.
+
+    Raises:
+      UsageError: There is none of that name, it cannot be called, or the class cannot be made.
+    """
+    found = load_attribute("callbacks", name)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"callbacks={name!r} cannot be made: {text_of(error)}") from error
+    if not callable(found):
+        raise UsageError(
+            f"callbacks={name!r} is {shown(found)}; it must be a function of a record of metrics"
         )
     return found
 

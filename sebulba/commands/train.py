@@ -24,7 +24,7 @@ from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.commands.experiment import build_agent, build_player, warn_of_rate_0
 from sebulba.commands.jax_setup import set_up_jax
 from sebulba.commands.run_folder import RunFolder, as_json
-from sebulba.commands.run_writers import find_writer
+from sebulba.commands.run_writers import find_callback, find_writer
 from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.commands.waiting_parent import leave
 from sebulba.configs.experiment import ExperimentConfig
@@ -32,6 +32,7 @@ from sebulba.configs.presets import goal_of
 from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import CheckpointError, HangError, UsageError, text_of
 from sebulba.files import PARTIAL, replace_folder, write_whole
+from sebulba.loops.callbacks import Of, stop_at_return
 from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.metrics.counters import EPISODES_AVERAGED
@@ -47,7 +48,7 @@ from sebulba.metrics.writers import (
 from sebulba.policies.policy import save_policy
 from sebulba.trees import is_finite
 from sebulba.trust import KEY_VARIABLE, key_problem
-from sebulba.types import MetricWriter, PyTree, RunEnd, RunInfo, RunSpec
+from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo, RunSpec
 
 
 def train(
@@ -100,7 +101,7 @@ def train(
         try:
             result = run.train()
             code = stop_on_signal.exit_code
-            write_end(folder, code=code, metrics=result.metrics)
+            write_end(folder, code=code, reason=result.stop_reason, metrics=result.metrics)
         finally:
             run.draw()  # last, since whoever sent a signal may kill this process soon
     _print_summary(result, folder)
@@ -195,6 +196,7 @@ class _Run:
                 config.num_envs,
                 options=config,
                 metric_writer=self._writers,
+                callbacks=self._make_callbacks(),
                 observe_cycle=self._make_episode_log(checkpoint).observe,
                 evaluator=self._make_evaluator(checkpoint),
                 checkpointer=checkpointer,
@@ -210,6 +212,18 @@ class _Run:
         self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
         self._writers.add(JsonLinesWriter(folder.metrics))
         self._make_writers = [find_writer(name) for name in config.writers]
+
+    def _make_callbacks(self) -> list[Callback]:
+        """Return what may end the run early.
+
+        Raises:
+          UsageError: One is none, or cannot be made.
+        """
+        config, made = self._config, []
+        if config.stop_at_return is not None:
+            of: Of = "training" if self._player is None else "evaluation"
+            made.append(stop_at_return(config.stop_at_return, of))
+        return made + [find_callback(name) for name in config.callbacks]
 
     def _make_episode_log(self, checkpoint: Checkpoint | None) -> EpisodeLog:
         """Return what notes the episodes of training, which is a writer of the run."""
@@ -261,7 +275,8 @@ class _Run:
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
                 self._mend_folder()
                 self._save_policy(folder.policy, result.acting_networks, result.state)
-                self._end = "stopped" if result.stopped else "finished"
+                is_stopped = result.stopped and result.stop_reason is None
+                self._end = "stopped" if is_stopped else "finished"
         except BaseException as error:
             self._mend_folder()
             self._rescue_policy()
@@ -489,8 +504,10 @@ def _print_summary(result: Result, folder: RunFolder) -> None:
         evaluation = f"{number(evaluated)} (evaluation), "
     run = shlex.quote(str(folder.path))
     go_on = f"go on with it: sebulba resume {run}\n" if result.stopped else ""
+    if result.stop_reason is not None:
+        print(f"ended early: {result.stop_reason}", flush=True)
     print(
-        f"{'stopped' if result.stopped else 'done'}: "
+        f"{'stopped' if result.stopped and result.stop_reason is None else 'done'}: "
         f"{_mean_return(metrics)}, "
         f"{evaluation}"
         f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "

@@ -6,6 +6,7 @@ The command line parses these before JAX is imported, so that a wrong option end
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from sebulba.checks import (
     check_types,
     is_attribute,
     require,
+    require_number,
     require_positive,
 )
 from sebulba.errors import UsageError, shown
@@ -159,6 +161,12 @@ class ExperimentConfig(LoopOptions):
     """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, the name of an entry
     point of the group sebulba.writers, or a writer of one's own, as module:attribute. No name at
     all leaves metrics.jsonl alone."""
+    stop_at_return: float | None = None
+    """End the run when its return reaches this: that of an evaluation, or, where there are none,
+    the mean of the last 100 training episodes."""
+    callbacks: tuple[str, ...] = ()
+    """Functions of one's own that are called with every record of metrics, as module:attribute. One
+    that returns a sentence ends the run, and says why. A class is made without arguments first."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """When the run is saved."""
     resume: bool = False
@@ -210,6 +218,13 @@ class ExperimentConfig(LoopOptions):
             require(is_name, "writers", writer, "must be a name or 'module:attribute'", use)
             twice = self.writers.count(writer) > 1
             require(not twice, "writers", writer, "is given twice", "leave one out")
+        for callback in self.callbacks:
+            rule = "must be 'module:attribute'"
+            require(
+                is_attribute(callback), "callbacks", callback, rule, "use my_package:my_callback"
+            )
+        if self.stop_at_return is not None:
+            require_number("stop_at_return", self.stop_at_return, -math.inf, math.inf, "use 475")
         require(
             self.num_cpu_devices is None or self.platform in (None, "cpu"),
             "num_cpu_devices",
@@ -278,6 +293,7 @@ class ExperimentConfig(LoopOptions):
         named += [f"the network {name}" for name in own_torsos(self.agent)]
         named += self.env.named_code()
         named += [f"the writer {name}" for name in self.writers if name != "tensorboard"]
+        named += [f"the callback {name}" for name in self.callbacks]
         if self.compile_cache not in ("auto", "off"):
             named.append(f"the compiled programs in {self.compile_cache}")
         return named + [f"the folder {folder}" for folder in (self.run_dir,) if folder is not None]

@@ -50,7 +50,7 @@ from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import HandedOver
 from sebulba.transport.staging import Staging
 from sebulba.trees import fold_in_count, owned_copy
-from sebulba.types import EnvFactory, MetricWriter, PyTree, RunSpec
+from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF
 """Folded into the key of the seed to make the key of the updates. Without it they would share keys
@@ -70,7 +70,9 @@ class Result:
     acting_networks: PyTree
     """The trained policy: what Inferencers would act with next."""
     stopped: bool = False
-    """``stop()`` ended the run before ``num_cycles``."""
+    """``stop()`` or a callback ended the run before ``num_cycles``."""
+    stop_reason: str | None = None
+    """What a callback said that ended it."""
 
 
 class GymnasiumLoop:
@@ -93,6 +95,8 @@ class GymnasiumLoop:
         device, timer) that makes a cycle of your own.
       inference_only: Act and never update.
       metric_writer: Gets a record a window; what it raises is a warning.
+      callbacks: Called with every record after that; what one returns ends the run and says why
+        (``sebulba.loops.callbacks`` has the usual ones).
       observe_cycle: Called in the calling thread of ``run()`` with every trajectory, on the
         update devices, before it is donated (do not keep it), and its episode bookkeeping;
         returns more metrics, or None.
@@ -119,6 +123,7 @@ class GymnasiumLoop:
         cycle: CycleKind | MakeCycle | None = None,
         inference_only: bool = False,
         metric_writer: MetricWriter | None = None,
+        callbacks: Sequence[Callback] = (),
         observe_cycle: ObserveCycle | None = None,
         evaluator: Evaluator | None = None,
         checkpointer: Checkpointer | None = None,
@@ -146,7 +151,9 @@ class GymnasiumLoop:
         self.agent = agent
         self.num_envs = num_envs
         self._inference_only = inference_only
-        self._attached = Attached(metric_writer, observe_cycle, evaluator, checkpointer, on_hang)
+        self._attached = Attached(
+            metric_writer, tuple(callbacks), observe_cycle, evaluator, checkpointer, on_hang
+        )
         self._mesh = learner_mesh(self.update_devices)
         self._hand_off = HandOffToMesh(agent, self._mesh)
         self._stop_requested = threading.Event()
@@ -255,8 +262,8 @@ class GymnasiumLoop:
           NotFiniteError: The loss, the gradient or another metric is NaN or infinite.
           HangError: A thread was silent or did not end; this loop cannot run again.
           CheckpointError: The checkpoint at the end could not be written.
-          BaseException: Whatever an environment, the agent or ``observe_cycle`` raised, with its
-            own traceback; all threads that end are joined first, others named in a note.
+          BaseException: Whatever an environment, the agent, a callback or ``observe_cycle`` raised,
+            with its own traceback; all threads that end are joined first, others named in a note.
         """
         if not self._running.acquire(blocking=False):
             raise UsageError(
@@ -303,6 +310,7 @@ class GymnasiumLoop:
             metrics,
             updater.acting_networks(),
             stopped=run.stopped,
+            stop_reason=run.stop_reason,
         )
 
     def _check_run(self, state: AgentState, num_cycles: int, run_spec: RunSpec) -> None:

@@ -25,7 +25,7 @@ from sebulba.metrics.window import MetricWindow
 from sebulba.options import LoopOptions
 from sebulba.transport.item import HandedOver, HandOff, Item
 from sebulba.trees import on_device
-from sebulba.types import MetricWriter, PyTree
+from sebulba.types import Callback, MetricWriter, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Attached:
 
     metric_writer: MetricWriter | None
     """Gets the records of metrics."""
+    callbacks: tuple[Callback, ...]
+    """Get them after it, and may end the run."""
     observe_cycle: ObserveCycle | None
     """Sees every trajectory."""
     evaluator: Evaluator | None
@@ -130,6 +132,11 @@ class Run:
         """A stop ended the run before its last cycle."""
         return self._update_loop.stopped
 
+    @property
+    def stop_reason(self) -> str | None:
+        """What a callback said that ended the run early."""
+        return self._records.stop_reason if self.stopped else None
+
     def __call__(
         self, num_cycles: int, began: float, expected: HandedOver | None
     ) -> dict[str, Any]:
@@ -151,6 +158,8 @@ class Run:
         self._records = RunRecords(
             self._options,
             self._attached.metric_writer,
+            self._attached.callbacks,
+            self._stop_requested,
             session,
             self._updater,
             self._timer,

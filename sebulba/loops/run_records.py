@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sebulba.checkpoints.session import Session
-from sebulba.errors import NotFiniteError
+from sebulba.errors import NotFiniteError, UsageError, shown
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import MetricWindow, time_shares
 from sebulba.options import LoopOptions
-from sebulba.types import MetricWriter
+from sebulba.types import Callback, MetricWriter
 
 FIRST_WINDOW_SHARE = 1 / 16
 """The window after the first record lasts this share of the others, and each lasts twice as long as
@@ -28,6 +29,8 @@ class RunRecords:
         self,
         options: LoopOptions,
         writer: MetricWriter | None,
+        callbacks: Sequence[Callback],
+        stop_requested: threading.Event,
         session: Session,
         updater: Updater,
         timer: PhaseTimer,
@@ -40,6 +43,8 @@ class RunRecords:
         Args:
           options: Say how long a window lasts, and how many updates may be skipped.
           writer: Gets the records.
+          callbacks: Called with every record after that.
+          stop_requested: Set when one of them ends the run.
           session: Its counters, episodes and Inferencers go into the records.
           updater: Has the metrics of the updates.
           timer: Of the update loop.
@@ -48,6 +53,10 @@ class RunRecords:
           total_cycles: Count of cycles at which the run ends.
         """
         self._writer = writer
+        self._callbacks = callbacks
+        self._stop_requested = stop_requested
+        self.stop_reason: str | None = None
+        """What the first callback said that ended the run."""
         self._interval_s = options.metrics_interval_s
         self._window_share = 1.0
         """How long the open window lasts, as a share of the interval."""
@@ -123,13 +132,21 @@ class RunRecords:
             )
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Give a record to the writer, whose errors only warn."""
+        """Give a record to the writer, whose errors only warn, and then to the callbacks."""
         counters = self._session.counters
         counters.evaluated_at = record.get("eval_env_steps", counters.evaluated_at)
-        if self._writer is None:
-            return
+        if self._writer is not None:
+            self._give(self._writer, record)
+        for callback in self._callbacks:
+            reason = _checked(callback(record))
+            if reason is not None:
+                self.stop_reason = self.stop_reason or reason
+                self._stop_requested.set()
+
+    @staticmethod
+    def _give(writer: MetricWriter, record: Mapping[str, Any]) -> None:
         try:
-            self._writer.write(record)
+            writer.write(record)
         except Exception as error:
             warnings.warn(
                 f"the metric writer raised, and the run goes on without this record: "
@@ -137,3 +154,13 @@ class RunRecords:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def _checked(reason: Any) -> str | None:
+    """Return what a callback returned."""
+    if reason is None or isinstance(reason, str):
+        return reason
+    raise UsageError(
+        f"a callback returned {shown(reason)}; it must return None, or a sentence that says why "
+        "the run is to end"
+    )
