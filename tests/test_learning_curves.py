@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -145,6 +146,8 @@ def test_the_first_windows_are_short_and_each_twice_as_long_as_the_one_before():
     records = RunRecords(
         LoopOptions(metrics_interval_s=0.5),
         SimpleNamespace(write=lambda record: closed.append(now[0])),
+        (),
+        threading.Event(),
         session,
         SimpleNamespace(take_metrics=dict, pop_skipped=lambda: 0),
         PhaseTimer("metrics"),
