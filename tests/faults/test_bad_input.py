@@ -26,7 +26,7 @@ from hypothesis.extra import numpy as hnp
 
 import sebulba
 from sebulba.agents import configs as agent_configs
-from sebulba.agents.configs import ImpalaConfig
+from sebulba.agents.configs import ImpalaConfig, MultiAgentConfig, PPOConfig
 from sebulba.commands import cli
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.presets import PRESETS
@@ -54,6 +54,7 @@ CONFIGS = {
     for name in agent_configs.__all__
     if dataclasses.is_dataclass(cls := getattr(agent_configs, name)) and dataclasses.fields(cls)
 } | {
+    MultiAgentConfig: {"agents": {"*": PPOConfig()}},
     CheckpointOptions: {},
     FaultOptions: {},
     EnvConfig: {"id": "CartPole-v1"},
