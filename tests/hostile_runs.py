@@ -47,6 +47,7 @@ def _lead_folder_out(name: str) -> Callable[[Path], None]:
     def spoil(run: Path) -> None:
         put(run.parent.parent / "outside/evaluation.json", '{"mean_return": 31415}')
         put(run.parent.parent / "outside/000000031415/manifest.json", SECRET)
+        put(run.parent.parent / "outside/000000031415.mp4", SECRET)
         (run / name).symlink_to(run.parent.parent / "outside")
 
     return spoil
@@ -129,6 +130,7 @@ SPOILED: dict[str, Callable[[Path], None]] = {
     "metrics lead out": _lead_out("metrics.jsonl"),
     "configuration leads out": _lead_out("config.json"),
     "end leads out": _lead_out("ended.txt"),
+    "films lead out": _lead_folder_out("videos"),
     "best policy leads out": _lead_folder_out("best_policy"),
     "checkpoints lead out": _lead_folder_out("checkpoints"),
     "metrics are a pipe": _pipe("metrics.jsonl"),
@@ -137,6 +139,13 @@ SPOILED: dict[str, Callable[[Path], None]] = {
     "lock is a pipe": _pipe(".lock"),
     "metrics are a folder": _replaced_by_folder,
     "of a far future": _of_a_far_future,
+    "film leads out": _lead_out("video.mp4"),
+    "film is a pipe": _pipe("video.mp4"),
+    "films are odd": lambda run: [
+        put(run / f"videos/{name}", SECRET)
+        for name in ("9" * 99 + ".mp4", "0" * 11 + "\u0660.mp4", '" onerror="x.mp4', "a.html")
+    ],
+    "films are no films": lambda run: put(run / "videos/000000000010.mp4", SCRIPT),
     "manifest is none": _manifest(json.dumps({"manifest": {"files": SCRIPT}, "sha256": SCRIPT})),
 }
 """What is wrong with a folder, and what makes it so."""
@@ -171,13 +180,16 @@ def make_hostile_folder(folder: Path) -> list[Path]:
 
 TAGS = re.compile(
     "html|head|meta|title|style|script|body|main|section|footer|h1|h2|h3|p|a|b|i|pre|mark|small|"
-    "table|thead|tbody|tr|th|td|ul|li|div|span|details|summary|figure|figcaption|img|"
+    "video|table|thead|tbody|tr|th|td|ul|li|div|span|details|summary|figure|figcaption|img|"
     "form|input|button|label"
 )
 ATTRIBUTES = re.compile(
     "charset|http-equiv|content|name|lang|class|style|id|src|alt|href|defer|type|value|action|"
-    "method"
+    "method|controls|preload|loop"
 )
+
+
+FILM = r"/run/[A-Za-z0-9._~-]+/film/(video|[0-9]{12})\.mp4\?[0-9]+"
 
 
 class Harmless(HTMLParser):
@@ -189,7 +201,10 @@ class Harmless(HTMLParser):
             assert ATTRIBUTES.fullmatch(name), (tag, name)
             if name == "style":
                 assert re.fullmatch(r"width:\d+\.\d%", value), value
-            if name == "src":
+            if name == "src" and tag == "video":
+                inside = value.startswith("data:video/mp4;base64,")
+                assert inside or re.fullmatch(FILM, value), value
+            elif name == "src":
                 assert value.startswith("data:image/svg+xml;base64,") or value == "/board.js", value
             if name in ("href", "action"):
                 assert re.match(r"/(?!/)", value), value

@@ -64,13 +64,22 @@ class NeedsSize:
 class MyEnv(gymnasium.Env):
     """An episode is 5 guesses; each observation shows what is right."""
 
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 5}  # noqa: RUF012
     observation_space = spaces.Box(-1, 1, (3,))
     action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
         return self.observe(), {}
+
+    def render(self):
+        picture = np.zeros((6, 11, 3), np.uint8)
+        picture[:, : 2 * self.t + 1] = 255
+        return picture
 
     def step(self, action):
         reward = float(action == self.right)

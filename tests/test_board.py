@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import html
 import http.client
@@ -24,7 +25,7 @@ pytest.importorskip("uvicorn")
 from sebulba.board import server, shelf
 from sebulba.commands import cli
 from sebulba.comparison.run_summary import RunSummary
-from tests.hostile_runs import SPOILED, check_harmless, make_hostile_folder
+from tests.hostile_runs import SECRET, SPOILED, check_harmless, make_hostile_folder
 from tests.test_comparison import CONFIG, make_run
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
@@ -101,6 +102,40 @@ def test_a_run_has_the_page_of_its_report(board):
     report = board.get("/run/two/report.html")
     assert report.headers["content-disposition"] == 'attachment; filename="report.html"'
     assert "<script" not in report.text and "agent.learning_rate 0.005 0.5" in words_of(report.text)
+
+
+def test_films_are_played(tmp_path, board):
+    run = tmp_path / "runs/one"
+    assert "<video" not in board.get("/run/one").text
+    (run / "videos").mkdir()
+    for i in range(10):
+        (run / f"videos/{i:012}.mp4").write_text(f"film {i}")
+    (run / "video.mp4").write_text("the film of the end")
+    page = board.get("/run/one").text
+    found = re.findall(r'<video src="([^"]*)" controls preload="metadata" loop>', page)
+    assert len(found) == 9 and found[0].startswith("/run/one/film/video.mp4?")
+    assert found[1].startswith("/run/one/film/000000000009.mp4?")  # the newest first
+    answer = board.get(found[1], Range="bytes=5-")
+    assert answer.status == 206 and answer.text == "9"
+    assert answer.headers["content-type"] == "video/mp4"
+    assert "media-src 'self'" in board.get("/run/one").headers["content-security-policy"]
+    report = board.get("/run/one/report.html").text
+    (within,) = re.findall(r'<video src="data:video/mp4;base64,([^"]*)"', report)
+    assert base64.b64decode(within) == b"the film of the end"
+
+
+def test_only_films_of_a_run_are_sent(hostile):
+    for path in (
+        *("/run/good/film/config.json", "/run/good/film/video.mp4", "/run/none/film/video.mp4"),
+        *("/run/good/film/..%2fconfig.json", "/run/film-leads-out/film/video.mp4"),
+        *("/run/film-is-a-pipe/film/video.mp4", "/run/films-lead-out/film/000000031415.mp4"),
+        *("/run/films-are-odd/film/a.html", "/run/link-out/film/video.mp4"),
+    ):
+        answer = hostile.get(path)
+        assert answer.status == 404 and SECRET not in answer.text, path
+    answer = hostile.get("/run/films-are-no-films/film/000000000010.mp4")
+    assert answer.headers["content-type"] == "video/mp4"
+    assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_two_runs_are_compared_as_by_sebulba_diff(board):

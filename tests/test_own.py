@@ -83,6 +83,12 @@ def test_it_is_evaluated_and_loaded(run, capsys):
     assert policy(np.zeros(3, np.float32))[0] in (0, 1)
 
 
+def test_it_is_filmed(run, tmp_path, capsys):
+    film = tmp_path / "mine.gif"
+    assert cli.main(["video", str(run), "--episodes", "2", "--out", str(film)]) == 0
+    assert "6 pictures, 1.2 s" in capsys.readouterr().out and film.stat().st_size > 100
+
+
 def test_it_is_resumed_and_another_agent_is_refused(run, capsys):
     assert cli.main(["resume", str(run), "--total-env-steps", "120"]) == 0
     assert "resumed at 80 env steps" in capsys.readouterr().out

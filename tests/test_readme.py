@@ -37,6 +37,7 @@ sebulba() {
     "train pong"*) python -m sebulba "$@" --total-env-steps 2000 --agent.torso.image-features 8 ;;
     train*) python -m sebulba "$@" --total-env-steps 2000 ;;
     bench*) python -m sebulba "$@" --seconds 0.2 --stage-seconds 0.05 ;;
+    watch*) command python -c "$IN_TERMINAL" python -m sebulba "$@" --episodes 1 >/dev/null ;;
     check-env*) python -m sebulba "$@" --steps 50 ;;
     *) python -m sebulba "$@" ;;
   esac
@@ -91,6 +92,7 @@ def pasted(block: str, folder: Path, *, python_path: str = str(ROOT)) -> str:
         **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": python_path,
+        "IN_TERMINAL": "import os, pty, sys; sys.exit(pty.spawn(sys.argv[1:]))",
         "PIP_NO_BUILD_ISOLATION": "0",  # which means that there is none
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }

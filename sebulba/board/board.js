@@ -30,9 +30,14 @@ function sayLost(isLost) {
   document.body.prepend(said);
 }
 
+// A page stands still while a film plays on it: to take over another would begin the film anew.
+function isFilmPlaying() {
+  return [...document.querySelectorAll("video")].some((one) => !one.paused && !one.ended);
+}
+
 async function look() {
   try {
-    if (!document.hidden) {
+    if (!document.hidden && !isFilmPlaying()) {
       const headers = tag === null ? {} : { "If-None-Match": tag };
       const reply = await fetch(location.href, { headers, cache: "no-store" });
       if (reply.status === 200) {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sebulba.board.charts import LARGE, Line
 from sebulba.board.markup import Html, joined, page, section, table, tag, text, value_text
-from sebulba.board.run_details import MOST_RECORDS, points, read_details
+from sebulba.board.run_details import MOST_RECORDS, Film, points, read_details
 from sebulba.board.run_page import badge, chart, footer, run_body, title_of
 from sebulba.comparison.metrics_file import read_sample
 from sebulba.comparison.run_summary import RunSummary, read_run
@@ -16,7 +16,7 @@ from sebulba.errors import UsageError
 
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
-    "img-src data:; form-action 'self'; base-uri 'none'"
+    "img-src data:; media-src 'self'; form-action 'self'; base-uri 'none'"
 )
 """What a browser may do for these pages: run ``board.js`` and ask this server alone."""
 MOST_OF_FIGURE = 16
@@ -64,7 +64,14 @@ def run_page(word: str, folder: Path) -> str:
     """Return the page of a run, whose word in addresses is ``word``."""
     details = read_details(folder)
     to_keep = tag("a", "The report, a file to keep", href=f"/run/{word}/report.html")
-    return _page(text(label(details.run)), run_body(details), footer(to_keep, "."))
+    body = run_body(details, lambda film: film_address(word, film))
+    return _page(text(label(details.run)), body, footer(to_keep, "."))
+
+
+def film_address(word: str, film: Film) -> str:
+    """Return where the server has a film of the run ``word``; its time makes a new one new."""
+    changed = film.file.lstat().st_mtime_ns if film.file.exists() else 0
+    return f"/run/{word}/film/{film.file.name}?{changed}"
 
 
 def diff_page(first: Path, second: Path) -> str:

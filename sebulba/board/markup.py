@@ -14,8 +14,11 @@ MOST_CHARACTERS = 300
 """Of a name or a value that is shown."""
 MOST_ROWS = 500
 """Of a table with what a run folder says."""
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'"
-"""What a browser may do for a page: load nothing, run nothing, draw the pictures that are in it."""
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'"
+)
+"""What a browser may do for a page: load nothing, run nothing, draw the pictures and play the films
+that are in it."""
 
 
 class Html(str):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -25,6 +28,11 @@ MOST_RECORDS = 500
 """Records of a page, evenly over the run."""
 MOST_CHECKPOINTS = 50
 """Checkpoints of a page, the newest."""
+MOST_FILMS = 8
+"""Films of a training on a page, the newest."""
+AFTERWARDS = "video.mp4"
+"""What ``sebulba video`` writes if it is not told otherwise."""
+_FILM = re.compile(r"[0-9]{12}\.mp4")
 MOST_NAMES = 200
 """Metrics of a record that are looked at."""
 MOST_END_BYTES = 2**16
@@ -43,6 +51,17 @@ FAULTS = {
 """Metrics that count what went wrong, with what they say; the highest of a run counts."""
 SIDES = ("learner", "inferencer")
 """Whose time the metrics measure."""
+
+
+class Film(NamedTuple):
+    """A film of a run's policy, as a page lists it."""
+
+    file: Path
+    """A regular file in the run folder."""
+    env_steps: int | None
+    """Environment steps at which it was made during training; None for one made afterwards."""
+    num_bytes: int
+    """Its size."""
 
 
 class CheckpointLine(NamedTuple):
@@ -79,6 +98,8 @@ class RunDetails:
     """The newest first."""
     policies: dict[str, str]
     """Name of the folder of a policy to what is known of it."""
+    films: list[Film]
+    """That which was made afterwards first, then the newest of those made during training."""
 
 
 def read_details(folder: Path) -> RunDetails:
@@ -98,6 +119,7 @@ def read_details(folder: Path) -> RunDetails:
         faults=_faults(files, run.metrics),
         checkpoints=checkpoints,
         policies=_policies(files, run),
+        films=films_of(folder),
     )
 
 
@@ -196,6 +218,22 @@ def _policies(files: RunFolder, run: RunSummary) -> dict[str, str]:
     return {
         path.name: what for path, what in known.items() if path.is_dir() and not path.is_symlink()
     }
+
+
+def films_of(folder: Path) -> list[Film]:
+    """Return the films in a run folder, which are regular files with the names that we give."""
+    files = RunFolder(folder)
+    found: list[tuple[Path, int | None]] = [(folder / AFTERWARDS, None)]
+    if files.videos.is_dir() and not files.videos.is_symlink():
+        # No more than a run makes: a folder may hold anything.
+        listed = (path for path in islice(files.videos.iterdir(), MOST_NAMES))
+        named = sorted((path for path in listed if _FILM.fullmatch(path.name)), reverse=True)
+        found += [(path, int(path.stem)) for path in named[:MOST_FILMS]]
+    films = []
+    for file, env_steps in found:
+        with contextlib.suppress(UsageError, OSError), open_regular(file) as opened:
+            films.append(Film(file, env_steps, os.fstat(opened.fileno()).st_size))
+    return films
 
 
 def points(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sebulba
@@ -19,15 +21,18 @@ from sebulba.board.markup import (
     text,
     value_text,
 )
-from sebulba.board.run_details import SIDES, RunDetails, agent_metrics, points, time_shares
-from sebulba.comparison.metrics_file import MOST_BYTES, is_number
+from sebulba.board.run_details import SIDES, Film, RunDetails, agent_metrics, points, time_shares
+from sebulba.comparison.metrics_file import MOST_BYTES, is_number, open_regular
 from sebulba.comparison.run_summary import RUNNING, RunSummary
 from sebulba.comparison.tables import figures, label, number
+from sebulba.errors import UsageError
 from sebulba.metrics.plots import short
 from sebulba.metrics.writers import count
 
 MOST_CHARTS = 18
 """Charts of what the agent measures."""
+MOST_FILM_BYTES = 2**22
+"""Of the film that a report holds."""
 LEAST_SHARE = 0.001
 """Of a phase that the profile shows."""
 PHASES = {
@@ -50,13 +55,19 @@ PHASES = {
 """What each phase of a thread's time is, as far as it is known here."""
 
 
-def run_body(details: RunDetails) -> Html:
-    """Return what the page of a run shows."""
+def run_body(details: RunDetails, source_of: Callable[[Film], str | None]) -> Html:
+    """Return what the page of a run shows.
+
+    Args:
+      details: The run.
+      source_of: Returns the address of a film; None leaves it out.
+    """
     run = details.run
     return joined(
         [
             _head(run),
             section("Return over environment steps, as in all charts", _returns(run)),
+            _films(details, source_of),
             section("Speed", tag("div", *_speeds(run), class_="charts")),
             section("Losses and what else the agent measured", *_losses(run)),
             section("Where the time went", *(_profile(run, side) for side in SIDES)),
@@ -74,7 +85,26 @@ def report_page(details: RunDetails) -> str:
     now = datetime.datetime.now()
     made = f"Made on {now:%Y-%m-%d at %H:%M}. This page loads nothing and runs no script."
     title = f"{text(label(details.run))}: report of a run"
-    return page(title, joined([run_body(details), footer(made)]))
+    newest = next((film for film in details.films if film.num_bytes <= MOST_FILM_BYTES), None)
+    body = run_body(details, lambda film: _within(film) if film is newest else None)
+    return page(title, joined([body, footer(made)]))
+
+
+def _within(film: Film) -> str | None:
+    """Return a film as an address that holds it."""
+    with contextlib.suppress(UsageError, OSError), open_regular(film.file) as opened:
+        return f"data:video/mp4;base64,{base64.b64encode(opened.read(MOST_FILM_BYTES)).decode()}"
+    return None
+
+
+def _films(details: RunDetails, source_of: Callable[[Film], str | None]) -> Html | None:
+    shown = []
+    for film in details.films:
+        if (source := source_of(film)) is not None:
+            at = "after training" if film.env_steps is None else f"{film.env_steps:,} env steps"
+            player = tag("video", src=source, controls=True, preload="metadata", loop=True)
+            shown.append(tag("figure", tag("figcaption", at), player))
+    return section("Films", tag("div", *shown, class_="charts")) if shown else None
 
 
 def footer(*more: str | Html) -> Html:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sebulba.board.board_pages import POLICY, diff_page, error_page, run_page, table_page
-from sebulba.board.run_details import read_details
+from sebulba.board.run_details import films_of, read_details
 from sebulba.board.run_page import report_page
 from sebulba.board.shelf import Shelf
 from sebulba.errors import UsageError
@@ -57,6 +57,7 @@ class Board:
             Route("/", self._table),
             Route("/run/{word}", self._run),
             Route("/run/{word}/report.html", self._report),
+            Route("/run/{word}/film/{name}", self._film),
             Route("/diff", self._diff),
             Route("/board.js", self._script),
         ]
@@ -78,6 +79,17 @@ class Board:
         if answer.status_code == 200:
             answer.headers["Content-Disposition"] = 'attachment; filename="report.html"'
         return answer
+
+    def _film(self, request: Request) -> Response:
+        from starlette.responses import FileResponse
+
+        word, name = request.path_params["word"], request.path_params["name"]
+        folder = self._shelf.folder(word)
+        films = films_of(folder) if folder is not None else []
+        film = next((film for film in films if film.file.name == name), None)
+        if film is None:
+            return _answer(request, error_page("There is no such film."), 404)
+        return FileResponse(film.file, media_type="video/mp4", headers=HEADERS)
 
     def _diff(self, request: Request) -> Response:
         words = request.query_params.getlist("run")

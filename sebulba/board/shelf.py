@@ -16,7 +16,7 @@ from sebulba.errors import UsageError
 
 STAMPED = (
     *("config.json", "metrics.jsonl", "ended.txt", "checkpoints", "policy", "best_policy"),
-    *(f"best_policy/{BEST_RETURN_FILE}", "last_transition.npz"),
+    *(f"best_policy/{BEST_RETURN_FILE}", "last_transition.npz", "videos", "video.mp4"),
 )
 """Files of a run by whose times and sizes it is seen that it has changed."""
 MOST_PAGES = 50
@@ -39,6 +39,12 @@ class Shelf:
     def runs(self) -> dict[str, Path]:
         """Return the run folders by the words that name them in addresses."""
         return {word_of(folder.name): folder for folder in runs_in(self._root)}
+
+    def folder(self, word: str) -> Path | None:
+        """Return the run folder of a word; None if there is none, or it leads out of ours."""
+        folder = self.runs().get(word)
+        is_inside = folder is not None and folder.resolve().is_relative_to(self._root)
+        return folder if is_inside else None
 
     def table(self) -> dict[str, RunSummary | UsageError]:
         """Return every run, or why it is not shown, by its word; the newest first."""

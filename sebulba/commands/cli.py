@@ -1,6 +1,6 @@
 """The command line: ``sebulba train``, ``resume``, ``eval``, ``runs``, ``plot``, ``diff``,
-``report``, ``board``, ``sweep``, ``bench``, ``networks``, ``doctor``, ``check-env``,
-``check-agent``.
+``report``, ``board``, ``video``, ``watch``, ``sweep``, ``bench``, ``networks``, ``doctor``,
+``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -53,6 +53,8 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba diff RUN RUN                see in what two runs differ
        sebulba report RUN [--out FILE]     write a run as one HTML page
        sebulba board [FOLDER] [--port N]   show runs in a browser
+       sebulba video RUN [--out FILE]      film a trained policy
+       sebulba watch RUN                   watch it in a window or the terminal
        sebulba sweep CONFIG --space FILE   search hyper-parameters by many trainings
        sebulba bench BENCHMARK [options]   measure this machine
        sebulba networks COMMAND RUN        look at what congestion control has learned
@@ -186,6 +188,8 @@ def _command(argv: list[str]) -> int:
         "diff": _diff,
         "report": _report,
         "board": _board,
+        "video": _video,
+        "watch": _watch,
         "sweep": _sweep,
         "bench": _bench,
         "networks": _networks,
@@ -550,6 +554,18 @@ def _board(argv: list[str]) -> int:
     from sebulba.board import command_line
 
     return command_line.board(argv)
+
+
+def _video(argv: list[str]) -> int:
+    from sebulba.commands import video
+
+    return video.video(argv, _import_from_here)
+
+
+def _watch(argv: list[str]) -> int:
+    from sebulba.commands import video
+
+    return video.watch(argv, _import_from_here)
 
 
 def _sweep(argv: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sebulba.agent import Agent
 from sebulba.agents.configs import OptimizerConfig, make_agent
@@ -15,8 +16,11 @@ from sebulba.errors import UsageError
 from sebulba.files import check_no_link
 from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
-from sebulba.policies.policy import load_policy
+from sebulba.policies.policy import Policy, load_policy
 from sebulba.types import EnvFactory, EnvSpec, PyTree
+
+if TYPE_CHECKING:
+    from sebulba.video.training import TrainingFilms
 
 
 def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
@@ -72,6 +76,27 @@ def build_player(
     )
 
 
+def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> TrainingFilms | None:
+    """Return what films during training; None where the run makes no films.
+
+    Raises:
+      UsageError: The environment cannot draw, or ffmpeg is missing.
+    """
+    if not config.video_every_env_steps:
+        return None
+    from sebulba.video.pictures import drawing_factory
+    from sebulba.video.training import TrainingFilms
+
+    return TrainingFilms(
+        agent,
+        drawing_factory(folder.chosen_env(config.env)),
+        folder.videos,
+        config.video_every_env_steps,
+        seed=config.seed,
+        max_episode_steps=config.eval_max_episode_steps,
+    )
+
+
 def evaluate_run(
     folder: RunFolder,
     env: EnvConfig,
@@ -101,17 +126,8 @@ def evaluate_run(
       trust: Import the agent that the policy names, even if it is a stranger's.
       platform: What JAX runs on.
     """
-    if best and not folder.best_policy.exists():
-        raise UsageError(
-            f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
-            "train with --eval-every-env-steps, or leave --best out"
-        )
-    if best:
-        check_no_link(folder.best_policy)
-    configure_jax(platform)
-    local_devices()  # says in words what is wrong with the platform
-    policy = load_policy(
-        folder.best_policy if best else folder.path, explore=explore, seed=seed, trust=trust
+    policy = load_policy_of(
+        folder, explore=explore, best=best, seed=seed, trust=trust, platform=platform
     )
     factory = make_env_factory(env.id, **env.factory_arguments())
     return evaluate(
@@ -123,3 +139,32 @@ def evaluate_run(
         max_episode_steps=max_episode_steps,
         progress=progress,
     )
+
+
+def load_policy_of(
+    folder: RunFolder,
+    *,
+    explore: bool,
+    best: bool,
+    seed: int,
+    trust: bool,
+    platform: Platform | None,
+) -> Policy:
+    """Set up JAX and load the trained policy of a run.
+
+    The arguments are those of ``evaluate_run``.
+
+    Raises:
+      UsageError: There is no such policy, it is not to be trusted, or the platform is missing.
+    """
+    if best and not folder.best_policy.exists():
+        raise UsageError(
+            f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
+            "train with --eval-every-env-steps, or leave --best out"
+        )
+    if best:
+        check_no_link(folder.best_policy)
+    configure_jax(platform)
+    local_devices()  # says in words what is wrong with the platform
+    which = folder.best_policy if best else folder.path
+    return load_policy(which, explore=explore, seed=seed, trust=trust)

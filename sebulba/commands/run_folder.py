@@ -76,6 +76,11 @@ class RunFolder:
         return self.path / "best_policy"
 
     @property
+    def videos(self) -> Path:
+        """Films of the policy as it was trained, where the run made any."""
+        return self.path / "videos"
+
+    @property
     def checkpoints(self) -> Path:
         """Where the run can be resumed."""
         return self.path / "checkpoints"
@@ -491,7 +496,7 @@ OF_ONE_PROCESS: dict[str, Any] = {
 MAY_CHANGE = (
     *("total_env_steps", "num_envs", "num_inferencers_per_device", "schedule", "cycle"),
     *("max_policy_lag", "queue_size", "eval_every_env_steps", "eval_episodes", "eval_num_envs"),
-    *("eval_max_episode_steps", "writers", "stop_at_return", "callbacks"),
+    *("eval_max_episode_steps", "video_every_env_steps", "writers", "stop_at_return", "callbacks"),
     *("metrics_interval_s", "checkpoint", "faults", "platform", *OF_ONE_PROCESS),
     *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
     *("env.num_threads", "env.vectorization", "pin_inferencers"),

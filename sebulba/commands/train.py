@@ -21,7 +21,7 @@ from sebulba.agent import AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.commands.crash_report import LastRecord, write_end
 from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
-from sebulba.commands.experiment import build_agent, build_player, warn_of_rate_0
+from sebulba.commands.experiment import build_agent, build_films, build_player, warn_of_rate_0
 from sebulba.commands.jax_setup import set_up_jax
 from sebulba.commands.run_folder import RunFolder, as_json
 from sebulba.commands.run_writers import find_callback, find_writer
@@ -245,8 +245,12 @@ class _Run:
     def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
         if self._player is None:
             return None
-        played_at = self._folder.evaluated_at(checkpoint.env_steps) if checkpoint else 0
-        return Evaluator(self._player, self._config.eval_every_env_steps, played_at)
+        config, folder = self._config, self._folder
+        played_at = folder.evaluated_at(checkpoint.env_steps) if checkpoint else 0
+        films = build_films(config, folder, self._agent)
+        if films is not None:
+            self._stack.callback(films.close)
+        return Evaluator(self._player, config.eval_every_env_steps, played_at, after=films)
 
     def _say_where(self) -> None:
         """Say where the run is, and where it is resumed, with what is dropped of it."""

@@ -157,6 +157,9 @@ class ExperimentConfig(LoopOptions):
     eval_max_episode_steps: int = MOST_EPISODE_STEPS
     """Steps after which an episode of an evaluation is cut. It counts with the return that it had,
     and its environment plays no other in that evaluation."""
+    video_every_env_steps: int = 0
+    """Film an episode of the evaluation policy after the first evaluation beyond every multiple of
+    this many environment steps, into videos/ of the run folder. 0 films never."""
     writers: tuple[str, ...] = ("tensorboard",)
     """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, the name of an entry
     point of the group sebulba.writers, or a writer of one's own, as module:attribute. No name at
@@ -212,6 +215,14 @@ class ExperimentConfig(LoopOptions):
         ):
             at_least(1, count, getattr(self, count))
         at_least(0, "eval_every_env_steps", self.eval_every_env_steps)
+        at_least(0, "video_every_env_steps", self.video_every_env_steps)
+        require(
+            not self.video_every_env_steps or self.eval_every_env_steps > 0,
+            "video_every_env_steps",
+            self.video_every_env_steps,
+            "films what is evaluated, but eval_every_env_steps is 0",
+            f"use --eval-every-env-steps {self.video_every_env_steps}",
+        )
         for writer in self.writers:
             is_name = is_attribute(writer) or (writer.strip() != "" and ":" not in writer)
             use = "use for example wandb or my_package:MyWriter"

@@ -138,6 +138,10 @@ class CheckedEnv(gymnasium.Env):
         self._num_steps, self._has_ended, self._resets_next = num_steps, False, has_ended
         return None
 
+    def render(self) -> Any:
+        """Return what the environment draws."""
+        return self._call(self.env.render)
+
     def close(self) -> None:
         """Close the environment."""
         if self._before_close is not None:

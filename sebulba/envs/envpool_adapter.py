@@ -40,6 +40,14 @@ MOST_COMPARED = 64
 """Most environments that are put in order by comparing each with each; more are scattered, which
 takes linear time."""
 
+RENDER_MODE = "render_mode"
+DRAWN = "rgb_array"
+"""The only ``render_mode`` that a pool may have."""
+ATARI_HZ = 60
+"""Frames of an Atari game in a second."""
+
+_NOT_DRAWN = ("envpool.mujoco", "envpool.toy_text", "envpool.gfootball")
+"""Families that draw nothing, or end the process if OpenGL is missing."""
 _ONE_THREAD_FAMILIES = ("envpool.classic_control", "envpool.toy_text")
 _OURS = {
     "num_envs": "the loop sets it",
@@ -140,6 +148,26 @@ class EnvpoolAdapter:
         pool_step = without_side_effects(pool_step, handle, action)  # the handle chains the calls
         step = functools.partial(_fused_step, pool_step, self.spec)
         return FusedEnv((handle, np.zeros(self.num_envs, np.bool_)), step)
+
+    def pictures(self) -> np.ndarray:
+        """Return what the environments look like now, ``[B, height, width, 3]`` uint8.
+
+        Atari is in colour and of full size, whatever the observations are.
+
+        Raises:
+          EnvError: The pool was not made with ``render_mode="rgb_array"``.
+        """
+        if self._open_pool().render_mode != DRAWN:
+            raise EnvError(
+                f"environment {self.spec.name!r} draws nothing; make it with render_mode={DRAWN!r}"
+            )
+        return self._pool.render(env_ids=np.arange(self.num_envs, dtype=np.int32))
+
+    @property
+    def pictures_per_second(self) -> float | None:
+        """How many steps are a second of an Atari game; None for all else."""
+        is_atari = "stack_num" in self._pool.config and "frame_skip" in self._pool.config
+        return ATARI_HZ / self._pool.config["frame_skip"] if is_atari else None
 
     def state(self) -> str:
         """Return why there is no state."""
@@ -365,6 +393,13 @@ def envpool_id(env: str) -> str | None:
     return next((one for one in (env, short) if one in known), None)
 
 
+def draws(env_id: str) -> bool:
+    """Tell whether envpool draws what it knows as ``env_id``, safely and without a display."""
+    from envpool.registration import registry
+
+    return not registry.specs[env_id][0].startswith(_NOT_DRAWN)
+
+
 def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
     """Raise UsageError for options that envpool does not know, or would abort on."""
     import envpool
@@ -382,9 +417,24 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
     for name in options:
         if name in _OURS:
             raise UsageError(f"option {name!r} of {env_id} cannot be given: {_OURS[name]}")
-    check_option_names(options, defaults.keys() - _OURS.keys(), env_id)
+    check_option_names(options, {*defaults, RENDER_MODE} - _OURS.keys(), env_id)
     for name, value in options.items():
+        if name == RENDER_MODE:
+            _check_draws(env_id, value)
+            continue
         _check_option(env_id, name, value, defaults[name])
+
+
+def _check_draws(env_id: str, render_mode: Any) -> None:
+    if render_mode != DRAWN:
+        raise UsageError(
+            f"option {RENDER_MODE}={shown(render_mode)} of {env_id} must be {DRAWN!r}: envpool "
+            "opens no window; use sebulba watch for one"
+        )
+    if not draws(env_id):
+        raise UsageError(
+            f"envpool cannot draw {env_id!r}; drop {RENDER_MODE}, or pass backend='gymnasium'"
+        )
 
 
 def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:

@@ -397,7 +397,7 @@ def _choose_backend(env: str, backend: Backend | None) -> Backend:
 
     if backend != "gymnasium" and envpool_id(env):
         return "envpool"
-    if backend != "envpool" and _has_gymnasium_id(env):
+    if backend != "envpool" and has_gymnasium_id(env):
         return "gymnasium"
     known = set()
     if backend != "gymnasium":
@@ -416,7 +416,8 @@ def _choose_backend(env: str, backend: Backend | None) -> Backend:
     raise UsageError(f"env={env!r} is not an id of {where}{hint}")
 
 
-def _has_gymnasium_id(env: str) -> bool:
+def has_gymnasium_id(env: str) -> bool:
+    """Tell whether Gymnasium knows an id, whose module is imported if it names one."""
     if env.startswith("ALE/") and env not in gymnasium.registry:
         try:
             gymnasium.register_envs(importlib.import_module("ale_py"))

@@ -155,6 +155,28 @@ class GymnasiumAdapter:
         """Return the reason why there is no fused cycle."""
         return "a Gymnasium environment is Python code, not JAX functions"
 
+    def pictures(self) -> np.ndarray:
+        """Return what the environments look like now, ``[B, height, width, 3]`` uint8.
+
+        Raises:
+          EnvError: They draw nothing, or no such pictures; a worker died or hung.
+          Exception: Whatever an environment raises that cannot draw.
+        """
+        self._check_open()
+        env = self._vector_env
+        with self._worker_errors():
+            if isinstance(env, AsyncVectorEnv):
+                env.call_async("render")
+                frames: Any = env.call_wait(self._step_timeout_s)
+            else:
+                frames = env.render()
+        return checked_pictures(frames, self.num_envs, self._who())
+
+    @property
+    def pictures_per_second(self) -> float | None:
+        """How many of its steps are a second, where the environment says so."""
+        return (self._vector_env.metadata or {}).get("render_fps")
+
     def state(self) -> bytes | str:
         """Return the state from which to go on, or the reason why there is none.
 
@@ -346,6 +368,26 @@ class GymnasiumAdapter:
             # part of a reference cycle, in which Python 3.12.1 crashes when it collects the buffer.
             cause = error.with_traceback(None)
             raise EnvError(f"the worker process of environment {workers} died") from cause
+
+
+def checked_pictures(frames: Any, num_envs: int, who: str) -> np.ndarray:
+    """Return what environments drew as one array; raise EnvError if it is anything else."""
+    if frames is None or any(frame is None for frame in frames):
+        raise EnvError(
+            f"{who} draws nothing; it needs a parameter render_mode, which is 'rgb_array' here, "
+            "and a method render() that returns an array [height, width, 3] of uint8"
+        )
+    arrays = [np.asarray(frame) for frame in frames]
+    shape = arrays[0].shape if arrays else ()
+    for array in arrays:
+        is_picture = array.ndim == 3 and array.shape[2] == 3 and array.dtype == np.uint8
+        if not is_picture or array.shape != shape or len(arrays) != num_envs:
+            raise EnvError(
+                f"{who}: render must return an array [height, width, 3] of uint8, of one size for "
+                f"all {num_envs} environments; got {len(arrays)} of shape {array.shape} and dtype "
+                f"{array.dtype}"
+            )
+    return np.stack(arrays)
 
 
 def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:

@@ -142,7 +142,7 @@ def evaluate(
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
     adapter = as_policy_sees(make_env_factory(env)(len(quota), seeds))
     try:
-        _check_spaces(policy, adapter)
+        check_spaces(policy, adapter)
         evaluation = _play(policy, adapter, tally, threading.Event(), progress)
     finally:
         adapter.close()
@@ -210,7 +210,7 @@ class EvaluationPlayer:
         seeds = evaluation_seeds(self._seed, len(self._quota), self.env_restarts)
         self._adapter = as_policy_sees(self._factory(len(self._quota), seeds))
         try:
-            _check_spaces(self._policy, self._adapter)
+            check_spaces(self._policy, self._adapter)
         except UsageError:
             self.close()
             raise
@@ -301,7 +301,8 @@ def _quota(num_episodes: int, num_envs: int) -> np.ndarray:
     return quota
 
 
-def _check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
+def check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
+    """Raise UsageError unless the policy observes and does what the environment has."""
     for name in ("observation_space", "action_space"):
         of_env, of_policy = getattr(adapter.spec, name), getattr(policy.spec, name)
         if of_env != of_policy:

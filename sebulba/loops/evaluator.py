@@ -32,6 +32,10 @@ Play = Callable[[PyTree, threading.Event], Mapping[str, float] | None]
 record, in names that begin with ``eval_``; None as soon as the event is set. It looks at the
 event after every step: a loop takes one that does not for its ``hang_timeout_s`` for hung."""
 
+After = Callable[[PyTree, int, threading.Event], object]
+"""Is given the acting networks, the environment steps of training at which they were taken, and the
+event, which it looks at as ``Play`` does."""
+
 TakeNetworks = Callable[[], PyTree]
 """Returns a copy of the acting networks that nobody else writes, donates or deletes."""
 
@@ -52,6 +56,8 @@ class Evaluator:
     played_at: int = 0
     """``env_steps`` of the newest evaluation that is on record, for a run that is resumed: its
     checkpoint may be older."""
+    after: After | None = None
+    """What is done with the networks after each evaluation, in its thread, such as filming them."""
 
     def __post_init__(self) -> None:
         """Check the interval."""
@@ -237,6 +243,8 @@ class Evaluations:
                     f"evaluator.play={self._evaluator.play!r} returned None, which says it was "
                     "stopped, and nobody stopped it; return a dict of metrics"
                 )
+            if metrics is not None and self._evaluator.after is not None:
+                self._evaluator.after(pending.networks, pending.env_steps, stop)
         except BaseException as error:
             error.add_note(f"in the evaluation of the networks of {pending.env_steps} env steps")
             raise

@@ -51,6 +51,10 @@ class MultiAgentEnv(abc.ABC):
           The episode is over when all are told so, or when nobody is left to act.
         """
 
+    def render(self) -> Any:
+        """Return a picture for ``sebulba video``, ``[height, width, 3]`` uint8, or None."""
+        return None
+
     def close(self) -> None:
         """Free what there is to free."""
         return

@@ -80,6 +80,7 @@ class PettingZooEnv(MultiAgentEnv):
         self._make = make
         self.env = make() if env is None else env
         self.all_act = all_act or bool(getattr(self.env.unwrapped, "all_act", False))
+        self.render_mode = getattr(self.env, "render_mode", None)
         self._is_parallel = isinstance(self.env, sys.modules[PETTINGZOO].ParallelEnv)
         self._masked = _masked_by_info(self.env)
         self.tree = _tree(self.env, self._masked)
@@ -100,6 +101,10 @@ class PettingZooEnv(MultiAgentEnv):
         result = self._act_in_parallel(actions) if self._is_parallel else self._act_in_turn(actions)
         self._seen = result[0]
         return result
+
+    def render(self) -> Any:
+        """Return what the environment draws."""
+        return self.env.render()
 
     def close(self) -> None:
         """Close the environment."""

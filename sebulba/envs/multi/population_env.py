@@ -66,6 +66,7 @@ class PopulationEnv(gymnasium.Env):
         assert isinstance(spec, MultiAgentSpec)
         self.population = spec
         self.metadata = {SPEC: spec}
+        self.render_mode = getattr(env, "render_mode", None)
         self._agents = {agent: _Agent(agent, node, spec) for agent, node in agents_of(tree).items()}
         self._common = dict(named_parts(tree.common, COMMON)) if tree.common is not None else {}
         self.observation_space = spaces.Dict(dict(_flat_spaces(spec)))
@@ -129,6 +130,10 @@ class PopulationEnv(gymnasium.Env):
         self._live = (self._live | rejoined) - terminated - truncated
         self._let_act(rows, goes_on)
         return rows, 0.0, not goes_on and bool(terminated), not goes_on and not terminated, {}
+
+    def render(self) -> Any:
+        """Return what the environment draws."""
+        return self.env.render()
 
     def close(self) -> None:
         """Close the environment."""
@@ -420,6 +425,15 @@ class PopulationAdapter:
     def fused(self) -> FusedEnv | str:
         """Return the reason why there is no fused cycle."""
         return self._env.fused()
+
+    def pictures(self) -> np.ndarray:
+        """Return what the environments look like now, ``[B, height, width, 3]`` uint8."""
+        return self._env.pictures()
+
+    @property
+    def pictures_per_second(self) -> float | None:
+        """How many of its steps are a second, where the environment says so."""
+        return self._env.pictures_per_second
 
     def state(self) -> bytes | str:
         """Return the state from which to go on, or the reason why there is none."""

@@ -1,0 +1,192 @@
+"""``sebulba video`` and ``sebulba watch``: their options."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sebulba.errors import UsageError
+from sebulba.options import INT32, MOST_EPISODE_STEPS
+
+if TYPE_CHECKING:
+    from sebulba.policies.policy import Policy
+    from sebulba.video.pictures import Stage
+    from sebulba.video.screens import Screen
+
+MOST_EPISODES = 64
+"""Most episodes that are filmed side by side."""
+
+
+def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
+    """Film the policy of a run; returns the exit code.
+
+    Args:
+      argv: The words.
+      import_from_here: Lets the user's own modules be found; called for trusted runs.
+    """
+    parser = _parser(
+        "sebulba video",
+        "Film the trained policy of a run: the best of several episodes, or all in a grid.",
+        episodes=4,
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="film to write, .mp4 or .gif; default: RUN/video.mp4"
+    )
+    parser.add_argument("--grid", action="store_true", help="show all episodes beside each other")
+    arguments = parser.parse_args(argv)
+    _check(arguments)
+    from sebulba.video.film import check_film_file, film_best, film_grid
+
+    file = Path(arguments.out or Path(arguments.run) / "video.mp4")
+    with _policy_on_stage(
+        arguments, import_from_here, arguments.episodes, lambda: check_film_file(file)
+    ) as (policy, stage):
+        film = (film_grid if arguments.grid else film_best)(
+            policy,
+            stage,
+            file,
+            max_episode_steps=arguments.max_episode_steps,
+            per_second=arguments.fps,
+        )
+    returns = ", ".join(f"{one:.2f}" for one in film.returns)
+    kept = "" if arguments.grid or len(film.returns) == 1 else f", best {max(film.returns):.2f}"
+    cut = f"; {film.num_cut} cut at {arguments.max_episode_steps:,} steps" if film.num_cut else ""
+    print(
+        f"written: {film.file} ({film.file.stat().st_size / 1000:,.0f} kB, {film.num_pictures:,} "
+        f"pictures, {film.num_pictures / film.per_second:.1f} s)\nreturns {returns}{kept}{cut}"
+    )
+    return 0
+
+
+def watch(argv: list[str], import_from_here: Callable[[], None]) -> int:
+    """Show the policy of a run as it plays; returns the exit code.
+
+    The arguments are those of ``video``.
+    """
+    parser = _parser(
+        "sebulba watch",
+        "Watch the trained policy of a run in a window or, without a display, in the terminal. "
+        "Ctrl-C ends it.",
+        episodes=3,
+    )
+    parser.add_argument(
+        "--on", choices=("window", "terminal"), help="default: the window where there is a display"
+    )
+    arguments = parser.parse_args(argv)
+    _check(arguments)
+    from sebulba.video.screens import open_screen
+
+    returns: list[float] = []
+    with (
+        _policy_on_stage(arguments, import_from_here, 1) as (policy, stage),
+        open_screen(arguments.on) as screen,
+        contextlib.suppress(KeyboardInterrupt),  # the usual end
+    ):
+        _watch(policy, stage, screen, arguments, returns)
+    if returns:
+        print("returns " + ", ".join(f"{one:.2f}" for one in returns))
+    return 0
+
+
+def _watch(
+    policy: Policy,
+    stage: Stage,
+    screen: Screen,
+    arguments: argparse.Namespace,
+    returns: list[float],
+) -> None:
+    """Show episode after episode, and note what each returned."""
+    from sebulba.video.screens import Pace
+
+    pace = Pace(arguments.fps or stage.per_second)
+    for episode in range(arguments.episodes):
+        for seen in stage.play(policy, arguments.max_episode_steps):
+            caption = (
+                f"episode {episode + 1} of {arguments.episodes}, step {seen.lengths[0]:,}, return "
+                f"{seen.returns[0]:.2f}"
+            )
+            if not screen.show(seen.pictures[0], caption):
+                return
+            pace.wait()
+        returns.append(float(seen.returns[0]))
+
+
+def _parser(prog: str, description: str, episodes: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument(
+        "--episodes", type=int, default=episodes, metavar="N", help="default: %(default)s"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--fps", type=float, metavar="X", help="pictures in a second; default: the environment's"
+    )
+    parser.add_argument(
+        "--max-episode-steps",
+        type=int,
+        default=MOST_EPISODE_STEPS,
+        metavar="N",
+        help="cut an episode that has not ended after N steps; default: %(default)s",
+    )
+    parser.add_argument(
+        "--explore", action="store_true", help="sample actions as in training, not the best ones"
+    )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the policy that returned most in an evaluation during training, not the last",
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that a run of somebody else names"
+    )
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
+    return parser
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for numbers that are out of range."""
+    if arguments.seed not in INT32:
+        raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
+    if not 1 <= arguments.episodes <= MOST_EPISODES:
+        raise UsageError(f"episodes={arguments.episodes} must be from 1 to {MOST_EPISODES}; use 4")
+    if arguments.max_episode_steps < 1:
+        raise UsageError(
+            f"max_episode_steps={arguments.max_episode_steps} must be at least 1; use 1000"
+        )
+    if arguments.fps is not None and not 0.1 <= arguments.fps <= 1000:
+        raise UsageError(f"fps={arguments.fps} must be from 0.1 to 1000; use 30")
+
+
+@contextlib.contextmanager
+def _policy_on_stage(
+    arguments: argparse.Namespace,
+    import_from_here: Callable[[], None],
+    num_envs: int,
+    check: Callable[[], object] = lambda: None,
+) -> Any:
+    """Load the policy of the run, and make environments that draw; ``check`` comes before."""
+    from sebulba.commands.run_folder import RunFolder
+
+    folder = RunFolder(Path(arguments.run))
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    check()
+    trust = folder.trust(arguments.trust, record)
+    env = folder.read_env_config(trust, record)
+    if trust.is_trusted:
+        import_from_here()
+    from sebulba.commands.experiment import load_policy_of
+    from sebulba.video.pictures import Stage, drawing_factory
+
+    policy = load_policy_of(
+        folder,
+        explore=arguments.explore,
+        best=arguments.best,
+        seed=arguments.seed,
+        trust=arguments.trust,
+        platform=arguments.platform,
+    )
+    with Stage(drawing_factory(env), num_envs, arguments.seed) as stage:
+        yield policy, stage

@@ -1,0 +1,1 @@
+"""Policies to look at: environments that draw, films, and screens."""

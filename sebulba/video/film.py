@@ -1,0 +1,260 @@
+"""Films of a policy: the best of several episodes, or all of them in a grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import numpy as np
+
+from sebulba.errors import UsageError, shown
+from sebulba.files import PARTIAL
+from sebulba.policies.policy import Policy
+from sebulba.video.pictures import Scale, Shown, Stage
+
+SUFFIXES = (".mp4", ".gif")
+GAP = 4
+"""Pixels between the pictures of a grid."""
+DARKER = 3
+"""A picture of an episode that is over has brightness 1 / DARKER."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Film:
+    """What was filmed."""
+
+    file: Path
+    """Where it is."""
+    returns: tuple[float, ...]
+    """Of the episodes that were played."""
+    length: int
+    """Environment steps of the episode, of a grid those of the longest."""
+    num_pictures: int
+    """How many it has."""
+    per_second: float
+    """Pictures in a second."""
+    num_cut: int
+    """Episodes that were cut at the limit of steps."""
+
+
+def check_film_file(file: Path) -> None:
+    """Raise UsageError unless a film can be written to ``file``, and ffmpeg is there."""
+    if file.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{shown(str(file))} must end in {' or '.join(SUFFIXES)}; use for example video.mp4"
+        )
+    if not file.absolute().parent.is_dir():
+        raise UsageError(f"{shown(str(file))} is in a folder that does not exist; make it")
+    try:
+        import imageio_ffmpeg  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"a film needs {error.name}, which is not installed; pip install 'sebulba[video]'"
+        ) from error
+
+
+def film_best(
+    policy: Policy,
+    stage: Stage,
+    file: Path,
+    *,
+    max_episode_steps: int,
+    per_second: float | None = None,
+    stop: threading.Event | None = None,
+) -> Film:
+    """Film an episode in each environment and keep that of the greatest return.
+
+    Args:
+      policy: Who plays.
+      stage: Where; ``B`` environments play ``B`` episodes.
+      file: Film to write, ``.mp4`` or ``.gif``; it is replaced when the new one is whole.
+      max_episode_steps: An episode is cut after so many.
+      per_second: Pictures in a second; None for the environment's own.
+      stop: Ends it early.
+
+    Raises:
+      Stopped: ``stop`` was set.
+      UsageError: The environments are not the policy's, or the film cannot be written.
+      EnvError: An environment failed.
+    """
+    per_second = per_second or stage.per_second
+    reels = [
+        _Reel(file.with_name(f"{PARTIAL}{i}-{file.name}"), per_second)
+        for i in range(stage.adapter.num_envs)
+    ]
+    try:
+        seen = _wind(stage.play(policy, max_episode_steps, stop), reels)
+        best = int(np.argmax(seen.returns))
+        reels[best].file.replace(file)
+    finally:
+        for reel in reels:
+            with suppress(OSError):
+                reel.file.unlink(missing_ok=True)
+    return Film(
+        file,
+        tuple(seen.returns.tolist()),
+        int(seen.lengths[best]),
+        reels[best].num_pictures,
+        per_second,
+        int((seen.lengths >= max_episode_steps).sum()),
+    )
+
+
+def _wind(episodes: Iterator[Shown], reels: list[_Reel]) -> Shown:
+    """Put every picture on the reel of its environment; return the last that was shown."""
+    with ExitStack() as stack:
+        for reel in reels:
+            stack.enter_context(closing(reel))
+        for seen in episodes:
+            for i in np.flatnonzero(seen.plays):
+                reels[i].add(seen.pictures[i])
+    return seen
+
+
+def film_grid(
+    policy: Policy,
+    stage: Stage,
+    file: Path,
+    *,
+    max_episode_steps: int,
+    per_second: float | None = None,
+) -> Film:
+    """Film an episode in each environment, beside each other; an end stays in sight, darker.
+
+    The arguments and errors are those of ``film_best``.
+    """
+    per_second = per_second or stage.per_second
+    reel = _Reel(file.with_name(f"{PARTIAL}{file.name}"), per_second)
+    last: np.ndarray | None = None
+    try:
+        with closing(reel):
+            for seen in stage.play(policy, max_episode_steps):
+                last = _with_ends(seen, last)
+                reel.add(grid(last))
+        reel.file.replace(file)
+    finally:
+        with suppress(OSError):
+            reel.file.unlink(missing_ok=True)
+    return Film(
+        file,
+        tuple(seen.returns.tolist()),
+        int(seen.lengths.max()),
+        reel.num_pictures,
+        per_second,
+        int((seen.lengths >= max_episode_steps).sum()),
+    )
+
+
+def _with_ends(seen: Shown, last: np.ndarray | None) -> np.ndarray:
+    """Return the pictures, those of episodes that are over as they were at their end."""
+    if last is None:
+        return seen.pictures.copy()
+    last[seen.plays] = seen.pictures[seen.plays]
+    last[seen.is_last] //= DARKER
+    return last
+
+
+def grid(pictures: np.ndarray) -> np.ndarray:
+    """Put ``[B, height, width, 3]`` into one picture of about as many rows as columns."""
+    count, height, width, _ = pictures.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    whole = np.zeros((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), np.uint8)
+    for i, picture in enumerate(pictures):
+        top, left = i // columns * (height + GAP), i % columns * (width + GAP)
+        whole[top : top + height, left : left + width] = picture
+    return whole
+
+
+class _Reel:
+    """A film that is being written by ffmpeg, picture by picture."""
+
+    def __init__(self, file: Path, per_second: float) -> None:
+        """Begin at the first picture, which says how large all are."""
+        self.file = file
+        self.num_pictures = 0
+        self._per_second = per_second
+        self._scale: Scale | None = None
+        self._ffmpeg: subprocess.Popen | None = None
+
+    def add(self, picture: np.ndarray) -> None:
+        """Add a picture, ``[height, width, 3]`` uint8.
+
+        Raises:
+          UsageError: ffmpeg has failed.
+        """
+        if self._scale is None:
+            self._scale = Scale.of(picture)
+        picture = _of_even_sides(self._scale(picture))
+        if self._ffmpeg is None:
+            self._ffmpeg = self._begin(picture)
+        assert self._ffmpeg.stdin is not None
+        try:
+            self._ffmpeg.stdin.write(picture.tobytes())
+        except OSError:
+            self.close()  # says why
+        self.num_pictures += 1
+
+    def _begin(self, picture: np.ndarray) -> subprocess.Popen:
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        # A pipe that nobody reads would block ffmpeg.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        height, width, _ = picture.shape
+        to_gif = self.file.suffix == ".gif"
+        # imageio_ffmpeg.write_frames would fork this process, whose threads hold locks.
+        return subprocess.Popen(
+            [
+                *(get_ffmpeg_exe(), "-y", "-loglevel", "error"),
+                *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}"),
+                *("-r", f"{self._per_second:g}", "-i", "-"),
+                *(TO_GIF if to_gif else TO_MP4),
+                f"file:{self.file}",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+            process_group=0,  # Ctrl-C is for this process
+        )
+
+    def close(self) -> None:
+        """Let ffmpeg finish; may be called twice.
+
+        Raises:
+          UsageError: It has failed.
+        """
+        ffmpeg, self._ffmpeg = self._ffmpeg, None
+        if ffmpeg is None:
+            return
+        assert ffmpeg.stdin is not None
+        with suppress(OSError):  # it has ended, and its exit code says so
+            ffmpeg.stdin.close()
+        code = ffmpeg.wait()
+        with self._said:
+            self._said.seek(0)
+            why = self._said.read(LONGEST_WORDS).decode(errors="replace").strip()
+        if code:
+            raise UsageError(
+                f"ffmpeg cannot write into {self.file.parent} ({shown(why or code)}); see that the "
+                "disk has room, or choose another file"
+            )
+
+
+TO_MP4 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-movflags", "+faststart")
+"""What browsers and slides play."""
+TO_GIF = ("-vf", "split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none")
+"""Colours are chosen for the film at hand, since a GIF has 256 of them."""
+LONGEST_WORDS = 1000
+"""Most bytes that are shown of what ffmpeg says."""
+
+
+def _of_even_sides(picture: np.ndarray) -> np.ndarray:
+    """Return the picture with a row or column more where there is an odd number of them."""
+    height, width, _ = picture.shape
+    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
