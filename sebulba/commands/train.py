@@ -421,7 +421,9 @@ class _Run:
         best = self._player.best
 
         def write(new: Path) -> None:
-            self._write_policy(new, networks)
+            self._write_policy(
+                new, networks, more={"evaluation": f"{number(best)}, the best so far"}
+            )
             self._folder.write_best_return(new, best)
 
         try:
@@ -442,7 +444,13 @@ class _Run:
                 f"disk has room and the folder is writable, then: sebulba resume {folder.parent}"
             ) from error
 
-    def _write_policy(self, folder: Path, networks: PyTree, values: PyTree = ()) -> None:
+    def _write_policy(
+        self,
+        folder: Path,
+        networks: PyTree,
+        values: PyTree = (),
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         save_policy(
             folder,
             self._agent,
@@ -450,7 +458,28 @@ class _Run:
             self._run_spec,
             run_id=self._folder.run_id(),
             value_networks=values,
+            about={**self._facts(), **(more or {})},
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the card of the policy says of its training."""
+        config, record = self._config, self._last.record
+        facts: dict[str, Any] = {
+            "configuration": self._title,
+            "seed": str(config.seed),
+            "trained for": f"{record.get('env_steps', self.env_steps_done):,} env steps",
+        }
+        if number_averaged := record.get("episodes_averaged"):
+            mean = number(record.get("episode_return_mean"))
+            facts["return in training"] = f"{mean}, mean of the last {number_averaged} episodes"
+        if record.get("eval_return_mean") is not None:
+            facts["evaluation"] = (
+                f"{number(record['eval_return_mean'])} ± {number(record.get('eval_return_std'))} "
+                f"(standard deviation), {record.get('eval_episodes')} episodes at "
+                f"{record.get('eval_env_steps', 0):,} env steps"
+            )
+        versions = ", ".join(f"{name} {version}" for name, version in self._versions.items())
+        return {**facts, "versions": versions}
 
     def _rescue_policy(self) -> None:
         """Save what a failed run had learned; nothing here may hide why it failed."""

@@ -28,6 +28,7 @@ from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.checks import class_name
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.files import check_no_link, check_regular, dataclass_from_json, read_json_object
+from sebulba.policies.card import CARD_FILE, policy_card, population_card
 from sebulba.trees import named_leaves
 from sebulba.trust import Trust, signed, trust_of, was_changed
 from sebulba.types import (
@@ -312,10 +313,12 @@ def save_policy(
     *,
     run_id: str | None = None,
     value_networks: PyTree = (),
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a policy into ``folder``: ``config.json``, signed with your key, and ``arrays.npz``.
 
-    ``value_networks`` with arrays go into ``value_arrays.npz``.
+    ``value_networks`` with arrays go into ``value_arrays.npz``, and a card for people into
+    ``README.md``.
 
     Args:
       folder: Made if it is not there.
@@ -326,13 +329,14 @@ def save_policy(
       run_id: What tells the run that trained it from others, if it has a folder.
       value_networks: What ``agent.value_networks(state.networks, state.experience)`` returns, so
         that the policy can say values; only some agents need it.
+      about: More facts for its card, by what they are called there, such as ``{"return": 500.0}``.
 
     Raises:
       UsageError: The agent's class is inside a function, where it cannot be imported.
     """
     folder = Path(folder)
     if isinstance(agent, MultiAgent):
-        _save_members(folder, agent, acting_networks, run, run_id, value_networks)
+        _save_members(folder, agent, acting_networks, run, run_id, value_networks, about or {})
         return
     spec = agent.spec.policy_spec
     arrays, value_arrays = _named_arrays(acting_networks), _named_arrays(value_networks)
@@ -361,6 +365,7 @@ def save_policy(
     _write_arrays(folder / ARRAYS_FILE, arrays)
     if value_arrays:
         _write_arrays(folder / VALUE_ARRAYS_FILE, value_arrays)
+    (folder / CARD_FILE).write_text(policy_card(agent, spec, about or {}), encoding="utf-8")
     (folder / CONFIG_FILE).write_text(json.dumps(signed(KIND, record), indent=2) + "\n")
 
 
@@ -456,6 +461,7 @@ def _save_members(
     run: RunSpec,
     run_id: str | None,
     value_networks: PyTree,
+    about: Mapping[str, Any],
 ) -> None:
     """Write an ordinary policy for each member, ``folder/MEMBER``, and who they are."""
     functions = []
@@ -468,7 +474,10 @@ def _save_members(
                 functions.append(name)
                 continue
             actor, own = frozen.agent, frozen.run
-        save_policy(folder / name, actor, acting_networks[name], own, value_networks=values)
+        whose = {"member": name, **(about if member.trains else {"trained": "elsewhere; frozen"})}
+        save_policy(
+            folder / name, actor, acting_networks[name], own, value_networks=values, about=whose
+        )
     spec = agent.population
     groups = {
         name: {
@@ -492,6 +501,8 @@ def _save_members(
         "name": spec.name,
         "run": dataclasses.asdict(run),
     }
+    card = population_card(agent.members, spec, about)
+    (folder / CARD_FILE).write_text(card, encoding="utf-8")
     (folder / CONFIG_FILE).write_text(json.dumps(signed(KIND, record), indent=2) + "\n")
 
 
