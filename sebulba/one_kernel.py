@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import jax
@@ -19,6 +21,7 @@ MOST_REDUCED_ELEMENTS = 1 << 11
 """The same limit for a function that sums or takes maxima. XLA may hand larger reductions to a
 library, and one kernel would then fail to compile (JAX 0.10 and 0.12: 4096 floats, not 2048)."""
 
+_IS_LEFT_ALONE = contextvars.ContextVar("is_left_alone", default=False)
 ResultT = TypeVar("ResultT")
 
 
@@ -46,11 +49,21 @@ def one_kernel(
             return jitted(*args)
 
     def run(*args: PyTree) -> ResultT:
-        if sum(jnp.size(leaf) for leaf in jax.tree.leaves(args)) > most:
+        if _IS_LEFT_ALONE.get() or sum(jnp.size(leaf) for leaf in jax.tree.leaves(args)) > most:
             return function(*args)
         return jax.lax.platform_dependent(*args, cpu=marked, default=function)
 
     return run
+
+
+@contextlib.contextmanager
+def left_alone() -> Iterator[None]:
+    """Within this, functions are traced as they are, for programs that XLA does not run."""
+    token = _IS_LEFT_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _IS_LEFT_ALONE.reset(token)
 
 
 def after(key: jax.Array, x: jax.Array) -> jax.Array:

@@ -36,7 +36,7 @@ ORDER = (
         "metrics",
     ),
     *("transport", "inference", "learning", "agents", "policies", "checkpoints", "loops"),
-    *("configs", "video", "commands", "comparison", "board", "sweeps"),
+    *("configs", "video", "export", "commands", "comparison", "board", "sweeps"),
     *("diagnosis", "benchmarks", "cli", "__main__"),
 )
 """The rooms, by folder below sebulba or module at its top: one imports from those before it only.

@@ -37,6 +37,7 @@ sebulba() {
     "train pong"*) python -m sebulba "$@" --total-env-steps 2000 --agent.torso.image-features 8 ;;
     train*) python -m sebulba "$@" --total-env-steps 2000 ;;
     bench*) python -m sebulba "$@" --seconds 0.2 --stage-seconds 0.05 ;;
+    export*onnx) if command python -c "import jax2onnx"; then python -m sebulba "$@"; fi ;;
     watch*) command python -c "$IN_TERMINAL" python -m sebulba "$@" --episodes 1 >/dev/null ;;
     check-env*) python -m sebulba "$@" --steps 50 ;;
     *) python -m sebulba "$@" ;;

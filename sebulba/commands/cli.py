@@ -1,6 +1,6 @@
 """The command line: ``sebulba train``, ``resume``, ``eval``, ``runs``, ``plot``, ``diff``,
-``report``, ``board``, ``video``, ``watch``, ``sweep``, ``bench``, ``networks``, ``doctor``,
-``check-env``, ``check-agent``.
+``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``, ``networks``,
+``doctor``, ``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -55,6 +55,7 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba board [FOLDER] [--port N]   show runs in a browser
        sebulba video RUN [--out FILE]      film a trained policy
        sebulba watch RUN                   watch it in a window or the terminal
+       sebulba export RUN --to FORM        write a policy as StableHLO or ONNX
        sebulba sweep CONFIG --space FILE   search hyper-parameters by many trainings
        sebulba bench BENCHMARK [options]   measure this machine
        sebulba networks COMMAND RUN        look at what congestion control has learned
@@ -190,6 +191,7 @@ def _command(argv: list[str]) -> int:
         "board": _board,
         "video": _video,
         "watch": _watch,
+        "export": _export,
         "sweep": _sweep,
         "bench": _bench,
         "networks": _networks,
@@ -566,6 +568,12 @@ def _watch(argv: list[str]) -> int:
     from sebulba.commands import video
 
     return video.watch(argv, _import_from_here)
+
+
+def _export(argv: list[str]) -> int:
+    from sebulba.commands import export
+
+    return export.export(argv, _import_from_here)
 
 
 def _sweep(argv: list[str]) -> int:

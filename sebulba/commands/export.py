@@ -1,0 +1,90 @@
+"""``sebulba export``: its options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from sebulba.errors import UsageError, shown
+from sebulba.files import PARTIAL, write_json
+
+MOST_ENVS = 65_536
+"""Largest batch of an exported policy."""
+
+
+def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
+    """Export the policy of a run; returns the exit code.
+
+    Args:
+      argv: The words.
+      import_from_here: Lets the user's own modules be found; called for trusted runs.
+    """
+    arguments = _parser().parse_args(argv)
+    if not 1 <= arguments.batch <= MOST_ENVS:
+        raise UsageError(f"batch={arguments.batch} must be from 1 to {MOST_ENVS:,}; use 1")
+    out = Path(arguments.out or Path(arguments.run) / "export")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
+    from sebulba.commands.run_folder import RunFolder
+
+    folder = RunFolder(Path(arguments.run))
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    if folder.trust(arguments.trust, record).is_trusted:
+        import_from_here()
+    from sebulba.commands.experiment import load_policy_of
+    from sebulba.export.acting import acting_of
+    from sebulba.export.check import OBSERVATIONS, largest_difference
+    from sebulba.export.forms import DESCRIPTION_FILE, FORMS, describe
+
+    policy = load_policy_of(
+        folder, explore=False, best=arguments.best, seed=0, trust=arguments.trust, platform="cpu"
+    )
+    acting = acting_of(policy, arguments.batch)
+    out.mkdir(exist_ok=True)
+    file = out / f"policy.{arguments.to}"
+    partial = out / f"{PARTIAL}{file.name}"
+    try:
+        run = FORMS[arguments.to](acting, partial)
+        largest = largest_difference(policy, acting, run)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    description = describe(policy, acting, arguments.to, largest)
+    write_json(out / DESCRIPTION_FILE, description)
+    print(
+        f"written: {file} ({file.stat().st_size / 1000:,.0f} kB) and {DESCRIPTION_FILE}, for "
+        f"{arguments.batch} environments at once\n"
+        f"inputs {', '.join(port['name'] for port in description['inputs'])}; outputs "
+        f"{', '.join(port['name'] for port in description['outputs'])}\n"
+        f"it differs from the policy by at most {largest:.2g} in {OBSERVATIONS:,} observations"
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sebulba export",
+        description="Write the trained policy of a run as a program that needs neither Sebulba nor "
+        "its agent, and check it against the policy.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument(
+        "--to",
+        choices=("stablehlo", "onnx"),
+        required=True,
+        help="stablehlo for jax.export.deserialize (extra export), or onnx (extra onnx)",
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder to write; default: RUN/export")
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="B", help="environments; default: %(default)s"
+    )
+    parser.add_argument(
+        "--best",
+        action="store_true",
+        help="the policy that returned most in an evaluation during training, not the last",
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="run the code that a run of somebody else names"
+    )
+    return parser
