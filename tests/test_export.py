@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -139,6 +142,35 @@ def test_stablehlo_needs_nothing_but_jax(tmp_path):
     inputs = [jnp.zeros(port.shape, port.dtype) for port in acting.inputs]
     shapes = [(one.shape, one.dtype.name) for one in program.call(*inputs)]
     assert shapes == [(port.shape, port.dtype) for port in acting.outputs]
+
+
+@pytest.mark.parametrize("name", ["MLP, discrete", "MLP, normalised, continuous"])
+def test_the_example_in_c_does_what_the_policy_does(name, tmp_path):
+    pytest.importorskip("jax2onnx")
+    (library,) = Path(pytest.importorskip("onnxruntime").__file__).parent.glob(
+        "capi/libonnxruntime.so.*"
+    )
+    if (compiler := shutil.which("gcc")) is None:
+        pytest.skip("there is no compiler")
+    policy = policy_of(name)
+    acting = acting_of(policy, 1)
+    FORMS["onnx"](acting, tmp_path / "policy.onnx")
+    program = tmp_path / "run_policy"
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    source = Path(__file__).parent.parent / "examples/run_policy.c"
+    subprocess.run([compiler, *warnings, "-O2", source, "-o", program, "-ldl"], check=True)
+    obs = np.random.default_rng(0).uniform(-2, 2, (1000, 5)).astype(np.float32)
+    expected = np.asarray(policy(obs)[0]).reshape(1000, -1)
+    port = acting.outputs[0]
+    words = [program, library, tmp_path / "policy.onnx", "5", port.dtype, str(expected.shape[1])]
+    given = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in obs)
+    done = subprocess.run(words, input=given, capture_output=True, text=True, check=True)
+    found = np.array([line.split() for line in done.stdout.splitlines()], np.float64)
+    assert found.shape == expected.shape and np.abs(found - expected).max() <= 1e-5
+    wrong = subprocess.run(
+        [*words[:3], "6", *words[4:]], input=given, capture_output=True, text=True
+    )
+    assert wrong.returncode == 1 and "onnxruntime: " in wrong.stderr
 
 
 def test_many_agents_are_refused():
