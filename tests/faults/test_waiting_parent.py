@@ -36,7 +36,7 @@ GO_ON = "go_on_in_child()\n"
 WAITS = """
 print(os.getpid(), flush=True)
 for line in sys.stdin:
-    pass
+    os.write(1, b"0 ")
 note_end(0)
 """
 COUNTS = """
@@ -143,13 +143,27 @@ def test_each_signal_comes_to_the_child_once(send, signals):
 
 
 def numbers_to_the_last(parent: Pair) -> list[int]:
-    """Return the numbers of the signals that the child counts until all sent so far have come."""
+    """Return the numbers of the signals that the child counts until all sent so far have come.
+
+    The last one's handler may run within the handler of one before it, and print first. So the
+    child is asked for a line, too: it answers, with 0, when all handlers have returned.
+    """
     os.kill(parent.pid, LAST)
-    seen = b""
-    while f"{int(LAST)} ".encode() not in seen:
+    seen = read_until(parent, int(LAST), [])
+    assert parent.stdin is not None
+    parent.stdin.write("\n")
+    parent.stdin.flush()
+    return sorted(number for number in read_until(parent, 0, seen) if number)
+
+
+def read_until(parent: Pair, number: int, seen: list[int]) -> list[int]:
+    """Return the numbers seen so far and those that come until this one has come."""
+    assert parent.stdout is not None
+    text = " ".join(map(str, seen)).encode() + b" " if seen else b""
+    while number not in map(int, text.split()) or not text.endswith(b" "):
         assert select.select([parent.stdout], [], [], DEADLINE_S)[0]
-        seen += os.read(parent.stdout.fileno(), 100)
-    return [int(number) for number in seen.split()]
+        text += os.read(parent.stdout.fileno(), 100)
+    return [int(number) for number in text.split()]
 
 
 def test_ctrl_c_that_is_sent_again_and_again_comes_each_time():
