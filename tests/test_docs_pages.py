@@ -1,4 +1,9 @@
-"""The tutorial runs from its first block to its last, and the site of all pages can be built."""
+"""The guides run from their first block to their last, and the site of all pages can be built.
+
+The blocks of a page run in their order, in one folder. Python that begins with a comment of a name,
+such as ``# heater.py``, is saved as that file; other Python is a program. Blocks in ``text`` show
+output, or a command that needs what the tests have not got: a GPU, an extra, a screen.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +16,58 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import SHORTER, blocks
+from tests.test_readme import FEWER, SHORTER, blocks
 
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_tutorial_runs_as_pasted(tmp_path):
+FILE = re.compile(r"# (\w+\.py)\n")
+GUIDES = [
+    "environments",
+]
+"""Pages of which every block runs; others have tests of their own."""
+
+
+def run_page(page: str, folder: Path) -> str:
+    """Run the blocks of a page in a folder, in their order, and return what they print."""
     script = SHORTER
-    for _, language, text in blocks("docs/tutorial.md"):
+    for number, (_, language, text) in enumerate(blocks(f"docs/{page}.md")):
         if language == "sh":
             script += text
-        elif text.startswith("# heater.py"):
-            (tmp_path / "heater.py").write_text(text)
         elif language == "python":
-            (tmp_path / "use.py").write_text(text)
-            script += "python use.py\n"
+            saved = FILE.match(text)
+            name = saved[1] if saved else f"block_{number}.py"
+            script += "" if saved else f"python {name}\n"
+            for words, fewer in FEWER.items():
+                text = text.replace(words, fewer)
+            (folder / name).write_text(text)
+        else:
+            assert language == "text", f"a block of {page}.md is {language!r}: sh, python or text"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     env.pop("XLA_FLAGS", None)
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=280
+        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "heater:Heater: no problems" in done.stdout
-    assert re.search(r"return -\d+\.\d, at the end -?\d+\.\d degrees inside", done.stdout)
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_tutorial_runs_as_pasted(tmp_path):
+    printed = run_page("tutorial", tmp_path)
+    assert "heater:Heater: no problems" in printed
+    assert re.search(r"return -\d+\.\d, at the end -?\d+\.\d degrees inside", printed)
     assert (tmp_path / "heater.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", GUIDES)
+def test_a_guide_runs_as_pasted(page, tmp_path):
+    run_page(page, tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs sebulba[docs]")
