@@ -24,6 +24,7 @@ ROOT = Path(__file__).parent.parent
 FILE = re.compile(r"# (\w+\.py)\n")
 GUIDES = [
     "environments",
+    "checkpoints",
 ]
 """Pages of which every block runs; others have tests of their own."""
 
