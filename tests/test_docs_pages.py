@@ -8,6 +8,7 @@ output, or a command that needs what the tests have not got: a GPU, an extra, a 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ FILE = re.compile(r"# (\w+\.py)\n")
 GUIDES = [
     "environments",
     "checkpoints",
+    "metrics",
 ]
 """Pages of which every block runs; others have tests of their own."""
 
@@ -69,6 +71,17 @@ def test_the_tutorial_runs_as_pasted(tmp_path):
 @pytest.mark.parametrize("page", GUIDES)
 def test_a_guide_runs_as_pasted(page, tmp_path):
     run_page(page, tmp_path)
+    if page == "metrics":
+        check_metrics_are_explained(tmp_path / "runs")
+
+
+def check_metrics_are_explained(runs: Path) -> None:
+    """Every metric of these runs has its name on the page, but those of phases by their part."""
+    said = (ROOT / "docs/metrics.md").read_text()
+    for file in runs.glob("*/metrics.jsonl"):
+        for line in file.read_text().splitlines():
+            for name in json.loads(line):
+                assert f"`{name.rpartition('/')[2]}`" in said, f"{name} of {file.parent.name}"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs sebulba[docs]")
