@@ -40,13 +40,17 @@ def record(env, cycle, num_cycles, steps, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "num_cycles", "steps", "options"),
-    [("CartPole-v1", 60, 31, {}), ("Pong-v5", 6, 9, ONE)],
-    ids=["CartPole", "Pong"],
+    [
+        ("CartPole-v1", 60, 31, {"num_envs": 3}),
+        ("Pong-v5", 6, 9, {"num_envs": 3, **ONE}),
+        ("CartPole-v1", 60, 31, {"num_envs": 1, **ONE}),
+    ],
+    ids=["CartPole", "Pong", "one CartPole"],
 )
 def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps, options):
     factory = sebulba.make_env_factory(env)
-    stepped, _ = record(factory, "stepped", num_cycles, steps, num_envs=3, **options)
-    fused, _ = record(factory, "fused", num_cycles, steps, num_envs=3, **options)
+    stepped, _ = record(factory, "stepped", num_cycles, steps, **options)
+    fused, _ = record(factory, "fused", num_cycles, steps, **options)
     assert len(stepped.trajectories) == len(fused.trajectories) == num_cycles
     for one, other in zip(stepped.trajectories, fused.trajectories, strict=True):
         for name in EXACT:

@@ -323,7 +323,10 @@ def _fused_step(
     handle, pool_output = pool_step(handle, action)
     order = pool_output[-1]["env_id"]
     rows = _places(order) if len(order) > MOST_COMPARED else None
-    output, ends = one_kernel(after)(ends, rows, pool_output)
+    # With one row some results are arguments, which XLA then cannot compile to one kernel: it ends
+    # the process (JAX 0.10 and 0.12).
+    put_in_order = one_kernel(after) if len(order) > 1 else after
+    output, ends = put_in_order(ends, rows, pool_output)
     return (handle, ends), output, num_invalid
 
 
