@@ -423,7 +423,11 @@ class Agent(abc.ABC, Generic[ConfigT]):
         output, _ = jax.eval_shape(self.act, acting_networks, step_state, env_step)
 
         def rows(num_rows: int, tree: PyTree) -> PyTree:
-            return jax.tree.map(lambda x: jnp.zeros((num_rows, *x.shape), x.dtype), tree)
+            def zeros(leaf: PyTree) -> jax.Array:
+                dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # 64 bits are 32 on a device
+                return jnp.zeros((num_rows, *leaf.shape), dtype)
+
+            return jax.tree.map(zeros, tree)
 
         return Trajectory(
             env_step=rows(run.steps_per_cycle + 1, env_step),

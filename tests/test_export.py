@@ -54,6 +54,11 @@ POLICIES: dict[str, tuple[Any, Any, Any]] = {
     "LSTM, discrete": (ImpalaConfig(torso=SIZES, lstm_size=8), FLAT, CHOICE),
     "LSTM, continuous": (PPOConfig(torso=SIZES, lstm_size=8), FLAT, FORCE),
     "CNN and LSTM": (ImpalaConfig(torso=SIZES, lstm_size=8), IMAGE, CHOICE),
+    "LSTM, 64 bits": (
+        ImpalaConfig(torso=SIZES, lstm_size=8),
+        spaces.Box(-2, 2, (5,), np.float64),
+        spaces.Discrete(4, dtype=np.int64),
+    ),
     "DQN": (DQNConfig(torso=SIZES), FLAT, CHOICE),
     "R2D2": (R2D2Config(torso=SIZES, lstm_size=8), FLAT, CHOICE),
     "SAC": (SACConfig(torso=SIZES), FLAT, FORCE),

@@ -100,7 +100,7 @@ def acting_of(policy: Policy, batch: int) -> Acting:
         functools.partial(_some_of, kept, jaxpr, closed.consts),
         tuple(_port(names[i], example[i]) for i in needed),
         tuple(_port(output_names[i], shapes[i]) for i in kept),
-        {names[i]: np.asarray(example[i]) for i in carried},
+        {names[i]: np.asarray(example[i], _port(names[i], example[i]).dtype) for i in carried},
         {names[i]: output_names[num_answers + i - num_rows] for i in carried},
     )
 
@@ -209,4 +209,5 @@ def _input_names(row: EnvStep, state: PolicyState) -> list[str]:
 
 
 def _port(name: str, leaf: PyTree) -> Port:
-    return Port(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)  # of 32 bits, as JAX computes, not 64
+    return Port(name, tuple(leaf.shape), np.dtype(dtype).name)

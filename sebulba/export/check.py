@@ -51,7 +51,7 @@ def largest_difference(policy: Policy, acting: Acting, run: Run, seed: int = 0) 
             "is_first": np.full(batch, step % EPISODE == 0),
         }
         given = {**by_name({"obs": obs}), **row, **carried}
-        answers = run([given[port.name] for port in acting.inputs])
+        answers = run([np.asarray(given[port.name], port.dtype) for port in acting.inputs])
         found = {port.name: one for port, one in zip(acting.outputs, answers, strict=True)}
         expected: dict[str, Any] = {}
         if PROBABILITIES in found:
