@@ -20,6 +20,10 @@ class ActionError(EnvError):
     """An agent's action is not in the environment's action space (exit code 3)."""
 
 
+class ReplayError(RuntimeError):
+    """A trajectory manager is gone, and with it a part of the replay (exit code 1)."""
+
+
 class NotFiniteError(FloatingPointError):
     """A loss, a gradient or another metric of an update is not finite (exit code 4)."""
 
@@ -55,7 +59,7 @@ def shown(value: Any) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return an error's type, first line and place; an error of ours needs only its message."""
-    if isinstance(error, EnvError | UsageError):
+    if isinstance(error, EnvError | ReplayError | UsageError):
         return str(error)
     message = text_of(error).splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)

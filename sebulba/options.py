@@ -106,7 +106,7 @@ _LARGEST_PORT = 65535
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """Where Inferencers run.
+    """Where Inferencers run, and where a replay is.
 
     Raises:
       UsageError: A value breaks a rule.
@@ -120,6 +120,10 @@ class ClusterOptions:
     nodes: int = 0
     """Nodes that the cluster of auto or HOST:PORT must have before Inferencers are placed; it is
     waited for. 0 takes those that are there."""
+    trajectory_managers: int = 0
+    """Managers that hold the replay of an agent, each a part: in processes or actors, as address
+    says, and with threads in the memory of the process that trains. 0 keeps it on the update
+    devices."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -135,6 +139,7 @@ class ClusterOptions:
             "use processes on one machine, and auto on a node of a cluster of Ray",
         )
         at_least(0, "cluster.nodes", self.nodes)
+        at_least(0, "cluster.trajectory_managers", self.trajectory_managers)
         require(
             not self.nodes or self.address not in names[:3],
             "cluster.nodes",

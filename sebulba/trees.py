@@ -52,6 +52,11 @@ def is_key(leaf: PyTree) -> bool:
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
+def num_bytes(tree: PyTree) -> int:
+    """Return the size of all arrays in ``tree`` but typed PRNG keys."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if not is_key(leaf))
+
+
 class KeyData:
     """Replaces the typed PRNG keys of a tree by plain arrays, and puts them back.
 

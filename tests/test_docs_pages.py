@@ -27,6 +27,7 @@ GUIDES = [
     "environments",
     "checkpoints",
     "metrics",
+    "speed",
 ]
 """Pages of which every block runs; others have tests of their own."""
 

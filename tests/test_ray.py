@@ -13,6 +13,7 @@ import pytest
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.options import ClusterOptions
+from tests import test_managers
 from tests.loop_helpers import leaves_equal, make_tiny_loop
 from tests.remote import STEPS, Fails, check_failure_is_replaced, trained
 from tests.tiny import CountingEnv
@@ -77,6 +78,14 @@ def test_a_killed_actor_ends_the_run_with_its_host_and_process():
     loop, _ = make_tiny_loop(env, cluster=LOCAL, num_inferencers_per_device=1)
     with loop, pytest.raises(EnvError, match=r"actor on \S+ \(process \d+\) ended"):
         loop.run(loop.new_state(0, STEPS), 40, STEPS)
+
+
+def test_a_replay_in_an_actor_is_the_same_bit_for_bit():
+    here, there = (
+        test_managers.trained("dqn", ClusterOptions(address=address, trajectory_managers=2))
+        for address in ("threads", "local")
+    )
+    test_managers.check_same(here, there)
 
 
 def test_where_no_cluster_is_the_error_says_how_to_start_one():

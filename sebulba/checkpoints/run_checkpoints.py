@@ -17,8 +17,7 @@ from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text
 from sebulba.inference.inferencer import Inferencer, InferencerPosition
 from sebulba.learning.update import Updater
 from sebulba.transport.item import Item
-from sebulba.trees import is_key, owned_copy
-from sebulba.types import PyTree
+from sebulba.trees import num_bytes, owned_copy
 
 LARGE_BYTES = 200_000_000
 """A save at the end of a run is announced if it has more bytes, which take over a second."""
@@ -217,19 +216,22 @@ class RunCheckpoints:
             **checkpointer.about(),
             **self._about(),
         )
-        networks, opt, experience = self._updater.parts()
+        networks, opt = self._updater.learned()
         writer.add("networks", networks)
         writer.add("opt", opt)
-        num_bytes = _num_bytes(experience)
-        if at_the_end and (all_bytes := num_bytes + _num_bytes((networks, opt))) > LARGE_BYTES:
+        experience_bytes = self._updater.experience_bytes()
+        if (
+            at_the_end
+            and (all_bytes := experience_bytes + num_bytes((networks, opt))) > LARGE_BYTES
+        ):
             checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
         separate: Snapshot | None = None
-        if not checkpointer.is_kept_apart(num_bytes):
-            writer.add("experience", experience)
+        if not checkpointer.is_kept_apart(experience_bytes):
+            writer.add("experience", self._updater.experience())
             writer.record["experience"] = None
         elif checkpointer.experience_is_due(at_the_end):
             apart = SnapshotWriter()
-            apart.add("experience", experience)
+            apart.add("experience", self._updater.experience())
             apart.record["counters"] = dataclasses.asdict(counters)
             separate = apart.snapshot()
         return Begun(
@@ -291,7 +293,3 @@ def _position_after_failure(inferencer: Inferencer) -> InferencerPosition:
     lost = any(leaf.is_deleted() for leaf in leaves)
     step_state = None if lost else inferencer.step_state
     return InferencerPosition(inferencer.cycle, step_state, "the run failed")
-
-
-def _num_bytes(tree: PyTree) -> int:
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree) if not is_key(leaf))

@@ -155,7 +155,7 @@ class Server:
         try:
             return getattr(self, name)(*arguments)
         except BaseException as raised:
-            return _failure(raised)
+            return failure_of(raised)
 
     @property
     def _ready(self) -> Cycle:
@@ -163,7 +163,8 @@ class Server:
         return self._cycle
 
 
-def _failure(raised: BaseException) -> Failure:
+def failure_of(raised: BaseException) -> Failure:
+    """Return what was raised as an answer."""
     error = without_exit(raised)
     stack = "".join(traceback.format_exception(error))
     if is_env_failure(error) and not isinstance(error, EnvError):

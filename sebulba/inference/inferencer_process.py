@@ -1,4 +1,4 @@
-"""The process of one Inferencer, which answers at the end of a socket.
+"""The process of one Inferencer, or of a trajectory manager: it answers at the end of a socket.
 
 ``processes.py`` starts it as ``python -m sebulba.inference.inferencer_process FD``, and asks. It
 ends when the other end of its socket is closed, whatever it is doing.
@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
+from typing import Any
 
-from sebulba.inference.cycle_server import Server
+from sebulba.inference.remote import server_class
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """A terminal sends them to all of its processes; the one that trains decides what becomes of it."""
@@ -24,9 +25,9 @@ def main() -> None:
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
-    path, config, given = connection.recv()
+    path, config, given, name = connection.recv()
     sys.path[:] = path
-    server = Server(given, config)
+    server = server_class(name)(given, config)
     requests: queue.SimpleQueue[tuple[str, tuple]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, requests, server), daemon=True).start()
     while True:
@@ -34,7 +35,7 @@ def main() -> None:
 
 
 def _read(
-    connection: Connection, requests: queue.SimpleQueue[tuple[str, tuple]], server: Server
+    connection: Connection, requests: queue.SimpleQueue[tuple[str, tuple]], server: Any
 ) -> None:
     """Pass requests on, and tell a cycle to stop at once; end the process with the connection."""
     try:

@@ -15,12 +15,18 @@ from sebulba.errors import EnvError
 from sebulba.inference.cycle_server import Given
 from sebulba.inference.remote import (
     CLOSE_S,
+    CYCLES,
     Worker,
     Workers,
     pickled,
     worker_config,
 )
 from sebulba.transport.permits import WAKE_S
+
+
+def manager_worker(given: bytes, server: str) -> ProcessWorker:
+    """Start the process of a trajectory manager."""
+    return ProcessWorker(given, server, "a trajectory manager")
 
 
 def process_workers(given: Given, number: int) -> Workers:
@@ -38,8 +44,14 @@ class ProcessWorker(Worker):
 
     where = "in processes"
 
-    def __init__(self, given: bytes) -> None:
-        """Start it; ``given`` is the pickled ``Given``."""
+    def __init__(self, given: bytes, server: str = CYCLES, of: str = "an Inferencer") -> None:
+        """Start it.
+
+        Args:
+          given: What the server works with, pickled.
+          server: The class of it, as ``module:class``.
+          of: Whose process it is, for people.
+        """
         ours, its = socket.socketpair()
         with its:
             module = "sebulba.inference.inferencer_process"
@@ -51,7 +63,8 @@ class ProcessWorker(Worker):
         self.name = f"process {self._process.pid}"
         self._connection = Connection(ours.detach())
         self._closing = threading.Lock()
-        self._send((list(sys.path), worker_config(), given))
+        self._of = of
+        self._send((list(sys.path), worker_config(), given, server))
 
     def begin(self, name: str, *arguments: Any) -> None:
         """Send it over the socket."""
@@ -86,7 +99,7 @@ class ProcessWorker(Worker):
             self._process.wait(CLOSE_S)
         code = self._process.returncode
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
-        raise EnvError(f"the {self.name} of an Inferencer ended {how}") from cause
+        raise EnvError(f"the {self.name} of {self._of} ended {how}") from cause
 
     def kill(self) -> None:
         """Kill it."""

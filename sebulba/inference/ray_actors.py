@@ -23,8 +23,16 @@ import jax
 import numpy as np
 
 from sebulba.errors import EnvError, UsageError
-from sebulba.inference.cycle_server import Given, Server
-from sebulba.inference.remote import CLOSE_S, Worker, Workers, pickled, worker_config
+from sebulba.inference.cycle_server import Given
+from sebulba.inference.remote import (
+    CLOSE_S,
+    CYCLES,
+    Worker,
+    Workers,
+    pickled,
+    server_class,
+    worker_config,
+)
 from sebulba.options import ClusterOptions
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
@@ -55,13 +63,13 @@ class About(NamedTuple):
 
 
 class CycleActor:
-    """What Ray runs in a process of a node: a ``Server``."""
+    """What Ray runs in a process of a node: a ``Server``, or that of a trajectory manager."""
 
-    def __init__(self, path: list[str], config: dict[str, Any], given: bytes) -> None:
+    def __init__(self, path: list[str], config: dict[str, Any], given: bytes, server: str) -> None:
         """Prepare the server; folders of ``path`` that this machine has are where it imports."""
         sys.path.extend(p for p in path if p not in sys.path and os.path.exists(p))
         there = {k: v for k, v in config.items() if k not in _PATHS or (v and os.path.isdir(v))}
-        self._server = Server(given, there)
+        self._server = server_class(server)(given, there)
 
     def about(self) -> About:
         """Return where it runs."""
@@ -106,7 +114,7 @@ class ActorWorkers(Workers):
         """
         sent = pickled(given, cluster.address)
         self._ray = _import_ray()
-        self._is_ours = _connect(self._ray, cluster, number)
+        self._is_ours = _connect(self._ray, cluster, number + cluster.trajectory_managers)
         self._store = NetworkStore(self._ray)
         try:
             super().__init__(lambda: ActorWorker(self._ray, self._store, sent), number)
@@ -188,6 +196,12 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+def manager_worker(given: bytes, server: str) -> ActorWorker:
+    """Start the actor of a trajectory manager, once ``ActorWorkers`` has connected to Ray."""
+    ray = _import_ray()
+    return ActorWorker(ray, NetworkStore(ray), given, server, "a trajectory manager")
+
+
 class NetworkStore:
     """Puts the networks of each version into the object store once."""
 
@@ -215,10 +229,25 @@ class ActorWorker(Worker):
 
     where = "in actors"
 
-    def __init__(self, ray: Any, store: NetworkStore, given: bytes) -> None:
-        """Ask Ray to start it; that it cannot be placed is raised by the first answer."""
-        self._ray, self._store = ray, store
-        self.name = "actor of an Inferencer"
+    def __init__(
+        self,
+        ray: Any,
+        store: NetworkStore,
+        given: bytes,
+        server: str = CYCLES,
+        of: str = "an Inferencer",
+    ) -> None:
+        """Ask Ray to start it; that it cannot be placed is raised by the first answer.
+
+        Args:
+          ray: The module, connected.
+          store: Of the networks that are sent.
+          given: What the server works with, pickled.
+          server: The class of it, as ``module:class``.
+          of: Whose actor it is, for people.
+        """
+        self._ray, self._store, self._of = ray, store, of
+        self.name = f"actor of {of}"
         self.node = ""
         options = {
             "num_cpus": 1,
@@ -227,7 +256,7 @@ class ActorWorker(Worker):
             "concurrency_groups": {"stop": 1},
         }
         self._actor = ray.remote(**options)(CycleActor).remote(
-            list(sys.path), worker_config(), given
+            list(sys.path), worker_config(), given, server
         )
         self._about = self._actor.about.remote()
         self._asked: Any = None
@@ -246,7 +275,7 @@ class ActorWorker(Worker):
             if time.monotonic() > deadline:
                 cpus = self._ray.available_resources().get("CPU", 0)
                 raise EnvError(
-                    f"Ray has not started the actor of an Inferencer for {PLACED_S:.0f} s; it "
+                    f"Ray has not started the actor of {self._of} for {PLACED_S:.0f} s; it "
                     f"needs one CPU, and {cpus:g} are free; add nodes, or use fewer Inferencers"
                 )
         about: About = self._got(self._about)

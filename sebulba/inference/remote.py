@@ -9,6 +9,7 @@ a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it.
 from __future__ import annotations
 
 import abc
+import importlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ import numpy as np
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CycleOutput, CyclePrograms
-from sebulba.inference.cycle_server import Failure, Given
+from sebulba.inference.cycle_server import Failure
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.trees import owned_copy
 from sebulba.types import EnvOutput, FusedEnv, PyTree
@@ -29,6 +30,8 @@ STOP_S = 60.0
 """How long a worker may take to end the program or the environment step that it is in."""
 CLOSE_S = 5.0
 """How long it may take to free its environments."""
+CYCLES = "sebulba.inference.cycle_server:Server"
+"""What runs the cycles of an Inferencer in a worker."""
 COPIED_CONFIG = (
     *("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable"),
     *("jax_default_matmul_precision", "jax_numpy_rank_promotion", "jax_debug_nans"),
@@ -36,6 +39,12 @@ COPIED_CONFIG = (
     "jax_persistent_cache_min_entry_size_bytes",
 )
 """Settings of JAX that workers take over."""
+
+
+def server_class(name: str) -> Any:
+    """Return the class named ``module:class``."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def worker_config() -> dict[str, Any]:
@@ -137,7 +146,7 @@ class Workers:
             self._ready.pop().close()
 
 
-def pickled(given: Given, address: str) -> bytes:
+def pickled(given: Any, address: str) -> bytes:
     """Return what servers work with as bytes.
 
     Raises:

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
 from sebulba.learning.donation import DonatingProgram
-from sebulba.trees import copy_tree, is_finite, owned_copy
+from sebulba.trees import copy_tree, is_finite, num_bytes, owned_copy
 from sebulba.types import PyTree, Trajectory
 
 SKIPPED = "skipped"
@@ -96,10 +96,19 @@ class Updater:
             state.experience,
         )
 
-    def parts(self) -> tuple[PyTree, PyTree, PyTree]:
-        """Return networks, optimizer state and experience, which the next update donates."""
+    def learned(self) -> tuple[PyTree, PyTree]:
+        """Return networks and optimizer state, which the next update donates."""
         self.wait()
-        return self._networks, self._opt, self._experience
+        return self._networks, self._opt
+
+    def experience(self) -> PyTree:
+        """Return what a checkpoint keeps of the experience; the next update donates it."""
+        self.wait()
+        return self._experience
+
+    def experience_bytes(self) -> int:
+        """Return the size of ``experience()``."""
+        return num_bytes(self._experience)
 
     def is_whole(self) -> bool:
         """Tell whether no part has been deleted, as by a failed update, and networks are finite."""

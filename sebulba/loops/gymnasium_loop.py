@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sebulba.agent import Agent, AgentState
+from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
 from sebulba.checkpoints.session import Session
@@ -34,6 +36,7 @@ from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.inference.processes import process_workers
 from sebulba.inference.ray_actors import ActorWorkers
 from sebulba.inference.remote import RemoteCycle, RemoteEnv, Workers
+from sebulba.learning.managed_update import ManagedUpdater
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.agent_contract import check_contract, check_is_agent
@@ -42,12 +45,14 @@ from sebulba.loops.evaluator import Evaluator
 from sebulba.loops.run import Attached, Run
 from sebulba.loops.state_check import check_state
 from sebulba.loops.supervisor import OnHang
+from sebulba.managers.placement import start_managers
+from sebulba.managers.sharded_replay import ShardedReplay, check_managers
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes
 from sebulba.options import ClusterOptions, CycleKind, LoopKeywords, LoopOptions
-from sebulba.transport.hand_off import HandOffToMesh
-from sebulba.transport.item import HandedOver
+from sebulba.transport.hand_off import HandOffToHost, HandOffToMesh
+from sebulba.transport.item import HandedOver, HandOff
 from sebulba.transport.staging import Staging
 from sebulba.trees import fold_in_count, owned_copy
 from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
@@ -148,14 +153,24 @@ class GymnasiumLoop:
         )
         devices = len(self.update_devices)
         check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")
-        self.agent = agent
         self.num_envs = num_envs
         self._inference_only = inference_only
+        self._managed_agent: OffPolicyAgent | None = None
+        """The agent whose replay is in trajectory managers; None where they are none."""
+        self._managers: ShardedReplay | None = None
+        if (number := options.cluster.trajectory_managers) and not inference_only:
+            check_managers(agent, number, self.num_inferencers)
+            assert isinstance(agent, OffPolicyAgent)
+            self._managed_agent = agent
+            agent = agent.with_managers()
+        self.agent = agent
         self._attached = Attached(
             metric_writer, tuple(callbacks), observe_cycle, evaluator, checkpointer, on_hang
         )
         self._mesh = learner_mesh(self.update_devices)
-        self._hand_off = HandOffToMesh(agent, self._mesh)
+        self._hand_off: HandOff = (
+            HandOffToHost() if self._managed_agent else HandOffToMesh(agent, self._mesh)
+        )
         self._stop_requested = threading.Event()
         self._running = threading.Lock()
         self._closed = self._hangs = False
@@ -190,6 +205,9 @@ class GymnasiumLoop:
                 factory = self._workers = _new_workers(given, cluster, self.num_inferencers)
                 stack.callback(factory.close)
             envs = LoopEnvs(factory, self.agent.spec, seed, self.num_envs, cores, inline=inline)
+            stack.callback(envs.close)
+            if self._managed_agent:
+                self._managers = start_managers(self._managed_agent, cluster)
             stack.pop_all()
         return envs
 
@@ -356,12 +374,14 @@ class GymnasiumLoop:
             session.counters.dropped_stop_cycles += len(session.kept_round)
             session.kept_round = []
             update_key = jax.random.fold_in(jax.random.key(self._options.seed), UPDATE_STREAM)
-            self._updater = updater = Updater(
-                self.agent,
-                self._mesh,
-                update_key,
-                skip_not_finite=self._options.faults.on_not_finite == "skip",
-            )
+            skips = self._options.faults.on_not_finite == "skip"
+            given = self.agent, self._mesh, update_key
+            if self._managers:
+                self._managers.make(run_spec)
+                updater = ManagedUpdater(*given, self._managers, skip_not_finite=skips)
+            else:
+                updater = Updater(*given, skip_not_finite=skips)
+            self._updater = updater
             self._run_spec = run_spec
         if state is not self._last_state:
             self._begin_anew(state)
@@ -398,6 +418,8 @@ class GymnasiumLoop:
         session.episodes = RecentEpisodes()
         session.kept_round = []
         session.seconds_before = 0.0
+        if self._managers:
+            self._managers.clear()
         for inferencer, step_state in zip(session.inferencers, state.step, strict=True):
             inferencer.needs_reset = True
             inferencer.cycle = 0
@@ -432,9 +454,12 @@ class GymnasiumLoop:
         run_spec = self._new_run_spec(saved.steps_per_cycle)
         self._envs.num_generations = reader.record["generations"]
         key = fold_in_count(self._envs.fresh_key(), checkpoint.env_steps)
-        resumed = read_state(self.agent, reader, run_spec, key, drop_replay)
+        resumed, replay = self._read(reader, run_spec, key, drop_replay)
         self._make_envs_anew(resumed, reader)
         self._prepare(resumed.state, run_spec)
+        if self._managers:
+            self._managers.put_back(replay)
+            del replay
         assert self._programs is not None
         self.resume_notes = [
             *resumed.notes,
@@ -459,6 +484,20 @@ class GymnasiumLoop:
                 self._attached.checkpointer.begin_experience_anew()
         self._last_state = resumed.state
         return resumed.state
+
+    def _read(
+        self, reader: SnapshotReader, run_spec: RunSpec, key: jax.Array, drop_replay: bool
+    ) -> tuple[Resumed, PyTree]:
+        """Return what was saved, and the replay for trajectory managers, if there are any."""
+        if self._managed_agent is None:
+            return read_state(self.agent, reader, run_spec, key, drop_replay), ()
+        # The replay need not fit on an update device.
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            resumed = read_state(self._managed_agent, reader, run_spec, key, drop_replay)
+            drawn = jax.eval_shape(lambda: self.agent.new_state(key, run_spec).experience)
+            drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
+        state = resumed.state
+        return resumed._replace(state=state._replace(experience=drawn)), state.experience
 
     def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader) -> None:
         """Replace the environments that cannot be put back: they have the seeds with which the run
@@ -550,6 +589,8 @@ class GymnasiumLoop:
         try:
             self._envs.close(but=hanging)
         finally:
+            if self._managers:
+                self._managers.close()
             if self._workers:
                 self._workers.close()
 

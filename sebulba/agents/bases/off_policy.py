@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, TypeVar
+import copy
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import optax
 from sebulba.agent import Agent
 from sebulba.agents.configs.off_policy import OffPolicyConfig
 from sebulba.agents.nets.torso import has_convolutions
+from sebulba.agents.replay.drawn import DrawnLayout
 from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
 from sebulba.errors import UsageError
@@ -115,6 +117,24 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return the number of updates: 0 in warm-up, then a fixed ratio to trajectories."""
         return self.config.replay.updates_due(cycle)
+
+    # For trajectory managers.
+
+    def draw_key(self, key: jax.Array) -> jax.Array:
+        """Return the key with which ``loss`` draws, of the key that it is given."""
+        return key
+
+    def with_managers(self) -> Self:
+        """Return this agent with its replay in trajectory managers.
+
+        Its experience is what an update draws (``Drawn``).
+        """
+        config, there = self.config, copy.copy(self)
+        layout = DrawnLayout(
+            of=self.replay, batch_size=config.replay.batch_size, discount=config.discount
+        )
+        there.replay = layout  # type: ignore[assignment]
+        return there
 
     # For a loss.
 

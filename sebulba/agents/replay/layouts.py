@@ -19,7 +19,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.replay.frame_stack import StackState, can_rebuild, keeps_older_frames
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout, rows_at
 from sebulba.types import EnvStep, FinalObs, PyTree, Trajectory
@@ -101,6 +103,14 @@ class TransitionReplay(ReplayLayout):
             keeps = keeps_older_frames(replay.stack.code[inferencer, oldest], ages)
             weight = weight.at[inferencer, oldest].multiply(keeps)
         return weight
+
+    def gathered(self, replay: Replay, draw: Draw, discount: float) -> Transition:
+        """Return the transitions that begin at ``draw``."""
+        return self.transitions(replay, draw, discount)
+
+    def gathered_spec(self) -> PyTree:
+        """Return the spec of transitions, ``[N, ...]``."""
+        return P(LEARNER_AXIS)
 
     def transitions(self, replay: Replay, draw: Draw, gamma: float) -> Transition:
         """Return the transitions that begin at ``draw``.
@@ -190,6 +200,16 @@ class SequenceReplay(ReplayLayout):
             code = replay.stack.code[inferencer, oldest * steps]
             weight = weight.at[inferencer, oldest].multiply(keeps_older_frames(code, ages))
         return weight
+
+    def gathered(self, replay: Replay, draw: Draw, discount: float) -> Sequence:
+        """Return the sequences that begin at ``draw``; their rewards are not summed."""
+        del discount
+        return self.sequences(replay, draw)
+
+    def gathered_spec(self) -> Sequence:
+        """Return the spec of sequences: N is the second axis, and the first of ``core``."""
+        rows: PyTree = P(None, LEARNER_AXIS)
+        return Sequence(rows, rows, rows, P(LEARNER_AXIS))
 
     def sequences(self, replay: Replay, draw: Draw) -> Sequence:
         """Return the sequences that begin at ``draw``.

@@ -155,6 +155,20 @@ class ReplayLayout(abc.ABC):
     def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
         """Return the weights after a trajectory was written at ``place``, of S."""
 
+    @abc.abstractmethod
+    def gathered(self, replay: Replay, draw: Draw, discount: float) -> PyTree:
+        """Return what begins at ``draw``, as losses get it.
+
+        Args:
+          replay: Read only.
+          draw: N starts.
+          discount: Factor of the rewards of a transition, per environment step.
+        """
+
+    @abc.abstractmethod
+    def gathered_spec(self) -> PyTree:
+        """Return a prefix tree of PartitionSpecs that say which axis of ``gathered`` is N."""
+
     def kept_prev_action(self, trajectory: Trajectory) -> PyTree:
         """Return the action before row 0 of a trajectory, ``[B, ...]``, if it is kept."""
         del trajectory

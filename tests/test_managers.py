@@ -1,0 +1,182 @@
+"""Replays in trajectory managers: the same draws, the same priorities, the same checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+
+import sebulba
+from sebulba.agents.configs import DQNConfig, PPOConfig
+from sebulba.agents.dqn import DQN
+from sebulba.agents.ppo import PPO
+from sebulba.errors import ReplayError, UsageError
+from sebulba.managers.sharded_replay import ManagerHere, joined, parted
+from sebulba.options import ClusterOptions
+from tests.lockstep_hashes import CASES, REPLAY, SMALL
+from tests.loop_helpers import leaves_equal
+from tests.tiny import CountingEnv
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS, CYCLES = 6, 16
+HERE = ClusterOptions(trajectory_managers=1)
+ONE = {"num_inferencers_per_device": 1}
+
+
+def new_loop(name, cluster, config=None, devices=1, **options):
+    env, agent_class, given = CASES[name]
+    agent = agent_class(sebulba.env_spec(env), config or given)
+    options = {"seed": 3, "schedule": "lockstep", "cycle": "stepped", **options}
+    options["update_devices"] = range(devices)
+    return sebulba.GymnasiumLoop(env, agent, 8, inference_devices=[0], cluster=cluster, **options)
+
+
+def trained(name, cluster, cycles=CYCLES, **options):
+    """Return the result of a run, and its replay on the host."""
+    with new_loop(name, cluster, **options) as loop:
+        result = loop.run(loop.new_state(7, STEPS), cycles, STEPS)
+        replay = loop._managers.state() if loop._managers else result.state.experience
+        return result, jax.device_get(replay)
+
+
+def uniform(name):
+    config = CASES[name][2]
+    return dataclasses.replace(config, replay=dataclasses.replace(config.replay, prioritized=False))
+
+
+def check_same(one, other):
+    (result, replay), (other_result, other_replay) = one, other
+    assert result.counters.updates > 0
+    assert leaves_equal(replay, other_replay)
+    assert leaves_equal(result.state.networks, other_result.state.networks)
+    assert leaves_equal(result.state.opt, other_result.state.opt)
+    assert result.counters == other_result.counters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "config"), [("dqn", None), ("r2d2", uniform("r2d2"))])
+def test_one_manager_is_the_same_as_the_update_device_bit_for_bit(name, config):
+    on_device = trained(name, ClusterOptions(), config=config, **ONE)
+    check_same(on_device, trained(name, HERE, config=config, **ONE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sac", "ddpg"])
+def test_what_xla_rounds_otherwise_in_one_program_stays_as_close_as_that(name):
+    (one, replay), (other, other_replay) = (
+        trained(name, cluster, **ONE) for cluster in (ClusterOptions(), HERE)
+    )
+    assert one.counters == other.counters and one.counters.updates > 0
+    assert leaves_equal(replay._replace(weight=0), other_replay._replace(weight=0))
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, replay.weight, other_replay.weight)
+    jax.tree.map(close, one.state.networks, other.state.networks)
+
+
+@pytest.mark.slow
+def test_managers_in_processes_are_the_same_as_here_over_two_update_devices():
+    here, there = (
+        trained("dqn", ClusterOptions(address=address, trajectory_managers=2), devices=2)
+        for address in ("threads", "processes")
+    )
+    check_same(here, there)
+
+
+@pytest.mark.slow
+def test_a_replay_of_two_managers_goes_on_in_one_and_on_the_device(tmp_path):
+    kept = []
+    for number in (2, 1, 0):
+        cluster = ClusterOptions(trajectory_managers=number)
+        with (
+            sebulba.Checkpointer(tmp_path) as saver,
+            new_loop("dqn", cluster, checkpointer=saver) as loop,
+        ):
+            if kept:
+                state = loop.restore(saver.load_newest())
+                found = loop._managers.state() if loop._managers else state.experience
+                assert leaves_equal(kept[-1], jax.device_get(found))
+            else:
+                state = loop.new_state(7, STEPS)
+            result = loop.run(state, 6, STEPS)
+            found = loop._managers.state() if loop._managers else result.state.experience
+            kept.append(jax.device_get(found))
+    assert all(len(replay.trajectories) == 2 for replay in kept)
+
+
+@pytest.mark.slow
+def test_what_managers_are_asked_in_a_run(monkeypatch):
+    asked = []
+    begin = ManagerHere.begin
+
+    def noted(self, name, *arguments):
+        asked.append((name, arguments[-1] if name == "sample" else None))
+        begin(self, name, *arguments)
+
+    monkeypatch.setattr(ManagerHere, "begin", noted)
+    result, _ = trained("dqn", HERE, cycles=8, **ONE)
+    names = [name for name, _ in asked]
+    assert names[0] == "make" and "begin" in names
+    assert names.count("insert") == result.counters.cycles == 8
+    samples = [number for name, number in asked if name == "sample"]
+    assert samples == list(range(result.counters.updates))
+    for at, name in enumerate(names):
+        # Priorities go back after every update, before anything else is asked.
+        assert name != "sample" or names[at + 1] == "update_priority"
+
+
+def test_parts_join_to_the_whole():
+    _, replay = trained("dqn", ClusterOptions(), cycles=4)
+    assert leaves_equal(joined(parted(replay, 2)), replay)
+
+
+@pytest.mark.slow
+def test_a_killed_manager_ends_the_run_with_its_process_and_the_way_on():
+    def kill(*_):
+        found = subprocess.run(
+            ["pgrep", "-P", str(os.getpid()), "-f", "inferencer_process"], capture_output=True
+        )
+        # The newest one: managers start after the Inferencers.
+        os.kill(max(int(pid) for pid in found.stdout.split()), signal.SIGKILL)
+
+    cluster = ClusterOptions(address="processes", trajectory_managers=1)
+    with (
+        new_loop("dqn", cluster, observe_cycle=kill) as loop,
+        pytest.raises(ReplayError, match=r"process \d+ of a trajectory manager .*SIGKILL.*resume"),
+    ):
+        loop.run(loop.new_state(7, STEPS), 40, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("agent_class", "config", "number", "said"),
+    [
+        (PPO, PPOConfig(torso=SMALL), 1, "PPO has none that they know; use 0, or DQN"),
+        (DQN, DQNConfig(torso=SMALL, replay=REPLAY), 3, "num_inferencers"),
+        (
+            DQN,
+            DQNConfig(torso=SMALL, replay=dataclasses.replace(REPLAY, batch_size=15)),
+            2,
+            "replay.batch_size",
+        ),
+    ],
+)
+def test_replays_that_cannot_be_in_managers_are_refused(agent_class, config, number, said):
+    agent = agent_class(sebulba.env_spec(CountingEnv), config)
+    with pytest.raises(UsageError, match=said):
+        sebulba.GymnasiumLoop(
+            CountingEnv,
+            agent,
+            8,
+            update_devices=[0],
+            cluster=ClusterOptions(trajectory_managers=number),
+        )
+
+
+def test_a_negative_number_is_refused():
+    with pytest.raises(UsageError, match="trajectory_managers"):
+        ClusterOptions(trajectory_managers=-1)
