@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
     from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
+    from sebulba.commands.run_env import load_env
     from sebulba.diagnosis.agent_check import check_agent
     from sebulba.diagnosis.env_check import check_env
     from sebulba.envs import env_spec, make_env_factory
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
     "sebulba.checkpoints.checkpointer": ("Checkpoint", "Checkpointer"),
+    "sebulba.commands.run_env": ("load_env",),
     "sebulba.diagnosis.agent_check": ("check_agent",),
     "sebulba.diagnosis.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
@@ -114,6 +116,7 @@ __all__ = [
     "describe",
     "env_spec",
     "evaluate",
+    "load_env",
     "load_policy",
     "make_env_factory",
     "save_policy",

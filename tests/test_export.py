@@ -222,6 +222,19 @@ def test_a_run_of_ones_own_is_exported(run, capsys):
     ]
 
 
+def test_a_policy_alone_is_exported(run, capsys, tmp_path):
+    policy = sebulba.load_policy(run)
+    sebulba.save_policy(tmp_path, policy.agent, policy.acting_networks)
+    for folder in (run / "policy", tmp_path):
+        assert cli.main(["export", str(folder), "--to", "stablehlo"]) == 0
+        assert (folder / "export/policy.stablehlo").exists()
+    assert "leave it out" in refused(capsys, "export", str(tmp_path), "--to", "onnx", "--best")
+    record = json.loads((tmp_path / "config.json").read_text())
+    record["run_id"] = "another"
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    assert "edited" in refused(capsys, "export", str(tmp_path), "--to", "stablehlo")
+
+
 def test_wrong_words_are_refused(run, capsys, tmp_path, monkeypatch):
     for words, expected in [
         (("--to", "stablehlo", "--batch", "0"), "batch=0 must be from 1 to 65,536"),

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 IDS = {
-    "gymnax": ["gymnax:CartPole-v1", "gymnax:Breakout-MinAtar"],
+    "gymnax": ["gymnax:CartPole-v1", "gymnax:Breakout-MinAtar", "gymnax:Catch-bsuite"],
     "brax": ["brax:inverted_pendulum"],
     "jumanji": ["jumanji:Snake-v1", "jumanji:Cleaner-v0"],
     "pgx": ["pgx:2048"],

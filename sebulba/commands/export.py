@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sebulba.errors import UsageError, shown
 from sebulba.files import PARTIAL, write_json
+from sebulba.trust import trust_of
+
+if TYPE_CHECKING:
+    from sebulba.policies.policy import Policy
 
 MOST_ENVS = 65_536
 """Largest batch of an exported policy."""
@@ -26,20 +31,11 @@ def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
     out = Path(arguments.out or Path(arguments.run) / "export")
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
-    from sebulba.commands.run_folder import RunFolder
-
-    folder = RunFolder(Path(arguments.run))
-    record = folder.record()  # once: nobody can exchange it between the check and its use
-    if folder.trust(arguments.trust, record).is_trusted:
-        import_from_here()
-    from sebulba.commands.experiment import load_policy_of
+    policy = _policy(arguments, import_from_here)
     from sebulba.export.acting import acting_of
     from sebulba.export.check import OBSERVATIONS, largest_difference
     from sebulba.export.forms import DESCRIPTION_FILE, FORMS, describe
 
-    policy = load_policy_of(
-        folder, explore=False, best=arguments.best, seed=0, trust=arguments.trust, platform="cpu"
-    )
     acting = acting_of(policy, arguments.batch)
     out.mkdir(exist_ok=True)
     file = out / f"policy.{arguments.to}"
@@ -62,13 +58,50 @@ def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
     return 0
 
 
+def _policy(arguments: argparse.Namespace, import_from_here: Callable[[], None]) -> Policy:
+    """Return the policy of a run, or that of the folder of a policy."""
+    from sebulba.commands.run_folder import RunFolder
+
+    folder = RunFolder(Path(arguments.run))
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    if "format" in record:
+        return _saved_policy(arguments, import_from_here, record)
+    if folder.trust(arguments.trust, record).is_trusted:
+        import_from_here()
+    from sebulba.commands.experiment import load_policy_of
+
+    return load_policy_of(
+        folder, explore=False, best=arguments.best, seed=0, trust=arguments.trust, platform="cpu"
+    )
+
+
+def _saved_policy(
+    arguments: argparse.Namespace, import_from_here: Callable[[], None], record: dict[str, Any]
+) -> Policy:
+    """Return a policy that ``save_policy`` wrote, or a run in its ``policy/``."""
+    if arguments.best:
+        raise UsageError(
+            f"{shown(arguments.run)} is the folder of a policy, and --best chooses one of a run; "
+            "leave it out"
+        )
+    from sebulba.commands.jax_setup import configure_jax
+    from sebulba.policies.policy import KIND, load_policy
+
+    configure_jax("cpu")
+    if trust_of(KIND, record, arguments.trust).is_trusted:
+        import_from_here()
+    return load_policy(arguments.run, trust=arguments.trust)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sebulba export",
         description="Write the trained policy of a run as a program that needs neither Sebulba nor "
         "its agent, and check it against the policy.",
     )
-    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of a run, or of a policy such as runs/NAME/policy/MEMBER"
+    )
     parser.add_argument(
         "--to",
         choices=("stablehlo", "onnx"),

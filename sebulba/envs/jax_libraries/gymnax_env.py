@@ -70,7 +70,8 @@ class GymnaxEnv:
     def __init__(self, env: Any, params: Any) -> None:
         """Take an environment and its parameters, as ``gymnax.make`` returns them."""
         self._env, self._params = env, params
-        self.observation_space = _space(env.observation_space(params))
+        shown = jax.eval_shape(lambda key: env.reset_env(key, params)[0], jax.random.key(0))
+        self.observation_space = _space(env.observation_space(params), shown)
         self.action_space = _space(env.action_space(params))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -90,17 +91,28 @@ class GymnaxEnv:
         return obs, state_after, reward, terminated, done & ~terminated
 
 
-def _space(space: Any) -> gymnasium.Space:
-    """Return a space of gymnax's as one of Gymnasium's."""
+def _space(space: Any, shown: PyTree = None) -> gymnasium.Space:
+    """Return a space of gymnax's as one of Gymnasium's.
+
+    Args:
+      space: The space.
+      shown: Shapes of an observation of it: some spaces say integers where floats are shown.
+    """
     kind = type(space).__name__
     if kind == "Discrete":
         return gymnasium.spaces.Discrete(int(space.n), dtype=np.int32)
     if kind == "Dict":
-        return gymnasium.spaces.Dict({name: _space(part) for name, part in space.spaces.items()})
+        parts = {
+            name: _space(part, shown[name] if isinstance(shown, dict) else None)
+            for name, part in space.spaces.items()
+        }
+        return gymnasium.spaces.Dict(parts)
     if kind != "Box":
         raise UsageError(f"gymnax's space {kind} is not supported; it must be Discrete or Box")
     shape, dtype = tuple(space.shape), np.dtype(space.dtype)
     if dtype == np.bool_:
         return gymnasium.spaces.MultiBinary(shape)
+    if dtype.kind != "f" and np.dtype(getattr(shown, "dtype", dtype)).kind == "f":
+        dtype = np.dtype(np.float32)
     low, high = (np.broadcast_to(np.asarray(x), shape) for x in (space.low, space.high))
     return gymnasium.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
