@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from sebulba.benchmarks.project import report
+from sebulba.benchmarks.learn import RESULTS
+from sebulba.benchmarks.learning_goals import GOALS
+from sebulba.benchmarks.project import gallery, report
 from sebulba.errors import UsageError
 
 ABOUT = {
@@ -136,3 +139,32 @@ def test_a_bar_is_met_on_the_right_side_of_it():
 @pytest.mark.parametrize("name", report.BENCHMARKS)
 def test_a_name_belongs_to_itself(name):
     assert report.benchmark_of(name) == report.benchmark_of(f"{name}-gpu") == name
+
+
+# The gallery.
+
+LEARNED = {
+    **OVERHEAD,
+    "seeds": 3,
+    "share_of_seeds": 2 / 3,
+    "figures": {"run, s": [60.0, 66.0, 240.0], "return that counts": [480.0, 470.5, 500.0]},
+}
+
+
+def test_the_gallery_shows_every_seed_and_the_command(tmp_path):
+    folder = write(tmp_path / "results", **{"learn-cartpole-dqn": LEARNED, "overhead": OVERHEAD})
+    (tmp_path / "results" / "learn-cartpole-dqn.png").write_bytes(b"a picture")
+    page = tmp_path / "gallery.md"
+    report.run(folder, str(tmp_path / "README.md"), str(page))
+    text = page.read_text()
+    assert "## DQN" in text and "## PPO" not in text and "overhead" not in text
+    row = ["[cartpole-dqn](#cartpole-dqn)", str(GOALS["cartpole-dqn"]), "**2 of 3**"]
+    assert [*row, "480, 470.5, 500", "66 s"] in cells(page)
+    assert "`sebulba train cartpole-dqn`" in text and "Known: " in text
+    assert "![Learning curves of cartpole-dqn](results/learn-cartpole-dqn.png)" in text
+
+
+def test_the_gallery_of_the_documentation_is_that_of_the_results(tmp_path):
+    results = {file.stem: json.loads(file.read_text()) for file in Path(RESULTS).glob("*.json")}
+    text = gallery.markdown(results, Path(RESULTS), Path(gallery.GALLERY))
+    assert Path(gallery.GALLERY).read_text() == text, "run sebulba bench report"

@@ -14,7 +14,7 @@ from typing import Any
 
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learning_goals import GOALS, GROUPS
-from sebulba.benchmarks.project import report
+from sebulba.benchmarks.project import gallery, report
 from sebulba.commands.configurations import config_first
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
@@ -135,6 +135,7 @@ BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
         [
             _option("--results", dest="folder", default=learn.RESULTS, help="its folder"),
             _option("--page", default=report.PAGE, help="default: %(default)s"),
+            _option("--gallery", default=gallery.GALLERY, help="default: %(default)s"),
         ],
     ),
 }

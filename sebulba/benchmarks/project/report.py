@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from sebulba.benchmarks.learn import RESULTS
 from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.benchmarks.pictures import BLUE, RED, open_frame, picture
+from sebulba.benchmarks.project import gallery as gallery_page
+from sebulba.benchmarks.project.tables import show, table
 from sebulba.errors import UsageError
 from sebulba.files import read_json_object
 
@@ -97,12 +99,13 @@ _WIDEST = 2.5
 """Longest line in the picture of the bars, as a multiple of the bar."""
 
 
-def run(folder: str = RESULTS, page: str = PAGE) -> dict:
-    """Write the page, and the picture of the bars beside the results.
+def run(folder: str = RESULTS, page: str = PAGE, gallery: str | None = None) -> dict:
+    """Write the page, the gallery, and the picture of the bars beside the results.
 
     Args:
       folder: Folder of the results: ``NAME.json``, and ``NAME.png`` if a benchmark drew one.
       page: Markdown file to write.
+      gallery: Markdown file of the gallery of presets; None writes none.
 
     Returns:
       The results, by name.
@@ -121,6 +124,9 @@ def run(folder: str = RESULTS, page: str = PAGE) -> dict:
     if bars:
         draw_bars(bars, Path(folder) / "bars.png")
     Path(page).write_text(markdown(results, bars, Path(folder), Path(page)), encoding="utf-8")
+    if gallery:
+        text = gallery_page.markdown(results, Path(folder), Path(gallery))
+        Path(gallery).write_text(text, encoding="utf-8")
     num_met = sum(row.bar.is_met(row.figure) for row in bars)
     print(f"{page}: {len(results)} results, {num_met} of {len(bars)} bars met")
     return results
@@ -273,23 +279,6 @@ def _commit(result: Mapping[str, Any]) -> list[str]:
         result["commit"][:10] + (" (changed)" if result["is_modified"] else ""),
         result["commit_date"],
     ]
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-    )
-
-
-def show(value: Any) -> str:
-    """Return a value as the page shows it: numbers with four digits, or whole from 1000 on."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def draw_bars(bars: Sequence[BarRow], png_file: Path) -> None:
