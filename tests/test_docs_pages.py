@@ -28,6 +28,9 @@ GUIDES = [
     "checkpoints",
     "metrics",
     "speed",
+    "memory",
+    "atari",
+    "continuous-control",
 ]
 """Pages of which every block runs; others have tests of their own."""
 

@@ -119,9 +119,9 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
         noise = jax.random.normal(key, action.shape)
         return self.nets.squashing.clip(action + scale * jnp.clip(noise, -_NOISE_CLIP, _NOISE_CLIP))
 
-    def draw_key(self, key: jax.Array) -> jax.Array:
-        """Return the key with which ``loss`` draws."""
-        return jax.random.split(key)[0]
+    def loss_keys(self, key: jax.Array) -> tuple[jax.Array, ...]:
+        """Return the keys of what is drawn and of the noise on a target's action."""
+        return tuple(jax.random.split(key))
 
     def loss(
         self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
@@ -131,8 +131,8 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
         The critics' parameters are constants to the actor's loss (algorithm 1 of the paper). The
         first critic is the actor's guide.
         """
-        _, noise_key = jax.random.split(key)
-        draw, weight = self.draw(experience, self.draw_key(key))
+        draw_key, noise_key = self.loss_keys(key)
+        draw, weight = self.draw(experience, draw_key)
         drawn = self.replay.transitions(experience, draw, self.config.discount)
         batch = self.nets.batch(drawn, weight)
 

@@ -125,9 +125,9 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         raw = self.distribution.sample(params, key)
         return Sampled(self.nets.squashing.unit(raw), self.distribution.log_prob(params, raw))
 
-    def draw_key(self, key: jax.Array) -> jax.Array:
-        """Return the key with which ``loss`` draws."""
-        return jax.random.split(key, 3)[0]
+    def loss_keys(self, key: jax.Array) -> tuple[jax.Array, ...]:
+        """Return the keys of what is drawn, and of the actions after and at its observations."""
+        return tuple(jax.random.split(key, 3))
 
     def loss(
         self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
@@ -137,8 +137,8 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         Each trains its own part of the networks: the others are constants to it. Equations 5, 9
         and 18 of arXiv 1812.05905, with the smaller of two target critics (section 5).
         """
-        _, next_key, now_key = jax.random.split(key, 3)
-        draw, weight = self.draw(experience, self.draw_key(key))
+        draw_key, next_key, now_key = self.loss_keys(key)
+        draw, weight = self.draw(experience, draw_key)
         drawn = self.replay.transitions(experience, draw, self.config.discount)
         batch = self.nets.batch(drawn, weight)
         temperature = jnp.exp(networks["log_temperature"])

@@ -95,7 +95,7 @@ class TrajectoryManager:
         # The same keys as in the update (``learning/update.py``), with the part in the place of
         # the device.
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=self._impl), updates)
-        key = self._agent.draw_key(jax.random.fold_in(key, self._part.number))
+        key = self._agent.loss_keys(jax.random.fold_in(key, self._part.number))[0]
         discount = self._agent.config.discount
         return drawn_of(self._layout, replay, key, self._batch_size, discount)
 

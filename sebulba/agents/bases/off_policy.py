@@ -120,9 +120,9 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     # For trajectory managers.
 
-    def draw_key(self, key: jax.Array) -> jax.Array:
-        """Return the key with which ``loss`` draws, of the key that it is given."""
-        return key
+    def loss_keys(self, key: jax.Array) -> tuple[jax.Array, ...]:
+        """Return the keys that ``loss`` makes of the one that it is given; the first one draws."""
+        return (key,)
 
     def with_managers(self) -> Self:
         """Return this agent with its replay in trajectory managers.
