@@ -6,6 +6,7 @@ page links to becomes a page with its text, so that every link leads somewhere o
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 import re
@@ -84,8 +85,19 @@ def _listing(config: MkDocsConfig, target: str) -> File:
     if path.is_dir():
         names = sorted(file.name for file in path.iterdir() if not file.name.startswith("_"))
         text = "\n".join(f"- `{name}`" for name in names)
+    elif path.suffix == ".ipynb":
+        text = _notebook(path)
     else:
         language = LANGUAGES.get(path.suffix, "text")
         text = f"````{language}\n{path.read_text()[:LARGEST_LISTING]}\n````"
     page = f"---\nsearch:\n  exclude: true\n---\n\n# {target}\n\n{text}\n"
     return File.generated(config, f"source/{target}.md", content=page)
+
+
+def _notebook(path: Path) -> str:
+    """Return the cells of a notebook, without what they print."""
+    cells = json.loads(path.read_text())["cells"]
+    texts = [(cell["cell_type"], "".join(cell["source"])) for cell in cells]
+    return "\n\n".join(
+        f"````python\n{text}\n````" if kind == "code" else text for kind, text in texts
+    )
