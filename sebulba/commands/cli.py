@@ -338,16 +338,26 @@ run any code.
 
 
 def _train_help() -> str:
-    from sebulba.configs.presets import PRESETS
+    import textwrap
 
-    width, wide = max(map(len, PRESETS)), max(map(len, COMMON_OPTIONS))
-    lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in PRESETS.items()]
+    from sebulba.configs.presets import OWN_NUMBERS, tasks_with_names
+
+    width, wide = max(map(len, OWN_NUMBERS)), max(map(len, COMMON_OPTIONS))
+    lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in OWN_NUMBERS.items()]
+    more = [
+        f"  {line}"
+        for names in tasks_with_names().values()
+        for line in textwrap.wrap(" ".join(names), 78, break_on_hyphens=False)
+    ]
     return "\n".join(
         [
             "usage: sebulba train CONFIG [options]",
             "",
             "configurations:",
             *lines,
+            "",
+            "the same agents on more tasks, as TASK-AGENT:",
+            *more,
             "",
             "Or a configuration file NAME.json, such as sebulba bench tune writes; the folder of a",
             "run, or its config.json; or an experiment of your own: my_preset.py:quick or",

@@ -25,7 +25,7 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import NOT_KEPT, config_of_preset, read_config_file
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.preset import Preset
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError, shown
 from sebulba.files import read_json_object
 from sebulba.trust import Trust, trust_of
@@ -102,7 +102,7 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
         return Start(word, _loaded(word))
     near = difflib.get_close_matches(word, PRESETS, n=3, cutoff=0.5)
     raise UsageError(
-        f"configuration {word!r} is unknown; use {' or '.join(near or PRESETS)}, a file NAME.json, "
+        f"configuration {word!r} is unknown; use {' or '.join(near or NEUTRAL)}, a file NAME.json, "
         "the folder of a run, or an experiment or agent of your own, as module:attribute or "
         f"FILE.py:attribute ({command} CONFIG [options]; --env.id trains on any other environment)"
     )
