@@ -28,6 +28,7 @@ from sebulba.configs.preset import Preset
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError, shown
 from sebulba.files import read_json_object
+from sebulba.policies.pretrained import folder_of, is_pretrained
 from sebulba.trust import Trust, trust_of
 
 AGENT = "--agent"
@@ -96,8 +97,8 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
     """
     if word in PRESETS:
         return Start(word, PRESETS[word].make())
-    if word.endswith(".json") or os.path.isdir(word):
-        return _of_file(Path(word), trust)
+    if word.endswith(".json") or os.path.isdir(word) or is_pretrained(word):
+        return _of_file(folder_of(word), trust)
     if ":" in word:
         return Start(word, _loaded(word))
     near = difflib.get_close_matches(word, PRESETS, n=3, cutoff=0.5)
