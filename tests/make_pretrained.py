@@ -39,6 +39,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         *("--eval-every-env-steps", "250000", "--eval-episodes", "50"),
     ),
     "mountaincar": ("train", "mountaincar-ppo", "--total-env-steps", "300000"),
+    "pendulum": (
+        *("train", "pendulum-sac", "--agent.torso.hidden-sizes", "64", "64"),
+        *("--total-env-steps", "16000", "--eval-every-env-steps", "0"),
+    ),
 }
 """The words that train each."""
 EPISODES = 200
