@@ -1,6 +1,6 @@
-"""The command line: ``sebulba train``, ``resume``, ``eval``, ``runs``, ``plot``, ``diff``,
-``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``, ``networks``,
-``doctor``, ``check-env``, ``check-agent``.
+"""The command line: ``sebulba train``, ``resume``, ``eval``, ``policies``, ``runs``, ``plot``,
+``diff``, ``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``,
+``networks``, ``doctor``, ``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -48,6 +48,7 @@ USAGE = """\
 usage: sebulba train CONFIG [options]      train an agent
        sebulba resume RUN [options]        go on with a run that ended, or was ended
        sebulba eval RUN [options]          play a trained policy
+       sebulba policies                    list those that come with Sebulba
        sebulba runs [FOLDER]               list runs: how far, how well, how they ended
        sebulba plot RUN... [options]       draw runs, seeds together
        sebulba diff RUN RUN                see in what two runs differ
@@ -184,6 +185,7 @@ def _command(argv: list[str]) -> int:
         "train": _train,
         "resume": _resume,
         "eval": _eval,
+        "policies": _policies,
         "runs": _runs,
         "plot": _plot,
         "diff": _diff,
@@ -338,16 +340,26 @@ run any code.
 
 
 def _train_help() -> str:
-    from sebulba.configs.presets import PRESETS
+    import textwrap
 
-    width, wide = max(map(len, PRESETS)), max(map(len, COMMON_OPTIONS))
-    lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in PRESETS.items()]
+    from sebulba.configs.presets import OWN_NUMBERS, tasks_with_names
+
+    width, wide = max(map(len, OWN_NUMBERS)), max(map(len, COMMON_OPTIONS))
+    lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in OWN_NUMBERS.items()]
+    more = [
+        f"  {line}"
+        for names in tasks_with_names().values()
+        for line in textwrap.wrap(" ".join(names), 78, break_on_hyphens=False)
+    ]
     return "\n".join(
         [
             "usage: sebulba train CONFIG [options]",
             "",
             "configurations:",
             *lines,
+            "",
+            "the same agents on more tasks, as TASK-AGENT:",
+            *more,
             "",
             "Or a configuration file NAME.json, such as sebulba bench tune writes; the folder of a",
             "run, or its config.json; or an experiment of your own: my_preset.py:quick or",
@@ -459,7 +471,9 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."
     )
-    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of the run, such as runs/NAME, or pretrained:NAME"
+    )
     parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
     parser.add_argument("--num-envs", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
@@ -489,6 +503,7 @@ def _eval_parser() -> argparse.ArgumentParser:
 def _eval(argv: list[str]) -> int:
     from sebulba.commands.run_folder import RunFolder
     from sebulba.options import INT32
+    from sebulba.policies.pretrained import folder_of
 
     arguments = _eval_parser().parse_args(argv)
     if arguments.seed not in INT32:
@@ -498,7 +513,7 @@ def _eval(argv: list[str]) -> int:
         if (value := getattr(arguments, name)) < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
 
-    folder = RunFolder(Path(arguments.run))
+    folder = RunFolder(folder_of(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
     trust = folder.trust(arguments.trust, record)
     env = folder.read_env_config(trust, record)
@@ -526,6 +541,12 @@ def _eval(argv: list[str]) -> int:
     if arguments.json is not None:
         write_json(arguments.json, evaluation.record())
     return EXIT_OK
+
+
+def _policies(argv: list[str]) -> int:
+    from sebulba.comparison import command_line
+
+    return command_line.policies(argv)
 
 
 def _runs(argv: list[str]) -> int:

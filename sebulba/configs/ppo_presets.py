@@ -97,19 +97,20 @@ def halfcheetah() -> ExperimentConfig:
     return for_task(neutral(), "HalfCheetah-v4", {"value_clip": 0.2})
 
 
-def pong() -> ExperimentConfig:
-    """Return PPO on Pong.
+def atari() -> ExperimentConfig:
+    """Return PPO on Pong, or with ``--env.id`` on any other game of Atari.
 
     Environment: Mnih et al. 2015 (doi 10.1038/nature14236), methods. Agent: Schulman et al. 2017
     (arXiv 1707.06347), table 5: 8 environments x 128 steps, learning rate 2.5e-4 that falls to 0,
     3 epochs of minibatches of 256, discount 0.99, lambda 0.95, clip 0.1, value loss 1 (of the
     mean square; ours is of half of it, as in the reference implementation, which has 0.5),
     entropy 0.01. The paper lets the clip fall to 0 with the learning rate; here it stays, as in
-    CleanRL's ppo_atari.py, from which 4 epochs, Adam's epsilon and the gradient norm are.
+    CleanRL's ppo_atari.py, from which 4 epochs, Adam's epsilon, the gradient norm and lives that
+    end episodes are.
     """
     return ExperimentConfig(
         env=EnvConfig(
-            "Pong-v5", episodic_life=False, reward_clip=True, noop_max=30, frame_skip=4, stack_num=4
+            "Pong-v5", episodic_life=True, reward_clip=True, noop_max=30, frame_skip=4, stack_num=4
         ),
         agent=PPOConfig(
             learning_rate=2.5e-4,
@@ -305,6 +306,9 @@ def connect_four() -> ExperimentConfig:
     return _self_play("ConnectFour-v1", torso=TorsoConfig(hidden_sizes=(256, 256)))
 
 
+ATARI = Preset("PPO, Nature CNN, any Atari game", atari)
+"""For any game."""
+
 NEUTRAL = Preset("PPO for any task", neutral)
 """For any task, until one of its own is written."""
 
@@ -326,6 +330,5 @@ PRESETS: dict[str, Preset] = {
     "leduc": Preset("PPO, self-play, envpool LeducHoldem-v1", leduc),
     "tic-tac-toe": Preset("PPO, self-play, envpool TicTacToe-v1", tic_tac_toe),
     "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
-    "pong-ppo": Preset("PPO, Nature CNN, envpool Pong-v5", pong),
 }
 """For one task each, by the name that the command line knows."""
