@@ -213,7 +213,7 @@ GOALS: dict[str, Goal] = {
     ),
     "lbf": _reach(
         "lbf",
-        500_000,
+        400_000,
         options=("--eval-every-env-steps", "100000", "--eval-episodes", "200"),
         reference="0.055 with random actions, of which the goal is ten times; 1 is the most",
     ),

@@ -309,25 +309,22 @@ def level_based_foraging() -> ExperimentConfig:
     """Return PPO for two agents who have to fetch food together, which share a policy.
 
     IPPO (de Witt et al. 2020, arXiv 2011.09533): the neutral preset with trajectories of 64
-    environments, a larger learning rate and fewer updates for them. A food is worth its level, and
-    all of an episode together 1, which both agents are paid; random actions get 0.055.
+    environments. All food of an episode together is worth 1, which both agents are paid; random
+    actions get 0.055. With 4 epochs of 8 minibatches, a learning rate of 1e-3 and an entropy bonus
+    of 0.01 the agents went on fetching half of it, 0.5.
     """
-    agent = {"learning_rate": 1e-3, "epochs": 4, "minibatches": 8, "entropy_coefficient": 0.01}
-    return for_task(
-        neutral(), "LevelBasedForaging-v0", agent, total_env_steps=500_000, num_envs=64
-    )
+    return for_task(neutral(), "LevelBasedForaging-v0", {}, total_env_steps=400_000, num_envs=64)
 
 
 def robot_warehouse() -> ExperimentConfig:
     """Return PPO for the robots of a warehouse, which share a policy.
 
-    The numbers of ``lbf`` with twice its entropy bonus and a wider network. A shelf that was asked
-    for pays 1 when it is delivered; a collision costs 1 and ends the episode. So random actions get
-    -1, after 12 steps, and standing still gets 0.
+    As ``lbf``, with an entropy bonus. A shelf that was asked for pays 1 when it is delivered; a
+    collision costs 1 and ends the episode. So random actions get -1, after 12 steps, and standing
+    still gets 0.
     """
-    start = level_based_foraging()
-    agent = {"entropy_coefficient": 0.02, "torso": TorsoConfig(hidden_sizes=(128, 128))}
-    return for_task(start, "RobotWarehouse-v0", agent, total_env_steps=3_000_000)
+    agent = {"entropy_coefficient": 0.01}
+    return for_task(neutral(), "RobotWarehouse-v0", agent, total_env_steps=2_000_000, num_envs=64)
 
 
 NEUTRAL = Preset("PPO for any task", neutral)
