@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,65 @@ def test_all_act_saves_the_bookkeeping():
     adapter.close()
 
 
+class Screen(Steady):
+    """Both are shown the same picture, in two copies."""
+
+    same_observation = True
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 255, (20, 16, 1), np.uint8)
+
+    def seen(self) -> dict:
+        return {a: np.full((20, 16, 1), self.t, np.uint8) for a in self.possible_agents}
+
+
+class TwoScreens(Screen):
+    def seen(self) -> dict:
+        shown = super().seen()
+        shown["a_1"] = shown["a_1"] + (self.t == 3)
+        return shown
+
+
+class OneIsBlind(Screen):
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 255, (20, 16 - (agent == "a_1"), 1), np.uint8)
+
+
+class Masks(pettingzoo_echo.EchoParallel):
+    same_observation = True
+
+    def observation_space(self, agent: str) -> Any:
+        return pettingzoo_echo.MASKED
+
+
+def test_what_all_are_shown_is_there_once_and_each_knows_its_number():
+    adapter = sebulba.make_env_factory(Screen)(2, [0, 1])
+    assert adapter.spec.groups["a"].slots == ("a_0", "a_1")
+    output, choose = adapter.reset(), RandomActions(adapter.spec, 2, 0)
+    for t in range(1, 6):
+        output = adapter.step(choose(output))
+        assert output.obs["common"].shape == (2, 20, 16, 1)
+        np.testing.assert_array_equal(output.obs["common"][:, 0, 0, 0], t)
+        np.testing.assert_array_equal(output.obs["a"]["observation"], [[0, 1], [0, 1]])
+    again = sebulba.make_env_factory(Screen)(2, [0, 1])
+    again.put_back(adapter.state())
+    outputs = [one.step(choose(output)) for one in (adapter, again)]
+    np.testing.assert_array_equal(*(one.obs["common"] for one in outputs))
+    for one in (adapter, again):
+        one.close()
+
+
+def test_what_all_are_shown_must_be_the_same():
+    adapter = sebulba.make_env_factory(TwoScreens)(1, [0])
+    with pytest.raises(EnvError, match="agents 'a_0' and 'a_1' observe different things"):
+        play(adapter, 4)
+    adapter.close()
+    with pytest.raises(UsageError, match=r"agent 'a_0' observes Box.* and 'a_1' Box"):
+        sebulba.env_spec(OneIsBlind)
+    with pytest.raises(UsageError, match="agents have an action_mask of their own"):
+        sebulba.env_spec(Masks)
+
+
 # The command line.
 
 ONE_DEVICE = ("--inference-devices", "0", "--update-devices", "0")
@@ -286,10 +346,16 @@ def test_it_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     words = ["cartpole", "--env.id", env, "--agent.torso.hidden-sizes", "8", "--num-envs", "4"]
     words += ["--num-inferencers-per-device", "1", "--steps-per-cycle", "8"]
     words += ["--no-anneal-learning-rate", "--run-dir", "run", *ONE_DEVICE]
-    assert cli.main(["train", *words, "--total-env-steps", "64", "--eval-episodes", "2"]) == 0
+    evaluated = ["--eval-every-env-steps", "64", "--eval-episodes", "2", "--eval-num-envs", "2"]
+    assert cli.main(["train", *words, "--total-env-steps", "64", *evaluated]) == 0
     assert cli.main(["resume", "run", "--total-env-steps", "128"]) == 0
     printed = capsys.readouterr().out
     assert "new episodes" not in printed
     assert cli.main(["eval", "run", "--episodes", "2"]) == 0
-    members = {path.name for path in Path("run/policy").iterdir() if path.is_dir()}
-    assert members == ({"player"} if env == TICTACTOE else {"scout", "anchor"})
+    assert cli.main(["eval", "run", "--best", "--episodes", "2"]) == 0
+    expected = {"player"} if env == TICTACTOE else {"scout", "anchor"}
+    for folder in ("policy", "best_policy"):
+        assert {path.name for path in Path("run", folder).iterdir() if path.is_dir()} == expected
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert any({f"eval_return_mean/{group}" for group in expected} <= set(r) for r in records)
+    assert Path("run/learning_curve.png").stat().st_size > 0
