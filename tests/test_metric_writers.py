@@ -209,7 +209,7 @@ def test_panel_has_a_line_for_groups_of_agents():
         console.print(view)
         return console.export_text()
 
-    assert "guide 1.50  crew 1.50" in shown("guide", "crew", "crew/0")
+    assert "guide 1.5  crew 1.5" in shown("guide", "crew", "crew/0")
     assert "by group" not in shown("guide")
 
 
