@@ -213,8 +213,8 @@ GOALS: dict[str, Goal] = {
     ),
     "lbf": _reach(
         "lbf",
-        400_000,
-        options=("--eval-every-env-steps", "100000", "--eval-episodes", "200"),
+        1_500_000,
+        options=("--eval-every-env-steps", "250000", "--eval-episodes", "200"),
         reference="0.055 with random actions, of which the goal is ten times; 1 is the most",
     ),
     "simple-spread": _reach(

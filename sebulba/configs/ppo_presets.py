@@ -313,7 +313,7 @@ def level_based_foraging() -> ExperimentConfig:
     actions get 0.055. With 4 epochs of 8 minibatches, a learning rate of 1e-3 and an entropy bonus
     of 0.01 the agents went on fetching half of it, 0.5.
     """
-    return for_task(neutral(), "LevelBasedForaging-v0", {}, total_env_steps=400_000, num_envs=64)
+    return for_task(neutral(), "LevelBasedForaging-v0", {}, total_env_steps=1_500_000, num_envs=64)
 
 
 def robot_warehouse() -> ExperimentConfig:
