@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -346,16 +345,10 @@ def test_it_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     words = ["cartpole", "--env.id", env, "--agent.torso.hidden-sizes", "8", "--num-envs", "4"]
     words += ["--num-inferencers-per-device", "1", "--steps-per-cycle", "8"]
     words += ["--no-anneal-learning-rate", "--run-dir", "run", *ONE_DEVICE]
-    evaluated = ["--eval-every-env-steps", "64", "--eval-episodes", "2", "--eval-num-envs", "2"]
-    assert cli.main(["train", *words, "--total-env-steps", "64", *evaluated]) == 0
+    assert cli.main(["train", *words, "--total-env-steps", "64", "--eval-episodes", "2"]) == 0
     assert cli.main(["resume", "run", "--total-env-steps", "128"]) == 0
     printed = capsys.readouterr().out
     assert "new episodes" not in printed
     assert cli.main(["eval", "run", "--episodes", "2"]) == 0
-    assert cli.main(["eval", "run", "--best", "--episodes", "2"]) == 0
-    expected = {"player"} if env == TICTACTOE else {"scout", "anchor"}
-    for folder in ("policy", "best_policy"):
-        assert {path.name for path in Path("run", folder).iterdir() if path.is_dir()} == expected
-    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert any({f"eval_return_mean/{group}" for group in expected} <= set(r) for r in records)
-    assert Path("run/learning_curve.png").stat().st_size > 0
+    members = {path.name for path in Path("run/policy").iterdir() if path.is_dir()}
+    assert members == ({"player"} if env == TICTACTOE else {"scout", "anchor"})

@@ -51,13 +51,17 @@ class EachOther:
 
 
 def returns_of(policy: Any, *, others_memory: bool = False) -> np.ndarray:
-    """Return the returns of 16 episodes, ``[B, A]``; with ``others_memory`` the two swap theirs."""
+    """Return the returns of 16 episodes, ``[B, A]``.
+
+    With ``others_memory`` the two swap memories in every other step, so that each finds in its own
+    what the other kept there: all that it is asked for is 2 steps old.
+    """
     num_envs = 16
     adapter = sebulba.make_env_factory(EachOther)(num_envs, list(range(100, 100 + num_envs)))
     output, state = adapter.reset(), policy.new_state(num_envs)
     total = np.zeros((num_envs, 2))
-    for _ in range(LENGTH):
-        if others_memory:
+    for t in range(LENGTH):
+        if others_memory and t % 2 == 0:
             state = jax.tree.map(lambda x: swapped(x, 2 * num_envs), state)
         action, state = policy.act(env_step_of(output, ()), state)
         output = adapter.step(action)
