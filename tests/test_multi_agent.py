@@ -30,8 +30,8 @@ from sebulba.agents.kernels.exploration import epsilon_greedy
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.inference.episodes import SlotStatistics
+from sebulba.metrics.counters import of_groups
 from sebulba.metrics.window import RecentEpisodes, teams_of
-from sebulba.metrics.writers import of_groups
 from sebulba.types import COMMON, EnvSpec, RunSpec, empty_env_step
 from tests.alone import alone, alone_class
 from tests.lockstep_hashes import CASES, train_and_hash

@@ -14,7 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from sebulba.metrics.writers import count, duration, number, of_groups, seconds_left
+from sebulba.metrics.counters import of_groups
+from sebulba.metrics.writers import count, duration, number, seconds_left
 
 SPARKS = "▁▂▃▄▅▆▇█"
 REFRESH_PER_S = 4

@@ -12,8 +12,8 @@ import numpy as np
 
 from sebulba.errors import UsageError
 from sebulba.files import parse_json
+from sebulba.metrics.counters import of_groups
 from sebulba.metrics.episode_sample import Episodes, episodes_of
-from sebulba.metrics.writers import of_groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -265,17 +265,6 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
     return "  ".join(parts)
 
 
-def of_groups(record: Mapping[str, Any], metric: str = "episode_return_mean") -> dict[str, float]:
-    """Return the mean returns of the groups in a record, if there are several groups."""
-    prefix = f"{metric}/"
-    means = {
-        name.removeprefix(prefix): value
-        for name, value in record.items()
-        if name.startswith(prefix) and name.count("/") == 1 and value is not None
-    }
-    return means if len(means) > 1 else {}
-
-
 def few_episodes(metrics: Mapping[str, Any]) -> str:
     """Return of how many episodes the mean return is, while they are fewer than it may be."""
     averaged = metrics.get("episodes_averaged")
