@@ -85,7 +85,7 @@ def test_preset_is_documented_and_frozen(name):
     assert made.num_envs % (4 if hasattr(made.agent, "replay") else 8) == 0
 
 
-GAMES = ("kuhn", "leduc", "tic-tac-toe", "connect-four")
+GAMES = ("kuhn", "leduc", "tic-tac-toe", "connect-four", "lbf", "rware")
 
 
 def agent_name(preset: str) -> str:

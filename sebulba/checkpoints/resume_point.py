@@ -175,7 +175,7 @@ def put_session_back(
     notes: list[str] = []
     record = reader.record
     session.counters = merged_counters(record["counters"])
-    session.episodes = RecentEpisodes.restored(record["episodes"])
+    session.episodes = RecentEpisodes.restored(record["episodes"], session.episodes.teams)
     session.seconds_before = record["seconds"]
     keeps_round = resumed.layout_fits and schedule == record["schedule"] == "lockstep"
     if resumed.layout_fits:

@@ -24,7 +24,17 @@ from sebulba.inference.cores import num_cores
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S
 from sebulba.trees import KeyData, copy_tree
-from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
+from sebulba.types import (
+    EnvAdapter,
+    EnvOutput,
+    EnvSpec,
+    EnvStep,
+    MultiAgentSpec,
+    PyTree,
+    RunSpec,
+    StepInfos,
+    empty_env_step,
+)
 
 ROWS_A_STACK = 64
 """Rows that one call of the stacking program takes."""
@@ -233,8 +243,11 @@ def info_columns(
     return true_reward, episode_end, inserted, inserted & ~inserted, acting
 
 
-def find_not_finite(env_step: EnvStep) -> str | None:
-    """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are."""
+def find_not_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> str | None:
+    """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are.
+
+    With many agents the slot is named, too.
+    """
     named = {"obs": env_step.obs, "reward": env_step.reward, "final": env_step.final}
     for path, leaf in jax.tree_util.tree_leaves_with_path(named):
         array = np.asarray(leaf)
@@ -245,12 +258,19 @@ def find_not_finite(env_step: EnvStep) -> str | None:
         index = [int(i) for i in rest]
         return (
             f"environment {env} at row {row} of the cycle, {name}{index if index else ''} = "
-            f"{array[(row, env, *rest)]}; expected finite numbers"
+            f"{array[(row, env, *rest)]}{_of_agent(spec, path, index)}; expected finite numbers"
         )
     return None
 
 
-def check_finite(env_step: EnvStep) -> None:
+def _of_agent(spec: EnvSpec | MultiAgentSpec, path: tuple, index: list[int]) -> str:
+    """Return whose value it is, given where it stands in the tree and in its row."""
+    groups = spec.groups if isinstance(spec, MultiAgentSpec) else {}
+    group = groups.get(getattr(path[1], "key", "")) if len(path) > 1 else None
+    return f" of agent {group.slots[index[0]]!r}" if group is not None and index else ""
+
+
+def check_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> None:
     """Raise EnvError that names the first value that is not finite, if there is one."""
-    if where := find_not_finite(env_step):
+    if where := find_not_finite(env_step, spec):
         raise EnvError(f"an environment returned a value that is not finite: {where}")

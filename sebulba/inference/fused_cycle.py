@@ -206,7 +206,7 @@ class FusedCycle:
             if finished is None:
                 return None, step_state
             if not finished.finite:
-                check_finite(finished.env_step)
+                check_finite(finished.env_step, self._env.spec)
             self._split_if_slow(slowest_s)
             initial = keys.wrap(recording.initial_step_state)
             final = keys.wrap(finished.final_step_state)

@@ -162,7 +162,7 @@ class SteppedCycle:
     def _check_finite(self, env_step: EnvStep) -> None:
         """Raise EnvError that names the first value that is not finite, if there is one."""
         try:
-            check_finite(env_step)
+            check_finite(env_step, self._env.spec)
         except EnvError as error:
             rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
             row = int(np.argmin(np.logical_and.reduce(rows)))
@@ -185,7 +185,7 @@ class SteppedCycle:
 
     def _raise_if_not_finite(self, rows: list[np.ndarray], cause: ActionError) -> None:
         """Raise EnvError if a NaN or infinity from the environment explains an invalid action."""
-        if where := find_not_finite(self._stack(rows)):
+        if where := find_not_finite(self._stack(rows), self._env.spec):
             raise EnvError(
                 f"an environment returned a value that is not finite: {where}"
             ) from cause

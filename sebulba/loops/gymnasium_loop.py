@@ -49,7 +49,7 @@ from sebulba.managers.placement import start_managers
 from sebulba.managers.sharded_replay import ShardedReplay, check_managers
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.metrics.window import RecentEpisodes
+from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.options import ClusterOptions, CycleKind, LoopKeywords, LoopOptions
 from sebulba.transport.hand_off import HandOffToHost, HandOffToMesh
 from sebulba.transport.item import HandedOver, HandOff
@@ -188,6 +188,7 @@ class GymnasiumLoop:
         self._workers: Workers | None = None
         """Makes the environments elsewhere; None makes them here."""
         self._session = Session({device: Staging() for device in self.inference_devices})
+        self._session.episodes = RecentEpisodes(teams_of(agent.spec))
         self._envs = self._make_envs(make_env_factory(env_factory))
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
             _warn_of_lost_steps(agent)
@@ -415,7 +416,7 @@ class GymnasiumLoop:
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
         session.counters = Counters()
-        session.episodes = RecentEpisodes()
+        session.episodes = RecentEpisodes(session.episodes.teams)
         session.kept_round = []
         session.seconds_before = 0.0
         if self._managers:

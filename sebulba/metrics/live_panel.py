@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sebulba.metrics.counters import of_groups
 from sebulba.metrics.writers import count, duration, number, seconds_left
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -134,6 +135,8 @@ class PanelView:
         value_width = width - LABEL_WIDTH - 1
         rows.add_row("progress", self._progress(metrics, value_width))
         rows.add_row("return", self._return(metrics, value_width))
+        if groups := of_groups(metrics):
+            rows.add_row("by group", _groups(groups, value_width))
         if self._evaluation is not None:
             rows.add_row("evaluation", self._evaluated(self._evaluation, value_width))
         rows.add_row("speed", _speed(metrics))
@@ -174,6 +177,16 @@ class PanelView:
         value = Text(f"{number(metrics.get('eval_return_mean')):<8}", style=ACCENT)
         spark = sparkline(self._eval_returns, max(8, width - 9 - len(text)))
         return value + Text(spark, "cyan") + text
+
+
+def _groups(means: Mapping[str, float], width: int) -> Text:
+    text = Text()
+    for name, mean in means.items():
+        part = f"{name} {number(mean)}  "
+        if len(text) + len(part) > width:
+            break
+        text.append(part)
+    return text
 
 
 def _speed(metrics: Mapping[str, Any]) -> Text:
