@@ -243,7 +243,11 @@ def test_the_wheel_holds_every_module_and_nothing_else(tmp_path):
         copy.mkdir(exist_ok=True)
         (copy / path.name).write_bytes(path.read_bytes())
     pages = [*(PACKAGE / "board").glob("*.css"), *(PACKAGE / "board").glob("*.js")]
-    data = [PACKAGE / "py.typed", *(PACKAGE / "envs/networks/engine").iterdir(), *pages]
+    native = [
+        *(PACKAGE / "envs/networks/engine").iterdir(),
+        *(PACKAGE / "envs/networks/jax_call").glob("*.cc"),
+    ]
+    data = [PACKAGE / "py.typed", *native, *pages]
     for path in [*PACKAGE.rglob("*.py"), *data]:
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
