@@ -68,7 +68,7 @@ class JaxCall:
         )
         called: Any = jax.ffi.ffi_call(TARGET, results)(handle, actions.astype(jnp.float32))
         handle, *rows = called
-        return handle, Rows(*rows, None)
+        return handle, Rows._make([*rows, None])
 
     def close(self) -> None:
         """Let no program step them any more; may be called twice."""
