@@ -250,8 +250,11 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
     copy = tmp_path / "copy"
     pages = [*(PACKAGE / "board").glob("*.css"), *(PACKAGE / "board").glob("*.js")]
     trained = [path for path in (PACKAGE / "policies/trained").rglob("*") if path.is_file()]
-    engine = (PACKAGE / "envs/networks/engine").iterdir()
-    data = [PACKAGE / "py.typed", *engine, *pages, *trained]
+    native = [
+        *(PACKAGE / "envs/networks/engine").iterdir(),
+        *(PACKAGE / "envs/networks/jax_call").glob("*.cc"),
+    ]
+    data = [PACKAGE / "py.typed", *native, *pages, *trained]
     documents = [*(ROOT / "docs").glob("*.*"), *(ROOT / "examples").rglob("*.*")]
     documents += [ROOT / "tests/test_package.py", *ROOT.glob("[A-Z]*.*"), ROOT / "Makefile"]
     documents = [path for path in documents if path.suffix != ".pyc" and path.is_file()]

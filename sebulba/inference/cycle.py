@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.agent import Agent
+from sebulba.envs.saved_arrays import fitted
+from sebulba.envs.sealed import seal, unseal
 from sebulba.errors import EnvError
 from sebulba.inference.cores import num_cores
 from sebulba.metrics.timer import PhaseTimer
@@ -217,6 +219,49 @@ def env_state(env: EnvAdapter) -> bytes | str:
     if not (hasattr(env, "state") and hasattr(env, "put_back")):
         return f"{type(env).__name__} has no methods state() and put_back(state)"
     return env.state()
+
+
+def position_of_adapter(env: EnvAdapter, env_step: list, running: PyTree) -> bytes | str:
+    """Return the position of a cycle whose environment the adapter saves; see ``Cycle.position``.
+
+    It is the same for stepped and fused cycles, which therefore go on from each other's.
+
+    Args:
+      env: The adapter.
+      env_step: Leaves ``[B, ...]`` of the row that the next cycle begins with.
+      running: Statistics of the episodes in progress.
+    """
+    state = env_state(env)
+    if isinstance(state, str):
+        return state
+    leaves = [np.asarray(leaf) for leaf in env_step]
+    return seal((state, leaves, running), of=_owner(env), num_envs=env.num_envs)
+
+
+def put_back_adapter(env: EnvAdapter, position: bytes, like: EnvStep) -> tuple[EnvStep, PyTree]:
+    """Put an adapter back to what ``position_of_adapter`` returned.
+
+    Args:
+      env: The adapter.
+      position: What was returned.
+      like: An ``EnvStep`` of the shapes and dtypes that it must have.
+
+    Returns:
+      The row that the next cycle begins with, and the statistics of episodes.
+
+    Raises:
+      EnvError: The position does not fit, or is damaged.
+    """
+    state, leaves, running = unseal(position, of=_owner(env), num_envs=env.num_envs)
+    # Older positions lack the last leaves, those of ``final``: none is given.
+    leaves += jax.tree.leaves(like)[len(leaves) :]
+    env_step = fitted(leaves, like, _owner(env))
+    env.put_back(state)
+    return env_step, running
+
+
+def _owner(env: EnvAdapter) -> str:
+    return f"a stepped cycle of {env.spec.name!r}"  # what the checkpoints of older versions say
 
 
 def no_action(env: EnvAdapter) -> PyTree:

@@ -7,18 +7,17 @@ import threading
 import jax
 import numpy as np
 
-from sebulba.envs.saved_arrays import fitted
-from sebulba.envs.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
     CycleOutput,
     CyclePrograms,
     check_finite,
-    env_state,
     env_step_of,
     find_not_finite,
     info_columns,
     no_action,
+    position_of_adapter,
+    put_back_adapter,
 )
 from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
@@ -77,28 +76,15 @@ class SteppedCycle:
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
         assert self._leaves is not None, "reset comes first"
-        state = env_state(self._env)
-        if isinstance(state, str):
-            return state
-        leaves = [np.asarray(leaf) for leaf in self._leaves]
-        content = (state, leaves, self._statistics.running())
-        return seal(content, of=self._who(), num_envs=self._env.num_envs)
+        return position_of_adapter(self._env, self._leaves, self._statistics.running())
 
     def put_back(self, position: bytes) -> None:
         """Go on from ``position``; see ``Cycle.put_back``."""
-        content = unseal(position, of=self._who(), num_envs=self._env.num_envs)
-        state, leaves, running = content
-        expected = self._programs.agent.empty_env_step(self._env.num_envs)
-        # Older positions lack the last leaves, those of ``final``: none is given.
-        leaves += jax.tree.leaves(expected)[len(leaves) :]
-        fitted(leaves, expected, self._who())
         self._leaves = None
-        self._env.put_back(state)
-        self._leaves = leaves
+        expected = self._programs.agent.empty_env_step(self._env.num_envs)
+        env_step, running = put_back_adapter(self._env, position, expected)
+        self._leaves = jax.tree.leaves(env_step)
         self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
-
-    def _who(self) -> str:
-        return f"a stepped cycle of {self._env.spec.name!r}"
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
