@@ -50,6 +50,10 @@ def uniform(name):
     return dataclasses.replace(config, replay=dataclasses.replace(config.replay, prioritized=False))
 
 
+def normalized(name):
+    return dataclasses.replace(CASES[name][2], normalize_observations=True)
+
+
 def check_same(one, other):
     (result, replay), (other_result, other_replay) = one, other
     assert result.counters.updates > 0
@@ -95,18 +99,22 @@ def test_a_replay_of_two_managers_goes_on_in_one_and_on_the_device(tmp_path):
         cluster = ClusterOptions(trajectory_managers=number)
         with (
             sebulba.Checkpointer(tmp_path) as saver,
-            new_loop("dqn", cluster, checkpointer=saver) as loop,
+            new_loop("dqn", cluster, normalized("dqn"), checkpointer=saver) as loop,
         ):
             if kept:
                 state = loop.restore(saver.load_newest())
                 found = loop._managers.state() if loop._managers else state.experience
                 assert leaves_equal(kept[-1], jax.device_get(found))
+                # Inferencers act with these before the first update.
+                assert leaves_equal(state.experience.statistics, kept[-1].statistics)
             else:
                 state = loop.new_state(7, STEPS)
             result = loop.run(state, 6, STEPS)
             found = loop._managers.state() if loop._managers else result.state.experience
             kept.append(jax.device_get(found))
     assert all(len(replay.trajectories) == 2 for replay in kept)
+    counts = [float(replay.statistics[0].num_samples) for replay in kept]
+    assert counts == pytest.approx([6 * STEPS * 8 * n for n in (1, 2, 3)], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -48,6 +48,10 @@ class ManagedUpdater(Updater):
         """Return the replay, on the host."""
         return self._store.state()
 
+    def lasting_experience(self) -> PyTree:
+        """Return the part of the replay that a checkpoint keeps even without the rest."""
+        return self._store.lasting()
+
     def consume(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, updates: int, due: int
     ) -> PyTree | None:
