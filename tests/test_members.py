@@ -393,7 +393,7 @@ def test_an_auxiliary_keeps_its_statistics_at_other_sizes():
 
 
 def test_common_observations_are_in_a_replay_once_and_come_out_for_every_slot():
-    config = dataclasses.replace(DQN, replay=ReplayConfig(800, 32))
+    config = dataclasses.replace(DQN, replay=ReplayConfig(800, 32), normalize_observations=True)
     result, recorder, loop = run(Pairs, MultiAgentConfig({"*": config}), cycles=8)
     red = loop.agent.members["red"].agent
     replay = result.state.experience["red"]
@@ -408,6 +408,8 @@ def test_common_observations_are_in_a_replay_once_and_come_out_for_every_slot():
     common = np.concatenate([x[COMMON][:-1] for x in rows]).repeat(2, axis=1).reshape(640, 16)
     np.testing.assert_array_equal(obs["observation"], number)
     np.testing.assert_array_equal(obs[COMMON], common)
+    shared = loop.agent.lasting_experience(result.state.experience)["red"][0]  # of all slots
+    np.testing.assert_allclose(shared.mean, common.mean(axis=0), rtol=1e-3, atol=1e-3)
 
 
 SCREEN = 4096

@@ -225,6 +225,8 @@ class RunCheckpoints:
             and (all_bytes := experience_bytes + num_bytes((networks, opt))) > LARGE_BYTES
         ):
             checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
+        # A replay that is saved apart may be older, and networks need the newest of these.
+        writer.add("lasting", self._updater.lasting_experience())
         separate: Snapshot | None = None
         if not checkpointer.is_kept_apart(experience_bytes):
             writer.add("experience", self._updater.experience())

@@ -110,6 +110,11 @@ class Updater:
         """Return the size of ``experience()``."""
         return num_bytes(self._experience)
 
+    def lasting_experience(self) -> PyTree:
+        """Return the part of the experience that a checkpoint keeps even without the rest."""
+        self.wait()
+        return self._agent.lasting_experience(self._experience)
+
     def is_whole(self) -> bool:
         """Tell whether no part has been deleted, as by a failed update, and networks are finite."""
         leaves = jax.tree.leaves((self._networks, self._opt, self._experience))

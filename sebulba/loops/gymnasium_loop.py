@@ -497,6 +497,8 @@ class GymnasiumLoop:
             resumed = read_state(self._managed_agent, reader, run_spec, key, drop_replay)
             drawn = jax.eval_shape(lambda: self.agent.new_state(key, run_spec).experience)
             drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
+            lasting = self._managed_agent.lasting_experience(resumed.state.experience)
+            drawn = self.agent.with_lasting(drawn, lasting)
         state = resumed.state
         return resumed._replace(state=state._replace(experience=drawn)), state.experience
 
