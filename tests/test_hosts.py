@@ -309,6 +309,8 @@ def test_an_error_of_its_own_is_not_blamed_on_others(monkeypatch):
     assert one.explained(error) is error
     monkeypatch.setattr(one.watch, "explain", lambda: HostError("host 1 is gone"))
     assert isinstance(one.explained(jax.errors.JaxRuntimeError("gloo")), HostError)
+    assert isinstance(one.explained(ValueError("UNKNOWN: Gloo all-reduce failed")), HostError)
+    assert one.explained(error) is error
     monkeypatch.setattr(one.watch, "explain", lambda: None)
     out_of_memory = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED")
     assert one.explained(out_of_memory) is out_of_memory
@@ -438,6 +440,7 @@ def wait_all(processes: list) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_two_hosts_learn_what_one_process_does(tmp_path):
     """2 hosts x 2 devices = 1 process x 4 devices; a stop of one stops both; saved and resumed."""
     port = str(free_port())
@@ -472,6 +475,7 @@ def test_two_hosts_learn_what_one_process_does(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
 def test_a_host_that_is_killed_ends_the_others_and_all_go_on(tmp_path):
     """SIGTERM to one saves both; kill -9 of the coordinator, then of the other; and on."""
     run = tmp_path / "run"

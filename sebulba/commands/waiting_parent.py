@@ -192,10 +192,10 @@ def _say_hosts(told: dict[str, str]) -> None:
     """Say why jax.distributed has aborted the child: it does so where host 0 is gone."""
     gone = "host 0, where all hosts meet," if told[HOST].partition(" ")[0] != "0" else "another"
     print(
-        f"sebulba: hosts: the training process of host {told[HOST]} was aborted by "
-        f"jax.distributed, as it is where {gone} is gone. Start all hosts again by sebulba resume "
-        "RUN and the same --distributed options; they go on from the newest checkpoint that all of "
-        "them have saved",
+        f"sebulba: hosts: the training process of host {told[HOST]} was aborted, as "
+        f"jax.distributed does where {gone} is gone; what it printed says whether it was that. "
+        "Start all hosts again by sebulba resume RUN and the same --distributed options; they go "
+        "on from the newest checkpoint that all of them have saved",
         file=sys.stderr,
     )
     sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from sebulba.hosts.notes import Notes
 from sebulba.hosts.watch import DONE, FAILED, REASON, Watch
 
 POLL_S = 0.1
+STATUS = re.compile("(ABORTED|CANCELLED|DEADLINE_EXCEEDED|INTERNAL|UNAVAILABLE|UNKNOWN): ")
+"""How the errors begin with which collectives fail."""
 LINGER_S = 60.0
 """How long a host 0 that failed stays, so that the others can read why."""
 
@@ -92,7 +95,7 @@ class Hosts:
     def explained(self, error: BaseException) -> BaseException:
         """Return why this host ends: ``error``, or that another host is gone, if that caused it."""
         self.has_failed = True
-        if isinstance(error, HostError) or not _is_of_jax(error):
+        if isinstance(error, HostError) or not _is_of_xla(error):
             return error
         return self.watch.explain() or error
 
@@ -117,6 +120,11 @@ def _first_line(error: BaseException) -> str:
     return text_of(error).partition("\n")[0]
 
 
-def _is_of_jax(error: BaseException) -> bool:
-    """Tell whether XLA raised it, as it does where a collective fails."""
-    return type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+def _is_of_xla(error: BaseException) -> bool:
+    """Tell whether XLA raised it, as it does where a collective fails.
+
+    From a compiled program that is called directly it comes as a ValueError (JAX 0.10.2).
+    """
+    if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
+        return True
+    return isinstance(error, ValueError) and STATUS.match(str(error)) is not None
