@@ -85,10 +85,9 @@ class HandOffToHosts:
         Leaves of a step state that have no row for each environment stay those of their host.
         """
         trajectory, initial, final = self._hand_off(trajectory, initial, final)
-        specs = TRAJECTORY_SPEC[:3]
-        rows = map(self._hosts.lift, trajectory[:3], specs)
+        env_step, action, extras = map(self._hosts.lift, trajectory[:3], TRAJECTORY_SPEC[:3])
         return (
-            Trajectory(*rows, *trajectory[3:]),
+            trajectory._replace(env_step=env_step, action=action, extras=extras),
             self._hosts.lift(initial, self._specs_of(initial)),
             self._hosts.lift(final, self._specs_of(final)),
         )
