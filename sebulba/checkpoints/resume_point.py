@@ -118,7 +118,7 @@ def _step_states(
 ) -> list[PyTree]:
     saved = reader.run_spec()
 
-    done = reader.record["counters"]["env_steps"]
+    done = reader.record["counters"]["env_steps"] // reader.record.get("hosts", 1)
 
     def new(run: RunSpec, index: int) -> PyTree:
         return agent.new_step_state(jax.random.fold_in(key, index), run, index)

@@ -93,6 +93,18 @@ class RunCheckpoints:
             and checkpointer.is_due(counters.updates)
         )
 
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the run has checkpoints at all."""
+        return self._checkpointer is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint was begun, or is being written."""
+        return self._begun is not None or (
+            self._checkpointer is not None and self._checkpointer.is_busy
+        )
+
     def begin(self) -> None:
         """Copy the learner's part and ask the Inferencers for theirs.
 
@@ -128,7 +140,7 @@ class RunCheckpoints:
             inferencer.left_position = None
         made = sum(position.cycle for position in positions)
         begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
-        begun.writer.add_inferencers(positions, items)
+        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
         self._checkpointer.save(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
         )
@@ -217,8 +229,9 @@ class RunCheckpoints:
             **self._about(),
         )
         networks, opt = self._updater.learned()
-        writer.add("networks", networks)
-        writer.add("opt", opt)
+        if checkpointer.has_learner:
+            writer.add("networks", networks)
+            writer.add("opt", opt)
         experience_bytes = self._updater.experience_bytes()
         if (
             at_the_end
@@ -247,7 +260,7 @@ class RunCheckpoints:
     def _save_now(
         self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
     ) -> None:
-        begun.writer.add_inferencers(positions, items)
+        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
         assert self._checkpointer is not None
         self._checkpointer.save_now(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score

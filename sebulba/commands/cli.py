@@ -26,6 +26,7 @@ from sebulba.commands.exit_codes import (
     EXIT_CHECKPOINT,
     EXIT_ENV,
     EXIT_HANG,
+    EXIT_HOST,
     EXIT_NOT_FINITE,
     EXIT_OK,
     EXIT_OTHER,
@@ -122,7 +123,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code in (EXIT_ENV, EXIT_OTHER) and not _is_of_the_system(error):
             traceback.print_exc()
         print(f"sebulba: {_describe(code, error)}", file=sys.stderr)
+        _tell_hosts(error)
         return code
+
+
+def _tell_hosts(error: BaseException) -> None:
+    """Tell the hosts that learn with this one, if there are any, that it ends and why."""
+    join = sys.modules.get("sebulba.hosts.join")
+    hosts = join.joined() if join is not None else None
+    if hosts is not None:
+        hosts.end_after(error)
+
+
+def _hosts_failed() -> bool:
+    """Tell whether hosts learned together and do not end together."""
+    join = sys.modules.get("sebulba.hosts.join")
+    hosts = join.joined() if join is not None else None
+    return hosts is not None and hosts.has_failed
 
 
 def _is_of_the_system(error: BaseException) -> bool:
@@ -146,6 +163,7 @@ def _describe(code: int, error: BaseException) -> str:
         EXIT_NOT_FINITE: "not finite",
         EXIT_HANG: "hang",
         EXIT_CHECKPOINT: "checkpoint",
+        EXIT_HOST: "hosts",
         EXIT_ENV: "environment",
     }.get(code, "error")
     if code in (EXIT_ENV, EXIT_OTHER):
@@ -176,6 +194,8 @@ def entry_point() -> None:
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
         leave(code)
+    if _hosts_failed():
+        leave(code)  # jax.distributed would wait for hosts that are gone
     note_end(code)
     sys.exit(code)
 
@@ -270,8 +290,18 @@ def _train(argv: list[str]) -> int:
     preset, config = read_config(config_first(argv), "sebulba train")
     from sebulba.commands.run_folder import choose_run_folder
 
+    config = _joined(config)
     folder = choose_run_folder(config, preset)
     return _run(config, folder, preset, ["sebulba", "train", *argv])
+
+
+def _joined(config: ExperimentConfig) -> ExperimentConfig:
+    """Meet the other hosts, if there are any, and note which of them this is."""
+    if not config.distributed.is_on:
+        return config
+    from sebulba.commands.hosts import joined_config
+
+    return joined_config(config)
 
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
@@ -333,6 +363,7 @@ run any code.
     preset, saved = folder.read_config(record, trust=trust)
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
+    config = _joined(config)
     folder.check_trusted(config.trust, record)
     folder.check_resumable(config)
     folder.check_has_checkpoints()

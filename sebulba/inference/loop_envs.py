@@ -43,6 +43,7 @@ class LoopEnvs:
         cores: Sequence[Cores | None],
         *,
         inline: bool = False,
+        host: int = 0,
     ) -> None:
         """Make all environments; if one cannot be made, close those that were.
 
@@ -54,6 +55,7 @@ class LoopEnvs:
           cores: For each Inferencer, the cores that the threads of its environment may run on; None
             lets them run on any.
           inline: The main thread steps them.
+          host: Which of the hosts this is that learn together; each has seeds and keys of its own.
 
         Raises:
           UsageError: The spaces of an environment are not the agent's, or one would draw in a
@@ -63,6 +65,7 @@ class LoopEnvs:
         self._spec = spec
         self._seed = seed
         self._num_envs = num_envs
+        self._host = host
         self._may_draw = inline and len(cores) == 1
         self.cores = tuple(cores)
         self.num_generations = 0
@@ -81,6 +84,8 @@ class LoopEnvs:
     def fresh_key(self) -> jax.Array:
         """Return the key for step states that are made together with the next environments."""
         stream = jax.random.fold_in(jax.random.key(self._seed), FRESH_STREAM)
+        if self._host:
+            stream = jax.random.fold_in(stream, self._host)
         return jax.random.fold_in(stream, self.num_generations)
 
     def make_anew(self, inferencers: Collection[int]) -> None:
@@ -95,6 +100,7 @@ class LoopEnvs:
             inferencer=index,
             num_inferencers=len(self.cores),
             num_envs=self._num_envs,
+            host=self._host,
             generation=self.num_generations,
         )
         with threads_run_on(self.cores[index]):
