@@ -327,6 +327,7 @@ def robot_warehouse() -> ExperimentConfig:
     agent = {"entropy_coefficient": 0.01}
     return for_task(neutral(), "RobotWarehouse-v0", agent, total_env_steps=2_000_000, num_envs=64)
 
+
 ATARI = Preset("PPO, Nature CNN, any Atari game", atari)
 """For any game."""
 
