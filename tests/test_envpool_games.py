@@ -147,7 +147,7 @@ def test_agents_of_a_cooperative_pool_are_in_their_places(kind):
     pool = FakePool()
     adapter = CooperativeAdapter(pool, "LevelBasedForaging-v0")  # type: ignore[arg-type]
     adapter.reset()
-    state, step, _ = adapter.fused()  # type: ignore[misc]
+    state, step = adapter.fused()[:2]  # type: ignore[index]
     rng = np.random.default_rng(0)
     for t in range(1, 6):
         action = {"agent": rng.integers(0, 5, (4, 3))}
