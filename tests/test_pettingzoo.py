@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -345,10 +347,17 @@ def test_it_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     words = ["cartpole", "--env.id", env, "--agent.torso.hidden-sizes", "8", "--num-envs", "4"]
     words += ["--num-inferencers-per-device", "1", "--steps-per-cycle", "8"]
     words += ["--no-anneal-learning-rate", "--run-dir", "run", *ONE_DEVICE]
-    assert cli.main(["train", *words, "--total-env-steps", "64", "--eval-episodes", "2"]) == 0
+    words += ["--eval-every-env-steps", "32", "--eval-episodes", "2"]
+    assert cli.main(["train", *words, "--total-env-steps", "64"]) == 0
     assert cli.main(["resume", "run", "--total-env-steps", "128"]) == 0
     printed = capsys.readouterr().out
     assert "new episodes" not in printed
     assert cli.main(["eval", "run", "--episodes", "2"]) == 0
-    members = {path.name for path in Path("run/policy").iterdir() if path.is_dir()}
-    assert members == ({"player"} if env == TICTACTOE else {"scout", "anchor"})
+    assert cli.main(["eval", "run", "--best", "--episodes", "2"]) == 0
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    best = max(record.get("eval_return_mean", -math.inf) for record in records)
+    kept = json.loads(Path("run/best_policy/evaluation.json").read_text())
+    assert kept["mean_return"] == best
+    for folder in ("policy", "best_policy"):
+        members = {path.name for path in Path("run", folder).iterdir() if path.is_dir()}
+        assert members == ({"player"} if env == TICTACTOE else {"scout", "anchor"})
