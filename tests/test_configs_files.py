@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from sebulba.agents.configs import MultiAgentConfig
 from sebulba.commands.cli import _parse
 from sebulba.configs.files import config_options, read_config_file, write_config_file
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
@@ -24,13 +25,7 @@ def written(tmp_path, record):
 def changed(preset):
     """Return a preset's configuration with options of every kind changed."""
     config = PRESETS[preset].make()
-    torso = dataclasses.replace(config.agent.torso, hidden_sizes=(7, 5))
-    optimizer = dataclasses.replace(config.agent.optimizer, epsilon=1.25e-7)
-    if hasattr(config.agent, "replay"):
-        prioritized = not config.agent.replay.prioritized
-        own = {"replay": dataclasses.replace(config.agent.replay, prioritized=prioritized)}
-    else:
-        own = {"separate_value_torso": not config.agent.separate_value_torso}
+    agent = changed_agent(config.agent)
     return dataclasses.replace(
         config,
         num_envs=6,
@@ -38,7 +33,7 @@ def changed(preset):
         num_cpu_devices=3,
         inference_devices=(0, 2),
         update_devices=(1,),
-        anneal_learning_rate=not config.anneal_learning_rate,
+        anneal_learning_rate=not config.anneal_learning_rate and hasattr(agent, "optimizer"),
         max_policy_lag=4,
         compile_cache="-odd",
         env=dataclasses.replace(
@@ -47,8 +42,30 @@ def changed(preset):
             reward_clip=None,
             options={**config.env.options, "a": 3, "b": True},  # added to those of the preset
         ),
-        agent=dataclasses.replace(config.agent, torso=torso, optimizer=optimizer, **own),
+        agent=agent,
     )
+
+
+def changed_agent(agent):
+    """Return hyper-parameters, of an agent or of each of its members, with some changed."""
+    if isinstance(agent, MultiAgentConfig):
+        fields = {"agents": agent.agents, "auxiliary": agent.auxiliary}
+        return dataclasses.replace(
+            agent,
+            **{
+                field: {name: changed_agent(own) for name, own in members.items()}
+                for field, members in fields.items()
+            },
+        )
+    own = {}
+    if hasattr(agent, "replay"):
+        prioritized = not agent.replay.prioritized
+        own = {"replay": dataclasses.replace(agent.replay, prioritized=prioritized)}
+    elif hasattr(agent, "separate_value_torso"):
+        own = {"separate_value_torso": not agent.separate_value_torso}
+    torso = dataclasses.replace(agent.torso, hidden_sizes=(7, 5))
+    optimizer = dataclasses.replace(agent.optimizer, epsilon=1.25e-7)
+    return dataclasses.replace(agent, torso=torso, optimizer=optimizer, **own)
 
 
 @pytest.mark.slow

@@ -58,6 +58,19 @@ def test_another_configuration_is_refused_with_the_difference(begun, field, valu
         folder.check_resumable(dataclasses.replace(config, **{field: value}))
 
 
+def test_members_of_an_agent_are_read_as_they_were_written_and_compared(tmp_path):
+    config = PRESETS["lbf"].make()
+    folder = RunFolder(tmp_path)
+    folder.write_config(config, "lbf", ["sebulba", "train", "lbf"])
+    preset, read = folder.read_config()
+    assert (preset, read) == ("lbf", config)
+    novelty = dataclasses.replace(config.agent.auxiliary["novelty"], bonus_scale=0.5)
+    agent = dataclasses.replace(config.agent, auxiliary={"novelty": novelty})
+    words = r"agent.auxiliary.novelty.bonus_scale is 0.01 in the run and 0.5 now"
+    with pytest.raises(UsageError, match=words):
+        folder.check_resumable(dataclasses.replace(config, agent=agent))
+
+
 def test_a_run_stays_with_the_backend_that_it_chose(begun):
     folder, config = begun
     assert folder.chosen_env(config.env) == config.env  # of a version that did not write it

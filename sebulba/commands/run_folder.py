@@ -17,8 +17,10 @@ from typing import Any
 
 import sebulba
 from sebulba.agents.configs.agent_config import AgentConfig, agent_configs
+from sebulba.agents.configs.auxiliary import RandomNetworkDistillationConfig
 from sebulba.checks import class_name, load_attribute
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.files import config_parts
 from sebulba.errors import UsageError, shown
 from sebulba.files import (
     PARTIAL,
@@ -210,6 +212,7 @@ class RunFolder:
             "preset": preset,
             "command": list(command),
             "agent_config": _config_name(type(config.agent)),
+            MEMBER_CONFIGS: _member_configs(config.agent),
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
             ENVIRONMENT: environment,
             LINKS: links_in(self.path),
@@ -438,10 +441,9 @@ def config_of_record(
     """
     try:
         preset = record["preset"]
-        agent_config = _config_class(record["agent_config"], file, trust)
         fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}
         config = ExperimentConfig(
-            agent=dataclass_from_json(agent_config, record["agent"]),
+            agent=_agent_of_record(record, file, trust),
             **{
                 name: _field_from_json(ExperimentConfig, name, value)
                 for name, value in record.items()
@@ -457,16 +459,42 @@ def config_of_record(
     return preset, config
 
 
+def _agent_of_record(record: Mapping[str, Any], file: Path, trust: Trust) -> Any:
+    """Return the hyper-parameters of the agent, and of its members if it has any."""
+    fields = dict(record["agent"])
+    for field, members in record.get(MEMBER_CONFIGS, {}).items():
+        fields[field] = {
+            name: dataclass_from_json(_config_class(own, file, trust), fields[field][name])
+            for name, own in members.items()
+        }
+    return dataclass_from_json(_config_class(record["agent_config"], file, trust), fields)
+
+
+def _member_configs(agent: AgentConfig) -> dict[str, dict[str, str]]:
+    """Return the names of the members' classes of hyper-parameters, by field and member."""
+    return {
+        field: {name: _config_name(type(own)) for name, own in config_parts(members).items()}
+        for field, members in config_parts(agent).items()
+        if isinstance(members, Mapping)
+    }
+
+
+def _own_configs() -> dict[str, type]:
+    """Return Sebulba's hyper-parameters of agents and auxiliaries, by name."""
+    novelty = RandomNetworkDistillationConfig
+    return {**agent_configs(), novelty.__name__: novelty}
+
+
 def _config_name(cls: type) -> str:
     """Return the name of a class of hyper-parameters: ``module:class`` unless it is of Sebulba."""
-    is_ours = cls.__module__.startswith("sebulba.") and cls.__name__ in agent_configs()
+    is_ours = cls.__module__.startswith("sebulba.") and cls.__name__ in _own_configs()
     return cls.__name__ if is_ours else class_name(cls)
 
 
 def _config_class(name: Any, file: Path, trust: Trust) -> Any:
     """Return a class of hyper-parameters; one that is not Sebulba's only if ``file`` is trusted."""
     if ":" not in name:
-        return agent_configs()[name]
+        return _own_configs()[name]
     if name != class_name(AgentConfig):
         trust.check(f"{file} names the class {shown(name)}, which would be imported")
     found = load_attribute(f"{file}: agent_config", name)
@@ -481,6 +509,8 @@ MOST_NAME_BYTES = 255
 BEST_RETURN_FILE = "evaluation.json"
 KIND = "run"
 """What the signature of ``config.json`` is of; see ``sebulba.trust``."""
+MEMBER_CONFIGS = "member_configs"
+"""Entry of ``config.json`` with the classes of hyper-parameters of an agent's members."""
 ENVIRONMENT = "environment"
 """Entry of ``config.json`` with what the environment was; runs of older versions have none."""
 LINKS = "links"
@@ -545,13 +575,12 @@ def _flat(config: ExperimentConfig) -> dict[str, Any]:
     """Return the fields of a configuration and of those in it, by dotted name."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if not dataclasses.is_dataclass(value):
-            yield prefix, value
+        if not (parts := config_parts(value)):
+            yield prefix, type(value).__name__ if dataclasses.is_dataclass(value) else value
             return
         yield prefix, type(value).__name__
-        for field in dataclasses.fields(value):
-            name = f"{prefix}.{field.name}" if prefix else field.name
-            yield from walk(name, getattr(value, field.name))
+        for part, own in parts.items():
+            yield from walk(f"{prefix}.{part}" if prefix else part, own)
 
     return dict(walk("", config))
 

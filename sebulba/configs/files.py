@@ -127,14 +127,23 @@ def config_options(
 
 def _differences(default: Any, config: Any, prefix: str) -> list[tuple[str, Option]]:
     found: list[tuple[str, Option]] = []
-    for field in dataclasses.fields(default):
-        before, after = getattr(default, field.name), getattr(config, field.name)
-        name = prefix + field.name.replace("_", "-")
-        if dataclasses.is_dataclass(before):
+    now = config_parts(config)
+    for part, before in config_parts(default).items():
+        after = now[part]
+        name = prefix + part.replace("_", "-")
+        if config_parts(before) and config_parts(before).keys() == config_parts(after).keys():
             found += _differences(before, after, f"{name}.")
         elif before != after:
             found.append((name, list(after) if isinstance(after, tuple) else after))
     return found
+
+
+def config_parts(config: Any) -> dict[str, Any]:
+    """Return what ``config`` is made of, by name: fields of a dataclass, or members in a dict."""
+    if dataclasses.is_dataclass(config):
+        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    has_members = isinstance(config, Mapping) and all(map(dataclasses.is_dataclass, config.values()))
+    return dict(config) if has_members else {}
 
 
 def option_words(default: ExperimentConfig, name: str, value: Any) -> list[str]:
@@ -152,7 +161,9 @@ def option_words(default: ExperimentConfig, name: str, value: Any) -> list[str]:
 def _is_flag(default: Any, name: str) -> bool:
     """Tell whether the command line has --x and --no-x for it, rather than --x VALUE."""
     first, _, rest = name.replace("-", "_").partition(".")
-    hints = typing.get_type_hints(type(default))
-    if first not in hints:
+    parts = {part.replace("-", "_"): value for part, value in config_parts(default).items()}
+    if first not in parts:
         return False  # the command line will say that it is unknown
-    return _is_flag(getattr(default, first), rest) if rest else hints[first] is bool
+    if rest:
+        return _is_flag(parts[first], rest)
+    return typing.get_type_hints(type(default)).get(first) is bool
