@@ -13,7 +13,8 @@ import pytest
 
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
-from sebulba.agents.nets.encoder import ObservationEncoder
+from sebulba.agents.nets.actor_and_critic import Actor, Critic
+from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.torso import orthogonal
 from sebulba.types import EnvSpec
 
@@ -61,6 +62,23 @@ def test_kernels_are_those_of_flax_and_a_shape_is_traced_once(monkeypatch) -> No
         found = jax.eval_shape(lambda: orthogonal(0.123)(key, shape, jnp.float32))
         assert found.shape == shape
     assert traced == [shape]
+
+
+def test_the_kernels_of_an_actor_and_a_critic_are_those_of_the_option() -> None:
+    rows = Encoded(jnp.zeros((1, 100)), ())
+    for kernels in ("orthogonal", "lecun_normal"):
+        torso = TorsoConfig(hidden_sizes=(400,), initial_kernels=kernels)
+        actor = Actor(torso, 200).init(jax.random.key(1), rows)["params"]
+        critic = Critic(torso).init(jax.random.key(2), rows, jnp.zeros((1, 0)))["params"]
+        hidden = actor["torso"]["MLP_0"]["Dense_0"]["kernel"], critic["mlp"]["Dense_0"]["kernel"]
+        for kernel in hidden:
+            square = kernel @ kernel.T  # of inputs by units
+            is_orthogonal = np.allclose(square, 2 * np.eye(100), atol=1e-4)
+            assert is_orthogonal == (kernels == "orthogonal")
+        std = {"orthogonal": 0.01 / 20, "lecun_normal": 1 / 20}[kernels]
+        np.testing.assert_allclose(jnp.std(actor["head"]["kernel"]), std, rtol=0.02)
+        norm = jnp.linalg.norm(critic["head"]["kernel"])
+        np.testing.assert_allclose(norm, 1.0, rtol=1e-5 if kernels == "orthogonal" else 0.15)
 
 
 def test_images_become_channels_last_floats() -> None:

@@ -142,7 +142,9 @@ def config_parts(config: Any) -> dict[str, Any]:
     """Return what ``config`` is made of, by name: fields of a dataclass, or members in a dict."""
     if dataclasses.is_dataclass(config):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    has_members = isinstance(config, Mapping) and all(map(dataclasses.is_dataclass, config.values()))
+    has_members = isinstance(config, Mapping) and all(
+        map(dataclasses.is_dataclass, config.values())
+    )
     return dict(config) if has_members else {}
 
 

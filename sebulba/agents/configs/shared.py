@@ -38,6 +38,9 @@ class TorsoConfig:
     """Units of each hidden layer of the MLP."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Non-linearity of the MLP; the image networks use relu."""
+    initial_kernels: Literal["orthogonal", "lecun_normal"] = "orthogonal"
+    """Kernels of the MLP before training: orthogonal times the square root of 2, or normal with a
+    variance of 1 / inputs, as flax makes them; then those of SAC's and DDPG's last layers, too."""
     image_features: int = 512
     """Units of the layer that ends an image network."""
     resnet_channels: tuple[int, ...] = (16, 32, 32)

@@ -19,9 +19,9 @@ class Actor(nn.Module):
 
     @nn.compact
     def __call__(self, encoded: Encoded) -> jax.Array:
-        """Return numbers near 0 before training."""
+        """Return numbers that are near 0 before training, if kernels are orthogonal."""
         features = Torso(self.torso, name="torso")(encoded)
-        return dense(self.num_params, 0.01, "head")(features)
+        return dense(self.num_params, 0.01, "head", self.torso.initial_kernels)(features)
 
 
 class Critic(nn.Module):
@@ -42,5 +42,7 @@ class Critic(nn.Module):
         elif encoded.images:
             only_images = encoded._replace(vector=encoded.vector[:, :0])
             parts.insert(0, Torso(self.torso, name="torso")(only_images))
-        mlp = MLP(self.torso.hidden_sizes, self.torso.activation, name="mlp")
-        return dense(1, 1.0, "head")(mlp(jnp.concatenate(parts, axis=-1)))[:, 0]
+        kernels = self.torso.initial_kernels
+        mlp = MLP(self.torso.hidden_sizes, self.torso.activation, kernels, name="mlp")
+        head = dense(1, 1.0, "head", kernels)
+        return head(mlp(jnp.concatenate(parts, axis=-1)))[:, 0]

@@ -31,8 +31,19 @@ def orthogonal(scale: float) -> nn.initializers.Initializer:
     return jax.jit(nn.initializers.orthogonal(scale), static_argnums=(1, 2))
 
 
-def dense(size: int, scale: float, name: str | None = None) -> nn.Dense:
-    """Return a dense layer whose kernel is orthogonal, times ``scale``, before training."""
+def dense(
+    size: int, scale: float, name: str | None = None, kernels: str = "orthogonal"
+) -> nn.Dense:
+    """Return a dense layer whose kernel is orthogonal, times ``scale``, before training.
+
+    Args:
+      size: Units.
+      scale: Of an orthogonal kernel.
+      name: In the parameters.
+      kernels: ``TorsoConfig.initial_kernels``; lecun_normal has no scale.
+    """
+    if kernels == "lecun_normal":
+        return nn.Dense(size, kernel_init=nn.initializers.lecun_normal(), name=name)
     return nn.Dense(size, kernel_init=orthogonal(scale), name=name)
 
 
@@ -41,13 +52,14 @@ class MLP(nn.Module):
 
     sizes: tuple[int, ...]
     activation: str
+    kernels: str = "orthogonal"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply all layers."""
         activation: Callable[[jax.Array], jax.Array] = getattr(nn, self.activation)
         for size in self.sizes:
-            x = activation(dense(size, math.sqrt(2))(x))
+            x = activation(dense(size, math.sqrt(2), kernels=self.kernels)(x))
         return x
 
 
@@ -113,7 +125,9 @@ class Torso(nn.Module):
             return _checked_features(self.config.kind, own_torso(self.config.kind)(_only(encoded)))
         parts = [self._image_network(image)(image) for image in encoded.images]
         if encoded.vector.shape[-1]:
-            parts.append(MLP(self.config.hidden_sizes, self.config.activation)(encoded.vector))
+            config = self.config
+            mlp = MLP(config.hidden_sizes, config.activation, config.initial_kernels)
+            parts.append(mlp(encoded.vector))
         return jnp.concatenate(parts, axis=-1)
 
     def _image_network(self, image: jax.Array) -> nn.Module:
