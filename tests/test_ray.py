@@ -56,13 +56,20 @@ def nothing_is_left():
     assert not processes_of_ray()
 
 
-def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once():
-    loop, _ = make_tiny_loop("CartPole-v1", schedule="lockstep", cluster=LOCAL)
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once(per_node):
+    cluster = ClusterOptions(address="local", inferencers_per_node=per_node)
+    loop, _ = make_tiny_loop("CartPole-v1", schedule="lockstep", cluster=cluster)
     with loop:
         there = loop.run(loop.new_state(0, STEPS), 6, STEPS)
         assert "in actors on" in loop.describe()
         # Of three rounds of two Inferencers each, all with networks of their own.
         assert loop._workers.transfers == 3
+        for host in loop._workers.hosts:
+            assert host.traffic.versions == 3
+        assert len(loop._workers.hosts) == 2 // per_node
+        # Each actor has fetched them once, for all of its Inferencers.
+        assert loop._envs[1].worker.ask("received") == 3
     here = trained("CartPole-v1", ClusterOptions())
     assert leaves_equal(here.state.networks, there.state.networks)
     assert here.counters == there.counters
@@ -115,11 +122,16 @@ def two_nodes():
 def test_inferencers_are_spread_over_nodes_and_outlive_one(two_nodes):
     address = ClusterOptions(address=two_nodes.address, nodes=2)
     removed: list[object] = []
+    newest: dict[int, int] = {}
 
     def observe(trajectory, step_infos):
-        if not removed and int(trajectory.cycle) == 2:
+        who, cycle = int(trajectory.inferencer), int(trajectory.cycle)
+        if not removed and cycle == 2:
             removed.extend(two_nodes.worker_nodes)
             two_nodes.remove_node(removed[0])
+        if cycle > newest.get(who, cycle) + 1:  # the one that was lost has come back
+            loop.stop()
+        newest[who] = cycle
 
     loop, _ = make_tiny_loop(
         CountingEnv, cluster=address, on_env_failure="restart", observe_cycle=observe
@@ -127,6 +139,6 @@ def test_inferencers_are_spread_over_nodes_and_outlive_one(two_nodes):
     with loop, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
         assert len({loop._envs[index].worker.node for index in range(2)}) == 2
-        result = loop.run(loop.new_state(0, STEPS), 60, STEPS)
+        result = loop.run(loop.new_state(0, STEPS), 10**6, STEPS)
         assert len({loop._envs[index].worker.node for index in range(2)}) == 1
-    assert result.counters.env_restarts == 1 and result.counters.cycles == 60
+    assert result.counters.env_restarts == 1 and result.stopped

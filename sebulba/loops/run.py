@@ -14,7 +14,10 @@ from sebulba.checkpoints.session import Session
 from sebulba.errors import ActionError, HangError
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import Inferencer
-from sebulba.inference.running_inferencers import Replace, RunningInferencers
+from sebulba.inference.node_figures import NodeFigures
+from sebulba.inference.replacements import Replace
+from sebulba.inference.running_inferencers import RunningInferencers
+from sebulba.inference.workers import Workers
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import LEARNER_PHASES, ObserveCycle, UpdateLoop
 from sebulba.loops.evaluator import Evaluations, Evaluator
@@ -57,6 +60,7 @@ class Run:
       hand_off: Places what a cycle made on the update devices.
       replace: Returns a new Inferencer in the place of one whose environment failed.
       about: Returns what checkpoints say of the loop.
+      workers: Where Inferencers are elsewhere; None where all are threads.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Run:
         about: About,
         *,
         inference_only: bool,
+        workers: Workers | None = None,
     ) -> None:
         """Prepare a run; nothing starts yet."""
         self._options = options
@@ -79,6 +84,7 @@ class Run:
         self._session = session
         self._updater = updater
         self._stop_requested = stop_requested
+        self._nodes = None if workers is None else NodeFigures(workers)
         self._replace = replace
         self._timer = PhaseTimer(*LEARNER_PHASES)
         self._update_loop = UpdateLoop(
@@ -99,6 +105,8 @@ class Run:
             stop_requested,
             self._replace_in_phase,
             self._update_loop.prepare_while_idle,
+            workers,
+            replace if workers is not None else None,
         )
         self._evaluations = Evaluations(
             attached.evaluator,
@@ -125,7 +133,8 @@ class Run:
     @property
     def threads(self) -> list[threading.Thread]:
         """The Inferencers' in their order, then others; after the run only those that hang live."""
-        return self._running.threads + self._evaluations.threads
+        others = self._evaluations.threads + self._running.replacing_threads
+        return self._running.threads + others
 
     @property
     def stopped(self) -> bool:
@@ -166,6 +175,7 @@ class Run:
             self._evaluations,
             self.window,
             counters.cycles + num_cycles,
+            self._nodes,
         )
         try:
             with self._make_supervisor():
@@ -226,6 +236,7 @@ class Run:
         if hangs.join(self._not_silent(self._running.threads), hangs.SAVE_FIRST_S):
             self.end_takes_long()
         self._join(self._running.threads)
+        self._running.end_replacements()
         self._running.raise_failures()  # of the cycles that were in flight at the end
 
     def _finish_evaluations(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -256,7 +267,8 @@ class Run:
     def _join_all(self) -> None:
         self._evaluations.end()
         self._running.stop()
-        self._join(self.threads)
+        self._running.end_replacements()
+        self._join(self._running.threads + self._evaluations.threads)
 
     def _join(self, threads: Sequence[threading.Thread]) -> None:
         """Wait for threads that were told to end, but for those that are known to hang.
