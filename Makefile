@@ -5,6 +5,7 @@
 #   make test [PYTHON=python3.12] [ARGS="-k policy"]
 #   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
+#   make test-ns3                       ns-3's environments, the simulator compiled: 2 minutes
 #   make ns3-parity                     the native network engine beside ns-3: 5 minutes
 #   make ns3-limits                     how long a step of ns-3 lasts, and its memory: a minute
 #   make ns3-baselines                  its AIMD, CUBIC and BBR beside those of ns-3: 5 minutes
@@ -35,7 +36,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-cluster cluster-figures test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
+.PHONY: train test test-cluster cluster-figures test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -57,8 +58,10 @@ test-faults: $(VENV)/.ready-test
 soak: $(VENV)/.ready-test
 	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json $(FAULTS)/soak.json
 
-ns3-parity: $(VENV)/.ready-ns3
-	@$(BIN)/python -m pytest tests/test_networks_ns3.py tests/test_ns3_scenario.py
+test-ns3: $(VENV)/.ready-ns3
+	@$(BIN)/python -m pytest tests/test_networks_ns3.py tests/test_ns3_scenario.py $(ARGS)
+
+ns3-parity: test-ns3
 	@$(BIN)/python -m tests.ns3_parity --json packages/sebulba-ns3/results/parity.json
 
 ns3-baselines: $(VENV)/.ready-ns3

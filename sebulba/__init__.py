@@ -24,13 +24,15 @@ if TYPE_CHECKING:
         CheckpointError,
         EnvError,
         HangError,
+        HostError,
         NotFiniteError,
         UsageError,
     )
+    from sebulba.hosts.join import join_hosts
     from sebulba.loops.evaluation import EvaluationPlayer, evaluate
     from sebulba.loops.evaluator import Evaluator
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
-    from sebulba.options import ClusterOptions, FaultOptions, LoopOptions
+    from sebulba.options import ClusterOptions, DistributedOptions, FaultOptions, LoopOptions
     from sebulba.policies.policy import Policy, load_policy, save_policy
     from sebulba.types import (
         ActionOutput,
@@ -57,13 +59,15 @@ _ROOMS = {
         "CheckpointError",
         "EnvError",
         "HangError",
+        "HostError",
         "NotFiniteError",
         "UsageError",
     ),
+    "sebulba.hosts.join": ("join_hosts",),
     "sebulba.loops.evaluation": ("EvaluationPlayer", "evaluate"),
     "sebulba.loops.evaluator": ("Evaluator",),
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
-    "sebulba.options": ("ClusterOptions", "FaultOptions", "LoopOptions"),
+    "sebulba.options": ("ClusterOptions", "DistributedOptions", "FaultOptions", "LoopOptions"),
     "sebulba.policies.policy": ("Policy", "load_policy", "save_policy"),
     "sebulba.types": (
         "ActionOutput",
@@ -88,6 +92,7 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "ClusterOptions",
+    "DistributedOptions",
     "EnvError",
     "EnvSpec",
     "EnvStep",
@@ -96,6 +101,7 @@ __all__ = [
     "FaultOptions",
     "GymnasiumLoop",
     "HangError",
+    "HostError",
     "JaxEnv",
     "LoopOptions",
     "MultiAgentEnv",
@@ -116,6 +122,7 @@ __all__ = [
     "describe",
     "env_spec",
     "evaluate",
+    "join_hosts",
     "load_env",
     "load_policy",
     "make_env_factory",

@@ -402,6 +402,20 @@ class Agent(abc.ABC, Generic[ConfigT]):
         del new, saved
         return None
 
+    def lasting_experience(self, experience: PyTree) -> PyTree:
+        """Return the parts of an experience without which networks are worth less.
+
+        Such as the statistics with which observations are normalised. They are kept where the rest,
+        a replay, is dropped on resume. By default there are none.
+        """
+        del experience
+        return ()
+
+    def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
+        """Return ``experience`` with what ``lasting_experience`` returned of another one."""
+        del lasting
+        return experience
+
     # Helpers.
 
     @property

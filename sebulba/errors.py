@@ -40,6 +40,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written, or cannot be read back whole (exit code 6)."""
 
 
+class HostError(RuntimeError):
+    """Another host of those that learn together is gone or has failed (exit code 7)."""
+
+
 def text_of(error: BaseException) -> str:
     """Return ``Type: message``, even if the ``__str__`` of a user's exception raises."""
     try:
@@ -59,7 +63,7 @@ def shown(value: Any) -> str:
 
 def describe_error(error: BaseException) -> str:
     """Return an error's type, first line and place; an error of ours needs only its message."""
-    if isinstance(error, EnvError | ReplayError | UsageError):
+    if isinstance(error, EnvError | HostError | ReplayError | UsageError):
         return str(error)
     message = text_of(error).splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)

@@ -104,6 +104,12 @@ _HOST_AND_PORT = re.compile(r"[A-Za-z0-9._-]+:[1-9][0-9]{0,4}")
 _LARGEST_PORT = 65535
 
 
+def _is_host_and_port(address: str) -> bool:
+    """Tell whether ``address`` is HOST:PORT."""
+    port = address.rpartition(":")[2]
+    return bool(_HOST_AND_PORT.fullmatch(address)) and int(port) <= _LARGEST_PORT
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
     """Where Inferencers run, and where a replay is.
@@ -118,18 +124,18 @@ class ClusterOptions:
     actor: local starts a cluster on this machine, auto takes the one that this machine is part of,
     HOST:PORT the one with this head."""
     nodes: int = 0
-    """Nodes that the cluster of auto or HOST:PORT must have before Inferencers are placed; it is
-    waited for. 0 takes those that are there."""
+    """Machines, which Ray calls nodes, that the cluster of auto or HOST:PORT must have before
+    Inferencers are placed; they are waited for. 0 takes those that are there."""
     inferencers_per_node: int = 1
-    """Inferencers that share a process or an actor, and in it one interpreter and one copy of the
-    networks, which is sent there once a version."""
+    """Inferencers that share a node, which is a process or an actor, and in it one interpreter and
+    one copy of the networks, which is sent there once a version."""
     infer_here: int = 0
     """How many of the Inferencers are threads of the process that trains, beside those elsewhere:
     the first ones."""
     min_nodes: int = 0
-    """In async with faults.on_env_failure=restart: a run goes on without a process or an actor that
-    was lost, and waits for its place without a limit, as long as so many others are there; with
-    fewer it ends. 0 goes on too, and ends if the place of one is not taken within two minutes."""
+    """In async with faults.on_env_failure=restart: a run goes on without a node that was lost, and
+    waits for its place without a limit, as long as so many others are there; with fewer it ends. 0
+    goes on too, and ends if the place of one is not taken within two minutes."""
     trajectory_managers: int = 0
     """Managers that hold the replay of an agent, each a part: in processes or actors, as address
     says, and with threads in the memory of the process that trains. 0 keeps it on the update
@@ -139,14 +145,12 @@ class ClusterOptions:
         """Check every field."""
         check_types(self, "cluster.")
         names = ("threads", "processes", "local", "auto")
-        port = self.address.rpartition(":")[2]
-        is_head = _HOST_AND_PORT.fullmatch(self.address) and int(port) <= _LARGEST_PORT
         require(
-            self.address in names or bool(is_head),
+            self.address in names or _is_host_and_port(self.address),
             "cluster.address",
             self.address,
             f"must be {', '.join(names)} or HOST:PORT",
-            "use processes on one machine, and auto on a node of a cluster of Ray",
+            "use processes on one machine, and auto on a machine of a cluster of Ray",
         )
         at_least(0, "cluster.nodes", self.nodes)
         at_least(1, "cluster.inferencers_per_node", self.inferencers_per_node)
@@ -169,6 +173,74 @@ class ClusterOptions:
             f"cannot go with cluster.address={self.address!r}, which has one",
             "leave it at 0, or use cluster.address=auto",
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DistributedOptions:
+    """The hosts that learn together. Each runs the same command, but for its number.
+
+    Raises:
+      UsageError: A value breaks a rule.
+    """
+
+    coordinator: str | None = None
+    """HOST:PORT of host 0, where the hosts meet. auto takes it, the number of hosts and the number
+    of this one from SLURM, Kubernetes, Open MPI or a TPU. None learns on this host alone."""
+    num_hosts: int | None = None
+    """Processes that learn together, one on each host; all of them have the same number of devices.
+    auto finds it out."""
+    host: int | None = None
+    """Which of them this is, from 0. auto finds it out."""
+    start_timeout_s: float = 300.0
+    """Seconds that the hosts wait for each other at the start."""
+    heartbeat_timeout_s: float = 30.0
+    """A host that gives no sign of life for so many seconds is given up, and all others end."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_types(self, "distributed.")
+        one_host, is_auto = self.coordinator is None, self.coordinator == "auto"
+        require(
+            one_host or is_auto or _is_host_and_port(str(self.coordinator)),
+            "distributed.coordinator",
+            self.coordinator,
+            "must be auto or HOST:PORT",
+            "use the address of host 0 and a free port there, such as 10.0.0.1:7777",
+        )
+        for name in ("num_hosts", "host"):
+            value = getattr(self, name)
+            require(
+                value is None or not one_host,
+                f"distributed.{name}",
+                value,
+                "needs the place where hosts meet",
+                "give --distributed.coordinator HOST:PORT, or auto",
+            )
+            require(
+                value is not None or one_host or is_auto,
+                f"distributed.{name}",
+                None,
+                f"must be given with distributed.coordinator={shown(self.coordinator)}",
+                "use --distributed.num-hosts N, and --distributed.host from 0 to N - 1",
+            )
+        at_least(1, "distributed.num_hosts", self.num_hosts)
+        at_least(0, "distributed.host", self.host)
+        if self.num_hosts is not None and self.host is not None:
+            at_most(self.num_hosts - 1, "distributed.host", self.host)
+        require_number("distributed.start_timeout_s", self.start_timeout_s, 1, 86_400, "use 300")
+        require_number(
+            "distributed.heartbeat_timeout_s", self.heartbeat_timeout_s, 5, 86_400, "use 30"
+        )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether hosts learn together."""
+        return self.coordinator is not None
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts learn; 1 as long as auto has not found it out."""
+        return self.num_hosts or 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,6 +279,8 @@ class LoopOptions:
     """What becomes of the run when something fails."""
     cluster: ClusterOptions = ClusterOptions()
     """Where the Inferencers run."""
+    distributed: DistributedOptions = DistributedOptions()
+    """The hosts that learn together."""
 
     open_fields: ClassVar[tuple[str, ...]] = ()
     """A subclass names its fields here whose types are not to be checked."""
@@ -254,6 +328,20 @@ class LoopOptions:
             "cannot go with faults.on_env_failure=raise, which ends the run with the first loss",
             "add --faults.on-env-failure restart",
         )
+        if self.distributed.is_on:
+            self._check_distributed()
+
+    def _check_distributed(self) -> None:
+        """Raise UsageError for what several hosts cannot do yet."""
+        together = f"does not go with distributed.coordinator={shown(self.distributed.coordinator)}"
+        rounds = f"{together}, whose hosts learn in rounds"
+        require(
+            self.schedule == "lockstep", "schedule", self.schedule, rounds, "use schedule=lockstep"
+        )
+        address, managers = self.cluster.address, self.cluster.trajectory_managers
+        one = "use one of the two"
+        require(address == "threads", "cluster.address", address, together, one)
+        require(not managers, "cluster.trajectory_managers", managers, together, one)
 
     @property
     def inline(self) -> bool:
@@ -302,6 +390,7 @@ class LoopKeywords(TypedDict, total=False):
     schedule: Schedule
     max_policy_lag: int | None
     cluster: ClusterOptions
+    distributed: DistributedOptions
     queue_size: int
     metrics_interval_s: float
     faults: FaultOptions

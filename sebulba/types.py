@@ -225,6 +225,9 @@ class FusedEnv(NamedTuple):
     is_pure: bool = False
     """``state`` is all that there is, and ``step`` runs nothing but JAX. So it runs on any device,
     and a copy of the state goes on exactly where the environment stood."""
+    saved_by_adapter: bool = False
+    """What there is beside ``state`` the adapter saves and puts back, after steps of this as after
+    its own; ``state`` then says only where that is."""
 
 
 class EnvAdapter(Protocol):

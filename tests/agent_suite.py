@@ -149,6 +149,7 @@ AGENTS: dict[str, Case] = {
             final_epsilon=0.5,
             dueling=True,
             num_steps=2,
+            normalize_observations=True,
             torso=_RELU,
             target=TargetConfig(period=10),
             **_OFF_POLICY,
@@ -173,7 +174,12 @@ AGENTS: dict[str, Case] = {
         even={"sequence_length": T},
     ),
     "sac": Case(
-        SACConfig(temperature_learning_rate=1e-2, initial_temperature=0.1, **_ACTOR_CRITIC),
+        SACConfig(
+            temperature_learning_rate=1e-2,
+            initial_temperature=0.1,
+            normalize_observations=True,
+            **_ACTOR_CRITIC,
+        ),
         "continuous",
         num_cycles=120,
     ),

@@ -80,7 +80,7 @@ def measure(
     )
     with loop:
         loop.run(loop.new_state(0, UNROLL), inferencers * (rounds + 2), UNROLL)
-        traffic = [host.traffic for host in loop._workers.hosts] if loop._workers else []
+        traffic = [node.traffic for node in loop._workers.nodes] if loop._workers else []
     counted = seen[2 * inferencers - 1 :]
     wall_s, cpu_s, elsewhere_s = (b - a for a, b in zip(counted[0], counted[-1], strict=True))
     items = len(counted) - 1

@@ -96,6 +96,11 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         DQN,
         DQNConfig(torso=SMALL, dueling=True, num_steps=3, epsilon_exponent=2.0, replay=REPLAY),
     ),
+    "dqn-normalized": (
+        "CartPole-v1",
+        DQN,
+        DQNConfig(torso=SMALL, replay=REPLAY, normalize_observations=True),
+    ),
     "dqn-frames": ("Pong-v5", DQN, DQNConfig(replay=REPLAY)),
     "r2d2": ("CartPole-v1", R2D2, SMALL_R2D2),
     "sac": ("Pendulum-v1", SAC, SACConfig(torso=SMALL, replay=REPLAY, random_env_steps=100)),

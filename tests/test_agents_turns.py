@@ -13,8 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.bases.on_policy import Experience
+from sebulba.agents.configs import ImpalaConfig, TorsoConfig
+from sebulba.agents.impala import Impala
 from sebulba.agents.multi import turns
-from sebulba.types import EnvStep, Trajectory
+from sebulba.types import EnvStep, RunSpec, Trajectory
+from tests.agent_driver import SPEC, quick_state
 
 N, ROWS = 3, 105
 LENGTHS = (1, 3, 7, 50)
@@ -208,3 +213,52 @@ def test_a_reward_before_the_first_action_is_nobodys_and_counted():
         (5, 50, 2.0, False, False, 9)
     ]
     np.testing.assert_array_equal(state.uncredited, [4.0] * N)
+
+
+# What is learned.
+
+
+def gradient_of(agent: Any, networks: Any, trajectory: Trajectory) -> Any:
+    """Return the gradient of a loss on a trajectory that is there as a whole, on one device."""
+
+    @jax.jit
+    @functools.partial(jax.vmap, axis_name=LEARNER_AXIS)
+    def gradient(trajectory: Trajectory) -> Any:
+        experience = Experience(trajectory, (), ())
+        loss = lambda networks: agent.loss(networks, (), experience, jax.random.key(0))[0]  # noqa: E731
+        return jax.grad(loss)(networks)
+
+    return jax.device_get(gradient(jax.tree.map(lambda x: jnp.asarray(x)[None], trajectory)))
+
+
+def test_gradients_with_dead_slots_are_those_of_a_mask_by_hand():
+    """Slot 1 dies after two decisions. By hand: its other rows, and the last one, do not count."""
+    rows, dies = 8, 2
+    agent = Impala(SPEC, ImpalaConfig(torso=TorsoConfig(hidden_sizes=(8,))))
+    networks = quick_state(agent, RunSpec(N, 1, rows, 1)).networks
+    rng = np.random.default_rng(5)
+    none = np.zeros((rows + 1, N), np.bool_)
+    acting, first, dead, terminated = ~none, none.copy(), none.copy(), none.copy()
+    acting[dies:, 1] = False
+    first[0], terminated[dies, 1], dead[dies + 1 :, 1] = True, True, True
+    obs = rng.normal(size=(rows + 1, N, 3)).astype(np.float32)
+    obs[dead] = 1e3  # nobody may look at it
+    reward = rng.normal(size=(rows + 1, N)).astype(np.float32)
+    reward[first | dead] = 0.0
+    action = rng.integers(2, 7, (rows, N)).astype(np.int32)
+    extras = jax.eval_shape(lambda: agent.empty_trajectory(networks, RunSpec(N, 1, rows, 1))).extras
+    extras = extras._replace(raw=action - 2, log_prob=np.full((rows, N), -1.6, np.float32))
+    step = EnvStep(obs, np.zeros((rows + 1, N), np.int32), reward, terminated, none, first)
+    trajectory = Trajectory(step, action, extras, *[np.int32(0)] * 3)
+
+    example = jax.tree.map(lambda x: jnp.asarray(x[0]), (step, action, extras))
+    packed, _ = turns.pack(turns.new_turns(*example, ()), trajectory, acting, joins=False)
+    by_hand = step._replace(is_first=first | dead | (np.arange(rows + 1) == rows)[:, None])
+    for one in (packed.env_step, by_hand):
+        assert one.valid[1:].sum() == 2 * (rows - 1) + dies
+    gradients = [
+        gradient_of(agent, networks, one) for one in (packed, trajectory._replace(env_step=by_hand))
+    ]
+    assert max(np.abs(x).max() for x in jax.tree.leaves(gradients[0])) > 1e-2
+    for one, other in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 
 from sebulba.benchmarks import command_line, scale, train, tune
 from sebulba.benchmarks.project import rivals
-from sebulba.configs.impala_presets import cartpole, pong
+from sebulba.configs.impala_presets import atari, cartpole
 from tests.test_package import MODULES, imports
 
 ARGUMENTS = {"tune": ["--output", "x.json"], "learn": ["cartpole", "--num-envs", "4"]}
@@ -26,7 +26,7 @@ def test_choices_are_those_of_the_benchmarks():
     assert command_line.KINDS == train.COMPARISONS
     assert tuple(rivals.TASKS) == command_line.RIVAL_AGENTS
     assert {*command_line.TUNED} == {k.name for k in tune.choose_knobs(cartpole(), devices, [])}
-    axes = [*scale.all_axes(cartpole(), devices), *scale.all_axes(pong(), devices)]
+    axes = [*scale.all_axes(cartpole(), devices), *scale.all_axes(atari(), devices)]
     assert {*command_line.AXES} == {axis.name for axis in axes}
 
 

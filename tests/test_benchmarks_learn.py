@@ -123,13 +123,17 @@ def test_goals_are_of_presets_and_the_report_knows_them():
     assert {f"learn-{name}" for name in GOALS} <= set(BENCHMARKS)
 
 
-TASKS = [name for name, preset in PRESETS.items() if preset.goal and name in GOALS]
+RESULTS = Path(sebulba.__file__).parent / "benchmarks" / "results"
+MEASURED = [
+    name
+    for name, preset in PRESETS.items()
+    if preset.goal and name in GOALS and (RESULTS / f"learn-{name}.json").exists()
+]
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", MEASURED)
 def test_what_a_preset_was_measured_with_is_what_it_is(name):
-    file = Path(sebulba.__file__).parent / "benchmarks" / "results" / f"learn-{name}.json"
-    measured = json.loads(file.read_text())["config"]["agent"]
+    measured = json.loads((RESULTS / f"learn-{name}.json").read_text())["config"]["agent"]
     made = json.loads(json.dumps(dataclasses.asdict(PRESETS[name].make().agent)))
     assert fields_of(made, measured) == measured
 

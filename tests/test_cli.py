@@ -20,7 +20,7 @@ from gymnasium import spaces
 import sebulba
 from sebulba.commands import cli
 from sebulba.commands.stop_on_signal import StopOnSignal
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.errors import is_env_failure
 from sebulba.metrics.plots import read_records
@@ -275,9 +275,9 @@ def test_help_goes_to_standard_output_and_lists_what_there_is(capsys):
 def test_the_list_of_configurations_is_in_two_columns(capsys):
     cli.main(["train", "--help"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
-    of_presets = [line for line in lines if line.split()[0] in PRESETS]
-    assert len(of_presets) == len(PRESETS)
-    column = max(map(len, PRESETS)) + 4
+    of_presets = [line for line in lines if line.split()[0] in OWN_NUMBERS]
+    assert len(of_presets) == len(OWN_NUMBERS)
+    column = max(map(len, OWN_NUMBERS)) + 4
     assert all(line[column - 2 : column].isspace() for line in of_presets)
     assert not any(line[column].isspace() for line in of_presets)
     assert max(map(len, lines)) <= 80

@@ -153,21 +153,21 @@ def test_the_script_is_bash_and_its_options_exist():
     assert config.cluster.inferencers_per_node * (4 - 1) == config.num_inferencers_per_device
 
 
-def findings_of_cluster(monkeypatch: pytest.MonkeyPatch, address: str | None, nodes: Any) -> Any:
+def findings_of_cluster(monkeypatch: pytest.MonkeyPatch, address: str | None, machines: Any) -> Any:
     monkeypatch.setattr(ray_actors, "known_cluster", lambda: address)
-    monkeypatch.setattr(ray_actors, "nodes_of", nodes)
+    monkeypatch.setattr(ray_actors, "machines_of", machines)
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
     (finding,) = doctor.check_cluster()
     return finding
 
 
-def test_the_doctor_names_the_nodes_of_a_cluster(monkeypatch):
-    nodes = [ray_actors.NodeOfCluster("one", 0.0), ray_actors.NodeOfCluster("two", 16.0)]
-    found = findings_of_cluster(monkeypatch, "head:6379", lambda address: (nodes, 2.0))
+def test_the_doctor_names_the_machines_of_a_cluster(monkeypatch):
+    machines = [ray_actors.Machine("one", 0.0), ray_actors.Machine("two", 16.0)]
+    found = findings_of_cluster(monkeypatch, "head:6379", lambda address: (machines, 2.0))
     assert found.level is Level.OK
-    assert found.seen == "head:6379, 2 nodes: one (0 CPUs), two (16 CPUs); 2 CPUs are free"
-    full = findings_of_cluster(monkeypatch, "head:6379", lambda address: (nodes, 0.0))
-    assert full.level is not Level.OK and "add nodes" in full.remedy
+    assert found.seen == "head:6379, 2 machines: one (0 CPUs), two (16 CPUs); 2 CPUs are free"
+    full = findings_of_cluster(monkeypatch, "head:6379", lambda address: (machines, 0.0))
+    assert full.level is not Level.OK and "add machines" in full.remedy
 
 
 def test_the_doctor_says_that_a_cluster_is_gone_or_that_there_is_none(monkeypatch):

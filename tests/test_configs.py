@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from sebulba.agents.configs import ImpalaConfig
+from sebulba.configs import tasks
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.presets import NEUTRAL, PRESETS
+from sebulba.configs.presets import ATARI, BY_TASK, NEUTRAL, PRESETS
+from sebulba.envs.envpool_adapter import envpool_id
 from sebulba.errors import UsageError
 
 
@@ -83,7 +85,7 @@ def test_preset_is_documented_and_frozen(name):
     assert made.num_envs % (4 if hasattr(made.agent, "replay") else 8) == 0
 
 
-GAMES = ("kuhn", "leduc", "tic-tac-toe", "connect-four")
+GAMES = ("kuhn", "leduc", "tic-tac-toe", "connect-four", "lbf", "rware")
 
 
 def agent_name(preset: str) -> str:
@@ -99,6 +101,23 @@ def test_presets_are_those_that_the_manual_names():
             continue  # of a library of JAX environments, or of many agents
         of_agent = agent_name(name) in name.split("-")[1:]
         assert of_agent, "of an agent other than Impala: ENV-AGENT"
+
+
+@pytest.mark.parametrize("name", BY_TASK)
+def test_a_preset_by_task_is_that_of_its_agent_in_an_environment_of_envpool(name):
+    made, agent = PRESETS[name].make(), name.rpartition("-")[2]
+    start = (ATARI if made.env.id in tasks.GAMES else NEUTRAL)[agent].make()
+    env = dataclasses.replace(start.env, id=made.env.id)
+    assert made == dataclasses.replace(start, env=env, total_env_steps=made.total_env_steps)
+    assert name == f"{tasks.name_of(made.env.id)}-{agent}"
+    assert envpool_id(made.env.id) == made.env.id
+    assert made.env.id in PRESETS[name].summary
+
+
+def test_no_preset_has_two_names():
+    made = [preset.make() for preset in PRESETS.values()]
+    again = [one for number, one in enumerate(made) if one in made[:number]]
+    assert [one.env.id for one in again] == ["Pong-v5"] * 4  # atari-AGENT begins with Pong
 
 
 @pytest.mark.parametrize("name", NEUTRAL)

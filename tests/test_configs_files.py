@@ -11,7 +11,7 @@ import pytest
 
 from sebulba.commands.cli import _parse
 from sebulba.configs.files import config_options, read_config_file, write_config_file
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.errors import UsageError
 
 
@@ -52,7 +52,7 @@ def changed(preset):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", [*OWN_NUMBERS, "humanoid-sac", "seaquest-dqn"])
 def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
     file = tmp_path / "tuned.json"
     for config in (changed(preset), PRESETS[preset].make()):

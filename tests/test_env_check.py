@@ -260,6 +260,7 @@ def test_what_cannot_be_sent_is_refused_in_words():
         "LevelBasedForaging-v0",
         "tests.pettingzoo_echo:EchoParallel",
         "tests.pettingzoo_echo:EchoAEC",
+        "tests.test_jax_populations:Duel",
     ],
 )
 def test_many_agents_are_checked_and_their_tree_is_shown(env):

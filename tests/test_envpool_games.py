@@ -1,6 +1,7 @@
 """envpool's games for several players: turns, legal moves, rewards, and exams of policies.
 
-``RANDOM_GAMES=10000 pytest tests/test_envpool_games.py --timeout 0`` plays the long counts.
+``RANDOM_GAMES=10000 pytest tests/test_envpool_games.py --timeout 0`` plays as many of games in
+Python, too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from sebulba import ActionError, EnvError
 from sebulba.agents.multi import turns
 from sebulba.benchmarks import games
 from sebulba.diagnosis.env_players import RandomActions
-from sebulba.types import EnvStep
+from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter
+from sebulba.types import EnvOutput, EnvSpec, EnvStep, FusedEnv
 
 GAMES = int(os.environ.get("RANDOM_GAMES", "600"))
+MANY = 10_000
+"""Games that are played at once in a pool of envpool's."""
 HAS_PETTINGZOO = all(importlib.util.find_spec(name) for name in ("pettingzoo", "pygame"))
 of_pettingzoo = pytest.mark.skipif(not HAS_PETTINGZOO, reason="needs pettingzoo and pygame")
 
@@ -73,13 +77,14 @@ class Ledger:
     ],
 )
 def test_all_rewards_of_random_games_are_credited_or_counted(env):
-    num_envs = 64
+    is_pool = ":" not in env
+    num_envs, games = (1024, MANY) if is_pool else (64, GAMES)
     adapter = sebulba.make_env_factory(env)(num_envs, list(range(num_envs)))
     choose = RandomActions(adapter.spec, num_envs, 0)
     ledger, played, ends_seen = Ledger(2 * num_envs), 0, set()
     output = adapter.reset()
     ledger.add(output)
-    while played < GAMES:
+    while played < games:
         output = adapter.step(choose(output))
         ledger.add(output)
         (reward,) = output.reward.values()
@@ -95,6 +100,72 @@ def test_all_rewards_of_random_games_are_credited_or_counted(env):
     else:
         assert uncredited.sum() == 0 and {-1.0, 1.0} <= ends_seen
         np.testing.assert_array_equal(ledger.credited + pending, ledger.paid)
+
+
+class FakePool:
+    """An adapter of a cooperative pool: agents are an axis within the observations of a row."""
+
+    num_envs = 4
+    spec = EnvSpec(
+        spaces.Dict(
+            agents_view=spaces.Box(0, 9999, (3, 2), np.int32),
+            action_mask=spaces.MultiBinary((3, 5)),
+            step_count=spaces.Discrete(100),
+        ),
+        spaces.MultiDiscrete([5] * 3),
+        name="LevelBasedForaging-v0",
+    )
+
+    def output(self, t: Any, sent: Any, xp: Any) -> EnvOutput:
+        """Say who and when it is, and what each agent did, in every cell; the mask, too."""
+        env, agent = np.arange(4)[:, None], np.arange(3)
+        place = xp.stack([1000 * env + 100 * agent + t, 10 * sent + agent], axis=-1)
+        mask = (np.arange(5) + env[..., None] + agent[:, None]) % 3 > 0
+        obs = {"agents_view": place, "action_mask": mask, "step_count": xp.full(4, t)}
+        row = np.arange(4)
+        ends, cut = row == t % 4, row == (t + 1) % 4
+        reward = xp.float32(10 * row + t)
+        return EnvOutput(obs, reward, ends, cut, row == (t + 2) % 4, reward, ends | cut)
+
+    def reset(self) -> EnvOutput:
+        self.t = 0
+        return self.output(0, np.zeros((4, 3), np.int32), np)
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        self.t += 1
+        return self.output(self.t, action, np)
+
+    def fused(self) -> FusedEnv:
+        def step(t: Any, action: Any) -> Any:
+            return t + 1, self.output(t + 1, action, jnp), 0
+
+        return FusedEnv(np.int32(0), step)
+
+
+@pytest.mark.parametrize("kind", ["stepped", "fused"])
+def test_agents_of_a_cooperative_pool_are_in_their_places(kind):
+    pool = FakePool()
+    adapter = CooperativeAdapter(pool, "LevelBasedForaging-v0")  # type: ignore[arg-type]
+    adapter.reset()
+    state, step = adapter.fused()[:2]  # type: ignore[index]
+    rng = np.random.default_rng(0)
+    for t in range(1, 6):
+        action = {"agent": rng.integers(0, 5, (4, 3))}
+        if kind == "stepped":
+            output = adapter.step(action)
+        else:
+            state, output, _ = step(state, action)
+        own, common = output.obs["agent"], output.obs["common"]
+        for env, agent in np.ndindex(4, 3):
+            sent = 10 * action["agent"][env, agent] + agent
+            assert own["agents_view"][env, agent].tolist() == [1000 * env + 100 * agent + t, sent]
+            legal = [(n + env + agent) % 3 > 0 for n in range(5)]
+            assert own["action_mask"][env, agent].tolist() == legal
+            assert output.reward["agent"][env, agent] == 10 * env + t
+            flags = (output.terminated, output.truncated, output.is_first)
+            said = [bool(flag["agent"][env, agent]) for flag in flags]
+            assert said == [env == (t + n) % 4 for n in range(3)]
+        assert common["step_count"].tolist() == [t] * 4 and set(common) == {"step_count"}
 
 
 def test_the_mover_acts_and_its_moves_are_the_legal_ones():

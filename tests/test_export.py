@@ -59,9 +59,9 @@ POLICIES: dict[str, tuple[Any, Any, Any]] = {
         spaces.Box(-2, 2, (5,), np.float64),
         spaces.Discrete(4, dtype=np.int64),
     ),
-    "DQN": (DQNConfig(torso=SIZES), FLAT, CHOICE),
+    "DQN": (DQNConfig(torso=SIZES, normalize_observations=True), FLAT, CHOICE),
     "R2D2": (R2D2Config(torso=SIZES, lstm_size=8), FLAT, CHOICE),
-    "SAC": (SACConfig(torso=SIZES), FLAT, FORCE),
+    "SAC": (SACConfig(torso=SIZES, normalize_observations=True), FLAT, FORCE),
     "DDPG": (DDPGConfig(torso=SIZES), FLAT, FORCE),
 }
 

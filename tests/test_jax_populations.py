@@ -1,7 +1,11 @@
-"""Environments of many agents in JAX: nothing misplaced, turns, ends, legal actions, resuming."""
+"""Environments of many agents in JAX: nothing misplaced, turns, ends, legal actions, resuming.
+
+``ECHO_TRANSITIONS=1000000 pytest tests/test_jax_populations.py --timeout 0`` runs the long counts.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -32,6 +36,7 @@ SMALL = TorsoConfig(hidden_sizes=(16,))
 PPO_SMALL = PPOConfig(torso=SMALL, epochs=1, minibatches=1)
 DQN_SMALL = DQNConfig(torso=SMALL, replay=ReplayConfig(2000, 16))
 NUM_ENVS = 4
+TRANSITIONS = int(os.environ.get("ECHO_TRANSITIONS", "6000"))
 
 
 class Echo:
@@ -239,7 +244,8 @@ def run_loop(env: Any, config: Any, *, cycles: int, steps: int = 16, **options: 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everything_is_in_its_place_through_fused_cycles_and_shards():
-    _, recorder, about = run_loop(Echo, PPO_SMALL, cycles=6, update_devices=[1, 2])
+    cycles = -(-TRANSITIONS // (16 * NUM_ENVS))
+    _, recorder, about = run_loop(Echo, PPO_SMALL, cycles=cycles, update_devices=[1, 2])
     assert "fused" in about and "written in JAX" in about
     assert sum(misplaced(one.env_step, one.action) for one in recorder.trajectories) == 0
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from sebulba.commands import jax_setup
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 
 PONG = PRESETS["pong"].make()
 
@@ -25,7 +25,7 @@ def cores(monkeypatch):
 def image_presets():
     return [
         name
-        for name, preset in PRESETS.items()
+        for name, preset in OWN_NUMBERS.items()
         if preset.make().agent.torso.kind in jax_setup.IMAGE_NETWORKS
     ]
 

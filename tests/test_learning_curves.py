@@ -197,6 +197,21 @@ def test_a_curve_shows_everything_from_the_first_episodes_on(tmp_path, figures):
     assert not any("100" in text.get_text() for text in axes.texts)
 
 
+def test_groups_of_agents_have_curves_of_their_own(tmp_path, figures):
+    def of(i: int, *groups: str) -> str:
+        means = {f"episode_return_mean/{group}": float(i) for group in groups}
+        return json.dumps(record(i, 1.0, **means, **{"episode_return_mean/guide/0": 9.0})) + "\n"
+
+    (tmp_path / "two").write_text("".join(of(i, "guide", "crew") for i in range(1, 4)))
+    (tmp_path / "one").write_text("".join(of(i, "guide") for i in range(1, 4)))
+    for name, groups in (("two", ["guide", "crew"]), ("one", [])):
+        assert plots.learning_curve(tmp_path / name, tmp_path / "curve.png")
+        lines = {line.get_label(): line for line in figures[-1].axes[0].get_lines()}
+        drawn = [label for label in lines if label in ("guide", "crew", "guide/0")]
+        assert drawn == groups
+        assert all(lines[group].get_ydata().tolist() == [1, 2, 3] for group in groups)
+
+
 def test_a_run_of_an_older_version_is_drawn_from_its_records(tmp_path, figures):
     records = [record(1), record(2, 20.0), record(3, 30.0)]
     assert draw(tmp_path, records, episodes=tmp_path / "episodes.jsonl")

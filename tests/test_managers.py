@@ -50,6 +50,10 @@ def uniform(name):
     return dataclasses.replace(config, replay=dataclasses.replace(config.replay, prioritized=False))
 
 
+def normalized(name):
+    return dataclasses.replace(CASES[name][2], normalize_observations=True)
+
+
 def check_same(one, other):
     (result, replay), (other_result, other_replay) = one, other
     assert result.counters.updates > 0
@@ -67,15 +71,19 @@ def test_one_manager_is_the_same_as_the_update_device_bit_for_bit(name, config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sac", "ddpg"])
-def test_what_xla_rounds_otherwise_in_one_program_stays_as_close_as_that(name):
+@pytest.mark.parametrize(
+    ("name", "config"), [("sac", None), ("ddpg", None), ("dqn", normalized("dqn"))]
+)
+def test_what_xla_rounds_otherwise_in_one_program_stays_as_close_as_that(name, config):
     (one, replay), (other, other_replay) = (
-        trained(name, cluster, **ONE) for cluster in (ClusterOptions(), HERE)
+        trained(name, cluster, config=config, **ONE) for cluster in (ClusterOptions(), HERE)
     )
     assert one.counters == other.counters and one.counters.updates > 0
-    assert leaves_equal(replay._replace(weight=0), other_replay._replace(weight=0))
+    rounded = {"weight": 0, "statistics": 0, "max_priority": 0}
+    assert leaves_equal(replay._replace(**rounded), other_replay._replace(**rounded))
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5)  # noqa: E731
-    jax.tree.map(close, replay.weight, other_replay.weight)
+    for field in rounded:
+        jax.tree.map(close, getattr(replay, field), getattr(other_replay, field))
     jax.tree.map(close, one.state.networks, other.state.networks)
 
 
@@ -95,18 +103,22 @@ def test_a_replay_of_two_managers_goes_on_in_one_and_on_the_device(tmp_path):
         cluster = ClusterOptions(trajectory_managers=number)
         with (
             sebulba.Checkpointer(tmp_path) as saver,
-            new_loop("dqn", cluster, checkpointer=saver) as loop,
+            new_loop("dqn", cluster, normalized("dqn"), checkpointer=saver) as loop,
         ):
             if kept:
                 state = loop.restore(saver.load_newest())
                 found = loop._managers.state() if loop._managers else state.experience
                 assert leaves_equal(kept[-1], jax.device_get(found))
+                # Inferencers act with these before the first update.
+                assert leaves_equal(state.experience.statistics, kept[-1].statistics)
             else:
                 state = loop.new_state(7, STEPS)
             result = loop.run(state, 6, STEPS)
             found = loop._managers.state() if loop._managers else result.state.experience
             kept.append(jax.device_get(found))
     assert all(len(replay.trajectories) == 2 for replay in kept)
+    counts = [float(replay.statistics[0].num_samples) for replay in kept]
+    assert counts == pytest.approx([6 * STEPS * 8 * n for n in (1, 2, 3)], rel=1e-5)
 
 
 @pytest.mark.slow

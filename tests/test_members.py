@@ -31,6 +31,7 @@ from sebulba.agents.configs import (
 from sebulba.agents.configs.frozen import FrozenConfig
 from sebulba.agents.multi.pace import MARKS, Schedule, means_when_due, schedule_of
 from sebulba.agents.ppo import PPO as PPOAgent
+from sebulba.inference.cycle import CyclePrograms
 from sebulba.types import COMMON, RunSpec
 from tests.loop_helpers import Recorder, leaves_equal
 from tests.populations import Pairs, Turns, Visitors
@@ -392,7 +393,7 @@ def test_an_auxiliary_keeps_its_statistics_at_other_sizes():
 
 
 def test_common_observations_are_in_a_replay_once_and_come_out_for_every_slot():
-    config = dataclasses.replace(DQN, replay=ReplayConfig(800, 32))
+    config = dataclasses.replace(DQN, replay=ReplayConfig(800, 32), normalize_observations=True)
     result, recorder, loop = run(Pairs, MultiAgentConfig({"*": config}), cycles=8)
     red = loop.agent.members["red"].agent
     replay = result.state.experience["red"]
@@ -407,6 +408,44 @@ def test_common_observations_are_in_a_replay_once_and_come_out_for_every_slot():
     common = np.concatenate([x[COMMON][:-1] for x in rows]).repeat(2, axis=1).reshape(640, 16)
     np.testing.assert_array_equal(obs["observation"], number)
     np.testing.assert_array_equal(obs[COMMON], common)
+    shared = loop.agent.lasting_experience(result.state.experience)["red"][0]  # of all slots
+    np.testing.assert_allclose(shared.mean, common.mean(axis=0), rtol=1e-3, atol=1e-3)
+
+
+SCREEN = 4096
+
+
+class Watchers(Pairs):
+    """The agents of ``Pairs`` before a screen of 4096 pixels."""
+
+    tree = Population(Pairs.tree.members, common=Obs(spaces.Box(0, 255, (SCREEN,), np.uint8)))
+
+    def observe(self) -> dict:
+        return {**super().observe(), COMMON: np.full(SCREEN, self.t, np.uint8)}
+
+
+@pytest.mark.parametrize("update_device", [0, 1])
+def test_a_screen_that_all_watch_is_uploaded_and_handed_over_once(monkeypatch, update_device):
+    uploaded = []
+
+    def act(self: Any, networks: Any, step_state: Any, leaves: Any) -> Any:
+        output = act_once(self, networks, step_state, leaves)
+        uploaded.append(sum(leaf.size for leaf in leaves if leaf.dtype == np.uint8))
+        return output
+
+    act_once = CyclePrograms.act_once
+    monkeypatch.setattr(CyclePrograms, "act_once", act)
+    steps, envs = 3, 4
+    _, recorder, _ = run(Watchers, PPO, 1, steps, update_devices=[update_device])
+    handed_over = [
+        leaf.nbytes
+        for trajectory in recorder.trajectories
+        for leaf in jax.tree.leaves(trajectory.env_step.obs)
+        if leaf.dtype == np.uint8
+    ]
+    # Three agents watch it, so copies would be three times as much. A program is traced once.
+    assert set(uploaded) == {envs * SCREEN}
+    assert set(handed_over) == {(steps + 1) * envs * SCREEN}
 
 
 def test_slots_that_wait_have_rows_of_their_own_times():

@@ -201,6 +201,18 @@ def test_panel_fits_the_terminal(width):
             assert shown in text, shown
 
 
+def test_panel_has_a_line_for_groups_of_agents():
+    def shown(*groups: str) -> str:
+        view = PanelView("x", "runs/x", lambda: "devices")
+        view.add(record(2) | {f"episode_return_mean/{name}": 1.5 for name in groups})
+        console = Console(width=80, file=io.StringIO(), record=True)
+        console.print(view)
+        return console.export_text()
+
+    assert "guide 1.5  crew 1.5" in shown("guide", "crew", "crew/0")
+    assert "by group" not in shown("guide")
+
+
 def test_panel_writer_shows_and_closes_twice():
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
     writer = PanelWriter("cartpole", "runs/x", lambda: "devices", console)

@@ -30,7 +30,8 @@ from sebulba.agents.kernels.exploration import epsilon_greedy
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.inference.episodes import SlotStatistics
-from sebulba.metrics.window import RecentEpisodes
+from sebulba.metrics.counters import of_groups
+from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.types import COMMON, EnvSpec, RunSpec, empty_env_step
 from tests.alone import alone, alone_class
 from tests.lockstep_hashes import CASES, train_and_hash
@@ -435,3 +436,42 @@ def test_continuous_agents_have_members_too():
 def test_an_option_for_one_agent_is_refused():
     with pytest.raises(UsageError, match="channels_first=True is for one agent"):
         sebulba.env_spec(Turns, channels_first=True)
+
+
+# What is reported.
+
+
+def test_groups_and_teams_have_returns_in_training_and_evaluation():
+    spec = sebulba.env_spec(Visitors)
+    team = teams_of(spec)
+    assert team[""] == [("guide", 0), *(("visitors", i) for i in range(3))]
+    assert team["visitors"] == [("visitors", i) for i in range(3)]
+    assert teams_of(sebulba.env_spec(Turns)) == {}  # the sum of a zero-sum game is 0
+    infos = SlotStatistics({"guide": 1, "visitors": 3}, 1).add(
+        {"guide": np.full((1, 1, 1), 5.0), "visitors": np.array([[[1.0, 2.0, 9.0]]])},
+        *(np.array([[flag]]) for flag in (True, False, False)),
+        {"visitors": np.array([[[True, True, False]]])},
+    )
+    episodes = RecentEpisodes(team)
+    assert "team_return_mean" not in episodes.means()
+    episodes.add(infos)
+    means = episodes.means()
+    assert means["team_return_mean"] == 8.0  # who never acted has no part in it
+    assert means["team_return_mean/visitors"] == 3.0
+    assert of_groups(means) == {"guide": 5.0, "visitors": 1.5}
+    assert of_groups({"episode_return_mean/player": 1.0}) == {}
+    assert RecentEpisodes.restored(episodes.state(), team).means() == means
+
+
+def test_an_evaluation_has_the_returns_of_groups():
+    agent = make_agent(sebulba.env_spec(Visitors), PPO_SMALL)
+    state = agent.new_state(jax.random.key(0), RunSpec(2, 1, 4, 1))
+    policy = sebulba.Policy(agent, agent.acting_networks(state.networks, state.experience))
+    played = sebulba.evaluate(policy, Visitors, num_episodes=3, num_envs=2)
+    guide, visitors = played.group_returns["guide"], played.group_returns["visitors"]
+    assert guide.shape == (3,) and guide.max() > 0
+    np.testing.assert_allclose(guide, 3 * visitors)  # it is paid for each who did
+    np.testing.assert_allclose(played.returns, (guide + 3 * visitors) / 4)
+    assert played.metrics()["eval_return_mean/guide"] == guide.mean()
+    assert played.record()["mean_return/visitors"] == visitors.mean()
+    assert f"by group: guide {guide.mean():.2f}, visitors" in str(played)

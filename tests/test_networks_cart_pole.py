@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import sebulba
+from sebulba.benchmarks.networks import cart_pole
 from sebulba.envs import make_env_factory
 from sebulba.envs.networks import CART_POLE
 from sebulba.errors import ActionError, UsageError
@@ -67,3 +69,22 @@ def test_wrong_actions_and_options_are_told():
     with pytest.raises(UsageError, match="has no option 'rtt_ms'"):
         make(rtt_ms=3)
     assert sebulba.env_spec(CART_POLE).name == CART_POLE
+
+
+def test_the_experiment_keeps_each_training_and_repeats_none(monkeypatch, tmp_path):
+    trainings = []
+
+    def trained(env, num_envs, seed):
+        trainings.append((env, num_envs, seed))
+        figures = dict.fromkeys(("env_steps", "seconds", "cpu_s", "peak_mb"), num_envs + seed)
+        return {"env": env, "num_envs": num_envs, "seed": seed, "is_reached": seed == 0, **figures}
+
+    monkeypatch.setattr(cart_pole, "trained", trained)
+    kept, drawn = tmp_path / "a.json", tmp_path / "a.png"
+    words = ["--sizes", "2", "64", "--json", str(kept), "--png", str(drawn)]
+    for seeds in ("1", "2"):
+        assert cart_pole.main(["--seeds", seeds, *words]) == 0
+    assert len(trainings) == len(set(trainings)) == 8
+    assert len(json.loads(kept.read_text())["runs"]) == 8 and drawn.stat().st_size > 1000
+    with pytest.raises(UsageError, match=r"sizes=3 must divide 64; use 16"):
+        cart_pole.main(["--sizes", "3", "--json", str(kept)])

@@ -16,8 +16,8 @@ from sebulba.agents.replay.store import MIN_PRIORITY
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference import placement
 from sebulba.inference.cycle_server import Server, Shared, Spent
-from sebulba.inference.hosts import Host, Version, Versions, Worker
 from sebulba.inference.node_figures import NodeFigures, node_lines
+from sebulba.inference.nodes import Node, Version, Versions, Worker
 from sebulba.inference.remote import CYCLES, make_servers, pickled
 from sebulba.inference.replacements import BEING_REPLACED, Replacements
 from sebulba.inference.running_inferencers import RunningInferencers
@@ -99,7 +99,7 @@ class FakeWorker(Worker):
     def stop(self, number: int) -> None: ...
 
 
-class FakeHost(Host):
+class FakeNode(Node):
     name = where = "fake"
 
     def __init__(self, room: int) -> None:
@@ -120,50 +120,50 @@ class FakeHost(Host):
 
 
 def test_inferencers_fill_a_process_before_the_next_and_a_lost_one_is_not_used_again():
-    workers = Workers(FakeHost, 5, 2)
-    assert [host.room for host in workers.hosts] == [2, 2, 1]
+    workers = Workers(FakeNode, 5, 2)
+    assert [node.room for node in workers.nodes] == [2, 2, 1]
     envs = [workers(3, [0, 1, 2]) for _ in range(5)]
-    first, second, third = workers.hosts
-    assert [env.worker.host for env in envs] == [first, first, second, second, third]
+    first, second, third = workers.nodes
+    assert [env.worker.node for env in envs] == [first, first, second, second, third]
 
     envs[2].close()
     envs[2].close()
     assert (envs[2].worker.freed, second.ended) == (1, 0)
-    assert workers(3, [0]).worker.host is second  # its place is free again
+    assert workers(3, [0]).worker.node is second  # its place is free again
 
     envs[0].kill()
     assert workers.num_living == 2
     for env in envs[:2]:
         env.close()
     assert envs[0].worker.freed == 0 and first.ended  # nobody is there to free it
-    new = [workers(3, [0]).worker.host for _ in range(2)]
+    new = [workers(3, [0]).worker.node for _ in range(2)]
     assert new[0] is new[1] and new[0] not in (first, second, third)
     workers.close()
-    assert all(host.ended for host in workers.hosts) and workers.num_living == 0
+    assert all(node.ended for node in workers.nodes) and workers.num_living == 0
     with pytest.raises(EnvError, match="is closed"):
         workers(3, [0])
 
 
 def test_a_lost_node_is_waited_for_without_a_limit_only_if_enough_are_left():
     for least, waits in ((0, False), (1, True), (2, True), (3, False)):
-        workers = Workers(FakeHost, 3, 1, least)
-        assert workers.goes_on_without(workers.hosts[0]) == waits
+        workers = Workers(FakeNode, 3, 1, least)
+        assert workers.goes_on_without(workers.nodes[0]) == waits
 
 
 def test_traffic_tells_the_way_from_the_cycle():
-    host = FakeHost(1)
-    host.version(0, [np.zeros(8, np.float32)], None)  # type: ignore[arg-type]
-    host.note(Spent(2.0, 7.0), 2.5, 10, 100)
-    host.note(Spent(1.0, 6.0), 0.9, 10, 100)  # clocks differ: never less than nothing
-    traffic = host.traffic
+    node = FakeNode(1)
+    node.version(0, [np.zeros(8, np.float32)], None)  # type: ignore[arg-type]
+    node.note(Spent(2.0, 7.0), 2.5, 10, 100)
+    node.note(Spent(1.0, 6.0), 0.9, 10, 100)  # clocks differ: never less than nothing
+    traffic = node.traffic
     assert (traffic.items, traffic.versions, traffic.bytes_out, traffic.bytes_in) == (2, 1, 52, 200)
     assert (traffic.cycle_s, traffic.relay_s, traffic.cpu_s) == (3.0, 0.5, 7.0)
 
 
 def test_metrics_tell_of_the_traffic_of_a_window():
-    workers = Workers(FakeHost, 2, 1)
+    workers = Workers(FakeNode, 2, 1)
     figures = NodeFigures(workers)
-    first, second = workers.hosts
+    first, second = workers.nodes
     first.version(0, [np.zeros(250, np.float32)], None)  # type: ignore[arg-type]
     first.note(Spent(1.0, 1.0), 1.004, 0, 3000)
     assert figures.take(2.0, 1) == {
@@ -235,15 +235,15 @@ def test_lockstep_here_and_two_in_a_process_is_the_same_and_a_version_is_sent_on
         with loop:
             results.append(loop.run(loop.new_state(0, STEPS), 12, STEPS))
             if cluster.address == "processes":
-                (host,) = loop._workers.hosts
+                (node,) = loop._workers.nodes
                 # Of four rounds all have networks of their own.
-                assert host.traffic.versions == 4 and host.traffic.items >= 8
+                assert node.traffic.versions == 4 and node.traffic.items >= 8
                 assert loop._envs[1].worker.ask("received") == 4
-                assert host.traffic.cycle_s > 0 and host.traffic.bytes_in > 0
-                assert loop.describe_nodes()[0].startswith(f"{host.name}: 2 between phases; ")
+                assert node.traffic.cycle_s > 0 and node.traffic.bytes_in > 0
+                assert loop.describe_nodes()[0].startswith(f"{node.name}: 2 between phases; ")
                 assert results[0].metrics.keys() < results[1].metrics.keys()
                 assert results[1].metrics["nodes"] == 1 and results[1].metrics["relay_ms"] > 0
-                assert loop._envs[1].worker.host is loop._envs[2].worker.host is host
+                assert loop._envs[1].worker.node is loop._envs[2].worker.node is node
     here, there = results
     assert leaves_equal(here.state.networks, there.state.networks)
     assert here.counters == there.counters
@@ -251,7 +251,7 @@ def test_lockstep_here_and_two_in_a_process_is_the_same_and_a_version_is_sent_on
 
 def test_fewer_nodes_than_the_least_end_a_run():
     loop, _ = make_tiny_loop(CountingEnv, on_env_failure="restart")
-    workers = Workers(FakeHost, 2, 1, 2)
+    workers = Workers(FakeNode, 2, 1, 2)
     with loop:
         running = RunningInferencers(
             loop._options,
@@ -265,7 +265,7 @@ def test_fewer_nodes_than_the_least_end_a_run():
         )
         error = EnvError("lost")
         assert running._has_enough_nodes(error)
-        workers.hosts[0].kill()
+        workers.nodes[0].kill()
         assert not running._has_enough_nodes(error)
         assert "cluster.min_nodes=2" in error.__notes__[0]
 
@@ -304,7 +304,7 @@ def test_some_inferencers_have_to_be_elsewhere():
 # All messages of the design.
 
 
-class HereHost(Host):
+class HereNode(Node):
     """Servers in this process, which are asked without a socket."""
 
     name = where = "here"
@@ -328,10 +328,10 @@ class HereHost(Host):
 
 
 class HereWorker(FakeWorker):
-    host: HereHost
+    node: HereNode
 
     def begin(self, name: str, *arguments: Any) -> None:
-        self._answer = self.host.servers[self._slot].answer(name, arguments)
+        self._answer = self.node.servers[self._slot].answer(name, arguments)
 
     def receive(self) -> Any:
         return self._answer
@@ -373,7 +373,7 @@ def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch)
     note(TrajectoryManager, "sample", "3 a batch is asked for")
     note(ManagedUpdater, "consume", "4 the update learns from it")
     note(Staging, "publish", "6 networks are published")
-    note(HereHost, "send", "7 an Inferencer asks for them")
+    note(HereNode, "send", "7 an Inferencer asks for them")
     note(Shared, "put", "8 its process gets them")
     set_priority, stale = TrajectoryManager.update_priority, []
 
@@ -386,14 +386,14 @@ def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch)
         stale.append(not np.array_equal(expected, before.weight))
 
     monkeypatch.setattr(TrajectoryManager, "update_priority", checked)
-    hosts: list[HereHost] = []
+    nodes: list[HereNode] = []
 
     def workers(given: Any, cluster: ClusterOptions, number: int) -> Workers:
         sent = pickled(given, "processes")
 
-        def new(room: int) -> HereHost:
-            hosts.append(HereHost(sent, room))
-            return hosts[-1]
+        def new(room: int) -> HereNode:
+            nodes.append(HereNode(sent, room))
+            return nodes[-1]
 
         return Workers(new, number, cluster.inferencers_per_node)
 
@@ -401,7 +401,7 @@ def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch)
     monkeypatch.setattr(
         managers_placement.processes,
         "manager_worker",
-        lambda given, server: HereHost(given, 1, server).take(),
+        lambda given, server: HereNode(given, 1, server).take(),
     )
     cluster = processes(2, trajectory_managers=1)
     options = {"num_inferencers_per_device": 2, "schedule": "async"}
@@ -413,7 +413,7 @@ def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch)
     assert counts["5 priorities go back"] == counts["3 a batch is asked for"]
     assert counts["5 priorities go back"] == result.counters.updates > 0 and any(stale)
     # Two Inferencers of one process ask, and a version goes there once.
-    (host,) = hosts
-    assert host.traffic.versions == host.servers[0].shared.received
-    assert host.traffic.versions <= counts["6 networks are published"] + 1
-    assert counts["7 an Inferencer asks for them"] >= host.traffic.versions
+    (node,) = nodes
+    assert node.traffic.versions == node.servers[0].shared.received
+    assert node.traffic.versions <= counts["6 networks are published"] + 1
+    assert counts["7 an Inferencer asks for them"] >= node.traffic.versions

@@ -26,6 +26,7 @@ def test_a_notebook_runs(file, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", os.pathsep.join([bin_folder, os.environ["PATH"]]))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # set by another test, it hides pictures
     notebook = nbformat.read(file, as_version=4)
     for cell in notebook.cells:
         cell.source = cell.source.replace("300000", "20000").replace("60000", "10000")

@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -32,6 +33,7 @@ ORDER = (
         "trees",
         "one_kernel",
         "agent",
+        "hosts",
         "envs",
         "metrics",
     ),
@@ -65,11 +67,12 @@ ALLOWED = {
     "trees": {"types"},
     "one_kernel": {"types"},
     "agent": {"types", "errors"},
+    "hosts": CONTRACTS,
     "envs": CONTRACTS | {"standard_streams"},
     "metrics": {"errors", "types", "files"},
-    "transport": CONTRACTS,
+    "transport": CONTRACTS | {"hosts"},
     "inference": CONTRACTS | {"envs", "metrics", "transport"},
-    "learning": CONTRACTS | {"metrics", "transport"},
+    "learning": CONTRACTS | {"hosts", "metrics", "transport"},
     "agents": CONTRACTS,
     "managers": CONTRACTS | {"transport", "inference", "agents"},
     "policies": CONTRACTS | {"files", "trust", "agents"},
@@ -236,27 +239,45 @@ def test_the_rooms_at_the_top_are_relative_links():
         assert link.is_symlink() and str(link.readlink()) == f"sebulba/{name}"
 
 
-def test_the_wheel_holds_every_module_and_nothing_else(tmp_path):
-    build = "from setuptools.build_meta import build_wheel; import sys; build_wheel(sys.argv[1])"
+BUILD = """
+import sys
+from setuptools.build_meta import build_sdist, build_wheel
+target = sys.argv[1]  # setuptools changes the words
+build_sdist(target)
+build_wheel(target)
+"""
+
+
+def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documents(tmp_path):
     copy = tmp_path / "copy"
-    for path in (ROOT / "pyproject.toml", ROOT / "README.md", ROOT / "LICENSE"):
-        copy.mkdir(exist_ok=True)
-        (copy / path.name).write_bytes(path.read_bytes())
     pages = [*(PACKAGE / "board").glob("*.css"), *(PACKAGE / "board").glob("*.js")]
-    data = [PACKAGE / "py.typed", *(PACKAGE / "envs/networks/engine").iterdir(), *pages]
-    for path in [*PACKAGE.rglob("*.py"), *data]:
+    trained = [path for path in (PACKAGE / "policies/trained").rglob("*") if path.is_file()]
+    native = [
+        *(PACKAGE / "envs/networks/engine").iterdir(),
+        *(PACKAGE / "envs/networks/jax_call").glob("*.cc"),
+    ]
+    data = [PACKAGE / "py.typed", *native, *pages, *trained]
+    documents = [*(ROOT / "docs").glob("*.*"), *(ROOT / "examples").rglob("*.*")]
+    documents += [ROOT / "tests/test_package.py", *ROOT.glob("[A-Z]*.*"), ROOT / "Makefile"]
+    documents = [path for path in documents if path.suffix != ".pyc" and path.is_file()]
+    for path in [ROOT / "pyproject.toml", *documents, *PACKAGE.rglob("*.py"), *data]:
         target = copy / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     (copy / "agents").symlink_to("sebulba/agents")
+    (copy / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     done = subprocess.run(
-        [sys.executable, "-c", build, str(tmp_path)],
+        [sys.executable, "-c", BUILD, str(tmp_path)],
         cwd=copy,
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    assert {str(path.relative_to(ROOT)) for path in documents} <= inside
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

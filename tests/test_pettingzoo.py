@@ -273,6 +273,65 @@ def test_all_act_saves_the_bookkeeping():
     adapter.close()
 
 
+class Screen(Steady):
+    """Both are shown the same picture, in two copies."""
+
+    same_observation = True
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 255, (20, 16, 1), np.uint8)
+
+    def seen(self) -> dict:
+        return {a: np.full((20, 16, 1), self.t, np.uint8) for a in self.possible_agents}
+
+
+class TwoScreens(Screen):
+    def seen(self) -> dict:
+        shown = super().seen()
+        shown["a_1"] = shown["a_1"] + (self.t == 3)
+        return shown
+
+
+class OneIsBlind(Screen):
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 255, (20, 16 - (agent == "a_1"), 1), np.uint8)
+
+
+class Masks(pettingzoo_echo.EchoParallel):
+    same_observation = True
+
+    def observation_space(self, agent: str) -> Any:
+        return pettingzoo_echo.MASKED
+
+
+def test_what_all_are_shown_is_there_once_and_each_knows_its_number():
+    adapter = sebulba.make_env_factory(Screen)(2, [0, 1])
+    assert adapter.spec.groups["a"].slots == ("a_0", "a_1")
+    output, choose = adapter.reset(), RandomActions(adapter.spec, 2, 0)
+    for t in range(1, 6):
+        output = adapter.step(choose(output))
+        assert output.obs["common"].shape == (2, 20, 16, 1)
+        np.testing.assert_array_equal(output.obs["common"][:, 0, 0, 0], t)
+        np.testing.assert_array_equal(output.obs["a"]["observation"], [[0, 1], [0, 1]])
+    again = sebulba.make_env_factory(Screen)(2, [0, 1])
+    again.put_back(adapter.state())
+    outputs = [one.step(choose(output)) for one in (adapter, again)]
+    np.testing.assert_array_equal(*(one.obs["common"] for one in outputs))
+    for one in (adapter, again):
+        one.close()
+
+
+def test_what_all_are_shown_must_be_the_same():
+    adapter = sebulba.make_env_factory(TwoScreens)(1, [0])
+    with pytest.raises(EnvError, match="agents 'a_0' and 'a_1' observe different things"):
+        play(adapter, 4)
+    adapter.close()
+    with pytest.raises(UsageError, match=r"agent 'a_0' observes Box.* and 'a_1' Box"):
+        sebulba.env_spec(OneIsBlind)
+    with pytest.raises(UsageError, match="agents have an action_mask of their own"):
+        sebulba.env_spec(Masks)
+
+
 # The command line.
 
 ONE_DEVICE = ("--inference-devices", "0", "--update-devices", "0")

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Trains on the nodes of a SLURM job: sbatch slurm.sh my_env:MyEnv
+# Trains on the machines of a SLURM job: sbatch slurm.sh my_env:MyEnv
 #
-# Ray runs on all nodes and the training on the first, whose death ends the job. SLURM sends SIGTERM
+# Ray runs on all machines and the training on the first, whose death ends the job. SLURM sends SIGTERM
 # five minutes before the time is over: the run is saved, and the job is queued again and goes on.
 #SBATCH --job-name=sebulba
 #SBATCH --nodes=4
@@ -14,13 +14,13 @@
 set -u
 environment=${1:?the id of an environment, such as my_env:MyEnv}
 per_node=${INFERENCERS_PER_NODE:-14}
-port=$((20000 + SLURM_JOB_ID % 20000)) # jobs of others may be on the same node
+port=$((20000 + SLURM_JOB_ID % 20000)) # jobs of others may be on the same machine
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
 export RAY_TMPDIR=${SLURM_TMPDIR:-/tmp}
 
-# The first node has room for the updates, and no Inferencers but those that are asked for there.
+# The first machine has room for the updates, and no Inferencers but those that are asked for there.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
   ray start --head --port="$port" --num-cpus=0 --include-dashboard=false --block &
 srun --overlap --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) --exclude="$head" \

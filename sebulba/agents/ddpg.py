@@ -53,9 +53,8 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
         """Return initial parameters of actor and critics."""
         return self.nets.new(key)
 
-    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+    def acting_part(self, networks: PyTree) -> PyTree:
         """Return the actor."""
-        del experience
         return networks["actor"]
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
@@ -68,14 +67,15 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
     ) -> jax.Array:
         """Return the smallest value of a critic, ``[B]``, in units of the environment."""
         del step_state
-        return self.nets.acting_value(networks, value_networks, env_step)
+        return self.nets.acting_value(*self.as_seen(networks, env_step), value_networks)
 
     def acting_distribution(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep
     ) -> ActionMoments:
         """Return the moments of the actor's action, without noise."""
         del step_state
-        unit = self.chosen(networks, self.nets.encode(env_step.obs, num_leading=1))
+        actor, env_step = self.as_seen(networks, env_step)
+        unit = self.chosen(actor, self.nets.encode(env_step.obs, num_leading=1))
         action = self.nets.squashing.action(unit).astype(jnp.float32)
         return ActionMoments(action, jnp.zeros_like(action))
 
@@ -105,7 +105,8 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
             noise = step_state.noise_scale[:, None] * jax.random.normal(key, unit.shape)
             return self.nets.squashing.clip(unit + noise)
 
-        return self.nets.act(networks, step_state, env_step, unit_action, explore=explore)
+        actor, env_step = self.as_seen(networks, env_step)
+        return self.nets.act(actor, step_state, env_step, unit_action, explore=explore)
 
     def chosen(self, actor: PyTree, obs: Encoded) -> jax.Array:
         """Return the unit actions of the policy, ``[N, K]``."""
@@ -133,8 +134,7 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
         """
         draw_key, noise_key = self.loss_keys(key)
         draw, weight = self.draw(experience, draw_key)
-        drawn = self.replay.transitions(experience, draw, self.config.discount)
-        batch = self.nets.batch(drawn, weight)
+        batch = self.nets.batch(self.transitions(experience, draw), weight)
 
         next_action = self.target_action(opt.target["actor"], batch.next_obs, noise_key)
         next_values = self.nets.values(opt.target["critics"], batch.next_obs, next_action)

@@ -69,7 +69,7 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
         """Return the mean loss of the temporal differences of a batch, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)
-        batch = self.replay.transitions(experience, draw, config.discount)
+        batch = self.transitions(experience, draw)
         index = self.actions.index(batch.action)
         value = value_of(self.values(networks, batch.obs), index)
         target_values = self.values(opt.target, batch.next_obs)

@@ -72,7 +72,7 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         """Return the mean squared error of a batch of sequences, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)
-        sequence = self.replay.sequences(experience, draw)
+        sequence = self.sequences(experience, draw)
         core = sequence.core
         if not config.stored_state:
             core = jax.tree.map(jnp.zeros_like, core)

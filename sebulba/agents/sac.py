@@ -62,9 +62,8 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         log_temperature = jnp.float32(math.log(self.config.initial_temperature))
         return {**self.nets.new(key), "log_temperature": log_temperature}
 
-    def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+    def acting_part(self, networks: PyTree) -> PyTree:
         """Return the actor."""
-        del experience
         return networks["actor"]
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
@@ -80,15 +79,16 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         It counts the entropies to come, times the temperature, as rewards.
         """
         del step_state
-        return self.nets.acting_value(networks, value_networks, env_step)
+        return self.nets.acting_value(*self.as_seen(networks, env_step), value_networks)
 
     def acting_distribution(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep
     ) -> ActionMoments:
         """Return the moments of what is sampled in training."""
         del step_state
+        actor, env_step = self.as_seen(networks, env_step)
         obs = self.nets.encode(env_step.obs, num_leading=1)
-        return self.distribution.of_actions(self.nets.policy(networks, obs))
+        return self.distribution.of_actions(self.nets.policy(actor, obs))
 
     def with_target(self, networks: PyTree) -> PyTree:
         """Return the critics."""
@@ -117,7 +117,8 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
             raw = distribution.sample(params, key) if explore else distribution.mode(params)
             return self.nets.squashing.unit(raw)
 
-        return self.nets.act(networks, step_state, env_step, unit_action, explore=explore)
+        actor, env_step = self.as_seen(networks, env_step)
+        return self.nets.act(actor, step_state, env_step, unit_action, explore=explore)
 
     def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> Sampled:
         """Draw an action for each observation, differentiable in ``actor``."""
@@ -139,8 +140,7 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         """
         draw_key, next_key, now_key = self.loss_keys(key)
         draw, weight = self.draw(experience, draw_key)
-        drawn = self.replay.transitions(experience, draw, self.config.discount)
-        batch = self.nets.batch(drawn, weight)
+        batch = self.nets.batch(self.transitions(experience, draw), weight)
         temperature = jnp.exp(networks["log_temperature"])
 
         following = self.sampled(networks["actor"], batch.next_obs, next_key)

@@ -211,6 +211,24 @@ GOALS: dict[str, Goal] = {
     "connect-four-script": Goal(
         "connect-four", 0.5, 2_000_000, exam="share won of ConnectFour-v1 against a script"
     ),
+    "lbf": _reach(
+        "lbf",
+        1_500_000,
+        options=("--eval-every-env-steps", "250000", "--eval-episodes", "200"),
+        reference="0.055 with random actions, of which the goal is ten times; 1 is the most",
+    ),
+    "simple-spread": _reach(
+        "simple-spread",
+        1_000_000,
+        options=("--eval-every-env-steps", "250000", "--eval-episodes", "1000"),
+        reference="-27.4 random, -7.9 a script; a prototype of 70 lines: -19.3 to -20.9",
+    ),
+    "simple-spread-mappo": _reach(
+        "simple-spread-mappo",
+        1_000_000,
+        options=("--eval-every-env-steps", "250000", "--eval-episodes", "1000"),
+        reference="as simple-spread, which has no central critic",
+    ),
     "speaker-listener": _reach(
         "speaker-listener",
         1_000_000,

@@ -302,12 +302,12 @@ class Stages:
             return measure_together(self._works[part], self._seconds, self._cores)
         # Here they would share one interpreter; elsewhere each process has its own.
         one = measure_together(self._works[part][:1], self._seconds)
-        return Cost(one.wall_us / len(self._workers.hosts), one.cpu_us)
+        return Cost(one.wall_us / len(self._workers.nodes), one.cpu_us)
 
     def _traffic(self) -> tuple[int, float]:
         """Return how many cycles have come from elsewhere, and the seconds of their way."""
-        hosts = self._workers.hosts if self._workers else []
-        traffic = [host.traffic for host in hosts]
+        nodes = self._workers.nodes if self._workers else []
+        traffic = [node.traffic for node in nodes]
         return sum(one.items for one in traffic), sum(one.relay_s for one in traffic)
 
     def _relay(self, before: tuple[int, float], cpu_s: float) -> Cost:

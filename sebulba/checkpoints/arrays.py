@@ -1,4 +1,8 @@
-"""Writes and reads arrays by orbax, which is imported when first used, since it imports JAX."""
+"""Writes and reads arrays by orbax, which is imported when first used, since it imports JAX.
+
+Arrays of several hosts are files of NumPy instead: among processes that ``jax.distributed`` has
+joined, orbax writes NumPy arrays on the first alone, and has all of them wait for each other.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,19 @@ import numpy as np
 from sebulba.checkpoints.manifest import ArrayEntry, DamageError
 from sebulba.errors import CheckpointError
 
+NUMPY = ".npy"
+"""Ending of a file of NumPy."""
 
-def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayEntry, ...]:
+
+def write_arrays(
+    folder: Path, arrays: Mapping[str, np.ndarray], *, by_orbax: bool = True
+) -> tuple[ArrayEntry, ...]:
     """Write arrays into a new ``folder``, which is not made if all arrays are empty.
+
+    Args:
+      folder: Where to write.
+      arrays: What to write, by name.
+      by_orbax: Let orbax write them; otherwise each is a file of NumPy.
 
     Returns:
       An entry for each array, in the order of ``arrays``.
@@ -25,8 +39,6 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayE
       CheckpointError: An array has a dtype that cannot be saved.
       Exception: Whatever orbax raises, for example if the disk is full.
     """
-    import orbax.checkpoint as ocp
-
     storable = [_storable(name, array) for name, array in arrays.items()]
     entries = tuple(
         ArrayEntry(name, array.shape, array.dtype.name, array.nbytes, _checksum(stored))
@@ -34,7 +46,13 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> tuple[ArrayE
     )
     # orbax gets numbers as names, since an array's name may be any text. It has no empty arrays.
     tree = {_key(place): stored for place, stored in enumerate(storable) if stored.size}
-    if tree:
+    if tree and not by_orbax:
+        folder.mkdir()
+        for key, stored in tree.items():
+            np.save(folder / f"{key}{NUMPY}", stored, allow_pickle=False)
+    elif tree:
+        import orbax.checkpoint as ocp
+
         with _checkpointer() as checkpointer:
             checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
     return entries
@@ -48,16 +66,13 @@ def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.nda
       Exception: Whatever orbax raises.
     """
     import ml_dtypes  # noqa: F401  so that NumPy knows dtypes such as bfloat16 by name
-    import orbax.checkpoint as ocp
 
-    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    wanted = {_key(place): as_numpy for place, entry in enumerate(entries) if entry.num_bytes}
+    wanted = [_key(place) for place, entry in enumerate(entries) if entry.num_bytes]
     stored: dict[str, np.ndarray] = {}
-    if wanted:
-        with _checkpointer() as checkpointer:
-            stored = checkpointer.restore(
-                folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=wanted)
-            )
+    if wanted and (folder / f"{wanted[0]}{NUMPY}").exists():
+        stored = {key: np.load(folder / f"{key}{NUMPY}", allow_pickle=False) for key in wanted}
+    elif wanted:
+        stored = _read_by_orbax(folder, wanted)
     restored = {}
     for place, entry in enumerate(entries):
         try:
@@ -66,6 +81,17 @@ def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.nda
             what = f"array {entry.name} {error}"
             raise DamageError(folder.parent, what) from error
     return restored
+
+
+def _read_by_orbax(folder: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
+    import orbax.checkpoint as ocp
+
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    with _checkpointer() as checkpointer:
+        return checkpointer.restore(
+            folder.absolute(),
+            args=ocp.args.PyTreeRestore(restore_args=dict.fromkeys(wanted, as_numpy)),
+        )
 
 
 def _key(place: int) -> str:

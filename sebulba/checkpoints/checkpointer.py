@@ -15,6 +15,10 @@ from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError, UsageError
 
 EXPERIENCE_FOLDER = "experience"
+HOST_FOLDER = "host-{}"
+"""Where the parts of a host other than host 0 are, by the numbers of their checkpoints."""
+LEARNER_PARTS = ("networks", "opt")
+"""What all hosts have alike, and host 0 saves."""
 LARGE_EXPERIENCE_BYTES = 64 * 2**20
 """An experience (a replay) of at least this size is saved apart, at its own interval."""
 FINAL_SAVE_S = 3600.0
@@ -49,6 +53,8 @@ class Checkpointer:
         milestone_every: int | None = None,
         about: Callable[[], Mapping[str, Any]] = dict,
         say: Callable[[str], None] = print,
+        host: int = 0,
+        num_hosts: int = 1,
     ) -> None:
         """Save into ``folder``; nothing is written yet.
 
@@ -62,6 +68,8 @@ class Checkpointer:
           milestone_every: Environment steps between checkpoints that are kept for ever.
           about: Returns more entries, as JSON, for the record of a checkpoint.
           say: Gets lines for the user, such as that a damaged checkpoint is passed over.
+          host: Which of the hosts this is that learn together; all save into the same folder.
+          num_hosts: How many there are. A checkpoint is whole if it has the parts of all.
 
         Raises:
           UsageError: A number is out of range.
@@ -83,8 +91,19 @@ class Checkpointer:
         self.about = about
         self.say = say
         self._store = CheckpointStore(
-            self.folder, keep_last=keep_last, milestone_every=milestone_every
+            self.folder,
+            keep_last=keep_last,
+            milestone_every=milestone_every,
+            by_orbax=num_hosts == 1,
         )
+        self._host, self._num_hosts = host, num_hosts
+        self._parts = {
+            other: CheckpointStore(
+                self.folder / HOST_FOLDER.format(other), keep_last=keep_last + 1, by_orbax=False
+            )
+            for other in range(1, num_hosts)
+        }
+        """Of the hosts other than host 0, whose part is the checkpoint itself."""
         self._experiences = CheckpointStore(self.folder / EXPERIENCE_FOLDER, keep_last=1)
         self._saver = Saver()
         self._saved_at = self._experience_saved_at = time.monotonic()
@@ -108,7 +127,12 @@ class Checkpointer:
             )
 
     def is_due(self, updates: int) -> bool:
-        """Tell whether to save now, never while a save is written; if so, begin a new interval."""
+        """Tell whether to save now, never while a save is written; if so, begin a new interval.
+
+        Of several hosts host 0 says it.
+        """
+        if self._host:
+            return False
         if self._every_updates is None:
             due = time.monotonic() - self._saved_at >= self._every_s
         else:
@@ -117,6 +141,16 @@ class Checkpointer:
             return False
         self.resume_at(updates)
         return True
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is being written."""
+        return self._saver.is_busy
+
+    @property
+    def has_learner(self) -> bool:
+        """Whether checkpoints of this host have networks and optimizer state: those of host 0."""
+        return self._host == 0
 
     def replace(self, env_steps: int) -> None:
         """Let the next checkpoint of this number replace the one that is there."""
@@ -127,8 +161,11 @@ class Checkpointer:
         self._experience_number = None
 
     def is_kept_apart(self, num_bytes: int) -> bool:
-        """Tell whether an experience of this size has its own checkpoints."""
-        return num_bytes >= LARGE_EXPERIENCE_BYTES
+        """Tell whether an experience of this size has its own checkpoints.
+
+        With several hosts it is in the part of its host.
+        """
+        return num_bytes >= LARGE_EXPERIENCE_BYTES and self._num_hosts == 1
 
     def experience_is_due(self, at_the_end: bool) -> bool:
         """Tell whether the experience kept apart is to be saved, and begin its interval if so."""
@@ -187,6 +224,14 @@ class Checkpointer:
     def _write(
         self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
     ) -> None:
+        if self._num_hosts > 1:
+            record = {**snapshot.record, "hosts": self._num_hosts}
+            snapshot = snapshot._replace(record=record)
+        if self._host:
+            # A part goes once its checkpoint has gone, which host 0 decides.
+            kept = self._store.numbers()
+            self._parts[self._host].save(env_steps, snapshot, protect=kept)
+            return
         if experience is not None:
             self._experiences.save(env_steps, experience, protect=self._experiences_in_use())
             self._experience_number = env_steps
@@ -218,6 +263,17 @@ class Checkpointer:
 
     # Reading.
 
+    def load(self, env_steps: int, *, trust: bool = False) -> Checkpoint:
+        """Return the checkpoint of this number, as ``load_newest`` would.
+
+        Raises:
+          CheckpointError: It is not there, or not whole.
+          UsageError: It is not signed and not trusted.
+        """
+        checkpoint = self._load(env_steps, trust=trust)
+        self._go_on_from(env_steps, checkpoint.snapshot.record["experience"])
+        return checkpoint
+
     def load_newest(self, *, strict: bool = False, trust: bool = False) -> Checkpoint | None:
         """Return the newest checkpoint that is whole; None if there are no checkpoints.
 
@@ -244,10 +300,15 @@ class Checkpointer:
         self._experience_number = experience
         newest = -1 if experience is None else experience
         self._store.abandon(n for n in self._store.numbers() if n > number)
+        for part in self._parts.values():
+            part.abandon(n for n in part.numbers() if n > number)
         self._experiences.abandon(n for n in self._experiences.numbers() if n > newest)
 
     def _load(self, number: int, *, trust: bool) -> Checkpoint:
         snapshot = self._store.load(number, trust=trust)
+        self._check_num_hosts(snapshot.record.get("hosts", 1))
+        if self._parts:
+            return Checkpoint(number, self._of_this_host(number, snapshot, trust), number)
         experience = snapshot.record["experience"]
         if experience is None:
             return Checkpoint(number, snapshot, number)
@@ -262,6 +323,38 @@ class Checkpointer:
         keys = {**snapshot.record["keys"], **apart.record["keys"]}
         record = {**snapshot.record, "keys": keys}
         return Checkpoint(number, snapshot._replace(record=record, arrays=arrays), experience)
+
+    def _check_num_hosts(self, saved: int) -> None:
+        if saved != self._num_hosts:
+            raise UsageError(
+                f"distributed.num_hosts={self._num_hosts}, but the checkpoint in {self.folder} has "
+                f"the parts of {saved}; go on with as many hosts as it was saved by"
+            )
+
+    def _of_this_host(self, number: int, whole: Snapshot, trust: bool) -> Snapshot:
+        """Return this host's part with what all hosts have alike, if the parts of all are whole."""
+        parts = {0: whole}
+        for host, store in self._parts.items():
+            try:
+                parts[host] = store.load(number, trust=trust)
+            except UnreadableError:
+                raise
+            except CheckpointError as error:  # damaged, or not there
+                what = error.problem if isinstance(error, DamageError) else str(error)
+                raise DamageError(
+                    self.folder / str(number), f"its part of host {host}: {what}"
+                ) from error
+        mine = parts[self._host]
+        if mine is whole:
+            return whole
+        learner = {
+            name: array
+            for name, array in whole.arrays.items()
+            if name.partition("/")[0] in LEARNER_PARTS
+        }
+        keys = {name: kind for name, kind in whole.record["keys"].items() if name in learner}
+        record = {**mine.record, "keys": {**keys, **mine.record["keys"]}}
+        return mine._replace(record=record, arrays={**learner, **mine.arrays})
 
     # Ending.
 

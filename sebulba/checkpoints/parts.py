@@ -24,8 +24,12 @@ ARRAYS_FOLDER = "arrays"
 BLOBS_FOLDER = "blobs"
 
 
-def write_parts(folder: Path, number: int, snapshot: Snapshot, score: float | None) -> None:
+def write_parts(
+    folder: Path, number: int, snapshot: Snapshot, score: float | None, *, by_orbax: bool = True
+) -> None:
     """Write a snapshot into the new ``folder``, and its manifest last.
+
+    ``by_orbax`` is as for ``write_arrays``.
 
     Raises:
       CheckpointError: The snapshot has a record or an array that cannot be saved.
@@ -43,7 +47,7 @@ def write_parts(folder: Path, number: int, snapshot: Snapshot, score: float | No
     blobs = {name: f"{BLOBS_FOLDER}/{i:06d}" for i, name in enumerate(snapshot.blobs)}
     for name, path in blobs.items():
         (folder / path).write_bytes(snapshot.blobs[name])
-    arrays = write_arrays(folder / ARRAYS_FOLDER, snapshot.arrays)
+    arrays = write_arrays(folder / ARRAYS_FOLDER, snapshot.arrays, by_orbax=by_orbax)
     write_manifest(folder, Manifest(number, score, arrays, blobs, describe_files(folder)))
 
 

@@ -81,7 +81,7 @@ def _experience(
     like, saved = shapes(run), reader.run_spec()
     different = reader.differences("experience", like)
     if not different:
-        return reader.tree("experience", like), False
+        return _with_lasting(agent, reader, reader.tree("experience", like)), False
     saved_like = shapes(saved)
     if jax.eval_shape(agent.refit_experience, like, saved_like) is not None:
         before = reader.tree("experience", saved_like)
@@ -93,7 +93,15 @@ def _experience(
             f"({saved.num_inferencers} Inferencers x {saved.num_envs} environments), or give "
             "--drop-replay to begin with an empty one"
         )
-    return _new_experience(agent, run, key), True
+    return _with_lasting(agent, reader, _new_experience(agent, run, key)), True
+
+
+def _with_lasting(agent: Agent, reader: SnapshotReader, experience: PyTree) -> PyTree:
+    """Return ``experience`` with what is kept even without the rest; older checkpoints lack it."""
+    like = agent.lasting_experience(experience)
+    if reader.differences("lasting", like):
+        return experience
+    return agent.with_lasting(experience, reader.tree("lasting", like))
 
 
 def _new_experience(agent: Agent, run: RunSpec, key: jax.Array) -> PyTree:
@@ -110,7 +118,7 @@ def _step_states(
 ) -> list[PyTree]:
     saved = reader.run_spec()
 
-    done = reader.record["counters"]["env_steps"]
+    done = reader.record["counters"]["env_steps"] // reader.record.get("hosts", 1)
 
     def new(run: RunSpec, index: int) -> PyTree:
         return agent.new_step_state(jax.random.fold_in(key, index), run, index)
@@ -175,7 +183,7 @@ def put_session_back(
     notes: list[str] = []
     record = reader.record
     session.counters = merged_counters(record["counters"])
-    session.episodes = RecentEpisodes.restored(record["episodes"])
+    session.episodes = RecentEpisodes.restored(record["episodes"], session.episodes.teams)
     session.seconds_before = record["seconds"]
     keeps_round = resumed.layout_fits and schedule == record["schedule"] == "lockstep"
     if resumed.layout_fits:

@@ -93,6 +93,18 @@ class RunCheckpoints:
             and checkpointer.is_due(counters.updates)
         )
 
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the run has checkpoints at all."""
+        return self._checkpointer is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint was begun, or is being written."""
+        return self._begun is not None or (
+            self._checkpointer is not None and self._checkpointer.is_busy
+        )
+
     def begin(self) -> None:
         """Copy the learner's part and ask the Inferencers for theirs.
 
@@ -128,7 +140,7 @@ class RunCheckpoints:
             inferencer.left_position = None
         made = sum(position.cycle for position in positions)
         begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
-        begun.writer.add_inferencers(positions, items)
+        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
         self._checkpointer.save(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
         )
@@ -217,14 +229,17 @@ class RunCheckpoints:
             **self._about(),
         )
         networks, opt = self._updater.learned()
-        writer.add("networks", networks)
-        writer.add("opt", opt)
+        if checkpointer.has_learner:
+            writer.add("networks", networks)
+            writer.add("opt", opt)
         experience_bytes = self._updater.experience_bytes()
         if (
             at_the_end
             and (all_bytes := experience_bytes + num_bytes((networks, opt))) > LARGE_BYTES
         ):
             checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
+        # A replay that is saved apart may be older, and networks need the newest of these.
+        writer.add("lasting", self._updater.lasting_experience())
         separate: Snapshot | None = None
         if not checkpointer.is_kept_apart(experience_bytes):
             writer.add("experience", self._updater.experience())
@@ -245,7 +260,7 @@ class RunCheckpoints:
     def _save_now(
         self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
     ) -> None:
-        begun.writer.add_inferencers(positions, items)
+        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
         assert self._checkpointer is not None
         self._checkpointer.save_now(
             begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score

@@ -43,7 +43,12 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, folder: str | Path, *, keep_last: int = 3, milestone_every: int | None = None
+        self,
+        folder: str | Path,
+        *,
+        keep_last: int = 3,
+        milestone_every: int | None = None,
+        by_orbax: bool = True,
     ) -> None:
         """Make a store; nothing is written yet.
 
@@ -52,6 +57,7 @@ class CheckpointStore:
           keep_last: How many of the newest checkpoints to keep, at least 1.
           milestone_every: Env steps; the first checkpoint at or after every multiple of this is
             kept. None keeps no milestones.
+          by_orbax: Whether orbax writes the arrays, which it cannot on one of several hosts.
 
         Raises:
           UsageError: ``keep_last`` or ``milestone_every`` is below 1.
@@ -62,6 +68,7 @@ class CheckpointStore:
         self.folder = Path(folder)
         self._keep_last = keep_last
         self._milestone_every = milestone_every
+        self._by_orbax = by_orbax
         self._damaged: set[int] = set()
         """Numbers known to be damaged, though sizes may be right, and abandoned ones."""
         self._saving = threading.Lock()
@@ -139,7 +146,7 @@ class CheckpointStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._delete_partials()
             partial.mkdir()
-            write_parts(partial, number, snapshot, score)
+            write_parts(partial, number, snapshot, score, by_orbax=self._by_orbax)
             flush_to_disk(partial)
             # The old one, damaged or abandoned, is deleted only once the new one is in its place.
             old = self._put_aside(folder) if folder.exists() else None

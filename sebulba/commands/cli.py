@@ -1,6 +1,6 @@
-"""The command line: ``sebulba train``, ``resume``, ``eval``, ``runs``, ``plot``, ``diff``,
-``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``, ``networks``,
-``doctor``, ``check-env``, ``check-agent``.
+"""The command line: ``sebulba train``, ``resume``, ``eval``, ``policies``, ``runs``, ``plot``,
+``diff``, ``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``,
+``networks``, ``doctor``, ``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -26,6 +26,7 @@ from sebulba.commands.exit_codes import (
     EXIT_CHECKPOINT,
     EXIT_ENV,
     EXIT_HANG,
+    EXIT_HOST,
     EXIT_NOT_FINITE,
     EXIT_OK,
     EXIT_OTHER,
@@ -48,6 +49,7 @@ USAGE = """\
 usage: sebulba train CONFIG [options]      train an agent
        sebulba resume RUN [options]        go on with a run that ended, or was ended
        sebulba eval RUN [options]          play a trained policy
+       sebulba policies                    list those that come with Sebulba
        sebulba runs [FOLDER]               list runs: how far, how well, how they ended
        sebulba plot RUN... [options]       draw runs, seeds together
        sebulba diff RUN RUN                see in what two runs differ
@@ -121,7 +123,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if code in (EXIT_ENV, EXIT_OTHER) and not _is_of_the_system(error):
             traceback.print_exc()
         print(f"sebulba: {_describe(code, error)}", file=sys.stderr)
+        _tell_hosts(error)
         return code
+
+
+def _tell_hosts(error: BaseException) -> None:
+    """Tell the hosts that learn with this one, if there are any, that it ends and why."""
+    join = sys.modules.get("sebulba.hosts.join")
+    hosts = join.joined() if join is not None else None
+    if hosts is not None:
+        hosts.end_after(error)
+
+
+def _hosts_failed() -> bool:
+    """Tell whether hosts learned together and do not end together."""
+    join = sys.modules.get("sebulba.hosts.join")
+    hosts = join.joined() if join is not None else None
+    return hosts is not None and hosts.has_failed
 
 
 def _is_of_the_system(error: BaseException) -> bool:
@@ -145,6 +163,7 @@ def _describe(code: int, error: BaseException) -> str:
         EXIT_NOT_FINITE: "not finite",
         EXIT_HANG: "hang",
         EXIT_CHECKPOINT: "checkpoint",
+        EXIT_HOST: "hosts",
         EXIT_ENV: "environment",
     }.get(code, "error")
     if code in (EXIT_ENV, EXIT_OTHER):
@@ -175,6 +194,8 @@ def entry_point() -> None:
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
         leave(code)
+    if _hosts_failed():
+        leave(code)  # jax.distributed would wait for hosts that are gone
     note_end(code)
     sys.exit(code)
 
@@ -184,6 +205,7 @@ def _command(argv: list[str]) -> int:
         "train": _train,
         "resume": _resume,
         "eval": _eval,
+        "policies": _policies,
         "runs": _runs,
         "plot": _plot,
         "diff": _diff,
@@ -268,8 +290,18 @@ def _train(argv: list[str]) -> int:
     preset, config = read_config(config_first(argv), "sebulba train")
     from sebulba.commands.run_folder import choose_run_folder
 
+    config = _joined(config)
     folder = choose_run_folder(config, preset)
     return _run(config, folder, preset, ["sebulba", "train", *argv])
+
+
+def _joined(config: ExperimentConfig) -> ExperimentConfig:
+    """Meet the other hosts, if there are any, and note which of them this is."""
+    if not config.distributed.is_on:
+        return config
+    from sebulba.commands.hosts import joined_config
+
+    return joined_config(config)
 
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
@@ -331,6 +363,7 @@ run any code.
     preset, saved = folder.read_config(record, trust=trust)
     config = _parse(preset, argv[1:], "sebulba resume", saved)
     config = dataclasses.replace(config, resume=True, name=None, run_dir=str(folder.path))
+    config = _joined(config)
     folder.check_trusted(config.trust, record)
     folder.check_resumable(config)
     folder.check_has_checkpoints()
@@ -338,16 +371,26 @@ run any code.
 
 
 def _train_help() -> str:
-    from sebulba.configs.presets import PRESETS
+    import textwrap
 
-    width, wide = max(map(len, PRESETS)), max(map(len, COMMON_OPTIONS))
-    lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in PRESETS.items()]
+    from sebulba.configs.presets import OWN_NUMBERS, tasks_with_names
+
+    width, wide = max(map(len, OWN_NUMBERS)), max(map(len, COMMON_OPTIONS))
+    lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in OWN_NUMBERS.items()]
+    more = [
+        f"  {line}"
+        for names in tasks_with_names().values()
+        for line in textwrap.wrap(" ".join(names), 78, break_on_hyphens=False)
+    ]
     return "\n".join(
         [
             "usage: sebulba train CONFIG [options]",
             "",
             "configurations:",
             *lines,
+            "",
+            "the same agents on more tasks, as TASK-AGENT:",
+            *more,
             "",
             "Or a configuration file NAME.json, such as sebulba bench tune writes; the folder of a",
             "run, or its config.json; or an experiment of your own: my_preset.py:quick or",
@@ -459,7 +502,9 @@ def _eval_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sebulba eval", description="Play the trained policy of a run and print its return."
     )
-    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of the run, such as runs/NAME, or pretrained:NAME"
+    )
     parser.add_argument("--episodes", type=int, default=100, help="default: %(default)s")
     parser.add_argument("--num-envs", type=int, default=16, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
@@ -489,6 +534,7 @@ def _eval_parser() -> argparse.ArgumentParser:
 def _eval(argv: list[str]) -> int:
     from sebulba.commands.run_folder import RunFolder
     from sebulba.options import INT32
+    from sebulba.policies.pretrained import folder_of
 
     arguments = _eval_parser().parse_args(argv)
     if arguments.seed not in INT32:
@@ -498,7 +544,7 @@ def _eval(argv: list[str]) -> int:
         if (value := getattr(arguments, name)) < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
 
-    folder = RunFolder(Path(arguments.run))
+    folder = RunFolder(folder_of(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
     trust = folder.trust(arguments.trust, record)
     env = folder.read_env_config(trust, record)
@@ -526,6 +572,12 @@ def _eval(argv: list[str]) -> int:
     if arguments.json is not None:
         write_json(arguments.json, evaluation.record())
     return EXIT_OK
+
+
+def _policies(argv: list[str]) -> int:
+    from sebulba.comparison import command_line
+
+    return command_line.policies(argv)
 
 
 def _runs(argv: list[str]) -> int:

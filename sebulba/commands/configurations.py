@@ -25,9 +25,10 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import NOT_KEPT, config_of_preset, read_config_file
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.preset import Preset
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError, shown
 from sebulba.files import read_json_object
+from sebulba.policies.pretrained import folder_of, is_pretrained
 from sebulba.trust import Trust, trust_of
 
 AGENT = "--agent"
@@ -96,13 +97,13 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
     """
     if word in PRESETS:
         return Start(word, PRESETS[word].make())
-    if word.endswith(".json") or os.path.isdir(word):
-        return _of_file(Path(word), trust)
+    if word.endswith(".json") or os.path.isdir(word) or is_pretrained(word):
+        return _of_file(folder_of(word), trust)
     if ":" in word:
         return Start(word, _loaded(word))
     near = difflib.get_close_matches(word, PRESETS, n=3, cutoff=0.5)
     raise UsageError(
-        f"configuration {word!r} is unknown; use {' or '.join(near or PRESETS)}, a file NAME.json, "
+        f"configuration {word!r} is unknown; use {' or '.join(near or NEUTRAL)}, a file NAME.json, "
         "the folder of a run, or an experiment or agent of your own, as module:attribute or "
         f"FILE.py:attribute ({command} CONFIG [options]; --env.id trains on any other environment)"
     )

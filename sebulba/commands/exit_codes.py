@@ -12,6 +12,7 @@ from sebulba.errors import (
     CheckpointError,
     EnvError,
     HangError,
+    HostError,
     NotFiniteError,
     UsageError,
     is_env_failure,
@@ -27,6 +28,7 @@ EXIT_ENV = 3
 EXIT_NOT_FINITE = 4
 EXIT_HANG = 5
 EXIT_CHECKPOINT = 6
+EXIT_HOST = 7
 EXIT_SIGNAL = 128
 """Plus the number of the signal that ended the run: 130 for Ctrl-C, 143 for SIGTERM, 129 for
 SIGHUP."""
@@ -39,6 +41,7 @@ MEANINGS = {
     EXIT_NOT_FINITE: "not finite: a loss or a gradient is NaN or infinite",
     EXIT_HANG: "hang: a thread was silent, or did not end",
     EXIT_CHECKPOINT: "run folder: it was deleted or cannot be written, or no checkpoint is whole",
+    EXIT_HOST: "hosts: another host that learned with this one is gone, or has failed",
     EXIT_SIGNAL + 1: "stopped by SIGHUP (a closed terminal)",
     EXIT_SIGNAL + 2: "stopped by Ctrl-C",
     EXIT_SIGNAL + 15: "stopped by SIGTERM",
@@ -50,6 +53,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (HangError, EXIT_HANG),
     (CheckpointError, EXIT_CHECKPOINT),
     (EnvError, EXIT_ENV),
+    (HostError, EXIT_HOST),
     (KeyboardInterrupt, EXIT_SIGNAL + 2),
 )
 

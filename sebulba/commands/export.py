@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sebulba.errors import UsageError, shown
 from sebulba.files import PARTIAL, write_json
+from sebulba.policies.pretrained import beside, folder_of
 from sebulba.trust import trust_of
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
     arguments = _parser().parse_args(argv)
     if not 1 <= arguments.batch <= MOST_ENVS:
         raise UsageError(f"batch={arguments.batch} must be from 1 to {MOST_ENVS:,}; use 1")
-    out = Path(arguments.out or Path(arguments.run) / "export")
+    out = Path(arguments.out or beside(arguments.run, "export"))
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
     policy = _policy(arguments, import_from_here)
@@ -62,7 +63,7 @@ def _policy(arguments: argparse.Namespace, import_from_here: Callable[[], None])
     """Return the policy of a run, or that of the folder of a policy."""
     from sebulba.commands.run_folder import RunFolder
 
-    folder = RunFolder(Path(arguments.run))
+    folder = RunFolder(folder_of(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
     if "format" in record:
         return _saved_policy(arguments, import_from_here, record)
@@ -100,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         "its agent, and check it against the policy.",
     )
     parser.add_argument(
-        "run", metavar="RUN", help="folder of a run, or of a policy such as runs/NAME/policy/MEMBER"
+        "run",
+        metavar="RUN",
+        help="folder of a run, or of a policy such as runs/NAME/policy/MEMBER; or pretrained:NAME",
     )
     parser.add_argument(
         "--to",

@@ -9,6 +9,7 @@ from sebulba.commands.run_folder import RunFolder
 from sebulba.envs import make_env_factory
 from sebulba.envs.single_env import SingleEnv
 from sebulba.errors import UsageError, shown
+from sebulba.policies.pretrained import folder_of
 
 RenderMode = Literal["human", "rgb_array"]
 
@@ -21,7 +22,7 @@ def load_env(
     ``sebulba.load_policy`` of the same run acts in it.
 
     Args:
-      run: Folder of the run.
+      run: Folder of the run, or ``pretrained:NAME``.
       render_mode: ``"rgb_array"`` lets ``render()`` return pictures, ``"human"`` shows each step in
         a window.
       trust: Import the environment that it names whoever wrote it; see ``load_policy``.
@@ -38,7 +39,7 @@ def load_env(
             f"render_mode={shown(render_mode)} must be None, 'human' or 'rgb_array'; use "
             "'rgb_array'"
         )
-    folder = RunFolder(Path(run))
+    folder = RunFolder(folder_of(run))
     record = folder.record()
     env = folder.read_env_config(folder.trust(trust, record), record)
     if render_mode is None:

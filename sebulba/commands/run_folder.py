@@ -29,7 +29,7 @@ from sebulba.files import (
     write_whole,
 )
 from sebulba.metrics.plots import record_of
-from sebulba.options import ENV_LIBRARIES
+from sebulba.options import ENV_LIBRARIES, DistributedOptions
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -490,6 +490,7 @@ OF_ONE_PROCESS: dict[str, Any] = {
     "drop_replay": False,
     "strict": False,
     "trust": False,
+    "distributed": DistributedOptions(),
 }
 """Fields that belong to one process and not to the run."""
 
@@ -598,6 +599,8 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         else:
             folder.check_no_file_links(config.trust)
         return folder
+    if config.distributed.host:
+        return folder  # host 0 looks at it, and may have begun to write
     if folder.config.exists() or folder.metrics.exists():
         raise UsageError(
             f"{folder.path} already holds a run, which would be lost; choose another {flag}, or "

@@ -23,6 +23,7 @@ from sebulba.commands.crash_report import LastRecord, write_end
 from sebulba.commands.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.commands.experiment import build_agent, build_films, build_player, warn_of_rate_0
 from sebulba.commands.jax_setup import set_up_jax
+from sebulba.commands.other_host import make_checkpointer, train_beside
 from sebulba.commands.run_folder import RunFolder, as_json
 from sebulba.commands.run_writers import find_callback, find_writer
 from sebulba.commands.stop_on_signal import StopOnSignal
@@ -30,8 +31,9 @@ from sebulba.commands.waiting_parent import leave
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
 from sebulba.envs import env_source, env_spec, make_env_factory
-from sebulba.errors import CheckpointError, HangError, UsageError, text_of
+from sebulba.errors import CheckpointError, HangError, HostError, UsageError, text_of
 from sebulba.files import PARTIAL, replace_folder, write_whole
+from sebulba.hosts.join import join_hosts
 from sebulba.loops.callbacks import Of, stop_at_return
 from sebulba.loops.evaluator import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
@@ -77,7 +79,10 @@ def train(
       CheckpointError: The run is to be resumed and no checkpoint is whole.
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
-    run = _Run(set_up_jax(config), folder, preset or config.env.id)
+    config = set_up_jax(config)
+    if config.distributed.host:
+        return train_beside(config, folder, stop_on_signal)
+    run = _Run(config, folder, preset or config.env.id)
     with contextlib.closing(run):
         run.resume_or_begin()
         if not run.num_cycles:
@@ -86,11 +91,13 @@ def train(
                 f"{'--extension-learning-rate X ' if config.anneal_learning_rate else ''}trains on",
                 flush=True,
             )
+            run.meet_others()
             run.complete()
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
         folder.write_config(config, preset, command, dataclasses.asdict(run.source))
         run.watch_folder()
+        run.meet_others()
         if problem := key_problem():
             print(
                 f"the run is not signed, and going on with it will need --trust: {problem}; "
@@ -132,6 +139,7 @@ class _Run:
         self._folder = folder
         self._title = title
         self._last = LastRecord()
+        self._hosts = join_hosts(config.distributed) if config.distributed.is_on else None
         self._lock = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
         self._writers = CompositeWriter(self._last, FolderWatch(self._mend_folder))
@@ -177,6 +185,8 @@ class _Run:
         config, folder = self._config, self._folder
         checkpointer = self._stack.enter_context(self._make_checkpointer())
         checkpoint = self._load_newest(checkpointer) if config.resume else None
+        if self._hosts is not None:
+            self._hosts.meet(None if checkpoint is None else checkpoint.env_steps)
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         env = folder.chosen_env(config.env)
@@ -212,6 +222,11 @@ class _Run:
         self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
         self._writers.add(JsonLinesWriter(folder.metrics))
         self._make_writers = [find_writer(name) for name in config.writers]
+
+    def meet_others(self) -> None:
+        """Tell the other hosts, if there are any, which run this is, and how long it is."""
+        if self._hosts is not None:
+            self._hosts.meet([self._folder.run_id(), self.num_cycles])
 
     def _make_callbacks(self) -> list[Callback]:
         """Return what may end the run early.
@@ -403,16 +418,7 @@ class _Run:
             self._stack.close()
 
     def _make_checkpointer(self) -> Checkpointer:
-        options = self._config.checkpoint
-        return Checkpointer(
-            self._folder.checkpoints,
-            every_s=options.every_s,
-            every_updates=options.every_updates,
-            experience_every_s=options.replay_every_s,
-            keep_last=options.keep_last,
-            milestone_every=options.milestone_env_steps,
-            about=self._about,
-        )
+        return make_checkpointer(self._config, self._folder, self._about)
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says beside where the loop stands."""
@@ -496,10 +502,11 @@ class _Run:
         except Exception as error:
             warnings.warn(f"no policy: {type(error).__name__}: {error}", stacklevel=2)
 
-    def _end_hung(self, error: HangError) -> None:
+    def _end_hung(self, error: HangError | HostError) -> None:
         """End the process: its main thread is in a program that does not return."""
         write_end(self._folder, error=error, metrics=self._last.record)
-        print(f"sebulba: hang: {error}", file=sys.stderr, flush=True)
+        what = "hosts" if isinstance(error, HostError) else "hang"
+        print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)
         leave(exit_code_of(error))
 
 

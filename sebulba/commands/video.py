@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sebulba.errors import UsageError
 from sebulba.options import INT32, MOST_EPISODE_STEPS
+from sebulba.policies.pretrained import beside, folder_of
 
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
@@ -40,7 +41,7 @@ def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
     _check(arguments)
     from sebulba.video.film import check_film_file, film_best, film_grid
 
-    file = Path(arguments.out or Path(arguments.run) / "video.mp4")
+    file = Path(arguments.out or beside(arguments.run, "video.mp4"))
     with _policy_on_stage(
         arguments, import_from_here, arguments.episodes, lambda: check_film_file(file)
     ) as (policy, stage):
@@ -116,7 +117,9 @@ def _watch(
 
 def _parser(prog: str, description: str, episodes: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME")
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of the run, such as runs/NAME, or pretrained:NAME"
+    )
     parser.add_argument(
         "--episodes", type=int, default=episodes, metavar="N", help="default: %(default)s"
     )
@@ -170,7 +173,7 @@ def _policy_on_stage(
     """Load the policy of the run, and make environments that draw; ``check`` comes before."""
     from sebulba.commands.run_folder import RunFolder
 
-    folder = RunFolder(Path(arguments.run))
+    folder = RunFolder(folder_of(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
     check()
     trust = folder.trust(arguments.trust, record)

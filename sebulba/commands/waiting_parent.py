@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from sebulba.commands.exit_codes import EXIT_OTHER, EXIT_SIGNAL, end_at_once
+from sebulba.commands.exit_codes import EXIT_HOST, EXIT_OTHER, EXIT_SIGNAL, end_at_once
 from sebulba.commands.huge_pages import in_debugger
 from sebulba.errors import UsageError
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that a process gets when its parent ends."""
 TASKS = Path("/proc/self/task")
-RUN, CODE = "run", "code"
+RUN, CODE, HOST = "run", "code", "host"
 """What the child notes for its parent."""
 MOMENT_S = 0.1
 """In which a Ctrl-C that went to the whole group has also come to the child."""
@@ -70,6 +70,11 @@ def go_on_in_child() -> None:
 def note_run(folder: Path) -> None:
     """Tell the parent, if there is one, where the run is."""
     _note(RUN, str(folder))
+
+
+def note_hosts(index: int, number: int) -> None:
+    """Tell the parent, if there is one, which of how many hosts this is that learn together."""
+    _note(HOST, f"{index} of {number}")
 
 
 def note_end(code: int) -> None:
@@ -150,6 +155,9 @@ def _end_like(status: int, notes: int) -> NoReturn:
     told = _read_notes(notes)
     if os.WIFSIGNALED(status):
         which = os.WTERMSIG(status)
+        if which == signal.SIGABRT and CODE not in told and HOST in told:
+            _say_hosts(told)
+            end_at_once(EXIT_HOST)
         if CODE not in told and which not in WANTED:
             memory = ", as the system does where memory is short" if which == signal.SIGKILL else ""
             _say(f"was ended by signal {which} ({signal.strsignal(which)}){memory}", told)
@@ -177,6 +185,19 @@ def _undergo(which: int) -> None:
 
 def _say(what: str, told: dict[str, str]) -> None:
     print(f"sebulba: error: the training process {what}. {_way_on(told)}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _say_hosts(told: dict[str, str]) -> None:
+    """Say why jax.distributed has aborted the child: it does so where host 0 is gone."""
+    gone = "host 0, where all hosts meet," if told[HOST].partition(" ")[0] != "0" else "another"
+    print(
+        f"sebulba: hosts: the training process of host {told[HOST]} was aborted, as "
+        f"jax.distributed does where {gone} is gone; what it printed says whether it was that. "
+        "Start all hosts again by sebulba resume RUN and the same --distributed options; they go "
+        "on from the newest checkpoint that all of them have saved",
+        file=sys.stderr,
+    )
     sys.stderr.flush()
 
 

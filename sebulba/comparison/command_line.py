@@ -1,4 +1,4 @@
-"""``sebulba runs``, ``sebulba plot`` and ``sebulba diff``: their options. Free of JAX."""
+"""``sebulba runs``, ``policies``, ``plot`` and ``diff``: their options. Free of JAX."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sebulba.comparison import curves, tables
 from sebulba.comparison.run_summary import read_run, run_folders
 from sebulba.errors import UsageError
 from sebulba.files import write_json
+from sebulba.policies import pretrained
 
 _RUNS = "folder of a run, or a folder with runs in it"
 
@@ -28,6 +29,22 @@ def runs(argv: list[str]) -> int:
     tables.print_runs(found)
     if arguments.json is not None:
         write_json(arguments.json, {"runs": [tables.record_of_run(run) for run in found]})
+    return 0
+
+
+def policies(argv: list[str]) -> int:
+    """Print a table of the policies that come with the package; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="sebulba policies",
+        description="List the trained policies that come with Sebulba. sebulba eval, video, watch "
+        "and export, and sebulba.load_policy, take pretrained:NAME in place of a run.",
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the table there")
+    arguments = parser.parse_args(argv)
+    found = [pretrained.about(name) for name in pretrained.names()]
+    tables.print_policies(found)
+    if arguments.json is not None:
+        write_json(arguments.json, {"policies": [one._asdict() for one in found]})
     return 0
 
 

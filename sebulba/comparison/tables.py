@@ -1,4 +1,4 @@
-"""``sebulba runs`` and ``sebulba diff``: tables of runs. Free of JAX."""
+"""``sebulba runs``, ``diff`` and ``policies``: tables. Free of JAX."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sebulba.comparison.metrics_file import is_number
 from sebulba.comparison.run_summary import RUNNING, RunSummary, plain, read_run
 from sebulba.errors import UsageError
 from sebulba.metrics.plots import short
+from sebulba.policies.pretrained import Pretrained
 
 _STYLES = {"done": "green", RUNNING: "cyan"}
 _ABSENT = "-"
@@ -43,6 +44,26 @@ def print_runs(runs: Sequence[RunSummary]) -> None:
     for run in runs:
         table.add_row(_name(run), *figures(run), Text(run.ended, _STYLES.get(run.ended, "yellow")))
     console().print(table)
+
+
+def print_policies(policies: Sequence[Pretrained]) -> None:
+    """Print a line for each policy that comes with the package, and what trained them."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("pretrained:", "environment", "agent"):
+        table.add_column(name, no_wrap=True)
+    for name in ("return", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    trained_by: dict[str, list[str]] = {}
+    for one in policies:
+        spread = f"{number(one.mean_return)} ± {number(one.return_std)}"
+        steps = short(_three_digits(one.env_steps))
+        table.add_row(one.name, one.env_id, one.agent, spread, steps)
+        versions = (f"{what} {version}" for what, version in one.versions.items())
+        trained_by.setdefault(", ".join(versions), []).append(one.name)
+    console().print(table)
+    console().print("± is the standard deviation of episodes. sebulba eval pretrained:NAME plays.")
+    for by, names in trained_by.items():
+        console().print(f"{', '.join(names)}: trained by {by}")
 
 
 def _name(run: RunSummary) -> Text:

@@ -71,30 +71,20 @@ def cartpole() -> ExperimentConfig:
     return for_task(neutral(), "CartPole-v1", agent, eval_every_env_steps=10_000)
 
 
-def pong() -> ExperimentConfig:
-    """Return the Atari experiment on Pong."""
-    return _atari("Pong-v5")
+def atari() -> ExperimentConfig:
+    """Return DQN on Pong, or with ``--env.id`` on any other game of Atari.
 
-
-def breakout() -> ExperimentConfig:
-    """Return the Atari experiment on Breakout, where a lost life ends an episode of the learner."""
-    return _atari("Breakout-v5", episodic_life=True)
-
-
-def _atari(env_id: str, *, episodic_life: bool | None = None) -> ExperimentConfig:
-    """Return DQN on an Atari game.
-
-    Environment, discount, replay of a million frames, warm-up of 50 000, exploration that falls to
-    0.1 over a million, batch of 32 every 4 env steps, a target that follows after 10 000 updates:
-    Mnih et al. 2015 (doi 10.1038/nature14236), extended data table 1. Double: van Hasselt et al.
-    2016 (arXiv 1509.06461). Adam instead of RMSProp, with its learning rate and epsilon: Hessel et
-    al. 2018 (arXiv 1710.02298), table 1. A cycle of 32 environments is 256 env steps,
-    for 64 updates.
+    Environment, lives that end episodes (methods there), discount, replay of a million frames,
+    warm-up of 50 000, exploration that falls to 0.1 over a million, batch of 32 every 4 env steps,
+    a target that follows after 10 000 updates: Mnih et al. 2015 (doi 10.1038/nature14236), extended
+    data table 1. Double: van Hasselt et al. 2016 (arXiv 1509.06461). Adam instead of RMSProp, with
+    its learning rate and epsilon: Hessel et al. 2018 (arXiv 1710.02298), table 1. A cycle of 32
+    environments is 256 env steps, for 64 updates.
     """
     return ExperimentConfig(
         env=EnvConfig(
-            env_id,
-            episodic_life=episodic_life,
+            "Pong-v5",
+            episodic_life=True,
             reward_clip=True,
             noop_max=30,
             frame_skip=4,
@@ -119,12 +109,13 @@ def _atari(env_id: str, *, episodic_life: bool | None = None) -> ExperimentConfi
     )
 
 
+ATARI = Preset("DQN, Nature CNN, any Atari game", atari)
+"""For any game."""
+
 NEUTRAL = Preset("DQN for any task with discrete actions", neutral)
 """For any task, until one of its own is written."""
 
 PRESETS: dict[str, Preset] = {
     "cartpole-dqn": Preset("DQN, MLP, envpool CartPole-v1", cartpole, goal=475),
-    "pong-dqn": Preset("DQN, Nature CNN, envpool Pong-v5", pong),
-    "breakout-dqn": Preset("DQN, Nature CNN, envpool Breakout-v5", breakout),
 }
 """For one task each, by the name that the command line knows."""

@@ -134,7 +134,7 @@ class ExperimentConfig(LoopOptions):
     total_env_steps: int
     """Environment steps to train for, rounded up to whole cycles."""
     num_envs: int = 64
-    """Environments per Inferencer; a multiple of the number of update devices."""
+    """Environments per Inferencer of each host; a multiple of the number of its update devices."""
     steps_per_cycle: int = 32
     """Environment steps in a trajectory (the unroll length)."""
     anneal_learning_rate: bool = False
@@ -252,9 +252,29 @@ class ExperimentConfig(LoopOptions):
             "give --name NAME or --run-dir DIR",
         )
         name = self.name
+        if self.distributed.is_on:
+            self._check_hosts()
         is_folder = name is None or (name.strip() not in ("", ".", "..") and "/" not in name)
         require(
             is_folder, "name", name, "must be one folder name", "use --run-dir for another place"
+        )
+
+    def _check_hosts(self) -> None:
+        """Raise UsageError for what several hosts cannot do, or need."""
+        where = f"distributed.coordinator={shown(self.distributed.coordinator)}"
+        require(
+            not self.eval_every_env_steps,
+            "eval_every_env_steps",
+            self.eval_every_env_steps,
+            f"does not go with {where}",
+            "use --eval-every-env-steps 0, and sebulba eval afterwards",
+        )
+        require(
+            self.name is not None or self.run_dir is not None,
+            "run_dir",
+            None,
+            f"is needed with {where}: all hosts save into one folder, which they share",
+            "give --run-dir DIR, or --name NAME if they share the folder runs/",
         )
 
     def _check_learning_rates(self) -> None:
@@ -317,7 +337,8 @@ class ExperimentConfig(LoopOptions):
         return self._cycles(max(0, self.total_env_steps - done_env_steps), num_inferencers)
 
     def _cycles(self, env_steps: int, num_inferencers: int) -> int:
-        cycles = -(-env_steps // (self.num_envs * self.steps_per_cycle))
+        each = self.num_envs * self.steps_per_cycle * self.distributed.hosts
+        cycles = -(-env_steps // each)
         if self.schedule == "lockstep":
             cycles = -(-cycles // num_inferencers) * num_inferencers
         return cycles

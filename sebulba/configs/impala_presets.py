@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
@@ -89,30 +91,21 @@ def pendulum() -> ExperimentConfig:
     )
 
 
-def pong() -> ExperimentConfig:
-    """Return the Atari experiment on Pong."""
-    return _atari("Pong-v5")
-
-
-def breakout() -> ExperimentConfig:
-    """Return the Atari experiment on Breakout, where a lost life ends an episode of the learner."""
-    return _atari("Breakout-v5", episodic_life=True)
-
-
-def _atari(env_id: str, *, episodic_life: bool = False) -> ExperimentConfig:
-    """Return Impala on an Atari game.
+def atari() -> ExperimentConfig:
+    """Return Impala on Pong, or with ``--env.id`` on any other game of Atari.
 
     Environment: Mnih et al. 2015 (doi 10.1038/nature14236), methods: frame skip 4, stack of 4,
     up to 30 no-ops, clipped rewards. Agent: Espeholt et al. 2018 (arXiv 1802.01561), table G.1:
     unroll length 20, RMSProp with decay 0.99 and epsilon 0.01, learning rate 6e-4 that falls
     linearly to 0, gradient norm 40, entropy 0.01, value loss 0.5, discount 0.99. The losses there
     are sums over a batch of 32 unrolls of 20 steps and ours are means over valid transitions,
-    which RMSProp's epsilon and the gradient norm feel: both are divided by 640 here.
+    which RMSProp's epsilon and the gradient norm feel: both are divided by 640 here. A lost life
+    ends an episode of the learner, as that table has it; games without lives have none to lose.
     """
     return ExperimentConfig(
         env=EnvConfig(
-            env_id,
-            episodic_life=episodic_life,
+            "Pong-v5",
+            episodic_life=True,
             reward_clip=True,
             noop_max=30,
             frame_skip=4,
@@ -169,13 +162,21 @@ def congestion() -> ExperimentConfig:
     return for_task(neutral(), "sebulba/CongestionControl-v0", agent, total_env_steps=1_000_000)
 
 
+def breakout() -> ExperimentConfig:
+    """Return Impala on Breakout, as ``atari-impala`` has it."""
+    return dataclasses.replace(atari(), env=dataclasses.replace(atari().env, id="Breakout-v5"))
+
+
+ATARI = Preset("Impala, Nature CNN, any Atari game", atari)
+"""For any game."""
+
 NEUTRAL = Preset("Impala for any task", neutral)
 """For any task, until one of its own is written."""
 
 PRESETS: dict[str, Preset] = {
     "cartpole": Preset("Impala, small MLP, envpool CartPole-v1", cartpole, goal=475),
     "pendulum": Preset("Impala, Gaussian policy, envpool Pendulum-v1", pendulum, goal=-400),
-    "pong": Preset("Impala, Nature CNN, envpool Pong-v5", pong),
+    "pong": Preset("Impala, Nature CNN, envpool Pong-v5", atari),
     "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
     "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
     "congestion-impala": Preset("Impala, Gaussian policy, congestion control", congestion),

@@ -43,6 +43,17 @@ def simple_spread() -> ExperimentConfig:
     )
 
 
+def simple_spread_mappo() -> ExperimentConfig:
+    """Return ``simple-spread`` with a central critic, which needs the extra ``jaxmarl``.
+
+    MAPPO (Yu et al. 2021, arXiv 2103.01955): values see what all three agents observe, the policy
+    what its own agent does. All else is as in ``simple-spread``, so that the two can be compared.
+    """
+    spread = simple_spread()
+    agent = dataclasses.replace(spread.agent, central_critic=True)  # type: ignore[call-arg]
+    return dataclasses.replace(spread, agent=agent)
+
+
 def speaker_listener() -> ExperimentConfig:
     """Return PPO for a speaker and a listener, who differ, which needs the extra ``jaxmarl``.
 
@@ -94,6 +105,9 @@ def connect_four() -> ExperimentConfig:
 PRESETS: dict[str, Preset] = {
     "simple-spread": Preset(
         "PPO, a policy for all, jaxmarl simple_spread", simple_spread, goal=-21.5
+    ),
+    "simple-spread-mappo": Preset(
+        "PPO, a central critic, jaxmarl simple_spread", simple_spread_mappo, goal=-21.5
     ),
     "speaker-listener": Preset(
         "PPO, a policy for each, jaxmarl speaker and listener", speaker_listener, goal=-10

@@ -10,6 +10,7 @@ from sebulba.configs import (
     ppo_presets,
     r2d2_presets,
     sac_presets,
+    tasks,
 )
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.preset import Preset
@@ -24,7 +25,15 @@ NEUTRAL: dict[str, Preset] = {
 }
 """For any task that an agent can take, by the name that the command line knows."""
 
-PRESETS: dict[str, Preset] = {
+ATARI: dict[str, Preset] = {
+    "ppo": ppo_presets.ATARI,
+    "impala": impala_presets.ATARI,
+    "dqn": dqn_presets.ATARI,
+    "r2d2": r2d2_presets.ATARI,
+}
+"""For any game of Atari, by agent."""
+
+OWN_NUMBERS: dict[str, Preset] = {
     **NEUTRAL,
     **impala_presets.PRESETS,
     **ppo_presets.PRESETS,
@@ -33,8 +42,30 @@ PRESETS: dict[str, Preset] = {
     **sac_presets.PRESETS,
     **ddpg_presets.PRESETS,
     **jax_many_agents_presets.PRESETS,
+    **{f"atari-{agent}": preset for agent, preset in ATARI.items()},
 }
+"""Those that have numbers of their own, by the name that the command line knows."""
+
+_OTHER_NAMES = ("pong-impala", "breakout-impala")
+"""Of ``pong`` and ``breakout``."""
+
+BY_TASK: dict[str, Preset] = {
+    name: preset
+    for name, preset in {**tasks.task_presets(NEUTRAL), **tasks.game_presets(ATARI)}.items()
+    if name not in _OTHER_NAMES
+}
+"""Those of ``OWN_NUMBERS`` in the environments of more tasks, by TASK-AGENT."""
+
+PRESETS: dict[str, Preset] = {**OWN_NUMBERS, **BY_TASK}
 """All, by the name that the command line knows."""
+
+
+def tasks_with_names() -> dict[str, list[str]]:
+    """Return the names in ``BY_TASK``, by the environment that they are for."""
+    tasks_: dict[str, list[str]] = {}
+    for name in BY_TASK:
+        tasks_.setdefault(name.rpartition("-")[0], []).append(name)
+    return tasks_
 
 
 def goal_of(preset: str, config: ExperimentConfig) -> float | None:

@@ -104,18 +104,8 @@ def repeat_observation() -> ExperimentConfig:
     )
 
 
-def pong() -> ExperimentConfig:
-    """Return the Atari experiment on Pong."""
-    return _atari("Pong-v5")
-
-
-def breakout() -> ExperimentConfig:
-    """Return the Atari experiment on Breakout."""
-    return _atari("Breakout-v5")
-
-
-def _atari(env_id: str) -> ExperimentConfig:
-    """Return R2D2 on an Atari game.
+def atari() -> ExperimentConfig:
+    """Return R2D2 on Pong, or with ``--env.id`` on any other game of Atari.
 
     Kapturowski et al. 2019 (openreview.net/forum?id=r1lyTjAqYX), table 2 and section 3: sequences
     of 80 after a burn-in of 40, one beginning every 40 steps, batches of 64, n of 5, discount
@@ -126,7 +116,7 @@ def _atari(env_id: str) -> ExperimentConfig:
     steps or so, here one every 4 trajectories of 32 x 40.
     """
     return ExperimentConfig(
-        env=EnvConfig(env_id, noop_max=30, frame_skip=4, stack_num=4),
+        env=EnvConfig("Pong-v5", noop_max=30, frame_skip=4, stack_num=4),
         agent=R2D2Config(
             torso=TorsoConfig(kind="nature_cnn"),
             replay=ReplayConfig(
@@ -145,6 +135,9 @@ def _atari(env_id: str) -> ExperimentConfig:
     )
 
 
+ATARI = Preset("R2D2, Nature CNN and LSTM, any Atari game", atari)
+"""For any game."""
+
 NEUTRAL = Preset("R2D2 for any task that needs memory, discrete actions", neutral)
 """For any task, until one of its own is written."""
 
@@ -153,7 +146,5 @@ PRESETS: dict[str, Preset] = {
     "repeat-r2d2": Preset(
         "R2D2, LSTM, repeat the observation of 8 steps ago", repeat_observation, goal=53.2
     ),
-    "pong-r2d2": Preset("R2D2, Nature CNN and LSTM, envpool Pong-v5", pong),
-    "breakout-r2d2": Preset("R2D2, Nature CNN and LSTM, envpool Breakout-v5", breakout),
 }
 """For one task each, by the name that the command line knows."""

@@ -112,7 +112,7 @@ def check_devices() -> Iterator[Finding]:
 
 
 def check_cluster() -> Iterator[Finding]:
-    """Yield the nodes of the cluster of Ray that this machine is part of."""
+    """Yield the machines of the cluster of Ray that this machine is part of."""
     address = ray_actors.known_cluster()
     if address is None:
         yield ok("none; Inferencers run on this machine")
@@ -121,16 +121,16 @@ def check_cluster() -> Iterator[Finding]:
         yield note(f"{address}, and Ray is not installed here", "pip install 'sebulba[cluster]'")
         return
     try:
-        nodes, free = ray_actors.nodes_of(address)
+        machines, free = ray_actors.machines_of(address)
     except UsageError as error:
         yield note(str(error), "`ray stop`, or unset RAY_ADDRESS, if there is to be none")
         return
-    shown = ", ".join(f"{node.host} ({node.cpus:g} CPUs)" for node in nodes)
-    seen = f"{address}, {len(nodes)} nodes: {shown}; {free:g} CPUs are free"
+    shown = ", ".join(f"{one.name} ({one.cpus:g} CPUs)" for one in machines)
+    seen = f"{address}, {len(machines)} machines: {shown}; {free:g} CPUs are free"
     if free:
         yield ok(seen)
     else:
-        yield note(seen, "end what runs there, or add nodes: every Inferencer takes a CPU")
+        yield note(seen, "end what runs there, or add machines: every Inferencer takes a CPU")
 
 
 def _has_nvidia() -> bool:

@@ -19,12 +19,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.agent import Agent
+from sebulba.envs.saved_arrays import fitted
+from sebulba.envs.sealed import seal, unseal
 from sebulba.errors import EnvError
 from sebulba.inference.cores import num_cores
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S
 from sebulba.trees import KeyData, copy_tree
-from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, RunSpec, StepInfos, empty_env_step
+from sebulba.types import (
+    EnvAdapter,
+    EnvOutput,
+    EnvSpec,
+    EnvStep,
+    MultiAgentSpec,
+    PyTree,
+    RunSpec,
+    StepInfos,
+    empty_env_step,
+)
 
 ROWS_A_STACK = 64
 """Rows that one call of the stacking program takes."""
@@ -209,6 +221,49 @@ def env_state(env: EnvAdapter) -> bytes | str:
     return env.state()
 
 
+def position_of_adapter(env: EnvAdapter, env_step: list, running: PyTree) -> bytes | str:
+    """Return the position of a cycle whose environment the adapter saves; see ``Cycle.position``.
+
+    It is the same for stepped and fused cycles, which therefore go on from each other's.
+
+    Args:
+      env: The adapter.
+      env_step: Leaves ``[B, ...]`` of the row that the next cycle begins with.
+      running: Statistics of the episodes in progress.
+    """
+    state = env_state(env)
+    if isinstance(state, str):
+        return state
+    leaves = [np.asarray(leaf) for leaf in env_step]
+    return seal((state, leaves, running), of=_owner(env), num_envs=env.num_envs)
+
+
+def put_back_adapter(env: EnvAdapter, position: bytes, like: EnvStep) -> tuple[EnvStep, PyTree]:
+    """Put an adapter back to what ``position_of_adapter`` returned.
+
+    Args:
+      env: The adapter.
+      position: What was returned.
+      like: An ``EnvStep`` of the shapes and dtypes that it must have.
+
+    Returns:
+      The row that the next cycle begins with, and the statistics of episodes.
+
+    Raises:
+      EnvError: The position does not fit, or is damaged.
+    """
+    state, leaves, running = unseal(position, of=_owner(env), num_envs=env.num_envs)
+    # Older positions lack the last leaves, those of ``final``: none is given.
+    leaves += jax.tree.leaves(like)[len(leaves) :]
+    env_step = fitted(leaves, like, _owner(env))
+    env.put_back(state)
+    return env_step, running
+
+
+def _owner(env: EnvAdapter) -> str:
+    return f"a stepped cycle of {env.spec.name!r}"  # what the checkpoints of older versions say
+
+
 def no_action(env: EnvAdapter) -> PyTree:
     """Return zeros, ``[B, ...]``, which stand for the previous action after a reset."""
     return empty_env_step(env.spec, env.num_envs).prev_action
@@ -233,8 +288,11 @@ def info_columns(
     return true_reward, episode_end, inserted, inserted & ~inserted, acting
 
 
-def find_not_finite(env_step: EnvStep) -> str | None:
-    """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are."""
+def find_not_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> str | None:
+    """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are.
+
+    With many agents the slot is named, too.
+    """
     named = {"obs": env_step.obs, "reward": env_step.reward, "final": env_step.final}
     for path, leaf in jax.tree_util.tree_leaves_with_path(named):
         array = np.asarray(leaf)
@@ -245,12 +303,19 @@ def find_not_finite(env_step: EnvStep) -> str | None:
         index = [int(i) for i in rest]
         return (
             f"environment {env} at row {row} of the cycle, {name}{index if index else ''} = "
-            f"{array[(row, env, *rest)]}; expected finite numbers"
+            f"{array[(row, env, *rest)]}{_of_agent(spec, path, index)}; expected finite numbers"
         )
     return None
 
 
-def check_finite(env_step: EnvStep) -> None:
+def _of_agent(spec: EnvSpec | MultiAgentSpec, path: tuple, index: list[int]) -> str:
+    """Return whose value it is, given where it stands in the tree and in its row."""
+    groups = spec.groups if isinstance(spec, MultiAgentSpec) else {}
+    group = groups.get(getattr(path[1], "key", "")) if len(path) > 1 else None
+    return f" of agent {group.slots[index[0]]!r}" if group is not None and index else ""
+
+
+def check_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> None:
     """Raise EnvError that names the first value that is not finite, if there is one."""
-    if where := find_not_finite(env_step):
+    if where := find_not_finite(env_step, spec):
         raise EnvError(f"an environment returned a value that is not finite: {where}")

@@ -22,6 +22,8 @@ from sebulba.inference.cycle import (
     env_state,
     info_columns,
     no_action,
+    position_of_adapter,
+    put_back_adapter,
 )
 from sebulba.inference.episodes import new_statistics
 from sebulba.inference.packed_rows import Packed, RowPacking
@@ -141,14 +143,19 @@ class FusedCycle:
     def reset(self) -> None:
         """Begin new episodes."""
         env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
-        self._env_step = jax.device_put(jax.tree.map(np.copy, env_step), self._device)
-        self._env_state = jax.device_put(
-            jax.tree.map(lambda x: np.array(x, copy=True), self._fused.state), self._device
-        )
+        self._begin_at(env_step)
         self._statistics = new_statistics(self._env.spec, self._env.num_envs)
+
+    def _begin_at(self, env_step: EnvStep) -> None:
+        """Have the next cycle begin at a row, where the adapter stands."""
+        copies = jax.tree.map(lambda x: np.array(x, copy=True), (self._fused.state, env_step))
+        self._env_state, self._env_step = jax.device_put(copies, self._device)
 
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
+        if self._fused.saved_by_adapter:
+            leaves = jax.tree.leaves(host_copy(self._env_step))
+            return position_of_adapter(self._env, leaves, self._statistics.running())
         if not self._fused.is_pure:
             of_env = env_state(self._env)
             return of_env if isinstance(of_env, str) else f"{_NO_POSITION}; cycle='stepped' can"
@@ -158,6 +165,13 @@ class FusedCycle:
 
     def put_back(self, position: bytes) -> None:
         """Go on from ``position``; see ``Cycle.put_back``."""
+        if self._fused.saved_by_adapter:
+            self._env_step = None
+            expected = self._programs.agent.empty_env_step(self._env.num_envs)
+            env_step, running = put_back_adapter(self._env, position, expected)
+            self._begin_at(env_step)
+            self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
+            return
         if not self._fused.is_pure:
             raise EnvError(f"{_NO_POSITION}; use cycle='stepped'")
         leaves, running = unseal(position, of=self._who(), num_envs=self._env.num_envs)
@@ -206,7 +220,7 @@ class FusedCycle:
             if finished is None:
                 return None, step_state
             if not finished.finite:
-                check_finite(finished.env_step)
+                check_finite(finished.env_step, self._env.spec)
             self._split_if_slow(slowest_s)
             initial = keys.wrap(recording.initial_step_state)
             final = keys.wrap(finished.final_step_state)

@@ -46,6 +46,7 @@ class LoopEnvs:
         inline: bool = False,
         factory_here: EnvFactory | None = None,
         num_here: int = 0,
+        host: int = 0,
     ) -> None:
         """Make all environments; if one cannot be made, close those that were.
 
@@ -59,6 +60,7 @@ class LoopEnvs:
           inline: The main thread steps them.
           factory_here: Makes those of the first ``num_here`` Inferencers instead.
           num_here: How many Inferencers are here, if ``factory`` makes environments elsewhere.
+          host: Which of the hosts this is that learn together; each has seeds and keys of its own.
 
         Raises:
           UsageError: The spaces of an environment are not the agent's, or one would draw in a
@@ -70,6 +72,7 @@ class LoopEnvs:
         self._spec = spec
         self._seed = seed
         self._num_envs = num_envs
+        self._host = host
         self._may_draw = inline and len(cores) == 1
         self.cores = tuple(cores)
         self._begun_generations = threading.Lock()
@@ -94,6 +97,8 @@ class LoopEnvs:
     def fresh_key(self, generation: int) -> jax.Array:
         """Return the key for step states that are made together with these environments."""
         stream = jax.random.fold_in(jax.random.key(self._seed), FRESH_STREAM)
+        if self._host:
+            stream = jax.random.fold_in(stream, self._host)
         return jax.random.fold_in(stream, generation)
 
     def make_anew(self, inferencers: Collection[int], generation: int) -> None:
@@ -107,6 +112,7 @@ class LoopEnvs:
             inferencer=index,
             num_inferencers=len(self.cores),
             num_envs=self._num_envs,
+            host=self._host,
             generation=generation,
         )
         factory = self._factory_here if index < self._num_here else self._factory

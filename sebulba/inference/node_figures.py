@@ -1,4 +1,4 @@
-"""What the processes and actors of Inferencers do: figures for metrics, and lines for people."""
+"""What the nodes with Inferencers do: figures for metrics, and lines for people."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sebulba.inference.hosts import Host
 from sebulba.inference.inferencer import Inferencer
+from sebulba.inference.nodes import Node
 from sebulba.inference.remote import RemoteEnv
 from sebulba.inference.workers import Workers
 
 MOST_LINES = 8
-"""Hosts that have a line of their own."""
+"""Nodes that have a line of their own."""
 
 
 class NodeFigures:
-    """Reads the traffic of all hosts, window by window."""
+    """Reads the traffic of all nodes, window by window."""
 
     def __init__(self, workers: Workers) -> None:
         """Begin with all that has gone to and fro so far."""
@@ -26,7 +26,7 @@ class NodeFigures:
         self._published = 0
 
     def _read(self) -> dict[str, float]:
-        traffic = [host.traffic for host in self._workers.hosts]
+        traffic = [node.traffic for node in self._workers.nodes]
         return {
             "items": sum(one.items for one in traffic),
             "bytes": sum(one.bytes_in + one.bytes_out for one in traffic),
@@ -43,13 +43,13 @@ class NodeFigures:
         """
         now, before = self._read(), self._before
         since = {name: now[name] - before[name] for name in now}
-        hosts, living = self._workers.hosts, self._workers.num_living
+        nodes, living = self._workers.nodes, self._workers.num_living
         published = (policy_version - self._published) * living
         self._before, self._published = now, policy_version
         skipped = max(0.0, 1 - since["versions"] / published) if published else None
         return {
             "nodes": living,
-            "nodes_lost": sum(host.is_lost for host in hosts),
+            "nodes_lost": sum(node.is_lost for node in nodes),
             "relay_ms": 1e3 * since["relay_s"] / since["items"] if since["items"] else None,
             "relay_bytes_per_s": since["bytes"] / max(elapsed_s, 1e-9),
             "relay_skipped_networks": skipped,
@@ -57,35 +57,35 @@ class NodeFigures:
 
 
 def node_lines(workers: Workers, inferencers: Sequence[Inferencer]) -> list[str]:
-    """Return what each process or actor does, and what became of those that were lost."""
-    hosts = [host for host in workers.hosts if host.lives or host.is_lost]
-    lines = [_line(host, inferencers) for host in hosts[-MOST_LINES:]]
-    if more := len(hosts) - len(lines):
-        lines.insert(0, f"{more} more processes or actors")
+    """Return what each node does, and what became of those that were lost."""
+    nodes = [node for node in workers.nodes if node.lives or node.is_lost]
+    lines = [_line(node, inferencers) for node in nodes[-MOST_LINES:]]
+    if more := len(nodes) - len(lines):
+        lines.insert(0, f"{more} more nodes")
     return lines
 
 
-def _line(host: Host, inferencers: Sequence[Inferencer]) -> str:
-    traffic = host.traffic
-    if host.is_lost:
-        return f"{host.name}: lost after {traffic.items} trajectories"
-    rate = (traffic.bytes_in + traffic.bytes_out) / max(time.monotonic() - host.began, 1e-9)
+def _line(node: Node, inferencers: Sequence[Inferencer]) -> str:
+    traffic = node.traffic
+    if node.is_lost:
+        return f"{node.name}: lost after {traffic.items} trajectories"
+    rate = (traffic.bytes_in + traffic.bytes_out) / max(time.monotonic() - node.began, 1e-9)
     way = f", {1e3 * traffic.relay_s / traffic.items:.1f} ms each" if traffic.items else ""
     return (
-        f"{host.name}: {_phases(host, inferencers)}; {traffic.items} trajectories{way}, "
+        f"{node.name}: {_phases(node, inferencers)}; {traffic.items} trajectories{way}, "
         f"{traffic.versions} networks, {rate / 1e6:.2f} MB/s"
     )
 
 
-def _phases(host: Host, inferencers: Sequence[Inferencer]) -> str:
-    """Return in which phases the Inferencers of ``host`` are, such as "2 cycle, 1 take"."""
-    phases = collections.Counter(_present(i) for i in inferencers if _host_of(i) is host)
+def _phases(node: Node, inferencers: Sequence[Inferencer]) -> str:
+    """Return in which phases the Inferencers of ``node`` are, such as "2 cycle, 1 take"."""
+    phases = collections.Counter(_present(i) for i in inferencers if _node_of(i) is node)
     shown: Iterator[str] = (f"{number} {phase}" for phase, number in phases.most_common())
     return ", ".join(shown) or "no Inferencer"
 
 
-def _host_of(inferencer: Inferencer) -> Host | None:
-    return inferencer.env.worker.host if isinstance(inferencer.env, RemoteEnv) else None
+def _node_of(inferencer: Inferencer) -> Node | None:
+    return inferencer.env.worker.node if isinstance(inferencer.env, RemoteEnv) else None
 
 
 def _present(inferencer: Inferencer) -> str:

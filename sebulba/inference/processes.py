@@ -16,7 +16,7 @@ import jax
 
 from sebulba.errors import EnvError
 from sebulba.inference.cycle_server import Given
-from sebulba.inference.hosts import CLOSE_S, Host, Version, Worker
+from sebulba.inference.nodes import CLOSE_S, Node, Version, Worker
 from sebulba.inference.remote import CYCLES, pickled, worker_config
 from sebulba.inference.workers import Workers
 from sebulba.options import ClusterOptions
@@ -26,11 +26,11 @@ from sebulba.types import PyTree
 
 def manager_worker(given: bytes, server: str) -> Worker:
     """Start the process of a trajectory manager."""
-    return _only(ProcessHost(given, 1, server, "a trajectory manager"))
+    return _only(ProcessNode(given, 1, server, "a trajectory manager"))
 
 
-def _only(host: ProcessHost) -> Worker:
-    worker = host.take()
+def _only(node: ProcessNode) -> Worker:
+    worker = node.take()
     assert worker is not None, "it has room for one"
     return worker
 
@@ -42,11 +42,11 @@ def process_workers(given: Given, cluster: ClusterOptions, number: int) -> Worke
       UsageError: The environment factory or the agent cannot be sent to them.
     """
     sent = pickled(given, "processes")
-    per_host = cluster.inferencers_per_node
-    return Workers(lambda room: ProcessHost(sent, room), number, per_host, cluster.min_nodes)
+    per_node = cluster.inferencers_per_node
+    return Workers(lambda room: ProcessNode(sent, room), number, per_node, cluster.min_nodes)
 
 
-class ProcessHost(Host):
+class ProcessNode(Node):
     """A process, which runs ``inferencer_process.py``, and the sockets to it."""
 
     def __init__(
@@ -130,11 +130,11 @@ class ProcessHost(Host):
 class ProcessWorker(Worker):
     """The end of a socket of one Inferencer."""
 
-    host: ProcessHost
+    node: ProcessNode
 
-    def __init__(self, host: ProcessHost, slot: int, connection: Connection) -> None:
+    def __init__(self, node: ProcessNode, slot: int, connection: Connection) -> None:
         """Ask at ``connection``."""
-        super().__init__(host, slot)
+        super().__init__(node, slot)
         self._connection = connection
         self._unanswered = 0
 
@@ -148,14 +148,14 @@ class ProcessWorker(Worker):
         try:
             return self._connection.poll(WAKE_S)
         except OSError as error:
-            self.host.raise_ended(error)
+            self.node.raise_ended(error)
 
     def receive(self) -> Any:
         """Take it from the socket."""
         try:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
-            self.host.raise_ended(error)
+            self.node.raise_ended(error)
         self._unanswered -= 1
         return answer
 
@@ -167,7 +167,7 @@ class ProcessWorker(Worker):
         try:
             self._connection.send(message)
         except OSError as error:
-            self.host.raise_ended(error)
+            self.node.raise_ended(error)
 
     def free(self) -> None:
         """Ask it to, and wait until everything is answered, for whoever gets this place next."""
@@ -178,4 +178,4 @@ class ProcessWorker(Worker):
                 if self._connection.poll(left):
                     self.receive()
         if self._unanswered:
-            self.host.kill()
+            self.node.kill()

@@ -1,6 +1,8 @@
 """Inferencers in actors of Ray, on this machine or on others. Nothing else imports ``ray``.
 
-The networks of a version are put into Ray's object store once; every node fetches them once, and
+An actor is a ``Node`` (``nodes.py``). What Ray itself calls a node is called a machine here.
+
+The networks of a version are put into Ray's object store once; every machine fetches them once, and
 every actor has one copy of them, whatever the number of its Inferencers. A trajectory is what a
 call of its actor returns.
 """
@@ -26,7 +28,7 @@ import numpy as np
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle_server import Given
-from sebulba.inference.hosts import CLOSE_S, Host, Version, Worker
+from sebulba.inference.nodes import CLOSE_S, Node, Version, Worker
 from sebulba.inference.remote import CYCLES, make_servers, pickled, worker_config
 from sebulba.inference.workers import Workers
 from sebulba.options import ClusterOptions
@@ -36,11 +38,11 @@ from sebulba.types import PyTree
 KEPT_VERSIONS = 4
 """Newest versions of the networks that the driver keeps in the object store."""
 PLACED_S = 120.0
-"""How long Ray may take to find a node for an actor, and to start it there."""
+"""How long Ray may take to find a machine for an actor, and to start it there."""
 ANSWER_S = 10.0
 """How long the head of a cluster may take to answer."""
-NODES_S = 120.0
-"""How long nodes are waited for that the cluster does not have yet."""
+MACHINES_S = 120.0
+"""How long machines are waited for that the cluster does not have yet."""
 SAME = ("jax", "jaxlib", "numpy", "sebulba")
 """Packages whose versions must be the same everywhere."""
 _PATHS = ("jax_compilation_cache_dir",)
@@ -50,12 +52,12 @@ _PATHS = ("jax_compilation_cache_dir",)
 class About(NamedTuple):
     """Where an actor runs."""
 
-    host: str
-    """Name of the machine."""
+    machine: str
+    """Its name."""
     pid: int
     """Its process."""
-    node: str
-    """Ray's name of the node."""
+    machine_id: str
+    """What Ray calls it."""
     versions: dict[str, str]
     """Of Python and of ``SAME``."""
 
@@ -72,7 +74,7 @@ class Sent(NamedTuple):
 
 
 class CycleActor:
-    """What Ray runs in a process of a node: ``Server``s, or that of a trajectory manager."""
+    """What Ray runs in a process of a machine: ``Server``s, or that of a trajectory manager."""
 
     def __init__(
         self, path: list[str], config: dict[str, Any], given: bytes, server: str, room: int
@@ -84,8 +86,8 @@ class CycleActor:
 
     def about(self) -> About:
         """Return where it runs."""
-        node = _import_ray().get_runtime_context().get_node_id()
-        return About(platform.node(), os.getpid(), node, _versions())
+        machine_id = _import_ray().get_runtime_context().get_node_id()
+        return About(platform.node(), os.getpid(), machine_id, _versions())
 
     def answer(self, slot: int, name: str, *arguments: Any) -> Any:
         """Answer a request; see ``Server.answer``."""
@@ -107,11 +109,11 @@ CURRENT_CLUSTER = "/tmp/ray/ray_current_cluster"
 """Where Ray notes the cluster that this machine is part of."""
 
 
-class NodeOfCluster(NamedTuple):
+class Machine(NamedTuple):
     """A machine of a cluster."""
 
-    host: str
-    """Its name."""
+    name: str
+    """Its own."""
     cpus: float
     """What Ray counts of it."""
 
@@ -127,8 +129,8 @@ def known_cluster() -> str | None:
         return None
 
 
-def nodes_of(address: str) -> tuple[list[NodeOfCluster], float]:
-    """Return the nodes of the cluster whose head is at HOST:PORT, and the CPUs that are free.
+def machines_of(address: str) -> tuple[list[Machine], float]:
+    """Return the machines of the cluster whose head is at HOST:PORT, and the CPUs that are free.
 
     Raises:
       UsageError: No cluster answers there, or Ray is missing.
@@ -137,11 +139,11 @@ def nodes_of(address: str) -> tuple[list[NodeOfCluster], float]:
     is_ours = _connect(ray, ClusterOptions(address=address), 0)
     try:
         alive = [node for node in ray.nodes() if node["Alive"]]
-        nodes = [
-            NodeOfCluster(node["NodeManagerHostname"], node["Resources"].get("CPU", 0.0))
+        machines = [
+            Machine(node["NodeManagerHostname"], node["Resources"].get("CPU", 0.0))
             for node in alive
         ]
-        return nodes, ray.available_resources().get("CPU", 0.0)
+        return machines, ray.available_resources().get("CPU", 0.0)
     finally:
         if is_ours:
             with _signals_kept():
@@ -181,7 +183,7 @@ class ActorWorkers(Workers):
         self._store = NetworkStore(self._ray)
         try:
             super().__init__(
-                lambda room: ActorHost(self._ray, self._store, sent, room, self),
+                lambda room: ActorNode(self._ray, self._store, sent, room, self),
                 number,
                 cluster.inferencers_per_node,
                 cluster.min_nodes,
@@ -231,20 +233,20 @@ def _connect(ray: Any, cluster: ClusterOptions, number: int) -> bool:
                 "the others, and train on one of them"
             ) from error
     try:
-        _wait_for_nodes(ray, cluster)
+        _wait_for_machines(ray, cluster)
     except BaseException:
         ray.shutdown()
         raise
     return True
 
 
-def _wait_for_nodes(ray: Any, cluster: ClusterOptions) -> None:
-    deadline = time.monotonic() + NODES_S
-    while (nodes := sum(node["Alive"] for node in ray.nodes())) < cluster.nodes:
+def _wait_for_machines(ray: Any, cluster: ClusterOptions) -> None:
+    deadline = time.monotonic() + MACHINES_S
+    while (there := sum(node["Alive"] for node in ray.nodes())) < cluster.nodes:
         if time.monotonic() > deadline:
             raise UsageError(
                 f"cluster.nodes={cluster.nodes} must be there, and the cluster at "
-                f"{cluster.address!r} has had {nodes} for {NODES_S:.0f} s; start `ray start "
+                f"{cluster.address!r} has had {there} for {MACHINES_S:.0f} s; start `ray start "
                 "--address=HOST:6379` on the others, or ask for fewer"
             )
         time.sleep(WAKE_S)
@@ -267,8 +269,8 @@ def _signals_kept() -> Iterator[None]:
 def manager_worker(given: bytes, server: str) -> Worker:
     """Start the actor of a trajectory manager, once ``ActorWorkers`` has connected to Ray."""
     ray = _import_ray()
-    host = ActorHost(ray, NetworkStore(ray), given, 1, None, server, "a trajectory manager")
-    worker = host.take()
+    node = ActorNode(ray, NetworkStore(ray), given, 1, None, server, "a trajectory manager")
+    worker = node.take()
     assert worker is not None, "it has room for one"
     return worker
 
@@ -287,7 +289,7 @@ class NetworkStore:
     def put(self, networks: PyTree, device: jax.Device) -> Any:
         """Return the reference of networks, which are on ``device``."""
         with self._lock:
-            # In async, one host may ask for a version when another has had a newer one.
+            # In async, one actor may ask for a version when another has had a newer one.
             newest = self._newest.setdefault(device, collections.deque(maxlen=KEPT_VERSIONS))
             for known, reference in newest:
                 if known is networks:
@@ -298,8 +300,8 @@ class NetworkStore:
             return reference
 
 
-class ActorHost(Host):
-    """An actor of Ray, wherever the cluster has room; several go to different nodes."""
+class ActorNode(Node):
+    """An actor of Ray, wherever the cluster has room; several go to different machines."""
 
     def __init__(
         self,
@@ -327,7 +329,8 @@ class ActorHost(Host):
         self._of = of if room == 1 else f"{room} Inferencers"
         self.where = "in actors"
         self.name = f"actor of {self._of}"
-        self.node = ""
+        self.machine_id = ""
+        """What Ray calls its machine, once it has one."""
         options = {
             "num_cpus": room,
             "scheduling_strategy": "SPREAD",
@@ -347,7 +350,7 @@ class ActorHost(Host):
         return ActorWorker(self, slot)
 
     def send(self, version: Version, networks: PyTree, device: jax.Device) -> Sent:
-        """Return a reference: a node fetches each version once, and this actor takes it once."""
+        """Return a reference: a machine fetches each version once, and this actor takes it once."""
         reference = [self._store.put(networks, device)]
         return Sent(version.number, reference, frozenset(version.keep))
 
@@ -359,9 +362,9 @@ class ActorHost(Host):
             self._wait_for_place()
             about: About = self.got(self._about)
             self._about = None
-        self.name = f"actor on {about.host} (process {about.pid})"
-        self.where = f"in actors on {about.host}"
-        self.node = about.node
+        self.name = f"actor on {about.machine} (process {about.pid})"
+        self.where = f"in actors on {about.machine}"
+        self.machine_id = about.machine_id
         ours = _versions()
         if about.versions != ours:
             different = [
@@ -370,8 +373,8 @@ class ActorHost(Host):
                 if about.versions[name] != ours[name]
             ]
             raise UsageError(
-                f"the machine {about.host} has other versions: {'; '.join(different)}; install "
-                "the same on all nodes"
+                f"the machine {about.machine} has other versions: {'; '.join(different)}; install "
+                "the same on all machines"
             )
 
     def _wait_for_place(self) -> None:
@@ -385,8 +388,8 @@ class ActorHost(Host):
                 cpus = self.ray.available_resources().get("CPU", 0)
                 raise EnvError(
                     f"Ray has not started the actor of {self._of} for {PLACED_S:.0f} s; it "
-                    f"needs {self.room} CPUs of one node, and {cpus:g} are free on all; add nodes, "
-                    "or use fewer Inferencers"
+                    f"needs {self.room} CPUs of one machine, and {cpus:g} are free on all; add "
+                    "machines, or use fewer Inferencers"
                 )
 
     def got(self, reference: Any) -> Any:
@@ -414,45 +417,40 @@ class ActorHost(Host):
 class ActorWorker(Worker):
     """The way to the server of one Inferencer in an actor."""
 
-    host: ActorHost
+    node: ActorNode
 
-    def __init__(self, host: ActorHost, slot: int) -> None:
+    def __init__(self, node: ActorNode, slot: int) -> None:
         """Ask the server in this place."""
-        super().__init__(host, slot)
+        super().__init__(node, slot)
         self._asked: Any = None
         self._slot_group = f"slot{slot}"
 
-    @property
-    def node(self) -> str:
-        """Ray's name of its node, once it is there."""
-        return self.host.node
-
     def begin(self, name: str, *arguments: Any) -> None:
         """Call it; once its process is there."""
-        self.host.wait_until_placed()
+        self.node.wait_until_placed()
         self._asked = self._call(name, *arguments)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        answer = self.host.actor.answer.options(concurrency_group=self._slot_group)
+        answer = self.node.actor.answer.options(concurrency_group=self._slot_group)
         return answer.remote(self._slot, name, *arguments)
 
     def has_answer(self) -> bool:
         """Tell whether it is there, within ``WAKE_S``."""
-        return bool(self.host.ray.wait([self._asked], timeout=WAKE_S)[0])
+        return bool(self.node.ray.wait([self._asked], timeout=WAKE_S)[0])
 
     def receive(self) -> Any:
         """Return it as arrays of its own: those of Ray are read-only views of its store."""
         return jax.tree.map(
-            lambda x: np.array(x) if isinstance(x, np.ndarray) else x, self.host.got(self._asked)
+            lambda x: np.array(x) if isinstance(x, np.ndarray) else x, self.node.got(self._asked)
         )
 
     def stop(self, number: int) -> None:
         """Call it while another call runs."""
-        stop = self.host.actor.stop.options(concurrency_group="stop")
+        stop = self.node.actor.stop.options(concurrency_group="stop")
         stop.remote(self._slot, number)
 
     def free(self) -> None:
         """Have the environments freed; calls of one place have their turn one after the other."""
-        ray = self.host.ray
+        ray = self.node.ray
         with contextlib.suppress(ray.exceptions.RayError):
             ray.wait([self._call("close")], timeout=CLOSE_S)

@@ -3,8 +3,8 @@
 The thread of such an Inferencer stays in the process that trains: permits, rounds, hangs, restarts
 and checkpoints are those of any other. Only its cycle runs elsewhere: ``RemoteCycle`` sends the
 networks, if they are new there, and the step state, and gets the trajectory back. What is asked
-there is a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it, in a ``Host``
-(``hosts.py``).
+there is a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it, in a ``Node``
+(``nodes.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CycleOutput, CyclePrograms
-from sebulba.inference.hosts import Worker
+from sebulba.inference.nodes import Worker
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.trees import num_bytes, owned_copy
 from sebulba.types import EnvOutput, FusedEnv, PyTree
@@ -158,7 +158,7 @@ class RemoteCycle:
             wall_s = time.perf_counter() - began
         with self._timer.phase("finish"):
             step_state = keys.wrap(owned_copy(after, self._device))
-            self._worker.host.note(
+            self._worker.node.note(
                 spent,
                 wall_s,
                 num_bytes(given),

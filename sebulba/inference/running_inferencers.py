@@ -237,11 +237,11 @@ class RunningInferencers:
     def _has_enough_nodes(self, error: BaseException) -> bool:
         """Tell whether a run may go on with the nodes that are left; else say why not."""
         workers = self._workers
-        if workers is None or workers.num_living >= workers.min_hosts:
+        if workers is None or workers.num_living >= workers.min_nodes:
             return True
         error.add_note(
             f"{workers.num_living} nodes with Inferencers are left; "
-            f"cluster.min_nodes={workers.min_hosts}"
+            f"cluster.min_nodes={workers.min_nodes}"
         )
         return False
 

@@ -7,18 +7,17 @@ import threading
 import jax
 import numpy as np
 
-from sebulba.envs.saved_arrays import fitted
-from sebulba.envs.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
     CycleOutput,
     CyclePrograms,
     check_finite,
-    env_state,
     env_step_of,
     find_not_finite,
     info_columns,
     no_action,
+    position_of_adapter,
+    put_back_adapter,
 )
 from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
@@ -77,28 +76,15 @@ class SteppedCycle:
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
         assert self._leaves is not None, "reset comes first"
-        state = env_state(self._env)
-        if isinstance(state, str):
-            return state
-        leaves = [np.asarray(leaf) for leaf in self._leaves]
-        content = (state, leaves, self._statistics.running())
-        return seal(content, of=self._who(), num_envs=self._env.num_envs)
+        return position_of_adapter(self._env, self._leaves, self._statistics.running())
 
     def put_back(self, position: bytes) -> None:
         """Go on from ``position``; see ``Cycle.put_back``."""
-        content = unseal(position, of=self._who(), num_envs=self._env.num_envs)
-        state, leaves, running = content
-        expected = self._programs.agent.empty_env_step(self._env.num_envs)
-        # Older positions lack the last leaves, those of ``final``: none is given.
-        leaves += jax.tree.leaves(expected)[len(leaves) :]
-        fitted(leaves, expected, self._who())
         self._leaves = None
-        self._env.put_back(state)
-        self._leaves = leaves
+        expected = self._programs.agent.empty_env_step(self._env.num_envs)
+        env_step, running = put_back_adapter(self._env, position, expected)
+        self._leaves = jax.tree.leaves(env_step)
         self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
-
-    def _who(self) -> str:
-        return f"a stepped cycle of {self._env.spec.name!r}"
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
@@ -162,7 +148,7 @@ class SteppedCycle:
     def _check_finite(self, env_step: EnvStep) -> None:
         """Raise EnvError that names the first value that is not finite, if there is one."""
         try:
-            check_finite(env_step)
+            check_finite(env_step, self._env.spec)
         except EnvError as error:
             rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
             row = int(np.argmin(np.logical_and.reduce(rows)))
@@ -185,7 +171,7 @@ class SteppedCycle:
 
     def _raise_if_not_finite(self, rows: list[np.ndarray], cause: ActionError) -> None:
         """Raise EnvError if a NaN or infinity from the environment explains an invalid action."""
-        if where := find_not_finite(self._stack(rows)):
+        if where := find_not_finite(self._stack(rows), self._env.spec):
             raise EnvError(
                 f"an environment returned a value that is not finite: {where}"
             ) from cause

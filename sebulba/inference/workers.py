@@ -1,4 +1,4 @@
-"""The factory of environments elsewhere: it starts hosts, and gives each Inferencer a place."""
+"""The factory of environments elsewhere: it starts nodes, and gives each Inferencer a place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from sebulba.errors import EnvError
-from sebulba.inference.hosts import Host, Worker
+from sebulba.inference.nodes import Node, Worker
 from sebulba.inference.remote import RemoteEnv
 
 
@@ -15,34 +15,34 @@ class Workers:
     """An environment factory that makes each vector environment in a worker of its own."""
 
     def __init__(
-        self, new_host: Callable[[int], Host], number: int, per_host: int, min_hosts: int = 0
+        self, new_node: Callable[[int], Node], number: int, per_node: int, min_nodes: int = 0
     ) -> None:
-        """Start hosts for ``number`` Inferencers, which import in the background.
+        """Start nodes for ``number`` Inferencers, which import in the background.
 
         Args:
-          new_host: Starts a host with room for so many Inferencers.
+          new_node: Starts a node with room for so many Inferencers.
           number: How many Inferencers there will be.
-          per_host: How many of them share a host.
-          min_hosts: With so many left, a lost host is waited for without a limit.
+          per_node: How many of them share a node.
+          min_nodes: With so many left, a lost node is waited for without a limit.
         """
-        self._new_host = new_host
-        self._per_host = per_host
-        self.min_hosts = min_hosts
+        self._new_node = new_node
+        self._per_node = per_node
+        self.min_nodes = min_nodes
         self._lock = threading.Lock()
         self._closed = False
-        self.hosts: list[Host] = []
+        self.nodes: list[Node] = []
         """All that were started, in this order; those that have ended too."""
         self.stopping = threading.Event()
-        """Nobody waits any more for a host that has not been placed."""
+        """Nobody waits any more for a node that has not been placed."""
         try:
-            for first in range(0, number, per_host):
-                self.hosts.append(new_host(min(per_host, number - first)))
+            for first in range(0, number, per_node):
+                self.nodes.append(new_node(min(per_node, number - first)))
         except BaseException:
             self.close()
             raise
 
     def __call__(self, num_envs: int, seeds: list[int]) -> RemoteEnv:
-        """Make the environments in the next free worker; in a new host where all are taken."""
+        """Make the environments in the next free worker; in a new node where all are taken."""
         worker = self._take()
         try:
             return RemoteEnv(worker, num_envs, seeds)
@@ -52,37 +52,37 @@ class Workers:
 
     def _take(self) -> Worker:
         with self._lock:
-            for host in self.hosts:
-                if worker := host.take():
+            for node in self.nodes:
+                if worker := node.take():
                     return worker
             if self._closed:
                 raise EnvError("no process is started for it any more: the loop is closed")
-            host = self._new_host(self._per_host)
-            self.hosts.append(host)
-        worker = host.take()
+            node = self._new_node(self._per_node)
+            self.nodes.append(node)
+        worker = node.take()
         if worker is None:
-            raise EnvError(f"the {host.name} ended before it had an Inferencer")
+            raise EnvError(f"the {node.name} ended before it had an Inferencer")
         return worker
 
     @property
     def num_living(self) -> int:
-        """Hosts that Inferencers may run in."""
-        return sum(host.lives for host in self.hosts)
+        """Nodes that Inferencers may run in."""
+        return sum(node.lives for node in self.nodes)
 
-    def goes_on_without(self, host: Host) -> bool:
-        """Tell whether ``host`` may be waited for without a limit: there are enough others."""
-        return 0 < self.min_hosts <= self.num_living - host.lives
+    def goes_on_without(self, node: Node) -> bool:
+        """Tell whether ``node`` may be waited for without a limit: there are enough others."""
+        return 0 < self.min_nodes <= self.num_living - node.lives
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of all hosts, as of the last answer of each."""
-        return sum(host.traffic.cpu_s for host in self.hosts)
+        """CPU seconds of all nodes, as of the last answer of each."""
+        return sum(node.traffic.cpu_s for node in self.nodes)
 
     def close(self) -> None:
-        """End all hosts; may be called twice."""
+        """End all nodes; may be called twice."""
         self.stopping.set()
         with self._lock:
             self._closed = True
         with contextlib.ExitStack() as stack:  # ends the others even if one raises
-            for host in self.hosts:
-                stack.callback(host.close)
+            for node in self.nodes:
+                stack.callback(node.close)

@@ -48,6 +48,19 @@ class ManagedUpdater(Updater):
         """Return the replay, on the host."""
         return self._store.state()
 
+    def acting_networks(self) -> PyTree:
+        """Return the acting networks, with the statistics of all that was inserted until now."""
+        # What was drawn last knows nothing of what came since. A copy of its own, as in
+        # ``_learn_from``.
+        lasting = jax.tree.map(np.array, self._store.lasting())
+        lasting = jax.device_put(lasting, self._replicated)
+        self._experience = self._agent.with_lasting(self._experience, lasting)
+        return super().acting_networks()
+
+    def lasting_experience(self) -> PyTree:
+        """Return the part of the replay that a checkpoint keeps even without the rest."""
+        return self._store.lasting()
+
     def consume(
         self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, updates: int, due: int
     ) -> PyTree | None:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
+from sebulba.hosts.mesh import HostMesh
 from sebulba.learning.donation import DonatingProgram
 from sebulba.trees import copy_tree, is_finite, num_bytes, owned_copy
 from sebulba.types import PyTree, Trajectory
@@ -28,7 +29,13 @@ class Updater:
     """
 
     def __init__(
-        self, agent: Agent, mesh: Mesh, update_key: jax.Array, *, skip_not_finite: bool = False
+        self,
+        agent: Agent,
+        mesh: Mesh,
+        update_key: jax.Array,
+        *,
+        skip_not_finite: bool = False,
+        hosts: HostMesh | None = None,
     ) -> None:
         """Prepare the programs; call ``place`` before any other method.
 
@@ -38,12 +45,15 @@ class Updater:
           update_key: Typed key from which the key of every loss is folded.
           skip_not_finite: Leave networks and optimizer state as they are if an update's gradient or
             one of its metrics is NaN or infinite.
+          hosts: The update devices of all hosts, whose ``whole`` is then ``mesh``; None if this
+            host learns alone.
         """
         self._skip_not_finite = skip_not_finite
         self._agent = agent
         self._mesh = mesh
+        self._hosts = hosts
         self._replicated = NamedSharding(mesh, P())
-        self._key_data = jax.device_put(jax.random.key_data(update_key), self._replicated)
+        self._key_data = self._replicate(jax.random.key_data(update_key))
         self._key_impl = jax.random.key_impl(update_key)
         self._networks: PyTree = None
         self._opt: PyTree = None
@@ -84,10 +94,24 @@ class Updater:
             function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
 
+    def _replicate(self, tree: PyTree) -> PyTree:
+        """Place ``tree`` on every update device; on all hosts it is the same."""
+        if self._hosts is None:
+            return jax.device_put(tree, self._replicated)
+        return self._hosts.put(tree, P())  # device_put would first compare the hosts' values
+
     def place(self, state: AgentState) -> None:
-        """Copy networks, optimizer state and experience; the caller's arrays stay valid."""
+        """Copy networks, optimizer state and experience; the caller's arrays stay valid.
+
+        With several hosts the experience is this host's part.
+        """
         self._metric_sums, self._updates_summed = None, 0  # a failed run may have left some
         self._num_skipped = 0
+        if self._hosts is not None:
+            self._networks, self._opt = self._hosts.put((state.networks, state.opt), P())
+            spec = self._agent.experience_spec()
+            self._experience = self._hosts.put(state.experience, spec)
+            return
         # One program copies both. The experience can be large, so it is copied field by field.
         self._networks, self._opt = owned_copy((state.networks, state.opt), self._replicated)
         self._experience = jax.tree.map(
@@ -102,13 +126,25 @@ class Updater:
         return self._networks, self._opt
 
     def experience(self) -> PyTree:
-        """Return what a checkpoint keeps of the experience; the next update donates it."""
+        """Return what a checkpoint keeps of the experience; the next update donates it.
+
+        With several hosts it is this host's part.
+        """
         self.wait()
-        return self._experience
+        return self.of_this_host(self._experience)
+
+    def of_this_host(self, tree: PyTree) -> PyTree:
+        """Return this host's parts of arrays that an update gets; all of them if it is alone."""
+        return tree if self._hosts is None else self._hosts.parts(tree)
 
     def experience_bytes(self) -> int:
         """Return the size of ``experience()``."""
         return num_bytes(self._experience)
+
+    def lasting_experience(self) -> PyTree:
+        """Return the part of the experience that a checkpoint keeps even without the rest."""
+        self.wait()
+        return self._agent.lasting_experience(self._experience)
 
     def is_whole(self) -> bool:
         """Tell whether no part has been deleted, as by a failed update, and networks are finite."""
@@ -243,9 +279,7 @@ class Updater:
         )
 
     def _zeros(self, metrics: PyTree) -> dict[str, jax.Array]:
-        return jax.device_put(
-            jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics), self._replicated
-        )
+        return self._replicate(jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics))
 
     def take_metrics(self) -> dict[str, float]:
         """Return means of the metrics of the updates since the last call, without skipped ones.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from sebulba.agent import Agent
+from sebulba.hosts.agreement import Agreed, Word
+from sebulba.hosts.rounds import Rounds
 from sebulba.learning.progress import Progress
 from sebulba.learning.update import Updater
 from sebulba.metrics.timer import PhaseTimer
@@ -38,6 +41,18 @@ class Beside(Protocol):
         """Begin a checkpoint if one is due; networks, counters and trajectories agree now."""
         ...
 
+    def checkpoint_is_due(self) -> bool:
+        """Tell whether one is due; several hosts then begin it together."""
+        ...
+
+    def checkpoint_is_busy(self) -> bool:
+        """Tell whether a checkpoint is being made, so that no other can begin."""
+        ...
+
+    def begin_checkpoint(self) -> None:
+        """Begin one now, as all hosts do."""
+        ...
+
     def finish_checkpoint(self, round_in_flight: list[Item]) -> None:
         """Finish a checkpoint that was begun, once every Inferencer has left its position."""
         ...
@@ -65,6 +80,7 @@ class UpdateLoop:
         stop_requested: threading.Event,
         *,
         inference_only: bool,
+        rounds: Rounds | None = None,
     ) -> None:
         """Prepare a run.
 
@@ -77,6 +93,7 @@ class UpdateLoop:
           timer: Times the calling thread in ``LEARNER_PHASES``.
           stop_requested: Set when the user asks for a stop.
           inference_only: Never update.
+          rounds: Agrees with other hosts; None if this one learns alone.
         """
         self._options = options
         self._observe_cycle = observe_cycle
@@ -86,6 +103,10 @@ class UpdateLoop:
         self._timer = timer
         self._stop_requested = stop_requested
         self._inference_only = inference_only
+        self._rounds = rounds
+        self._num_hosts = 1 if rounds is None else rounds.hosts.number
+        self._agreed: Agreed | None = None
+        """What the hosts agreed on for this round; None if this one learns alone."""
         self._acting: PyTree | None = None
         """The acting networks of now; None if the updater has to be asked for them."""
         self._expected: HandedOver | None = None
@@ -151,21 +172,59 @@ class UpdateLoop:
         """
         counters, progress, beside = self._progress.counters, self._progress, self._beside
         while True:
-            items = progress.kept_round or self._next_round()
+            items = self._round(progress.kept_round)
             progress.kept_round = []
+            if self._agreed is not None:
+                counters.episodes += self._agreed.total("episodes")
+                counters.masked_truncations += self._agreed.total("masked")
             beside.finish_checkpoint(items)
             while items:  # none is kept longer than it is needed
                 self._consume(items.pop(0))
             counters.policy_version += 1
-            if counters.cycles >= self._target or self._stop_requested.is_set():
+            if counters.cycles >= self._target or self._ends():
                 break
             # Begin a checkpoint before the publish that lets the Inferencers go on: it then gets
             # their positions after the round that they are in, which fit the learner's state.
-            beside.checkpoint_when_due()
+            if self._agreed is None:
+                beside.checkpoint_when_due()
+            elif self._agreed.checkpoint:
+                beside.begin_checkpoint()
             self._publish()
             beside.evaluate_and_write_when_due()
         self._source.begin_no_more()
-        progress.kept_round = self._next_round()
+        progress.kept_round = self._round([])
+
+    def _round(self, kept: list[Item]) -> list[Item]:
+        """Return the kept round, or the next; with other hosts once all of them have theirs."""
+        if self._rounds is None:
+            return kept or self._next_round()
+        began = time.perf_counter()
+        error: Exception | None = None
+        items: list[Item] = []
+        try:
+            items = kept or self._next_round()
+        except Exception as raised:
+            error = raised
+        infos = [item.step_infos for item in items]
+        word = Word(
+            failed=error is not None,
+            stop=self._stop_requested.is_set(),
+            due=self._beside.checkpoint_is_due(),
+            busy=self._beside.checkpoint_is_busy(),
+            waited_s=time.perf_counter() - began,
+            episodes=sum(len(info.episode_returns) for info in infos),
+            masked=sum(int(info.masked_truncation.sum()) for info in infos),
+        )
+        with self._timer.phase("get"):
+            self._updater.wait()  # its collectives and this one would share threads on a CPU
+            self._agreed = self._rounds.agree(word, error)
+        return items
+
+    def _ends(self) -> bool:
+        """Tell whether the run ends after this round: a stop was requested, here or elsewhere."""
+        if self._agreed is not None and self._agreed.stop:
+            self._stop_requested.set()
+        return self._stop_requested.is_set() if self._agreed is None else self._agreed.stop
 
     def _next_round(self) -> list[Item]:
         with self._timer.phase("get"):
@@ -207,13 +266,16 @@ class UpdateLoop:
         return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
 
     def _count(self, item: Item) -> None:
-        counters, env_steps = self._progress.counters, item.step_infos.episode_end.size
+        counters = self._progress.counters
+        env_steps = item.step_infos.episode_end.size * self._num_hosts
         counters.cycles += 1
         counters.env_steps += env_steps
         counters.frames += env_steps * self._frame_skip
-        counters.episodes += len(item.step_infos.episode_returns)
-        if masked := int(item.step_infos.masked_truncation.sum()):
+        masked = int(item.step_infos.masked_truncation.sum())
+        if masked:
             self._warn_of_masked()
+        if self._agreed is None:  # else those of all hosts have been counted
+            counters.episodes += len(item.step_infos.episode_returns)
             counters.masked_truncations += masked
         self._progress.episodes.add(item.step_infos)
 

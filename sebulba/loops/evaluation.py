@@ -8,7 +8,7 @@ import itertools
 import math
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class Evaluation:
     """How many of them were cut at the limit of steps; their returns are those up to there."""
     num_not_played: int = 0
     """Episodes that were asked for and would have come after one that was cut."""
+    group_returns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """With many agents: by group, the means over its slots of their returns, ``[N]``."""
 
     @property
     def mean_return(self) -> float:
@@ -79,7 +81,11 @@ class Evaluation:
             "episodes_not_played": self.num_not_played,
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
+            **{f"mean_return/{name}": mean for name, mean in self._group_means()},
         }
+
+    def _group_means(self) -> list[tuple[str, float]]:
+        return [(name, float(np.mean(returns))) for name, returns in self.group_returns.items()]
 
     def metrics(self) -> dict[str, float]:
         """Return what training writes of it."""
@@ -89,6 +95,7 @@ class Evaluation:
             "eval_length_mean": self.mean_length,
             "eval_episodes": len(self.returns),
             "eval_cut_episodes": self.num_cut,
+            **{f"eval_return_mean/{name}": mean for name, mean in self._group_means()},
         }
 
     def __str__(self) -> str:
@@ -96,8 +103,14 @@ class Evaluation:
         margin = f" ± {interval:.2f} (95 % confidence interval)" if interval is not None else ""
         return (
             f"mean return {self.mean_return:.2f}{margin} over {len(self.returns)} episodes, "
-            f"mean length {self.mean_length:.1f}{self._of_those_cut()}"
+            f"mean length {self.mean_length:.1f}{self._by_group()}{self._of_those_cut()}"
         )
+
+    def _by_group(self) -> str:
+        if len(self.group_returns) < 2:
+            return ""
+        means = (f"{name} {mean:.2f}" for name, mean in self._group_means())
+        return f"\nmean return by group: {', '.join(means)}"
 
     def _of_those_cut(self) -> str:
         if not self.num_cut:
@@ -332,9 +345,11 @@ class _Tally:
         """
         self.quota = quota
         self._limit = _checked_limit(max_episode_steps)
-        self._ended: list[list[tuple[float, int]]] = [[] for _ in quota]
-        """Return and length of the episodes that count, by environment."""
+        self._ended: list[list[tuple[float, int, np.ndarray]]] = [[] for _ in quota]
+        """Return, length and returns of groups of the episodes that count, by environment."""
         self._return, self._length = np.zeros(len(quota)), np.zeros(len(quota), np.int64)
+        self._of_groups: dict[str, np.ndarray] = {}
+        """``[B]`` by group: the mean over its slots of what they got so far."""
         self._plays = quota > 0
         """``[B]``: which environments have episodes left to play."""
         self._num_cut = 0
@@ -354,9 +369,18 @@ class _Tally:
         """Steps of the longest episode that is being played."""
         return int(self._length[self._plays].max(initial=0))
 
-    def add(self, true_reward: np.ndarray, played: np.ndarray, ended: np.ndarray) -> None:
-        """Add a step, each ``[B]``: reward, whether it was a transition, the end of an episode."""
-        self._return += true_reward
+    def add(self, true_reward: PyTree, played: np.ndarray, ended: np.ndarray) -> None:
+        """Add a step.
+
+        Args:
+          true_reward: ``[B]``; with many agents ``[B, A]`` by group.
+          played: ``[B]`` bool: it was a transition.
+          ended: ``[B]`` bool: an episode ended.
+        """
+        self._return += mean_of_slots(true_reward)
+        for name, reward in (true_reward if isinstance(true_reward, dict) else {}).items():
+            before = self._of_groups.get(name, 0.0)
+            self._of_groups[name] = before + reward.mean(axis=-1, dtype=np.float64)
         self._length += played
         for i in np.flatnonzero(ended).tolist():
             self._end(i)
@@ -367,15 +391,21 @@ class _Tally:
 
     def _end(self, i: int) -> None:
         if self._plays[i]:
-            self._ended[i].append((float(self._return[i]), int(self._length[i])))
+            of_groups = np.array([total[i] for total in self._of_groups.values()])
+            self._ended[i].append((float(self._return[i]), int(self._length[i]), of_groups))
             self._plays[i] = len(self._ended[i]) < self.quota[i]
         self._return[i], self._length[i] = 0.0, 0
+        for total in self._of_groups.values():
+            total[i] = 0.0
 
     def evaluation(self) -> Evaluation:
         """Return the episodes, in the order of their environments."""
-        returns, lengths = zip(*itertools.chain(*self._ended), strict=True)
+        returns, lengths, of_groups = zip(*itertools.chain(*self._ended), strict=True)
         num_not_played = int(self.quota.sum()) - len(returns)
-        return Evaluation(np.array(returns), np.array(lengths), self._num_cut, num_not_played)
+        by_group = dict(zip(self._of_groups, np.array(of_groups).T, strict=True))
+        return Evaluation(
+            np.array(returns), np.array(lengths), self._num_cut, num_not_played, by_group
+        )
 
 
 def mean_of_slots(reward: PyTree) -> np.ndarray:
@@ -403,7 +433,7 @@ def _play(
         reward, ended, inserted, *_ = info_columns(
             output.true_reward, output.episode_end, env_step_of(output, action), ()
         )
-        tally.add(mean_of_slots(reward), ~np.asarray(inserted), ended)
+        tally.add(reward, ~np.asarray(inserted), ended)
         if progress is not None:
             progress(tally.num_done, tally.longest)
     return tally.evaluation()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import threading
 import time
 import warnings
@@ -20,7 +21,7 @@ import numpy as np
 
 from sebulba.agent import Agent, AgentState
 from sebulba.agents.bases.off_policy import OffPolicyAgent
-from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
+from sebulba.checkpoints.checkpointer import FINAL_SAVE_S, Checkpoint, Checkpointer
 from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
 from sebulba.checkpoints.session import Session
 from sebulba.checkpoints.snapshot_trees import SnapshotReader
@@ -28,6 +29,10 @@ from sebulba.checks import check_count, check_divisible
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
+from sebulba.hosts.hosts import Hosts
+from sebulba.hosts.join import join_hosts
+from sebulba.hosts.mesh import HostMesh, devices_of_hosts
+from sebulba.hosts.rounds import Rounds
 from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.cycle_server import Given
@@ -50,9 +55,9 @@ from sebulba.managers.placement import start_managers
 from sebulba.managers.sharded_replay import ShardedReplay, check_managers
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.metrics.window import RecentEpisodes
+from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.options import CycleKind, LoopKeywords, LoopOptions
-from sebulba.transport.hand_off import HandOffToHost, HandOffToMesh
+from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts, HandOffToMesh
 from sebulba.transport.item import HandedOver, HandOff
 from sebulba.transport.staging import Staging
 from sebulba.trees import fold_in_count, owned_copy
@@ -61,6 +66,11 @@ from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
 UPDATE_STREAM = 0xFFFFFFFF
 """Folded into the key of the seed to make the key of the updates. Without it they would share keys
 with an agent state that was made from the same seed."""
+
+
+HOST_STREAM = 0xFFFFFFFD
+"""Folded into the key of a state, and then the number of the host, to make step states of a host
+other than host 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +97,11 @@ class GymnasiumLoop:
     A context manager; ``close()`` frees the environments. ``run()`` may be called again: with the
     state that the last ``run()`` or ``restore()`` returned it goes on where that was (environments,
     episodes and counters included); with any other it begins anew in fresh episodes.
+
+    With ``distributed`` this is one host of several that learn together, each of which makes and
+    runs such a loop with the same arguments. ``num_envs``, devices, Inferencers and states are then
+    those of this host, and so is the experience in a state; ``num_cycles`` counts rounds in which
+    every host has its part, and ``Counters`` count over all hosts.
 
     Args:
       env_factory: An id, a callable that returns a ``gymnasium.Env``, a callable with
@@ -148,6 +163,7 @@ class GymnasiumLoop:
         kind = None if callable(cycle) else cycle
         self._options = options = _changed(options, changes, kind)
         self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
+        self._hosts = self._join(agent, options, inference_only, evaluator)
         self.inference_devices, self.update_devices = choose_devices(
             options.inference_devices if inference_devices is None else inference_devices,
             options.update_devices if update_devices is None else update_devices,
@@ -168,10 +184,17 @@ class GymnasiumLoop:
         self._attached = Attached(
             metric_writer, tuple(callbacks), observe_cycle, evaluator, checkpointer, on_hang
         )
-        self._mesh = learner_mesh(self.update_devices)
-        self._hand_off: HandOff = (
-            HandOffToHost() if self._managed_agent else HandOffToMesh(agent, self._mesh)
-        )
+        self._host_mesh: HostMesh | None = None
+        """The update devices of all hosts; None where this one learns alone."""
+        self._rounds: Rounds | None = None
+        if self._hosts is not None:
+            everywhere = devices_of_hosts(self.update_devices, self._hosts.number)
+            self._host_mesh = HostMesh(self.update_devices, everywhere)
+            self._rounds = Rounds(self._hosts, self._host_mesh)
+            self._mesh = self._host_mesh.whole
+        else:
+            self._mesh = learner_mesh(self.update_devices)
+        self._hand_off = self._make_hand_off()
         self._stop_requested = threading.Event()
         self._running = threading.Lock()
         self._closed = self._hangs = False
@@ -189,11 +212,40 @@ class GymnasiumLoop:
         self._workers: Workers | None = None
         """Makes the environments elsewhere; None makes them here."""
         self._session = Session({device: Staging() for device in self.inference_devices})
+        self._session.episodes = RecentEpisodes(teams_of(agent.spec))
         self._envs = self._make_envs(make_env_factory(env_factory))
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
             _warn_of_lost_steps(agent)
 
     # Set-up.
+
+    @staticmethod
+    def _join(
+        agent: Agent, options: LoopOptions, inference_only: bool, evaluator: Evaluator | None
+    ) -> Hosts | None:
+        """Return the hosts that learn together, joined; None if this one learns alone."""
+        if not options.distributed.is_on:
+            return None
+        where = f"distributed.coordinator={shown(options.distributed.coordinator)}"
+        if isinstance(agent, OffPolicyAgent):
+            raise UsageError(
+                f"agent={type(agent).__name__} learns from a replay, which does not go with "
+                f"{where}; use an agent that learns from the newest trajectories, such as Impala"
+            )
+        if inference_only:
+            raise UsageError(f"inference_only=True does not go with {where}; leave one out")
+        if evaluator is not None:
+            raise UsageError(
+                f"an evaluator does not go with {where}; leave it out, and evaluate afterwards"
+            )
+        return join_hosts(options.distributed)
+
+    def _make_hand_off(self) -> HandOff:
+        if self._host_mesh is not None:
+            return HandOffToHosts(self.agent, self._host_mesh)
+        if self._managed_agent:
+            return HandOffToHost()
+        return HandOffToMesh(self.agent, self._mesh)
 
     def _make_envs(self, factory: EnvFactory) -> LoopEnvs:
         seed, inline = self._options.seed, self._options.inline
@@ -203,6 +255,7 @@ class GymnasiumLoop:
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
         with contextlib.ExitStack() as stack:
             cluster, here = self._options.cluster, factory
+            host = 0 if self._hosts is None else self._hosts.index
             given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
             self._workers = new_workers(given, cluster, self.num_inferencers)
             if self._workers is not None:
@@ -217,6 +270,7 @@ class GymnasiumLoop:
                 inline=inline,
                 factory_here=here,
                 num_here=cluster.infer_here,
+                host=host,
             )
             stack.callback(envs.close)
             if self._managed_agent:
@@ -247,7 +301,20 @@ class GymnasiumLoop:
         key = jax.random.key(key) if isinstance(key, int) else key
         run_spec = self._new_run_spec(steps_per_cycle)
         # As one program: initializers run operation by operation take twice as long to compile.
-        return jax.jit(lambda key: self.agent.new_state(key, run_spec))(key)
+        return jax.jit(lambda key: self._new_state(key, run_spec))(key)
+
+    def _new_state(self, key: jax.Array, run_spec: RunSpec) -> AgentState:
+        """Return a new state; each host has step states of its own, and all else alike."""
+        state = self.agent.new_state(key, run_spec)
+        if self._hosts is None or self._hosts.is_first:
+            return state
+        of_hosts = jax.random.fold_in(key, HOST_STREAM)
+        key = jax.random.fold_in(of_hosts, self._hosts.index)
+        step = (
+            self.agent.new_step_state(jax.random.fold_in(key, j), run_spec, j)
+            for j in range(run_spec.num_inferencers)
+        )
+        return state._replace(step=tuple(step))
 
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
         check_count("steps_per_cycle", steps_per_cycle)
@@ -271,17 +338,18 @@ class GymnasiumLoop:
             f"{self.num_inferencers} Inferencers x {self.num_envs} environments on "
             f"{names(self.inference_devices)}; updates on {names(self.update_devices)}; "
             f"{self._options.schedule}{how if kinds else ''}"
+            f"{'' if self._hosts is None else f'; {self._hosts}, alike on each'}"
         )
 
     def describe_nodes(self) -> list[str]:
-        """Say in a line each what the processes and actors of Inferencers do, if there are any."""
+        """Say in a line each what the nodes with Inferencers do, if there are any."""
         if self._workers is None:
             return []
         return node_lines(self._workers, self._session.inferencers)
 
     @property
     def cpu_elsewhere_s(self) -> float:
-        """CPU seconds of the processes and actors of Inferencers, as of the last cycle of each."""
+        """CPU seconds of the nodes with Inferencers, as of the last cycle of each."""
         return 0.0 if self._workers is None else self._workers.cpu_s
 
     # Running.
@@ -313,14 +381,61 @@ class GymnasiumLoop:
                 "observe_cycle; let it return first, or make a second GymnasiumLoop"
             )
         try:
-            return self._run(state, num_cycles, steps_per_cycle)
+            if self._hosts is None:
+                return self._run(state, num_cycles, steps_per_cycle)
+            return self._run_with_others(self._hosts, state, num_cycles, steps_per_cycle)
         finally:
             self._running.release()
+
+    def _run_with_others(
+        self, hosts: Hosts, state: AgentState, num_cycles: int, steps_per_cycle: int
+    ) -> Result:
+        """Run as one host of several.
+
+        Raises:
+          HostError: Another host is gone or has failed.
+          BaseException: As ``run``.
+        """
+        hosts.watch.on_lost = self._attached.on_hang
+        try:
+            result = self._run(state, num_cycles, steps_per_cycle)
+            hosts.meet("the end", FINAL_SAVE_S)  # the checkpoint is whole once all have saved
+            return result
+        except BaseException as error:
+            hosts.watch.on_lost = None  # this thread is not stuck
+            explained = hosts.explained(error)
+            hosts.end_after(explained)
+            if explained is error:
+                raise
+            raise explained from error
+        finally:
+            hosts.watch.on_lost = None
+
+    def _check_hosts(self, num_cycles: int, run_spec: RunSpec) -> None:
+        """Raise UsageError unless all hosts are to do the same."""
+        if self._hosts is None:
+            return
+        options = self._options
+        self._hosts.check_same(
+            {
+                **dataclasses.asdict(run_spec),
+                "num_cycles": num_cycles,
+                "seed": options.seed,
+                "faults.on_not_finite": options.faults.on_not_finite,
+                "max_policy_lag": options.max_policy_lag,
+                "agent": type(self.agent).__name__,
+                "agent.config": re.sub(r" at 0x[0-9a-f]+", "", repr(self.agent.config)),
+                "env_steps": self._session.counters.env_steps,
+                "jax": jax.__version__,
+                "checkpointer": self._attached.checkpointer is not None,
+            }
+        )
 
     def _run(self, state: AgentState, num_cycles: int, steps_per_cycle: int) -> Result:
         began = time.perf_counter() - self._session.seconds_before
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
+        self._check_hosts(num_cycles, run_spec)
         updater = self._prepare(state, run_spec)
         updater.place(state)
         expected = self._expected_shapes(state.step[0])
@@ -338,6 +453,7 @@ class GymnasiumLoop:
             self._about,
             inference_only=self._inference_only,
             workers=self._workers,
+            rounds=self._rounds,
         )
         try:
             metrics = run(num_cycles, began, expected)
@@ -374,7 +490,7 @@ class GymnasiumLoop:
             return  # it is this loop's own
         check_state(
             state,
-            jax.eval_shape(lambda key: self.agent.new_state(key, run_spec), jax.random.key(0)),
+            jax.eval_shape(lambda key: self._new_state(key, run_spec), jax.random.key(0)),
         )
 
     def _prepare(self, state: AgentState, run_spec: RunSpec) -> Updater:
@@ -405,7 +521,7 @@ class GymnasiumLoop:
                 self._managers.make(run_spec)
                 updater = ManagedUpdater(*given, self._managers, skip_not_finite=skips)
             else:
-                updater = Updater(*given, skip_not_finite=skips)
+                updater = Updater(*given, skip_not_finite=skips, hosts=self._host_mesh)
             self._updater = updater
             self._run_spec = run_spec
         if state is not self._last_state:
@@ -440,7 +556,7 @@ class GymnasiumLoop:
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
         session.counters = Counters()
-        session.episodes = RecentEpisodes()
+        session.episodes = RecentEpisodes(session.episodes.teams)
         session.kept_round = []
         session.seconds_before = 0.0
         if self._managers:
@@ -522,6 +638,8 @@ class GymnasiumLoop:
             resumed = read_state(self._managed_agent, reader, run_spec, key, drop_replay)
             drawn = jax.eval_shape(lambda: self.agent.new_state(key, run_spec).experience)
             drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
+            lasting = self._managed_agent.lasting_experience(resumed.state.experience)
+            drawn = self.agent.with_lasting(drawn, lasting)
         state = resumed.state
         return resumed._replace(state=state._replace(experience=drawn)), state.experience
 
@@ -559,10 +677,10 @@ class GymnasiumLoop:
         key = self._envs.fresh_key(generation)
         self._envs.make_anew([index], generation)
         new = self._new_inferencer(index, self._programs)
-        run = self._run_spec
+        run, num_hosts = self._run_spec, 1 if self._hosts is None else self._hosts.number
         step_state = self.agent.advance_step_state(
             self.agent.new_step_state(jax.random.fold_in(key, index), run, index),
-            self._session.counters.env_steps // (run.num_envs * run.num_inferencers),
+            self._session.counters.env_steps // (run.num_envs * run.num_inferencers * num_hosts),
         )
         new.step_state = owned_copy(step_state, new.device)
         new.cycle = old.cycle + 2  # a gap: what it makes continues nothing

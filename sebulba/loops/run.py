@@ -12,6 +12,7 @@ from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.run_checkpoints import About, RunCheckpoints
 from sebulba.checkpoints.session import Session
 from sebulba.errors import ActionError, HangError
+from sebulba.hosts.rounds import Rounds
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.node_figures import NodeFigures
@@ -77,8 +78,11 @@ class Run:
         *,
         inference_only: bool,
         workers: Workers | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         """Prepare a run; nothing starts yet."""
+        self._rounds = rounds
+        self._checkpoint_due = False
         self._options = options
         self._attached = attached
         self._session = session
@@ -96,6 +100,7 @@ class Run:
             self._timer,
             stop_requested,
             inference_only=inference_only,
+            rounds=rounds,
         )
         self._running = RunningInferencers(
             options,
@@ -205,6 +210,22 @@ class Run:
             with self._timer.phase("checkpoint"):
                 self._checkpoints.begin()
 
+    def checkpoint_is_due(self) -> bool:
+        """Tell whether a checkpoint is due; see ``Beside``."""
+        self._checkpoint_due = self._checkpoint_due or self._checkpoints.is_due
+        return self._checkpoint_due
+
+    def checkpoint_is_busy(self) -> bool:
+        """Tell whether one is being made; see ``Beside``."""
+        return self._checkpoints.is_busy
+
+    def begin_checkpoint(self) -> None:
+        """Begin a checkpoint now; see ``Beside``."""
+        self._checkpoint_due = False
+        if self._checkpoints.are_wanted:
+            with self._timer.phase("checkpoint"):
+                self._checkpoints.begin()
+
     def finish_checkpoint(self, round_in_flight: list[Item]) -> None:
         """Save what was begun; see ``Beside``."""
         if self._checkpoints.is_ready:
@@ -217,7 +238,12 @@ class Run:
         self._records.write_when_due()
 
     def end_takes_long(self) -> None:
-        """Save what was learned: whoever asked for the end may not wait for the Inferencers."""
+        """Save what was learned: whoever asked for the end may not wait for the Inferencers.
+
+        Several hosts save together or not at all.
+        """
+        if self._rounds is not None:
+            return
         with self._timer.phase("checkpoint"):
             self._checkpoints.save_learner()
 
@@ -262,7 +288,8 @@ class Run:
         if isinstance(error, ActionError):
             # Not the environment's fault if the networks that acted were not finite.
             self.window.check_finite(self._updater.take_metrics())
-        self._checkpoints.save_after(error)
+        if self._rounds is None or self._rounds.ended_together:
+            self._checkpoints.save_after(error)
 
     def _join_all(self) -> None:
         self._evaluations.end()

@@ -53,7 +53,7 @@ class RunRecords:
           evaluations: An evaluation that is done goes into the next record.
           window: The open window of metrics.
           total_cycles: Count of cycles at which the run ends.
-          nodes: Figures of processes and actors of Inferencers; None where all are here.
+          nodes: Figures of the nodes with Inferencers; None where all are here.
         """
         self._writer = writer
         self._callbacks = callbacks

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from sebulba.checkpoints.session import Session
-from sebulba.errors import HangError
+from sebulba.errors import HangError, HostError
 from sebulba.inference.hangs import silence_error, stacks
 from sebulba.inference.inferencer import WAITING_PHASES, Inferencer
 from sebulba.inference.running_inferencers import RunningInferencers
@@ -27,9 +27,10 @@ LEARNER_WAITING = ("get", "checkpoint")
 PAUSE_S = 10 * WAKE_S
 """If the supervisor itself could not look for this many seconds, the whole process stood still."""
 
-OnHang = Callable[[HangError], None]
+OnHang = Callable[[HangError | HostError], None]
 """Called where the calling thread of ``run()`` itself is silent, so that nothing can be raised
-there: a command ends its process here, after it has said why."""
+there, also because it waits for a host that is gone: a command ends its process here, after it has
+said why."""
 
 
 class Supervisor:

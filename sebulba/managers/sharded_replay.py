@@ -16,7 +16,7 @@ from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.store import Draw, Replay
 from sebulba.checks import check_divisible
 from sebulba.errors import EnvError, ReplayError, UsageError
-from sebulba.inference.hosts import Worker
+from sebulba.inference.nodes import Worker
 from sebulba.managers.trajectory_manager import Part, TrajectoryManager
 from sebulba.types import PyTree, RunSpec, Trajectory
 
@@ -100,7 +100,8 @@ class ShardedReplay:
     """A replay in M managers, each of which has that of as many neighbouring Inferencers.
 
     Every batch has equal shares from all parts. What it holds is laid out as a replay on the update
-    devices, so a checkpoint does not say where the replay was.
+    devices, so a checkpoint does not say where the replay was. Statistics of observations are of
+    all parts together and are counted here.
     """
 
     def __init__(self, agent: OffPolicyAgent, managers: Sequence[Asked]) -> None:
@@ -114,6 +115,12 @@ class ShardedReplay:
         self._managers = managers
         self._run: RunSpec | None = None
         self._gathered_spec = agent.replay.gathered_spec()
+        self._statistics: PyTree = ()
+        # The axis over devices has one: a trajectory is counted whole.
+        counted = agent.replay.counted
+        self._counted = jax.jit(
+            jax.vmap(counted, in_axes=None, axis_size=1, axis_name=LEARNER_AXIS)
+        )
 
     def make(self, run: RunSpec) -> None:
         """Make it for a run of these sizes, empty.
@@ -123,10 +130,12 @@ class ShardedReplay:
         """
         number = len(self._managers)
         self._run = run
+        self._statistics = jax.device_get(self._agent.replay.new_statistics())
         self._ask(lambda part: ("make", run, Part(part, number)))
 
     def clear(self) -> None:
         """Forget everything."""
+        self._statistics = jax.device_get(self._agent.replay.new_statistics())
         self._ask(lambda part: ("clear",))
 
     def _ask(self, request: Callable[[int], tuple]) -> list[Any]:
@@ -151,12 +160,17 @@ class ShardedReplay:
         of_each = self._sizes.num_inferencers // len(self._managers)
         core = jax.device_get(self._agent.recurrent_state(initial_step_state))
         manager = self._managers[int(trajectory.inferencer) // of_each]
-        manager.begin("insert", jax.device_get(trajectory), core)
+        trajectory = jax.device_get(trajectory)
+        manager.begin("insert", trajectory, core)
+        if self._agent.replay.normalizer:
+            counted = jax.device_get(self._counted(self._statistics, trajectory))
+            self._statistics = jax.tree.map(lambda x: x[0], counted)
 
     def sample(self, updates: int) -> Drawn:
         """Return what the update number ``updates``, from 0, learns from, on the host."""
         parts = self._ask(lambda part: ("sample", updates))
-        return parts[0] if len(parts) == 1 else self._joined_draws(parts)
+        drawn = parts[0] if len(parts) == 1 else self._joined_draws(parts)
+        return drawn._replace(statistics=self._statistics)
 
     def _joined_draws(self, parts: Sequence[Drawn]) -> Drawn:
         def join(spec: Any, *subtrees: PyTree) -> PyTree:
@@ -201,11 +215,18 @@ class ShardedReplay:
 
     def state(self) -> Replay:
         """Return everything that is held, on the host, laid out as on update devices."""
-        return joined(self._ask(lambda part: ("state",)))
+        whole = joined(self._ask(lambda part: ("state",)))
+        return whole._replace(statistics=self._statistics)
+
+    def lasting(self) -> PyTree:
+        """Return the statistics of observations, as ``OffPolicyAgent.lasting_experience`` does."""
+        return self._statistics
 
     def put_back(self, state: Replay) -> None:
         """Go on with a replay that was on update devices, or in any number of managers."""
-        parts = parted(jax.device_get(state), len(self._managers))
+        state = jax.device_get(state)
+        self._statistics = jax.tree.map(np.copy, state.statistics)
+        parts = parted(state._replace(statistics=()), len(self._managers))
         self._ask(lambda part: ("put_back", parts[part]))
 
     def close(self) -> None:

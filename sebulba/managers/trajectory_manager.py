@@ -60,14 +60,15 @@ class TrajectoryManager:
         Raises:
           UsageError: JAX has no CPU here.
         """
-        self._agent = agent
         self._part = part
         self._run = part.run(run)
         self._offset = part.first_inferencer(run)
         self._batch_size = agent.config.replay.batch_size // part.parts
+        # Statistics of observations are of the whole, and counted by ``ShardedReplay``.
         self._layout: ReplayLayout = dataclasses.replace(
-            agent.replay, capacity=agent.replay.capacity // part.parts
+            agent.replay, capacity=agent.replay.capacity // part.parts, normalizer=None
         )
+        self._agent = agent.with_replay(self._layout)
         mesh = Mesh(np.array([_cpu()]), (LEARNER_AXIS,))
         spec = self._layout.spec()
         self._shardings = jax.tree.map(
@@ -103,10 +104,7 @@ class TrajectoryManager:
         agent, run = self._agent, self._run
 
         def new(key: jax.Array) -> Replay:
-            networks = jax.eval_shape(agent.new_networks, key)
-            acting = jax.eval_shape(lambda n: agent.acting_networks(n, None), networks)
-            core = agent.recurrent_state(agent.new_step_state(key, run, 0))
-            return self._layout.new(agent.empty_trajectory(acting, run), core, run)
+            return agent.new_experience(key, agent.new_networks(key), run)
 
         with jax.default_device(_cpu()):
             return owned_copy(jax.jit(new)(jax.random.key(0)), self._shardings)

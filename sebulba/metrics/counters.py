@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 EPISODES_AVERAGED = 100
 """``episode_return_mean`` is the mean of at most so many finished training episodes."""
@@ -47,3 +49,14 @@ class Counters:
     def dropped_cycles(self) -> int:
         """All trajectories that were made and not consumed."""
         return self.dropped_lag_cycles + self.dropped_stop_cycles + self.dropped_env_cycles
+
+
+def of_groups(record: Mapping[str, Any], metric: str = "episode_return_mean") -> dict[str, float]:
+    """Return the mean returns of the groups in a record, if there are several groups."""
+    prefix = f"{metric}/"
+    means = {
+        name.removeprefix(prefix): value
+        for name, value in record.items()
+        if name.startswith(prefix) and name.count("/") == 1 and value is not None
+    }
+    return means if len(means) > 1 else {}

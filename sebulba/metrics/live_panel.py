@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sebulba.metrics.counters import of_groups
 from sebulba.metrics.writers import count, duration, number, seconds_left
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -135,6 +136,8 @@ class PanelView:
         value_width = width - LABEL_WIDTH - 1
         rows.add_row("progress", self._progress(metrics, value_width))
         rows.add_row("return", self._return(metrics, value_width))
+        if groups := of_groups(metrics):
+            rows.add_row("by group", _groups(groups, value_width))
         if self._evaluation is not None:
             rows.add_row("evaluation", self._evaluated(self._evaluation, value_width))
         rows.add_row("speed", _speed(metrics))
@@ -179,6 +182,16 @@ class PanelView:
         return value + Text(spark, "cyan") + text
 
 
+def _groups(means: Mapping[str, float], width: int) -> Text:
+    text = Text()
+    for name, mean in means.items():
+        part = f"{name} {number(mean)}  "
+        if len(text) + len(part) > width:
+            break
+        text.append(part)
+    return text
+
+
 def _speed(metrics: Mapping[str, Any]) -> Text:
     return Text.assemble(
         (count(metrics.get("env_steps_per_s")), ACCENT),
@@ -205,7 +218,7 @@ def _queue(metrics: Mapping[str, Any]) -> Text:
 
 
 def _nodes(metrics: Mapping[str, Any]) -> Text:
-    """Return how many processes or actors have Inferencers, and what the way to them costs."""
+    """Return how many nodes have Inferencers, and what the way to them costs."""
     text = Text.assemble((count(metrics["nodes"]), "bold"))
     if (relay_ms := metrics.get("relay_ms")) is not None:
         text.append(f"  {number(relay_ms)} ms an item")

@@ -12,6 +12,7 @@ import numpy as np
 
 from sebulba.errors import UsageError
 from sebulba.files import parse_json
+from sebulba.metrics.counters import of_groups
 from sebulba.metrics.episode_sample import Episodes, episodes_of
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def learning_curve(
 ) -> bool:
     """Draw the returns of a run over environment steps, and its evaluations if there were any.
 
+    With several groups of agents, the mean return of each is a dashed line.
+
     Args:
       metrics: ``metrics.jsonl`` of a run; an incomplete last line is ignored.
       picture: PNG file to write.
@@ -80,6 +83,7 @@ def learning_curve(
         shown += [mean for _, mean in training]
         axes.plot(*_columns(training), color=COLOURS[0], linewidth=1.5, label="mean return")
     _draw_evaluations(axes, evaluations, COLOURS[1], EVALUATION)
+    shown += _draw_groups(axes, records)
     nothing = None if shown else "no episode has ended yet"
     if goal is not None:
         shown += _draw_goal(axes, goal, shown)
@@ -202,6 +206,18 @@ def _draw_evaluations(
     if evaluations:
         x, y, std = zip(*evaluations, strict=True)
         axes.errorbar(x, y, std, fmt="o", markersize=4, elinewidth=0.8, color=colour, label=label)
+
+
+def _draw_groups(axes: Axes, records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Draw the mean return of each group of agents, if there are several; return what is drawn."""
+    curves: dict[str, list[Point]] = {}
+    for record in records:
+        for group, mean in of_groups(record).items():
+            curves.setdefault(group, []).append((record["env_steps"], mean))
+    for i, (group, points) in enumerate(curves.items()):
+        colour = COLOURS[(2 + i) % len(COLOURS)]
+        axes.plot(*_columns(points), color=colour, linewidth=1.2, linestyle="--", label=group)
+    return [mean for points in curves.values() for _, mean in points]
 
 
 def _draw_goal(axes: Axes, goal: float, shown: Sequence[float]) -> list[float]:

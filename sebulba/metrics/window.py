@@ -5,23 +5,46 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sebulba.errors import NotFiniteError, UsageError, shown
 from sebulba.metrics.counters import EPISODES_AVERAGED, Counters
-from sebulba.types import StepInfos
+from sebulba.types import EnvSpec, MultiAgentSpec, StepInfos
 
 MOST_SLOTS_APART = 8
 """A group with more slots has one return in the metrics and not one for each."""
 
 
+Teams = Mapping[str, Sequence[tuple[str, int]]]
+"""Groups and numbers of the slots of teams, by name."""
+
+
+def teams_of(spec: EnvSpec | MultiAgentSpec) -> Teams:
+    """Return the teams whose returns are reported: the whole, named "", if it cooperates, and every
+    population within it, of at least two slots each."""
+    if not isinstance(spec, MultiAgentSpec):
+        return {}
+    numbers = {
+        f"{name}/{slot}": (name, number)
+        for name, group in spec.groups.items()
+        for number, slot in enumerate(group.slots)
+    }
+    return {
+        team.name: [numbers[slot] for slot in team.slots]
+        for team in spec.teams
+        if len(team.slots) > 1 and (team.name or team.payoff == "cooperative")
+    }
+
+
 class RecentEpisodes:
     """True returns and lengths of the last ``EPISODES_AVERAGED`` episodes that ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, teams: Teams | None = None) -> None:
+        """Begin without episodes; ``teams`` are those whose returns are reported."""
+        self.teams = teams or {}
         self._returns: collections.deque[float] = collections.deque(maxlen=EPISODES_AVERAGED)
         self._lengths: collections.deque[int] = collections.deque(maxlen=EPISODES_AVERAGED)
         self._slots: dict[str, collections.deque[list[float]]] = {}
@@ -46,9 +69,9 @@ class RecentEpisodes:
         return [list(self._returns), list(self._lengths), *([slots] if slots else [])]
 
     @classmethod
-    def restored(cls, state: list[Any]) -> RecentEpisodes:
+    def restored(cls, state: list[Any], teams: Teams | None = None) -> RecentEpisodes:
         """Return the episodes whose ``state()`` this is."""
-        episodes = cls()
+        episodes = cls(teams)
         episodes._returns.extend(state[0])
         episodes._lengths.extend(int(length) for length in state[1])
         for group, returns in (state[2] if len(state) > 2 else {}).items():
@@ -60,7 +83,9 @@ class RecentEpisodes:
         """Return mean return and length, None before the first episode, and of how many.
 
         With many agents also ``episode_return_mean/GROUP``, the mean over the slots of a group,
-        and ``episode_return_mean/GROUP/NUMBER`` of each slot where there are several.
+        and ``episode_return_mean/GROUP/NUMBER`` of each slot where there are several; and
+        ``team_return_mean``, the mean of the sums over all agents where they cooperate, and
+        ``team_return_mean/POPULATION`` of each population within the whole.
         """
         there_are = len(self._returns) > 0
         return {
@@ -72,7 +97,19 @@ class RecentEpisodes:
                 for group, returns in self._slots.items()
                 for name, value in _means_of_slots(group, np.array(list(returns), np.float64))
             },
+            **self._means_of_teams(),
         }
+
+    def _means_of_teams(self) -> dict[str, float]:
+        if not any(self._slots.values()):
+            return {}
+        returns = {group: np.array(list(rows), np.float64) for group, rows in self._slots.items()}
+        means = {}
+        for name, slots in self.teams.items():
+            of_slots = [returns[group][:, slot] for group, slot in slots]
+            metric = f"team_return_mean/{name}" if name else "team_return_mean"
+            means[metric] = float(np.nansum(of_slots, axis=0).mean())
+        return means
 
     def score(self) -> float | None:
         """Return the mean return, None until there are ``EPISODES_AVERAGED`` episodes."""

@@ -29,6 +29,7 @@ from sebulba.checks import class_name
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.files import check_no_link, check_regular, dataclass_from_json, read_json_object
 from sebulba.policies.card import CARD_FILE, policy_card, population_card
+from sebulba.policies.pretrained import folder_of
 from sebulba.trees import named_leaves
 from sebulba.trust import Trust, signed, trust_of, was_changed
 from sebulba.types import (
@@ -401,7 +402,8 @@ def load_policy(
     where your own key signed the policy, or where you say ``trust=True``.
 
     Args:
-      run: Folder of the run, or its ``policy`` folder.
+      run: Folder of the run, or its ``policy`` folder; or ``pretrained:NAME`` for a policy that
+        comes with the package (``sebulba policies`` lists them).
       explore: Act as in training, not as the evaluation policy.
       seed: For policies that draw random numbers.
       trust: Import the agent that it names whoever wrote it.
@@ -410,7 +412,7 @@ def load_policy(
       UsageError: A file is missing, damaged, edited, or another policy's; an array is not finite;
         or the agent cannot be imported, or is not to be trusted.
     """
-    folder = Path(run)
+    folder = folder_of(run)
     if (folder / "policy").is_dir():
         folder = folder / "policy"
         check_no_link(folder)

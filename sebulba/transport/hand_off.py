@@ -7,7 +7,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS, Agent
+from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, spec_of_each_leaf
+from sebulba.hosts.mesh import HostMesh
 from sebulba.trees import copy_tree, is_on
 from sebulba.types import PyTree, Trajectory
 
@@ -62,3 +63,37 @@ class HandOffToMesh:
         if is_small and all(isinstance(x, np.ndarray) or is_on(x, device) for x in leaves):
             return self._copy(rows)
         return jax.device_put(rows, device)
+
+
+class HandOffToHosts:
+    """Places the results of a cycle on this host's update devices, as its part of a trajectory.
+
+    The trajectory has the rows of all hosts, ordered by host; no row leaves its host.
+    """
+
+    def __init__(self, agent: Agent, hosts: HostMesh) -> None:
+        """Prepare for the update devices of all hosts."""
+        self._hosts = hosts
+        self._hand_off = HandOffToMesh(agent, hosts.local)
+        self._step_spec = agent.step_state_spec()
+
+    def __call__(
+        self, trajectory: Trajectory, initial: PyTree, final: PyTree
+    ) -> tuple[Trajectory, PyTree, PyTree]:
+        """Return all three as arrays over all hosts; the caller must not use the arguments again.
+
+        Leaves of a step state that have no row for each environment stay those of their host.
+        """
+        trajectory, initial, final = self._hand_off(trajectory, initial, final)
+        env_step, action, extras = map(self._hosts.lift, trajectory[:3], TRAJECTORY_SPEC[:3])
+        return (
+            trajectory._replace(env_step=env_step, action=action, extras=extras),
+            self._hosts.lift(initial, self._specs_of(initial)),
+            self._hosts.lift(final, self._specs_of(final)),
+        )
+
+    def _specs_of(self, step_state: PyTree) -> PyTree:
+        """Return how each leaf was placed; on one device its sharding does not say it."""
+        if self._hosts.local.size > 1:
+            return jax.tree.map(lambda leaf: leaf.sharding.spec, step_state)
+        return spec_of_each_leaf(self._step_spec, step_state)

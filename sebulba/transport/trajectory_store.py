@@ -30,6 +30,10 @@ class TrajectoryStore(Protocol):
         """Return the size of everything that is held."""
         ...
 
+    def lasting(self) -> PyTree:
+        """Return what ``Agent.lasting_experience`` returns of ``state()``."""
+        ...
+
     def state(self) -> PyTree:
         """Return everything that is held, on the host, laid out as on update devices."""
         ...

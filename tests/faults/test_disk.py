@@ -33,8 +33,8 @@ class FullDisk:
         self._write_parts = store.write_parts
         monkeypatch.setattr(store, "write_parts", self)
 
-    def __call__(self, folder: Path, number: int, *what: Any) -> None:
-        self._write_parts(folder, number, *what)
+    def __call__(self, folder: Path, number: int, *what: Any, **how: Any) -> None:
+        self._write_parts(folder, number, *what, **how)
         if self.is_full_at(number):
             raise OSError(errno.ENOSPC, "No space left on device")
 

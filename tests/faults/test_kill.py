@@ -122,6 +122,10 @@ LOCKSTEP = [
 IN_LOCKSTEP = {
     "lockstep": (["--env.backend", "gymnasium"], 16_000),
     "lockstep of PettingZoo": (["--env.id", "tests.pettingzoo_echo:EchoAEC"], 2_400),
+    "lockstep of JAX": (
+        ["--env.id", "tests.test_jax_populations:Duel", "--cycle", "fused"],
+        100_000,
+    ),
 }
 """Options and env steps."""
 

@@ -13,6 +13,8 @@ import pytest
 import sebulba
 from sebulba.commands.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.errors import EnvError
+from sebulba.inference.cycle import check_finite
+from sebulba.types import EnvStep
 from tests import echo
 from tests.faults.test_restarts import Faults, kill_a_worker, make_loop
 from tests.faults.traps import make_trap, our_threads
@@ -86,6 +88,18 @@ def test_a_reward_of_one_agent_that_is_nan_is_named_by_environment_and_agent():
     assert "raised by environment 2, step 3" in caught.value.__notes__
     assert exit_code_of(caught.value) == EXIT_ENV
     adapter.close()
+
+
+def test_a_value_that_is_not_finite_in_a_program_is_named_by_environment_and_agent():
+    """So it is for environments in JAX, which nobody looks at while they are stepped."""
+    spec = sebulba.env_spec("tests.test_jax_populations:Duel")
+    reward = np.zeros((5, 3, 2), np.float32)
+    step = EnvStep({"seat": np.zeros((5, 3, 2, 1))}, {}, {"seat": reward}, {}, {}, {})
+    check_finite(step, spec)
+    reward[2, 1, 1] = np.nan
+    words = r"environment 1 at row 2 of the cycle, reward.seat\[1\] = nan of agent 'seat_1'"
+    with pytest.raises(EnvError, match=words):
+        check_finite(step, spec)
 
 
 class HangsOnce(echo.Echo):

@@ -55,13 +55,13 @@ class Assassin:
             self._strike()
 
     def _strike(self) -> None:
-        living = [host for host in self.loop._workers.hosts if host.lives]
-        host = living[self._rng.integers(len(living))]
+        living = [node for node in self.loop._workers.nodes if node.lives]
+        node = living[self._rng.integers(len(living))]
         elsewhere = [i for i in self.loop._session.inferencers if hasattr(i.env, "worker")]
-        self._missing = {i.index for i in elsewhere if i.env.worker.host is host}
+        self._missing = {i.index for i in elsewhere if i.env.worker.node is node}
         self.struck.append(time.monotonic())
         # While a cycle runs, and not always at the end of one.
-        threading.Timer(self._rng.uniform(0, 0.05), os.kill, (host._process.pid, self.kind)).start()
+        threading.Timer(self._rng.uniform(0, 0.05), os.kill, (node._process.pid, self.kind)).start()
 
     def gaps(self, who: int) -> list[int]:
         """Return by how much the cycles of an Inferencer go on, where not by one."""

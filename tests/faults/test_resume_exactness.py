@@ -44,7 +44,9 @@ def config_of(name: str) -> Any:
     config = AGENTS[name].config
     if name == "impala-lstm":
         return dataclasses.replace(config, normalize_observations=True, normalize_rewards=True)
-    return dataclasses.replace(config, replay=REPLAY) if hasattr(config, "replay") else config
+    if hasattr(config, "replay"):
+        return dataclasses.replace(config, replay=REPLAY, normalize_observations=True)
+    return config
 
 
 def factory_of(name: str, env: str | None = None) -> Any:
@@ -235,6 +237,9 @@ def test_a_replay_that_does_not_fit_is_refused_or_dropped(off_policy, num_envs):
     assert leaves_equal(other.first_state[:2], saved.state[:2])
     replay = other.first_state.experience
     assert not replay.weight.any() and not replay.stream.any() and not replay.trajectories.any()
+    # What the networks are used to outlasts the replay.
+    assert leaves_equal(replay.statistics, saved.state.experience.statistics)
+    assert float(replay.statistics[0].num_samples) > 1
     assert other.counters.warm_up_from == saved.counters.cycles
     updates = 3 * REPLAY.updates_per_cycle * len(num_cycles)
     assert other.counters.updates == saved.counters.updates + updates

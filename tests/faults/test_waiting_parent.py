@@ -273,14 +273,18 @@ def test_ctrl_z_and_ctrl_c_on_a_terminal(tmp_path, compile_cache_folder):
             if select.select([main], [], [], 0.01)[0]:
                 seen += os.read(main, 2**16).decode(errors="replace")
 
-    read_until(training_began(run))
-    os.write(main, b"\x1a")
-    read_until(lambda: f"left with {128 + signal.SIGTSTP}" in seen)
-    read_until(training_began(run))  # fg
-    os.write(main, b"\x03")
-    read_until(lambda: "ended with" in seen)
-    assert "ended with 130" in seen and "stopping;" in seen, seen
-    assert shell.wait(DEADLINE_S) == 0
-    os.close(main)
+    try:
+        read_until(training_began(run))
+        os.write(main, b"\x1a")
+        read_until(lambda: f"left with {128 + signal.SIGTSTP}" in seen)
+        read_until(training_began(run))  # fg
+        os.write(main, b"\x03")
+        read_until(lambda: "ended with" in seen)
+        assert "ended with 130" in seen and "stopping;" in seen, seen
+        assert shell.wait(DEADLINE_S) == 0
+    finally:
+        os.close(main)
+        shell.kill()  # what it started is hung up, and ends
+        shell.wait()
     check_saved(run)
     assert f"To go on: sebulba resume {run}\n" in (run / "ended.txt").read_text()

@@ -112,7 +112,7 @@ class ActorAndCritics:
         return jnp.stack(values)  # type: ignore[arg-type]
 
     def acting_value(
-        self, actor: PyTree, critics: Sequence[PyTree], env_step: EnvStep
+        self, actor: PyTree, env_step: EnvStep, critics: Sequence[PyTree]
     ) -> jax.Array:
         """Return the smallest value that a critic gives to the evaluation policy's action, ``[B]``.
 

@@ -1,4 +1,4 @@
-"""The component of on-policy agents that normalises observations and rewards."""
+"""How agents normalise observations; of on-policy agents, rewards too."""
 
 from __future__ import annotations
 
@@ -11,13 +11,30 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agents.configs.on_policy import OnPolicyConfig
+from sebulba.agents.configs.shared import TorsoConfig
 from sebulba.agents.kernels.normalization import (
     REWARD_STATISTICS_SPEC,
     ObservationNormalizer,
+    new_observations,
     new_reward_statistics,
     normalized_rewards,
 )
 from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory, without_parts
+
+
+class ActingNetworks(NamedTuple):
+    """The acting networks of an agent that normalises observations."""
+
+    networks: PyTree
+    """What acts, as it is where nothing is normalised."""
+    scaling: PyTree
+    """``ObservationNormalizer.scaling``."""
+
+
+def observation_normalizer(spec: EnvSpec, torso: TorsoConfig) -> ObservationNormalizer | None:
+    """Return the normaliser of what policies see, or None if that has no vector of numbers."""
+    normalizer = ObservationNormalizer(spec.policy_spec, images_are_flattened=torso.kind == "mlp")
+    return normalizer if normalizer else None
 
 
 class Statistics(NamedTuple):
@@ -42,10 +59,8 @@ class Normalization:
         self._observations: ObservationNormalizer | None = None
         self._hidden: ObservationNormalizer | None = None
         if config.normalize_observations:
-            flattened = config.torso.kind == "mlp"
-            normalizer = ObservationNormalizer(spec.policy_spec, images_are_flattened=flattened)
-            self._observations = normalizer if normalizer else None
-            self._hidden = _of_hidden(spec, images_are_flattened=flattened)
+            self._observations = observation_normalizer(spec, config.torso)
+            self._hidden = _of_hidden(spec, images_are_flattened=config.torso.kind == "mlp")
 
     @property
     def scales_observations(self) -> bool:
@@ -66,12 +81,17 @@ class Normalization:
         """Return a prefix tree of PartitionSpecs of the statistics."""
         return Statistics(P(), REWARD_STATISTICS_SPEC if self._rewards else P(), P())
 
-    def refit(self, new: Statistics, saved: Statistics) -> Statistics:
-        """Return the saved statistics in the shapes of ``new``, which has other environments."""
-        rewards = new.rewards
+    def lasting(self, statistics: Statistics) -> Statistics:
+        """Return statistics with the moments of rewards, and no sums of single environments."""
+        rewards = statistics.rewards.moments if self._rewards else ()
+        return statistics._replace(rewards=rewards)
+
+    def with_lasting(self, statistics: Statistics, lasting: Statistics) -> Statistics:
+        """Return ``lasting`` with the sums of the environments of ``statistics``."""
+        rewards = statistics.rewards
         if self._rewards:
-            rewards = rewards._replace(moments=saved.rewards.moments)
-        return Statistics(saved.observations, rewards, saved.hidden)
+            rewards = rewards._replace(moments=lasting.rewards)
+        return lasting._replace(rewards=rewards)
 
     def scaling(self, statistics: Statistics) -> PyTree:
         """Return what policies scale observations with; ``()`` where they do not."""
@@ -111,14 +131,14 @@ class Normalization:
         hidden = {name: obs[name] for name in self._eval_only}
         return without_parts(obs, self._eval_only), hidden
 
-    def _counted(self, statistics: Statistics, obs: PyTree, *counts: jax.Array) -> Statistics:
+    def _counted(self, statistics: Statistics, obs: PyTree, counts: jax.Array | None) -> Statistics:
         """Return the statistics with observations ``[T, B, ...]``, or with those that count."""
         seen, hidden = self._apart(obs)
         if self._observations:
-            new = self._observations.update(statistics.observations, seen, *counts)
+            new = self._observations.update(statistics.observations, seen, counts)
             statistics = statistics._replace(observations=new)
         if self._hidden:
-            new = self._hidden.update(statistics.hidden, hidden, *counts)
+            new = self._hidden.update(statistics.hidden, hidden, counts)
             statistics = statistics._replace(hidden=new)
         return statistics
 
@@ -138,11 +158,8 @@ class Normalization:
         """
         row, before = trajectory.env_step, statistics
         if self._observations or self._hidden:
-            acted_on = jax.tree.map(lambda x: x[:-1], row.obs)
-            statistics = self._counted(statistics, acted_on)
-            if isinstance(row.final, FinalObs):
-                final = jax.tree.map(lambda x: x[1:], row.final)
-                statistics = self._counted(statistics, final.obs, final.given)
+            for obs, counts in new_observations(row):
+                statistics = self._counted(statistics, obs, counts)
             row = self.scaled_row(scaling, row, before)
         if self._rewards:
             inferencer = jnp.asarray(trajectory.inferencer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Generic, NamedTuple, Self, TypeVar
 
 import jax
@@ -10,13 +11,21 @@ import jax.numpy as jnp
 import optax
 
 from sebulba.agent import Agent
+from sebulba.agents.bases.normalization import ActingNetworks, observation_normalizer
 from sebulba.agents.configs.off_policy import OffPolicyConfig
+from sebulba.agents.kernels.normalization import ObservationNormalizer
 from sebulba.agents.nets.torso import has_convolutions
 from sebulba.agents.replay.drawn import DrawnLayout
 from sebulba.agents.replay.frame_stack import StackState
+from sebulba.agents.replay.layouts import (
+    Sequence,
+    SequenceReplay,
+    Transition,
+    TransitionReplay,
+)
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
 from sebulba.errors import UsageError
-from sebulba.types import EnvSpec, PyTree, RunSpec, Trajectory
+from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
 
 ConfigT = TypeVar("ConfigT", bound=OffPolicyConfig)
 ReplayT = TypeVar("ReplayT", bound=ReplayLayout)
@@ -50,6 +59,11 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         """
         super().__init__(spec, config)
         self.replay = replay
+        self.normalizer: ObservationNormalizer | None = None
+        if config.normalize_observations:
+            self.normalizer = observation_normalizer(spec, config.torso)
+        if self.normalizer:
+            self.replay = dataclasses.replace(replay, normalizer=self.normalizer)
         self.optimizer = optimizer
         # An observation space that does not fit raises here and not later in a thread.
         networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
@@ -59,6 +73,10 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     def with_target(self, networks: PyTree) -> PyTree:
         """Return the part of ``networks`` that has a target network."""
+        return networks
+
+    def acting_part(self, networks: PyTree) -> PyTree:
+        """Return the part of ``networks`` that acts."""
         return networks
 
     def recurrent_state(self, step_state: PyTree) -> PyTree:
@@ -94,7 +112,8 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> Replay:
         """Return an empty replay."""
-        trajectory = self.empty_trajectory(self.acting_networks(networks, None), run)
+        scaling = self.normalizer.scaling(self.normalizer.new()) if self.normalizer else ()
+        trajectory = self.empty_trajectory(self._acting_networks(networks, scaling), run)
         core = self.recurrent_state(self.new_step_state(key, run, 0))
         return self.replay.new(trajectory, core, run)
 
@@ -114,6 +133,23 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         """Split environments."""
         return self.replay.spec()
 
+    def acting_networks(self, networks: PyTree, experience: Replay) -> PyTree:
+        """Return what acts, with the scaling of observations where they are normalised."""
+        scaling = self.normalizer.scaling(experience.statistics) if self.normalizer else ()
+        return self._acting_networks(networks, scaling)
+
+    def _acting_networks(self, networks: PyTree, scaling: PyTree) -> PyTree:
+        acting = self.acting_part(networks)
+        return ActingNetworks(acting, scaling) if self.normalizer else acting
+
+    def lasting_experience(self, experience: Replay) -> PyTree:
+        """Return the statistics of observations."""
+        return experience.statistics
+
+    def with_lasting(self, experience: Replay, lasting: PyTree) -> Replay:
+        """Return a replay with these statistics."""
+        return experience._replace(statistics=lasting)
+
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return the number of updates: 0 in warm-up, then a fixed ratio to trajectories."""
         return self.config.replay.updates_due(cycle)
@@ -129,14 +165,60 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
         Its experience is what an update draws (``Drawn``).
         """
-        config, there = self.config, copy.copy(self)
-        layout = DrawnLayout(
-            of=self.replay, batch_size=config.replay.batch_size, discount=config.discount
+        config = self.config
+        return self.with_replay(
+            DrawnLayout(
+                of=self.replay, batch_size=config.replay.batch_size, discount=config.discount
+            )
         )
+
+    def with_replay(self, layout: ReplayLayout | DrawnLayout) -> Self:
+        """Return this agent with another layout of its replay."""
+        there = copy.copy(self)
         there.replay = layout  # type: ignore[assignment]
         return there
 
+    # For acting.
+
+    def as_seen(self, networks: PyTree, env_step: EnvStep) -> tuple[PyTree, EnvStep]:
+        """Return what acts, and rows ``[B, ...]`` as its networks see them.
+
+        Args:
+          networks: Acting networks.
+          env_step: As the environment gave it.
+        """
+        if not isinstance(networks, ActingNetworks):
+            return networks, env_step
+        assert self.normalizer is not None
+        obs = self.normalizer(networks.scaling, env_step.obs)
+        return networks.networks, env_step._replace(obs=obs)
+
     # For a loss.
+
+    def transitions(
+        self: OffPolicyAgent[ConfigT, TransitionReplay], experience: Replay, draw: Draw
+    ) -> Transition:
+        """Return the transitions that begin at ``draw``, with observations as networks see them."""
+        drawn = self.replay.transitions(experience, draw, self.config.discount)
+        if not self.normalizer:
+            return drawn
+        scaling = self.normalizer.scaling(experience.statistics)
+        obs, next_obs = (self.normalizer(scaling, obs) for obs in (drawn.obs, drawn.next_obs))
+        return drawn._replace(obs=obs, next_obs=next_obs)
+
+    def sequences(
+        self: OffPolicyAgent[ConfigT, SequenceReplay], experience: Replay, draw: Draw
+    ) -> Sequence:
+        """Return the sequences that begin at ``draw``, with observations as networks see them."""
+        drawn = self.replay.sequences(experience, draw)
+        if not self.normalizer:
+            return drawn
+        scaling = self.normalizer.scaling(experience.statistics)
+        row, final = drawn.env_step, drawn.env_step.final
+        if isinstance(final, FinalObs):
+            final = final._replace(obs=self.normalizer(scaling, final.obs))
+        row = row._replace(obs=self.normalizer(scaling, row.obs), final=final)
+        return drawn._replace(env_step=row)
 
     def draw(self, experience: Replay, key: jax.Array) -> tuple[Draw, jax.Array]:
         """Return this device's share of a batch, and its importance weights ``[N]``."""

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
-from sebulba.agents.bases.normalization import Normalization, Statistics
+from sebulba.agents.bases.normalization import ActingNetworks, Normalization, Statistics
 from sebulba.agents.configs.on_policy import OnPolicyConfig
 from sebulba.agents.kernels.distributions import make_distribution
 from sebulba.agents.kernels.legal_actions import only_legal
@@ -52,15 +52,6 @@ class StepState(NamedTuple):
 
 VALUE_PARTS = ("value", "value_torso")
 """Parts of the network that a central critic alone uses."""
-
-
-class ActingNetworks(NamedTuple):
-    """The acting networks of an agent that normalises observations."""
-
-    networks: PyTree
-    """Parameters."""
-    scaling: PyTree
-    """``Normalization.scaling``."""
 
 
 class Extras(NamedTuple):
@@ -199,8 +190,16 @@ class OnPolicyAgent(Agent[ConfigT]):
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:
         """Keep the statistics and drop the trajectory, which has been learned from."""
-        statistics = self.normalization.refit(new.statistics, saved.statistics)
-        return new._replace(statistics=statistics)
+        return self.with_lasting(new, self.lasting_experience(saved))
+
+    def lasting_experience(self, experience: PyTree) -> PyTree:
+        """Return the statistics, without what counts in each environment."""
+        return self.normalization.lasting(experience.statistics)
+
+    def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
+        """Return an experience with these statistics."""
+        statistics = self.normalization.with_lasting(experience.statistics, lasting)
+        return experience._replace(statistics=statistics)
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
         """Return a key, a recurrent state of zeros, and a scaling that changes nothing."""

@@ -143,7 +143,8 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         return ActionOutput(self.actions.action(index)), StepState(key, epsilon, core)
 
     def _evaluate_step(self, networks: PyTree, step_state: StepState, env_step: EnvStep) -> QOutput:
-        """Evaluate the network on one row, ``[1, B, ...]``."""
+        """Evaluate acting networks on one row, ``[1, B, ...]``."""
+        networks, env_step = self.as_seen(networks, env_step)
         row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step._replace(final=()))
         return self.evaluate(networks, row, step_state.core)
 

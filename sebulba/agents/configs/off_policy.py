@@ -6,7 +6,12 @@ import dataclasses
 import math
 
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
-from sebulba.agents.configs.shared import CommonConfig, OptimizerConfig, TorsoConfig
+from sebulba.agents.configs.shared import (
+    CommonConfig,
+    OptimizerConfig,
+    TorsoConfig,
+    check_normalization,
+)
 from sebulba.checks import require_number, require_positive, require_size
 
 
@@ -20,6 +25,14 @@ class OffPolicyConfig(CommonConfig):
     """What is kept, what is drawn of it, and how often."""
     target: TargetConfig = TargetConfig()
     """How the target network follows."""
+    normalize_observations: bool = False
+    """Subtract the running mean of vector observations and divide by their standard deviation, in
+    acting and in what is drawn of the replay; images and discrete parts stay as they are."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        super().__post_init__()
+        check_normalization(self.normalize_observations, self.torso)
 
 
 @dataclasses.dataclass(frozen=True)

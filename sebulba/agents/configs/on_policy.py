@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sebulba.agents.configs.shared import CommonConfig
+from sebulba.agents.configs.shared import CommonConfig, check_normalization
 from sebulba.checks import require, require_number, require_positive, require_size
 
 
@@ -86,10 +86,4 @@ class ActorCriticConfig(OnPolicyConfig):
             f"cannot go with lstm_size={self.lstm_size}, which policy and value share",
             "set one of them to False or 0",
         )
-        require(
-            not (self.normalize_observations and self.torso.scale_bounded_observations),
-            "normalize_observations",
-            self.normalize_observations,
-            "cannot go with torso.scale_bounded_observations=True, which scales by the bounds",
-            "set one of them to False",
-        )
+        check_normalization(self.normalize_observations, self.torso)

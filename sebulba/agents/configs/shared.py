@@ -126,6 +126,17 @@ class OptimizerConfig:
         require_number("optimizer.share_after_schedule", share, 0, math.inf, "use 0.1")
 
 
+def check_normalization(normalize_observations: bool, torso: TorsoConfig) -> None:
+    """Raise UsageError if observations would be scaled twice."""
+    require(
+        not (normalize_observations and torso.scale_bounded_observations),
+        "normalize_observations",
+        normalize_observations,
+        "cannot go with torso.scale_bounded_observations=True, which scales by the bounds",
+        "set one of them to False",
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class CommonConfig(AgentConfig):
     """Hyper-parameters that all agents have; a subclass has its own defaults and more fields.

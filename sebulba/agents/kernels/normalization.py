@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.nets.encoder import is_image
-from sebulba.types import EnvSpec, EnvStep, PyTree
+from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree
 
 LARGEST = 10.0
 """Normalised values are clipped to plus and minus this."""
@@ -128,7 +128,7 @@ class ObservationNormalizer:
         )
 
     def __call__(self, scaling: tuple[Scaling, ...], obs: PyTree) -> PyTree:
-        """Return ``obs [T, B, ...]`` normalised and clipped, float32."""
+        """Return ``obs [T, B, ...]``, or ``[N, ...]``, normalised and clipped, float32."""
         leaves, structure = jax.tree.flatten(obs)
         scalings = iter(scaling)
         normalized = [
@@ -136,6 +136,25 @@ class ObservationNormalizer:
             for leaf, chosen in zip(leaves, self._chosen, strict=True)
         ]
         return jax.tree.unflatten(structure, normalized)
+
+
+def new_observations(row: EnvStep) -> list[tuple[PyTree, jax.Array | None]]:
+    """Return the observations that a trajectory adds to statistics, each ``[T, B, ...]``.
+
+    Those of rows 0 to T-1, since row T is row 0 of the next trajectory, and last observations of
+    episodes where they are in ``row.final``.
+
+    Args:
+      row: ``[T+1, B, ...]``.
+
+    Returns:
+      Observations, and which of them count, ``[T, B]``; None where all do.
+    """
+    found: list[tuple[PyTree, jax.Array | None]] = [(jax.tree.map(lambda x: x[:-1], row.obs), None)]
+    if isinstance(row.final, FinalObs):
+        final = jax.tree.map(lambda x: x[1:], row.final)
+        found.append((final.obs, final.given))
+    return found
 
 
 def _parts(space: gymnasium.Space) -> list[gymnasium.Space]:
@@ -153,7 +172,9 @@ def _is_numbers(space: gymnasium.Space, images_are_flattened: bool) -> bool:
 
 def _scaled(scaling: Scaling, x: Any) -> jax.Array:
     x = jnp.asarray(x, jnp.float32)
-    return jnp.clip((x - scaling.mean[None]) * scaling.factor[None], -LARGEST, LARGEST)
+    before = range(x.ndim - scaling.mean.ndim)
+    mean, factor = (jnp.expand_dims(of, before) for of in (scaling.mean, scaling.factor))
+    return jnp.clip((x - mean) * factor, -LARGEST, LARGEST)
 
 
 class RewardStatistics(NamedTuple):

@@ -549,6 +549,22 @@ class MultiAgent(Agent[MultiAgentConfig]):
         specs = {name: spec(name, one) for name, one in self._all().items()}
         return PacedExperience(specs, P(), P()) if self._schedules else specs  # type: ignore[arg-type]
 
+    def lasting_experience(self, experience: PyTree) -> PyTree:
+        """Return that of every member."""
+        own = self._of_each(experience)
+        return {
+            name: m.agent.lasting_experience(self._inner(name, own[name]))
+            for name, m in self.members.items()
+        }
+
+    def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
+        """Give every member its own."""
+        own = dict(self._of_each(experience))
+        for name, member in self.members.items():
+            kept = member.agent.with_lasting(self._inner(name, own[name]), lasting[name])
+            own[name] = own[name]._replace(agent=kept) if member.waits else kept
+        return experience._replace(of_each=own) if self._schedules else own
+
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
         """Keep what every member can keep; None if one cannot."""
         kept = {}

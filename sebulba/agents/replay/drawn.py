@@ -38,6 +38,8 @@ class Drawn(NamedTuple):
     """``[J]`` int32: trajectories inserted until then, by Inferencer."""
     stack: StackState | tuple[()]
     """Frame stacks lost until then, in ``lost``; ``()`` where frames are not stacked."""
+    statistics: PyTree = ()
+    """``Replay.statistics`` then."""
 
 
 def drawn_of(
@@ -64,6 +66,7 @@ def drawn_of(
         inserted=layout.inserted(replay),
         trajectories=replay.trajectories,
         stack=stack,
+        statistics=replay.statistics,
     )
 
 
@@ -93,7 +96,10 @@ class DrawnLayout:
         self.of.check_run(run, batch_size)
 
     def new(self, trajectory: Trajectory, core: PyTree, run: RunSpec) -> Drawn:
-        """Return zeros laid out as what is drawn; the arguments are those of ``ReplayLayout``."""
+        """Return zeros laid out as what is drawn, and statistics without samples.
+
+        The arguments are those of ``ReplayLayout.new``.
+        """
 
         def draw(trajectory: Trajectory, core: PyTree) -> Drawn:
             replay = self.of.new(trajectory, core, run)
@@ -102,14 +108,15 @@ class DrawnLayout:
         # The axis over devices is that of a single one: shapes are those of all together.
         one = jax.vmap(draw, in_axes=None, axis_size=1, axis_name=LEARNER_AXIS)
         shapes = jax.eval_shape(one, trajectory, core)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), shapes)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), shapes)
+        return zeros._replace(statistics=self.of.new_statistics())
 
     def spec(self) -> Drawn:
         """Return a prefix tree of PartitionSpecs: what is drawn is split, counts replicated."""
         split: PyTree = P(LEARNER_AXIS)
         same: PyTree = P()
         stack: PyTree = StackState((), (), same) if self.of.frame_stack else ()  # type: ignore[arg-type]
-        return Drawn(split, self.of.gathered_spec(), split, same, same, same, stack)
+        return Drawn(split, self.of.gathered_spec(), split, same, same, same, stack, same)
 
     def insert(self, drawn: Drawn, trajectory: Trajectory, core: PyTree = ()) -> Drawn:
         """Return ``drawn``: trajectories go to the managers before any program runs."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs import ReplayConfig
+from sebulba.agents.kernels.normalization import ObservationNormalizer, new_observations
 from sebulba.agents.replay.draw import draw_in_proportion
 from sebulba.agents.replay.frame_stack import (
     STACK_SPEC,
@@ -87,6 +88,9 @@ class Replay(NamedTuple):
     """``[J]`` int32: trajectories since the last gap, including the newest, at most S."""
     max_priority: jax.Array
     """Scalar: the largest priority so far, at least 1; new starts get it."""
+    statistics: PyTree = ()
+    """Running statistics of all observations that were inserted, overwritten ones too, the same on
+    all devices (see ``ObservationNormalizer``); ``()`` where none are normalised."""
 
     @property
     def num_rows(self) -> int:
@@ -129,9 +133,11 @@ class ReplayLayout(abc.ABC):
     slots: int = 1
     """A where A rows side by side are of one environment: ``obs[COMMON]``, which they share, is
     kept once for each environment."""
+    normalizer: ObservationNormalizer | None = None
+    """What counts the statistics of observations; they are kept as they came all the same."""
 
     @classmethod
-    def of(cls, spec: EnvSpec, config: ReplayConfig, **sizes: int) -> Self:
+    def of(cls, spec: EnvSpec, config: ReplayConfig, **sizes: Any) -> Self:
         """Return the layout for observations of ``spec``; ``sizes`` are the subclass's own."""
         return cls(
             capacity=config.capacity,
@@ -229,6 +235,7 @@ class ReplayLayout(abc.ABC):
             trajectories=jnp.zeros((count,), jnp.int32),
             stream=jnp.zeros((count,), jnp.int32),
             max_priority=jnp.float32(1),
+            statistics=self.new_statistics(),
         )
 
     def spec(self) -> Replay:
@@ -236,7 +243,7 @@ class ReplayLayout(abc.ABC):
         split: PyTree = P(None, None, LEARNER_AXIS)
         same: PyTree = P()
         stack = STACK_SPEC if self.frame_stack else ()
-        return Replay(split, split, split, stack, split, same, same, same, same)
+        return Replay(split, split, split, stack, split, same, same, same, same, same)
 
     # In the update.
 
@@ -278,8 +285,21 @@ class ReplayLayout(abc.ABC):
             cycle=replay.cycle.at[j, place].set(trajectory.cycle),
             trajectories=replay.trajectories.at[j].add(1),
             stream=replay.stream.at[j].set(stream),
+            statistics=self.counted(replay.statistics, trajectory),
         )
         return replay._replace(weight=self.weigh(replay, j, place))
+
+    def new_statistics(self) -> PyTree:
+        """Return statistics of no observation; ``()`` where none are normalised."""
+        return self.normalizer.new() if self.normalizer else ()
+
+    def counted(self, statistics: PyTree, trajectory: Trajectory) -> PyTree:
+        """Return the statistics with the observations of this device's shard, ``[T+1, B, ...]``."""
+        if not self.normalizer:
+            return statistics
+        for obs, counts in new_observations(trajectory.env_step):
+            statistics = self.normalizer.update(statistics, obs, counts)
+        return statistics
 
     def weight_of_new(self, replay: Replay) -> jax.Array:
         """Return the weight of starts that have not been drawn yet, scalar."""

@@ -11,7 +11,7 @@ from typing import Any
 from sebulba.benchmarks.learn import Goal
 from sebulba.benchmarks.learning_goals import GOALS
 from sebulba.benchmarks.project.tables import show, table
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import PRESETS, tasks_with_names
 
 GALLERY = "docs/gallery.md"
 LEARN = "learn-"
@@ -24,7 +24,17 @@ What the presets learn, and the command that repeats it. `sebulba bench report` 
 from the results of `sebulba bench learn NAME`, all of which are shown, those that fell short, too:
 every seed counts, and no seed was chosen. Times are those of a machine with 2 cores and no GPU, of
 some runs beside other work; [the results](../benchmarks/README.md) have all figures. The six
-presets that are named after an agent know nothing of the task; the others were tuned for theirs."""
+presets that are named after an agent know nothing of the task; the others were tuned for theirs,
+but for those of [more tasks](#more-tasks)."""
+
+_MORE_TASKS = """\
+## More tasks
+
+These are the presets that are named after an agent, in another environment: what is shown above as
+neutral-AGENT-TASK is what they learn. Some train for as long as the Stable-Baselines3 zoo does.
+What the others learn, games (the last twelve rows) among them, has not been measured; one run of
+`lunarlander-ppo` and one of `swimmer-ppo` are in the
+[measurements](../MEASUREMENTS.md#presets-by-task)."""
 
 
 def markdown(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path) -> str:
@@ -48,7 +58,15 @@ def markdown(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path)
         )
         for name in names:
             parts += _picture(name, folder, page)
+    parts += [_MORE_TASKS, table(["environment", "presets"], _tasks())]
     return "\n\n".join(parts) + "\n"
+
+
+def _tasks() -> list[list[str]]:
+    return [
+        [PRESETS[names[0]].make().env.id, ", ".join(f"`{name}`" for name in names)]
+        for names in tasks_with_names().values()
+    ]
 
 
 def _agent(goal: Goal) -> str:

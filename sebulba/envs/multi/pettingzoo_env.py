@@ -30,6 +30,7 @@ from sebulba.envs.tree import (
     num_choices,
 )
 from sebulba.errors import EnvError, UsageError, text_of
+from sebulba.types import COMMON
 
 PETTINGZOO = "pettingzoo"
 """Library, package, extra, and what its ids begin with: ``pettingzoo:classic/chess_v6``."""
@@ -68,7 +69,14 @@ class PettingZooEnv(MultiAgentEnv):
     So the seed given to its ``reset`` must decide all chance of an episode.
     """
 
-    def __init__(self, make: Callable[[], Any], env: Any = None, *, all_act: bool = False) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        env: Any = None,
+        *,
+        all_act: bool = False,
+        same_observation: bool = False,
+    ) -> None:
         """Take over ``env``, or the one that ``make`` makes.
 
         Args:
@@ -76,6 +84,12 @@ class PettingZooEnv(MultiAgentEnv):
           env: One that it made.
           all_act: Every agent acts in every step; an attribute of this name of the environment
             says so, too.
+          same_observation: All agents are shown the same, as the screen of a game, which then is
+            their common part; each observes its number besides. An attribute of this name says
+            so, too.
+
+        Raises:
+          UsageError: The spaces of the environment do not fit, or ``same_observation``.
         """
         self._make = make
         self.env = make() if env is None else env
@@ -83,7 +97,10 @@ class PettingZooEnv(MultiAgentEnv):
         self.render_mode = getattr(self.env, "render_mode", None)
         self._is_parallel = isinstance(self.env, sys.modules[PETTINGZOO].ParallelEnv)
         self._masked = _masked_by_info(self.env)
-        self.tree = _tree(self.env, self._masked)
+        same = getattr(self.env.unwrapped, "same_observation", False)
+        self.same_observation = same_observation or bool(same)
+        make_tree = _tree_of_same if self.same_observation else _tree
+        self.tree = make_tree(self.env, self._masked)
         self._seed: int | None = None
         self._taken: list[dict[str, Any]] = []
         self._seen: Any = None
@@ -159,6 +176,8 @@ class PettingZooEnv(MultiAgentEnv):
 
     def _observed(self, observations: Mapping[str, Any], infos: Any) -> dict[str, Any]:
         """Return observations with the masks that infos have."""
+        if self.same_observation:
+            return self._observed_by_all(observations)
         seen = dict(observations)
         for agent in seen.keys() & self._masked.keys():
             mask = (infos.get(agent) or {}).get(MASK)
@@ -167,14 +186,29 @@ class PettingZooEnv(MultiAgentEnv):
             seen[agent] = {**parts, MASK: none if mask is None else mask}
         return seen
 
+    def _observed_by_all(self, observations: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what all are shown, and the number of each who is shown it."""
+        names = [*observations]
+        for name in names[1:]:
+            if not _equal(observations[name], observations[names[0]]):
+                raise EnvError(
+                    f"same_observation=True, but agents {names[0]!r} and {name!r} observe "
+                    "different things; say same_observation=False"
+                )
+        if names:
+            self._shown = observations[names[0]]
+        agents = self.env.possible_agents
+        return {COMMON: self._shown, **{name: agents.index(name) for name in names}}
+
     # Copies.
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("_make", "all_act", "_seed", "_taken", "_seen")
+        kept = ("_make", "all_act", "same_observation", "_seed", "_taken", "_seen")
         return {**{name: getattr(self, name) for name in kept}, "np_random": self.np_random}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_make"], all_act=state["all_act"])  # type: ignore[misc]
+        same = state.get("same_observation", False)  # which older positions lack
+        self.__init__(state["_make"], all_act=state["all_act"], same_observation=same)  # type: ignore[misc]
         seed, taken = state["_seed"], state["_taken"]
         if seed is not None:
             self.reset(seed=seed)
@@ -211,16 +245,42 @@ def _masked_by_info(env: Any) -> dict[str, int]:
 
 
 def _tree(env: Any, masked: Mapping[str, int]) -> Population:
+    return Population(
+        {
+            agent: _node(agent, env.observation_space(agent), env.action_space(agent), masked)
+            for agent in _agents_of(env)
+        }
+    )
+
+
+def _agents_of(env: Any) -> list[str]:
     agents = getattr(env, "possible_agents", None)
     if not agents:
         raise UsageError(
             f"{env} has no possible_agents, and who can be there must be known; list them"
         )
+    return agents
+
+
+def _tree_of_same(env: Any, masked: Mapping[str, int]) -> Population:
+    """Return the tree of agents who all are shown the same."""
+    agents = _agents_of(env)
+    shown = env.observation_space(agents[0])
+    for agent in agents[1:]:
+        if (other := env.observation_space(agent)) != shown:
+            raise UsageError(
+                f"same_observation=True, but agent {agents[0]!r} observes {shown} and {agent!r} "
+                f"{other}; say same_observation=False"
+            )
+    if masked or (isinstance(shown, spaces.Dict) and MASK in shown.spaces):
+        raise UsageError(
+            f"same_observation=True, but agents have an {MASK} of their own; say "
+            "same_observation=False"
+        )
+    number = Obs(spaces.Discrete(len(agents)))
     return Population(
-        {
-            agent: _node(agent, env.observation_space(agent), env.action_space(agent), masked)
-            for agent in agents
-        }
+        {agent: AgentNode(number, Act(env.action_space(agent))) for agent in agents},
+        common=Obs(shown),
     )
 
 
@@ -282,14 +342,15 @@ def make_pettingzoo(env: str, options: Mapping[str, Any]) -> PettingZooEnv:
 
     Args:
       env: The id, which ``check_pettingzoo_id`` has taken.
-      options: Those of the environment, and ``all_act`` of ``PettingZooEnv``.
+      options: Those of the environment, and ``all_act`` and ``same_observation`` of
+        ``PettingZooEnv``.
 
     Raises:
       UsageError: A package is missing, or an option is wrong.
     """
     options = dict(options)
-    all_act = bool(options.pop("all_act", False))
-    return PettingZooEnv(_Maker(env, options), all_act=all_act)
+    own = {name: bool(options.pop(name, False)) for name in ("all_act", "same_observation")}
+    return PettingZooEnv(_Maker(env, options), **own)
 
 
 class _Maker:

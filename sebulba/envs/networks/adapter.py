@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
+from sebulba.envs.clamp import clamp
 from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
-from sebulba.envs.networks.native import Rows
+from sebulba.envs.networks.native import NativePool, Rows
 from sebulba.envs.networks.options import (
     CartPoleOptions,
     CongestionControlOptions,
@@ -21,7 +25,8 @@ from sebulba.envs.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
-from sebulba.errors import EnvError
+from sebulba.errors import EnvError, UsageError
+from sebulba.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, MultiAgentSpec, PyTree
 
 LARGEST_EXPONENT = 2.0
@@ -58,7 +63,8 @@ class NetworkAdapter:
         )
         self._is_shared = isinstance(options, SharedBottleneckOptions)
         num_slots = self.num_envs * options.num_agents
-        self._check_action = make_action_check(_agent_spaces(options)[1], num_slots)
+        self._action_space = _agent_spaces(options)[1]
+        self._check_action = make_action_check(self._action_space, num_slots)
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments."""
@@ -72,8 +78,30 @@ class NetworkAdapter:
         return self._output(self._pool.step(np.ascontiguousarray(action, np.float32)))
 
     def fused(self) -> FusedEnv | str:
-        """Return the reason why there is no fused cycle."""
-        return "the network engine is not JAX functions"
+        """Return the environment as JAX functions, or the reason why it has none."""
+        if not isinstance(self._pool, NativePool):
+            return "the engine of this network runs in processes of its own"
+        try:
+            call = self._pool.jax_call()
+        except UsageError as error:
+            return f"XLA cannot call the network engine ({error})"
+
+        def step(handle: jax.Array, action: PyTree) -> tuple[jax.Array, EnvOutput, jax.Array]:
+            action, num_invalid = one_kernel(self._inside_space)(action)
+            handle, rows = call.step(handle, action)
+            return handle, self._output(rows), num_invalid
+
+        return FusedEnv(call.handle, step, saved_by_adapter=True)
+
+    def _inside_space(self, action: PyTree) -> tuple[jax.Array, jax.Array]:
+        """Return actions that the engine can take, ``[B, ...]`` float32, and how many were not so.
+
+        ``[B * A, ...]`` of many agents.
+        """
+        if self._is_shared:
+            action = action[FLOW].reshape(-1, *action[FLOW].shape[2:])
+        inside, num_invalid = clamp(action, self._action_space)
+        return inside.astype(jnp.float32), num_invalid
 
     def state(self) -> bytes:
         """Return the state of the engine."""
@@ -98,7 +126,7 @@ class NetworkAdapter:
         return f"environment {self.spec.name!r} with {self._json}"
 
     def _output(self, rows: Rows) -> EnvOutput:
-        def by_group(x: np.ndarray) -> PyTree:
+        def by_group(x: Any) -> PyTree:
             return {FLOW: x} if self._is_shared else x
 
         reward = by_group(rows.reward)

@@ -35,7 +35,14 @@ def library() -> Path:
     return compiled("engine", SOURCES / "engine.cc", FLAGS, SOURCES.iterdir())
 
 
-def compiled(name: str, main: Path, flags: Sequence[str], sources: Iterable[Path]) -> Path:
+def compiled(
+    name: str,
+    main: Path,
+    flags: Sequence[str],
+    sources: Iterable[Path],
+    *,
+    headers: Path | None = None,
+) -> Path:
     """Return a compiled engine, which is compiled if there is none of this version yet.
 
     One library serves every Python. Processes that ask at once wait for the first one's.
@@ -45,6 +52,8 @@ def compiled(name: str, main: Path, flags: Sequence[str], sources: Iterable[Path
       main: What the compiler is given.
       flags: What the compiler is given besides; those of libraries count only after ``main``.
       sources: All files on which the library depends.
+      headers: A folder in which the compiler looks for some of the sources, wherever it is: what
+        they contain decides whether another library is compiled.
 
     Raises:
       UsageError: There is no compiler, the sources do not compile, or nothing can be kept.
@@ -56,8 +65,13 @@ def compiled(name: str, main: Path, flags: Sequence[str], sources: Iterable[Path
             "install it (on Debian and Ubuntu `apt-get install g++`)"
         )
     folder = cache_folder()
-    command = (compiler, str(main), *flags)
-    kept = folder / f"{name}-{_key(command, sources)}.so"
+    kept = folder / f"{name}-{_key(compiler, flags, sources)}.so"
+    command = (
+        compiler,
+        str(main),
+        *flags,
+        *(() if headers is None else ("-isystem", str(headers))),
+    )
     if kept.exists():
         return kept
     try:
@@ -79,9 +93,8 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(home)) / "sebulba" / "networks"
 
 
-def _key(command: Sequence[str], sources: Iterable[Path]) -> str:
+def _key(compiler: str, flags: Sequence[str], sources: Iterable[Path]) -> str:
     """Return a hash of everything that the library depends on."""
-    compiler, _, *flags = command
     of = (tuple(flags), platform.machine(), _version(compiler))
     content = hashlib.sha256(repr(of).encode())
     for file in sorted(sources):

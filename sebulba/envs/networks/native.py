@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from sebulba.envs.networks.options import (
     SharedBottleneckOptions,
 )
 from sebulba.errors import EnvError
+
+if TYPE_CHECKING:
+    from sebulba.envs.networks.jax_call import JaxCall
 
 INFO = (
     *("time_ns", "interval_ns", "sent", "acked", "lost"),
@@ -107,11 +110,12 @@ class NativePool:
         """
         self._lib = _load()
         self._handle = None
+        self._jax_call: JaxCall | None = None
         self.num_envs = len(seeds)
         if isinstance(options, LoopbackOptions):
             one = "is not 1: environments in real time cannot take turns"
             require(self.num_envs == 1, "num_envs", self.num_envs, one, "use 1")
-        self._layout = Layout(options, self.num_envs)
+        self.layout = Layout(options, self.num_envs)
         numbers = np.array(seeds, np.int64)
         self._handle = self._lib.net_create(
             options.as_json().encode(), self.num_envs, numbers.ctypes.data, num_threads
@@ -123,7 +127,7 @@ class NativePool:
         """Begin the next episode of every environment."""
         buffer, info = self._arrays(with_info)
         self._checked(self._lib.net_reset(self._handle, buffer.ctypes.data, _address(info)))
-        return self._layout.rows(buffer, info)
+        return self.layout.rows(buffer, info)
 
     def step(self, actions: np.ndarray, *, with_info: bool = False) -> Rows:
         """Act; an environment whose episode has ended begins the next one instead.
@@ -133,14 +137,14 @@ class NativePool:
             ignored.
           with_info: Return ``info``, too.
         """
-        assert actions.dtype == np.float32 and actions.size == self._layout.num_slots
+        assert actions.dtype == np.float32 and actions.size == self.layout.num_slots
         buffer, info = self._arrays(with_info)
         self._checked(
             self._lib.net_step(
                 self._handle, actions.ctypes.data, buffer.ctypes.data, _address(info)
             )
         )
-        return self._layout.rows(buffer, info)
+        return self.layout.rows(buffer, info)
 
     def state(self) -> bytes:
         """Return everything that the environments go on from."""
@@ -166,9 +170,24 @@ class NativePool:
         self._checked(self._lib.net_trace(self._handle, row, events.ctypes.data, count))
         return events
 
+    def jax_call(self) -> JaxCall:
+        """Return what compiled JAX programs step these environments by, until they are closed.
+
+        Raises:
+          UsageError: It cannot be compiled.
+        """
+        from sebulba.envs.networks.jax_call import JaxCall  # JAX is needed for nothing else here
+
+        self._check_open()
+        if self._jax_call is None:
+            self._jax_call = JaxCall(self._lib, self._handle, self.layout)
+        return self._jax_call
+
     def close(self) -> None:
         """Free the environments and their threads; may be called twice."""
         handle, self._handle = self._handle, None
+        if self._jax_call is not None:
+            self._jax_call.close()
         if handle:
             self._lib.net_close(handle)
 
@@ -177,11 +196,14 @@ class NativePool:
         if getattr(self, "_handle", None):
             self.close()
 
-    def _arrays(self, with_info: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    def _check_open(self) -> None:
         if not self._handle:
             raise EnvError("this network is closed; make a new one")
-        buffer = np.empty(self._layout.num_bytes, np.uint8)
-        return buffer, np.empty((*self._layout.shape, len(INFO))) if with_info else None
+
+    def _arrays(self, with_info: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        self._check_open()
+        buffer = np.empty(self.layout.num_bytes, np.uint8)
+        return buffer, np.empty((*self.layout.shape, len(INFO))) if with_info else None
 
     def _checked(self, result: int) -> int:
         if result < 0:

@@ -1,6 +1,7 @@
-"""Processes and actors in which Inferencers run, several in each where that is asked for.
+"""Nodes: processes and actors in which Inferencers run, several in each where that is asked for.
 
-A ``Host`` has room for some ``Worker``s, which share one copy of the networks.
+A ``Node`` has room for some ``Worker``s, which share one copy of the networks. Hosts that learn
+together (``sebulba/hosts/``) are something else: each runs a loop of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CLOSE_S = 5.0
 
 @dataclasses.dataclass
 class Traffic:
-    """What went to a host and came back, since it was started."""
+    """What went to a node and came back, since it was started."""
 
     items: int = 0
     """Cycles that were answered."""
@@ -46,7 +47,7 @@ class Traffic:
 
 
 class Version(NamedTuple):
-    """The networks as a host knows them."""
+    """The networks as a node knows them."""
 
     number: int
     """Their number there, from 1."""
@@ -57,7 +58,7 @@ class Version(NamedTuple):
 
 
 class Versions:
-    """Numbers the networks of a host, so that each version is sent to it once."""
+    """Numbers the networks of a node, so that each version is sent to it once."""
 
     def __init__(self) -> None:
         self._numbers: list[tuple[PyTree, int]] = []
@@ -78,7 +79,7 @@ class Versions:
         return Version(number, is_new, keep)
 
 
-class Host(abc.ABC):
+class Node(abc.ABC):
     """A process or an actor with room for some Inferencers, and one copy of the networks."""
 
     where: str
@@ -119,7 +120,7 @@ class Host(abc.ABC):
             return self.worker(self._free.pop(0))
 
     def release(self, slot: int) -> None:
-        """Let another have the place of a worker that was closed; the last ends the host."""
+        """Let another have the place of a worker that was closed; the last ends the node."""
         with self._lock:
             self._free.append(slot)
             self._free.sort()
@@ -180,22 +181,22 @@ class Host(abc.ABC):
 class Worker(abc.ABC):
     """A ``Server`` elsewhere, and the way to it. One thread at a time may ask."""
 
-    def __init__(self, host: Host, slot: int) -> None:
-        """Be the way to the server in a place of ``host``."""
-        self.host = host
+    def __init__(self, node: Node, slot: int) -> None:
+        """Be the way to the server in a place of ``node``."""
+        self.node = node
         self._slot = slot
         self._closing = threading.Lock()
         self._closed = False
 
     @property
     def name(self) -> str:
-        """Which host it is in, such as "process 4711"."""
-        return self.host.name
+        """Which node it is in, such as "process 4711"."""
+        return self.node.name
 
     @property
     def where(self) -> str:
         """Where that is, for people, such as "in processes"."""
-        return self.host.where
+        return self.node.where
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Return the answer to a request, which is a method of ``Server``."""
@@ -241,21 +242,21 @@ class Worker(abc.ABC):
 
     def version(self, networks: PyTree, device: jax.Device) -> object:
         """Return what names networks, which are on ``device``, as an argument of ``begin``."""
-        return self.host.version(self._slot, networks, device)
+        return self.node.version(self._slot, networks, device)
 
     def kill(self) -> None:
-        """End its host with all Inferencers in it; any thread may, also while another waits."""
-        self.host.kill()
+        """End its node with all Inferencers in it; any thread may, also while another waits."""
+        self.node.kill()
 
     def close(self) -> None:
-        """Let the environments be freed; the last worker of a host ends it. May be called twice."""
+        """Let the environments be freed; the last worker of a node ends it. May be called twice."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
-        if self.host.lives:
+        if self.node.lives:
             self.free()
-        self.host.release(self._slot)
+        self.node.release(self._slot)
 
     @abc.abstractmethod
     def free(self) -> None:

@@ -1,0 +1,93 @@
+"""Tasks that have a preset by name, though no number but the length of the run is theirs.
+
+The name of a task is the id of its environment in lower case, without the version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.preset import Preset
+
+
+class Task(NamedTuple):
+    """A task of some agents."""
+
+    env_id: str
+    """Its environment, of envpool."""
+    env_steps: Mapping[str, int | None]
+    """Environment steps to train for, by agent; None for those of the agent's neutral preset."""
+
+
+TASKS = (
+    Task("Acrobot-v1", {"impala": None, "ppo": None, "dqn": None}),
+    Task("MountainCar-v0", {"impala": None, "ppo": None, "dqn": 120_000}),
+    Task("MountainCarContinuous-v0", {"ppo": None, "sac": None}),
+    Task("LunarLander-v3", {"impala": None, "ppo": None, "dqn": None}),
+    Task("LunarLanderContinuous-v3", {"impala": None, "ppo": None, "sac": 500_000}),
+    Task("BipedalWalker-v3", {"impala": 15_000_000, "ppo": 5_000_000, "sac": 500_000}),
+    Task("Hopper-v4", {"impala": None, "ppo": None, "sac": None}),
+    Task("Walker2d-v4", {"impala": None, "ppo": None, "sac": None}),
+    Task("Ant-v4", {"ppo": None, "sac": None}),
+    Task("Swimmer-v4", {"ppo": None, "sac": None}),
+    Task("InvertedPendulum-v4", {"ppo": None, "sac": None}),
+    Task("InvertedDoublePendulum-v4", {"impala": None, "ppo": None, "sac": None, "ddpg": None}),
+    Task("Reacher-v4", {"ppo": None, "sac": None}),
+    Task("Humanoid-v4", {"ppo": 10_000_000, "sac": 2_000_000}),
+)
+"""With the steps of the Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/)
+where the neutral preset has others, and three times as many for Impala as for PPO."""
+
+GAMES = (
+    *("Asterix-v5", "Asteroids-v5", "BeamRider-v5", "Breakout-v5", "Enduro-v5", "Freeway-v5"),
+    *("MsPacman-v5", "Pong-v5", "Qbert-v5", "RoadRunner-v5", "Seaquest-v5", "SpaceInvaders-v5"),
+)
+"""Ids of the games that have presets: the ten of the same zoo, Asterix and Freeway."""
+
+
+def name_of(env_id: str) -> str:
+    """Return the name that a task has in names of presets."""
+    return env_id.rpartition("-v")[0].lower()
+
+
+def task_presets(neutral: Mapping[str, Preset]) -> dict[str, Preset]:
+    """Return the presets of ``TASKS`` by name, TASK-AGENT.
+
+    Args:
+      neutral: The neutral presets, by agent.
+    """
+    return {
+        f"{name_of(task.env_id)}-{agent}": _in_env(neutral[agent], task.env_id, env_steps)
+        for task in TASKS
+        for agent, env_steps in task.env_steps.items()
+    }
+
+
+def game_presets(atari: Mapping[str, Preset]) -> dict[str, Preset]:
+    """Return the presets of ``GAMES`` by name, GAME-AGENT.
+
+    Args:
+      atari: The presets for any game, by agent.
+    """
+    return {
+        f"{name_of(env_id)}-{agent}": _in_env(preset, env_id)
+        for env_id in GAMES
+        for agent, preset in atari.items()
+    }
+
+
+def _in_env(preset: Preset, env_id: str, env_steps: int | None = None) -> Preset:
+    """Return a preset in another environment; it is made when it is asked for."""
+
+    def make() -> ExperimentConfig:
+        """Return the configuration of the agent's own preset in this environment."""
+        config = preset.make()
+        env = dataclasses.replace(config.env, id=env_id)
+        return dataclasses.replace(
+            config, env=env, total_env_steps=env_steps or config.total_env_steps
+        )
+
+    return Preset(f"{preset.summary}, here envpool {env_id}", make)

@@ -1,0 +1,120 @@
+"""One of the hosts of ``test_hosts.py``: learns with the others and writes down what came of it.
+
+Run as ``python -m tests.hosts_world PORT NUM_HOSTS HOST FOLDER``; with NUM_HOSTS 1 it is one
+process with all of the four devices.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+NUM_ENVS, NUM_DEVICES, T, CYCLES, ALL_CYCLES = 8, 4, 5, 3, 8
+
+
+def greedy_impala() -> Any:
+    """Return an agent whose actions do not depend on how environments are divided over keys."""
+    from sebulba.agents.configs.impala import ImpalaConfig
+    from sebulba.agents.configs.shared import TorsoConfig
+    from sebulba.agents.impala import Impala
+    from sebulba.envs import env_spec
+
+    class Greedy(Impala):
+        def step(self, networks: Any, step_state: Any, env_step: Any, *, explore: bool = True):
+            return super().step(networks, step_state, env_step, explore=False)
+
+    config = ImpalaConfig(torso=TorsoConfig(hidden_sizes=(8,)), normalize_observations=True)
+    return Greedy(env_spec(factory()), config)
+
+
+def factory() -> Any:
+    """Return what makes the environments, which can be put back."""
+    from sebulba.envs import make_env_factory
+
+    return make_env_factory("CartPole-v1", backend="gymnasium")
+
+
+def leaves(tree: Any) -> dict[str, Any]:
+    """Return the leaves of replicated arrays, by number."""
+    import jax
+    import numpy as np
+
+    return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+
+
+def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
+    """Learn, save, stop together, and go on from what was saved."""
+    import jax
+    import numpy as np
+
+    import sebulba
+    from sebulba.commands.jax_setup import configure_jax
+    from sebulba.options import DistributedOptions, LoopOptions
+
+    configure_jax("cpu", NUM_DEVICES // num_hosts)
+    options = DistributedOptions()
+    if num_hosts > 1:
+        options = DistributedOptions(
+            coordinator=f"127.0.0.1:{port}", num_hosts=num_hosts, host=host, start_timeout_s=400
+        )
+        sebulba.join_hosts(options)
+    agent = greedy_impala()
+
+    def make(observe: Any = None, resume: bool = False) -> tuple[Any, Any]:
+        checkpointer = sebulba.Checkpointer(
+            folder / "checkpoints", every_updates=2, host=host, num_hosts=num_hosts
+        )
+        loop = sebulba.GymnasiumLoop(
+            factory(),
+            agent,
+            NUM_ENVS // num_hosts,
+            options=LoopOptions(schedule="lockstep", num_inferencers_per_device=1, seed=3),
+            distributed=options,
+            inference_devices=[0],
+            update_devices=list(range(NUM_DEVICES // num_hosts)),
+            checkpointer=checkpointer,
+            observe_cycle=observe,
+        )
+        state = loop.new_state(3, T)
+        if resume:
+            checkpoint = checkpointer.load_newest()
+            assert checkpoint is not None
+            state = loop.restore(checkpoint)
+            assert not loop.resume_notes, loop.resume_notes
+        return loop, state
+
+    loop, state = make()
+    with loop:
+        first = loop.run(state, CYCLES, T)
+        of_first = leaves(first.state[:2]), leaves(first.acting_networks)
+    num_seen = 0
+
+    def stop_second(trajectory: Any, step_infos: Any) -> None:
+        nonlocal num_seen
+        num_seen += 1
+        if num_seen == 2 and host == num_hosts - 1:  # one host alone is asked to stop
+            loop.stop()
+
+    loop, state = make(stop_second, resume=True)
+    with loop:
+        second = loop.run(state, 1000, T)
+    loop, state = make(resume=True)
+    with loop:
+        third = loop.run(state, ALL_CYCLES - second.counters.cycles, T)
+    np.savez(folder / f"first-{num_hosts}-{host}.npz", **of_first[0])
+    np.savez(folder / f"acting-{num_hosts}-{host}.npz", **of_first[1])
+    np.savez(folder / f"third-{num_hosts}-{host}.npz", **leaves(third.state[:2]))
+    about = {
+        "cycles": [r.counters.cycles for r in (first, second, third)],
+        "env_steps": [r.counters.env_steps for r in (first, second, third)],
+        "episodes": [r.counters.episodes for r in (first, second, third)],
+        "stopped": [r.stopped for r in (first, second, third)],
+        "devices": jax.device_count(),
+    }
+    (folder / f"about-{num_hosts}-{host}.json").write_text(json.dumps(about))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
