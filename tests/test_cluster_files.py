@@ -188,3 +188,5 @@ def test_the_address_of_a_cluster_is_what_the_variable_or_the_file_of_ray_says(
     assert ray_actors.known_cluster() == "10.0.0.1:6379"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert ray_actors.known_cluster() == "head:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # which would start one
+    assert ray_actors.known_cluster() is None

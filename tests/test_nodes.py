@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import collections
 import io
+import multiprocessing
 import threading
+import types
+from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import jax
 import numpy as np
 import pytest
 from rich.console import Console
 
 from sebulba.agents.replay.store import MIN_PRIORITY
-from sebulba.errors import EnvError, UsageError
-from sebulba.inference import placement
-from sebulba.inference.cycle_server import Server, Shared, Spent
+from sebulba.errors import EnvError, EnvHangError, UsageError
+from sebulba.inference import inferencer_process, placement
+from sebulba.inference.cycle_server import Failure, Given, Server, Shared, Spent
+from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.node_figures import NodeFigures, node_lines
-from sebulba.inference.nodes import Node, Version, Versions, Worker
+from sebulba.inference.nodes import LostNodeError, Node, Version, Versions, Worker
 from sebulba.inference.remote import CYCLES, make_servers, pickled
 from sebulba.inference.replacements import BEING_REPLACED, Replacements
 from sebulba.inference.running_inferencers import RunningInferencers
@@ -26,7 +31,9 @@ from sebulba.learning.managed_update import ManagedUpdater
 from sebulba.managers import placement as managers_placement
 from sebulba.managers.trajectory_manager import TrajectoryManager
 from sebulba.metrics import live_panel
-from sebulba.options import ClusterOptions, LoopOptions
+from sebulba.metrics.counters import Counters
+from sebulba.options import ClusterOptions, FaultOptions, LoopOptions
+from sebulba.transport.permits import Stop
 from sebulba.transport.staging import Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests import test_managers
@@ -70,6 +77,15 @@ def test_a_process_keeps_the_versions_that_may_be_asked_for_and_takes_each_once(
     assert sorted(shared._versions) == [2, 3]
 
 
+def test_a_version_that_comes_late_does_not_push_out_a_newer_one():
+    shared = Shared(b"")
+    shared.put(6, lambda: [np.full(2, 6.0)], {5, 6})
+    shared.put(5, lambda: [np.full(2, 5.0)], {4, 5})
+    assert [float(shared.take(n)[0][0]) for n in (5, 6)] == [5.0, 6.0]
+    shared.put(7, lambda: [np.full(2, 7.0)], {6, 7})
+    assert sorted(shared._versions) == [6, 7]
+
+
 def test_who_asks_before_a_version_comes_waits_for_it():
     shared, taken = Shared(b""), []
     thread = threading.Thread(target=lambda: taken.append(shared.take(1)))
@@ -88,7 +104,7 @@ class FakeWorker(Worker):
     def free(self) -> None:
         self.freed += 1
 
-    def begin(self, name: str, *arguments: Any) -> None: ...
+    def send(self, name: str, *arguments: Any) -> None: ...
 
     def has_answer(self) -> bool:
         return True
@@ -178,8 +194,8 @@ def test_metrics_tell_of_the_traffic_of_a_window():
     assert (record["nodes"], record["nodes_lost"]) == (1, 1)
     assert record["relay_ms"] is record["relay_skipped_networks"] is None
     lines = node_lines(workers, [])
-    assert lines[0].startswith("fake: no Inferencer; 1 trajectories, 4.0 ms each, 1 networks")
-    assert lines[1] == "fake: lost after 0 trajectories"
+    assert lines[0] == "fake: lost after 0 trajectories"
+    assert lines[1].startswith("fake: no Inferencer; 1 trajectories, 4.0 ms each, 1 networks")
 
 
 def test_the_panel_shows_nodes_only_where_there_are_any():
@@ -198,29 +214,210 @@ def test_the_panel_shows_nodes_only_where_there_are_any():
         assert ("0.5 ms an item" in console.export_text()) == is_shown
 
 
+def test_the_lines_leave_out_lost_nodes_before_living_ones():
+    workers = Workers(FakeNode, 10, 1)
+    for node in workers.nodes[1:]:
+        node.kill()
+    lines = node_lines(workers, [])
+    assert lines[0] == "2 more nodes" and lines[-1].startswith("fake: no Inferencer")
+
+
+def test_a_new_node_has_as_much_room_as_is_missing():
+    workers = Workers(FakeNode, 5, 4)
+    envs = [workers(3, [0]) for _ in range(5)]
+    assert [node.room for node in workers.nodes] == [4, 1]
+    for lost, room in ((envs[4:], 1), (envs[:4], 4)):
+        lost[0].kill()
+        for env in lost:
+            env.close()
+        new = [workers(3, [0]).worker.node for _ in lost]
+        assert {node.room for node in new} == {room}
+        assert workers.num_living == 2
+
+
+def test_who_was_closed_cannot_ask_for_whoever_has_its_place():
+    workers = Workers(FakeNode, 2, 2)
+    env, _ = (workers(3, [0]) for _ in range(2))
+    env.close()
+    with pytest.raises(EnvError, match="fake were closed"):
+        env.worker.ask("run")
+
+
+def test_environments_that_are_never_made_are_given_up_and_named(monkeypatch):
+    workers = Workers(FakeNode, 1, 1)
+    workers.limit_s = 0.0
+    monkeypatch.setattr(FakeWorker, "has_answer", lambda self: False)
+    with pytest.raises(EnvError, match=r"fake did not answer 'make' .*faults\.hang_timeout_s"):
+        workers(3, [0])
+    assert workers.nodes[0].is_lost
+
+
+class Overlap:
+    """Makes environments, and notes how many are being made at once."""
+
+    now = most = 0
+    lock = threading.Lock()
+
+
+def make_slowly(num_envs: int, seeds: list[int]) -> Any:
+    with Overlap.lock:
+        Overlap.now += 1
+        Overlap.most = max(Overlap.most, Overlap.now)
+    threading.Event().wait(0.05)
+    with Overlap.lock:
+        Overlap.now -= 1
+    return types.SimpleNamespace(spec=None)
+
+
+def test_a_node_makes_environments_one_after_the_other():
+    agent = types.SimpleNamespace(spec=types.SimpleNamespace(eval_only=("part",)))
+    given = pickled(Given(make_slowly, agent, "stepped", "async"), "processes")  # type: ignore[arg-type]
+    servers = make_servers(CYCLES, given, {}, 3)
+    threads = [threading.Thread(target=server.make, args=(1, [0])) for server in servers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert Overlap.most == 1
+
+
+def test_an_answer_that_cannot_be_sent_is_answered_with_the_reason():
+    here, there = multiprocessing.Pipe()
+    with here, there:
+        inferencer_process._send(there, lambda: 0)
+        answer = here.recv()
+    assert isinstance(answer, Failure)
+    assert "pickle" in str(cloudpickle.loads(answer.error))
+
+
+def test_a_request_that_cannot_be_read_ends_the_process(monkeypatch, capsys):
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    def recv() -> None:
+        raise ModuleNotFoundError("no module named there")
+
+    monkeypatch.setattr(inferencer_process.os, "_exit", leave)
+    with pytest.raises(SystemExit) as left:
+        inferencer_process._read(types.SimpleNamespace(recv=recv), None, None)  # type: ignore[arg-type]
+    assert left.value.code == 1 and "no module named there" in capsys.readouterr().err
+
+
 # Being replaced.
 
 
+def running_with(workers: Workers, inferencers: list[Any], replace: Any) -> RunningInferencers:
+    """Return what collects trajectories of ``inferencers``, with no update loop around it."""
+    counters = Counters()
+    given = LoopOptions(faults=FaultOptions(on_env_failure="restart", max_env_restarts=4))
+    running = RunningInferencers(
+        given,
+        inferencers,
+        counters,
+        None,  # type: ignore[arg-type]
+        threading.Event(),
+        replace,
+        lambda: None,
+        workers,
+        replace,
+    )
+    running._stops = [Stop.new() for _ in inferencers]
+    return running
+
+
+def failed(workers: Workers, error: EnvError) -> Inferencer:
+    """Return an Inferencer elsewhere that ``error`` has ended in a cycle."""
+    found = types.SimpleNamespace(
+        index=0,
+        env=workers(3, [0]),
+        failure=error,
+        needs_reset=False,
+        position_wanted=threading.Event(),
+        left_position=None,
+    )
+    return found  # type: ignore[return-value]
+
+
+def loses(times: int, new: Any) -> Callable[[Any], Any]:
+    """Return a ``replace`` whose new node is lost so many times."""
+    left = [times]
+
+    def replace(old: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise LostNodeError("the new one ended")
+        return new
+
+    return replace
+
+
+@pytest.mark.parametrize(("times", "goes_on"), [(3, True), (4, False)])
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+def test_a_node_that_is_lost_at_its_start_is_replaced_again(times, goes_on, schedule, monkeypatch):
+    workers, error = Workers(FakeNode, 1, 1), LostNodeError("lost")
+    new = object.__new__(Inferencer)
+    new.index, new.position_wanted = 0, threading.Event()
+    old = failed(workers, error)
+    running = running_with(workers, [old], loses(times, new))
+    running._replaces_beside = schedule == "async"
+    started: list[Any] = []
+    monkeypatch.setattr(running, "_start", started.append)
+
+    def mend() -> None:
+        with pytest.warns(RuntimeWarning, match="restart 1 of 4"):
+            assert running._mend(error)
+        while running._replacements:
+            running._start_replaced()
+
+    if goes_on:
+        mend()
+        assert started == [new] and running._inferencers == [new]
+    else:
+        with pytest.raises(LostNodeError, match="the new one ended") as raised:
+            mend()
+        assert "Inferencer 0 was to get new environments" in raised.value.__notes__[-1]
+    assert running._counters.env_restarts == 4 and running._counters.dropped_env_cycles == 1
+
+
+def test_a_failure_while_ending_leaves_the_place_empty_and_waits_for_no_node():
+    workers, error = Workers(FakeNode, 1, 1, 1), LostNodeError("lost")
+    old = failed(workers, error)
+    running = running_with(workers, [old], lambda old: pytest.fail("it was replaced"))
+    running.queue.fail(error)
+    workers.nodes[0].kill()
+    with pytest.warns(RuntimeWarning):
+        running.raise_failures()
+    assert running._inferencers == [old] and not running._replacements
+    with pytest.raises(EnvError, match="were closed"):
+        old.env.worker.ask("run")  # type: ignore[attr-defined]
+
+
+def test_a_node_that_hangs_is_none_that_is_left():
+    workers, error = Workers(FakeNode, 2, 1, 2), EnvHangError("silent")
+    running = running_with(workers, [failed(workers, error)], None)
+    assert not running._mend(error)
+    assert error.__notes__ == ["1 nodes with Inferencers are left; cluster.min_nodes=2"]
+
+
 def test_a_checkpoint_does_not_wait_for_who_is_being_replaced():
-    loop, _ = make_tiny_loop(CountingEnv)
-    with loop:
-        loop.run(loop.new_state(0, STEPS), 2, STEPS)
-        old, new = loop._session.inferencers
-        go_on = threading.Event()
-        replacements = Replacements(lambda old: go_on.wait(30) and new)  # type: ignore[arg-type]
-        replacements.begin(old, EnvError("lost"))
-        old.left_position = None
-        old.position_wanted.set()
-        assert replacements.take() == [] and len(replacements) == 1
-        assert old.left_position.env == BEING_REPLACED
-        old.left_position = None
-        old.position_wanted.set()
-        go_on.set()
-        replacements.threads[0].join(30)
-        (arrival,) = replacements.take()
-        assert arrival.new is new and not replacements
-        assert new.left_position is old.left_position is not None
-        assert not new.position_wanted.is_set()
+    workers, error = Workers(FakeNode, 2, 1), EnvError("lost")
+    old, new = failed(workers, error), object.__new__(Inferencer)
+    old.cycle, new.index = 7, 0
+    new.position_wanted, new.left_position = threading.Event(), None
+    go_on = threading.Event()
+    replacements = Replacements(lambda old: go_on.wait(30) and new)  # type: ignore[arg-type]
+    replacements.begin(old, error)
+    old.position_wanted.set()
+    assert replacements.take() == [] and len(replacements) == 1
+    assert old.left_position == (7, None, BEING_REPLACED)
+    old.left_position = None
+    old.position_wanted.set()
+    go_on.set()
+    replacements.threads[0].join(30)
+    (arrival,) = replacements.take()
+    assert arrival.new is new and not replacements
+    assert new.left_position is old.left_position is not None
+    assert not new.position_wanted.is_set()
 
 
 # Whole runs.
@@ -250,24 +447,12 @@ def test_lockstep_here_and_two_in_a_process_is_the_same_and_a_version_is_sent_on
 
 
 def test_fewer_nodes_than_the_least_end_a_run():
-    loop, _ = make_tiny_loop(CountingEnv, on_env_failure="restart")
-    workers = Workers(FakeNode, 2, 1, 2)
-    with loop:
-        running = RunningInferencers(
-            loop._options,
-            [],
-            None,
-            None,
-            threading.Event(),
-            None,
-            None,
-            workers,  # type: ignore[arg-type]
-        )
-        error = EnvError("lost")
-        assert running._has_enough_nodes(error)
-        workers.nodes[0].kill()
-        assert not running._has_enough_nodes(error)
-        assert "cluster.min_nodes=2" in error.__notes__[0]
+    workers, error = Workers(FakeNode, 2, 1, 2), EnvError("lost")
+    running = running_with(workers, [], None)
+    assert running._has_enough_nodes(error)
+    workers.nodes[0].kill()
+    assert not running._has_enough_nodes(error)
+    assert "cluster.min_nodes=2" in error.__notes__[0]
 
 
 # Options.
@@ -330,7 +515,7 @@ class HereNode(Node):
 class HereWorker(FakeWorker):
     node: HereNode
 
-    def begin(self, name: str, *arguments: Any) -> None:
+    def send(self, name: str, *arguments: Any) -> None:
         self._answer = self.node.servers[self._slot].answer(name, arguments)
 
     def receive(self) -> Any:
@@ -354,8 +539,39 @@ def expected_weight(layout: Any, before: Any, draw: Any, priority: np.ndarray) -
     return weight
 
 
+@pytest.fixture
+def nodes_here(monkeypatch) -> list[HereNode]:
+    """Let loops with processes have nodes in this one; they come into the list."""
+    nodes: list[HereNode] = []
+
+    def workers(given: Any, cluster: ClusterOptions, number: int) -> Workers:
+        sent = pickled(given, "processes")
+
+        def new(room: int) -> HereNode:
+            nodes.append(HereNode(sent, room))
+            return nodes[-1]
+
+        return Workers(new, number, cluster.inferencers_per_node)
+
+    monkeypatch.setattr(placement, "process_workers", workers)
+    return nodes
+
+
 @pytest.mark.slow
-def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch):
+def test_a_stop_of_an_earlier_cycle_does_not_stop_those_of_who_gets_the_place(nodes_here):
+    loop, _ = make_tiny_loop(CountingEnv, schedule="lockstep", cluster=processes(2))
+    with loop:
+        first = loop.run(loop.new_state(0, STEPS), 4, STEPS)
+        (node,) = nodes_here
+        node.servers[1].stop(next(node.cycle_numbers))
+        inferencers = loop._session.inferencers
+        inferencers[1] = loop._replace_inferencer(inferencers[1])
+        assert inferencers[1].env.worker._slot == 1  # type: ignore[attr-defined]
+        assert loop.run(first.state, 4, STEPS).counters.cycles == 8
+
+
+@pytest.mark.slow
+def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch, nodes_here):
     trace: list[str] = []
 
     def note(kind: type, method: str, message: str) -> None:
@@ -386,18 +602,6 @@ def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch)
         stale.append(not np.array_equal(expected, before.weight))
 
     monkeypatch.setattr(TrajectoryManager, "update_priority", checked)
-    nodes: list[HereNode] = []
-
-    def workers(given: Any, cluster: ClusterOptions, number: int) -> Workers:
-        sent = pickled(given, "processes")
-
-        def new(room: int) -> HereNode:
-            nodes.append(HereNode(sent, room))
-            return nodes[-1]
-
-        return Workers(new, number, cluster.inferencers_per_node)
-
-    monkeypatch.setattr(placement, "process_workers", workers)
     monkeypatch.setattr(
         managers_placement.processes,
         "manager_worker",
@@ -413,7 +617,7 @@ def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch)
     assert counts["5 priorities go back"] == counts["3 a batch is asked for"]
     assert counts["5 priorities go back"] == result.counters.updates > 0 and any(stale)
     # Two Inferencers of one process ask, and a version goes there once.
-    (node,) = nodes
+    (node,) = nodes_here
     assert node.traffic.versions == node.servers[0].shared.received
     assert node.traffic.versions <= counts["6 networks are published"] + 1
     assert counts["7 an Inferencer asks for them"] >= node.traffic.versions

@@ -266,7 +266,8 @@ class Bench:
             return lambda: self.rounds[-1].env_steps_per_s
         changes: dict[str, Any] = {"cycle": name}
         if name in PLACES:
-            changes = {"cluster": ClusterOptions(address=name)}
+            managers = self._config.cluster.trajectory_managers
+            changes = {"cluster": ClusterOptions(address=name, trajectory_managers=managers)}
         other = self._make_training(dataclasses.replace(self._config, **changes))
         return lambda: other.measure().env_steps_per_s
 

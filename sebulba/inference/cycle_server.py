@@ -66,6 +66,8 @@ class Shared:
         """Prepare; ``given`` is the pickled ``Given``."""
         self._pickled = given
         self._lock = threading.Lock()
+        self.making = threading.Lock()
+        """Environments are made one after the other, as in the process that trains."""
         self._given: Given | None = None
         self._programs: tuple[RunSpec, CyclePrograms, Any] | None = None
         self._came = threading.Condition()
@@ -101,12 +103,13 @@ class Shared:
         Args:
           version: Its number.
           get: Returns its leaves.
-          keep: Numbers that may still be asked for; all others go.
+          keep: Numbers that may still be asked for; all other older ones go. (Newer ones may
+            have come before this one, since the calls of an actor have no order.)
         """
         with self._came:
             if version not in self._versions:
                 leaves = jax.device_put(get(), jax.local_devices(backend="cpu")[0])
-                kept = {n: old for n, old in self._versions.items() if n in keep}
+                kept = {n: old for n, old in self._versions.items() if n in keep or n > version}
                 self._versions = kept | {version: leaves}
                 self.received += 1
                 self._came.notify_all()
@@ -164,7 +167,8 @@ class Server:
         given = self.shared.given()
         self._device = jax.local_devices(backend="cpu")[0]
         self._cycle = None  # that of an Inferencer that was here before
-        env = given.factory(num_envs, seeds)
+        with self.shared.making:
+            env = given.factory(num_envs, seeds)
         if not getattr(given.agent.spec, "eval_only", ()):
             env = as_policy_sees(env)
         self._env = env

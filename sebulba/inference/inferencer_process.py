@@ -16,6 +16,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from sebulba.inference.cycle_server import failure_of
 from sebulba.inference.remote import make_servers
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -42,9 +43,19 @@ def _serve(connection: Connection, server: Any) -> NoReturn:
     threading.Thread(target=_read, args=(connection, requests, server), daemon=True).start()
     try:
         while True:
-            connection.send(server.answer(*requests.get()))
+            _send(connection, server.answer(*requests.get()))
     except OSError:
         os._exit(0)  # nobody is there any more
+
+
+def _send(connection: Connection, answer: Any) -> None:
+    """Send an answer, or why it cannot be sent: whoever asked would wait for ever."""
+    try:
+        connection.send(answer)
+    except OSError:
+        raise
+    except Exception as raised:  # it cannot be pickled
+        connection.send(failure_of(raised))
 
 
 def _read(
@@ -61,6 +72,9 @@ def _read(
     except (EOFError, OSError):
         # Threads inside XLA or an environment must not delay the end.
         os._exit(0)
+    except BaseException:  # a request that cannot be read
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _receive(control: Connection, server: Any) -> None:

@@ -58,7 +58,9 @@ class NodeFigures:
 
 def node_lines(workers: Workers, inferencers: Sequence[Inferencer]) -> list[str]:
     """Return what each node does, and what became of those that were lost."""
-    nodes = [node for node in workers.nodes if node.lives or node.is_lost]
+    # Those that live come last, of which fewer are left out.
+    living = [node for node in workers.nodes if node.lives]
+    nodes = [node for node in workers.nodes if node.is_lost and node not in living] + living
     lines = [_line(node, inferencers) for node in nodes[-MOST_LINES:]]
     if more := len(nodes) - len(lines):
         lines.insert(0, f"{more} more nodes")

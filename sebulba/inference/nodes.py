@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Set as AbstractSet
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import jax
 
+from sebulba.errors import EnvError
 from sebulba.inference.cycle_server import Failure, Spent
 from sebulba.trees import num_bytes
 from sebulba.types import PyTree
@@ -24,6 +26,10 @@ STOP_S = 60.0
 """How long a worker may take to end the program or the environment step that it is in."""
 CLOSE_S = 5.0
 """How long it may take to free its environments."""
+
+
+class LostNodeError(EnvError):
+    """A node has ended, and not because it was told to; another may take its place."""
 
 
 @dataclasses.dataclass
@@ -93,6 +99,9 @@ class Node(abc.ABC):
         self.traffic = Traffic()
         self.began = time.monotonic()
         """When it was started."""
+        self.cycle_numbers = itertools.count(1)
+        """Numbers the cycles of all its Inferencers. None is given twice, so that a stop of one
+        never stops a later one, also not of who gets its place."""
         self.is_lost = False
         """It has ended, and not because it was closed."""
         self.is_closed = False
@@ -184,6 +193,8 @@ class Worker(abc.ABC):
     def __init__(self, node: Node, slot: int) -> None:
         """Be the way to the server in a place of ``node``."""
         self.node = node
+        self.limit_s: float | None = None
+        """Seconds that it may take to make environments and to compile; None waits for ever."""
         self._slot = slot
         self._closing = threading.Lock()
         self._closed = False
@@ -203,11 +214,39 @@ class Worker(abc.ABC):
         self.begin(name, *arguments)
         return self.answer()
 
+    def prepare(self, name: str, *arguments: Any) -> Any:
+        """``ask`` for what comes before the cycles, which nobody else watches.
+
+        Raises:
+          EnvError: There is no answer after ``limit_s``; its node has been killed.
+        """
+        self.begin(name, *arguments)
+        began = time.monotonic()
+        while not self.has_answer():
+            if self.limit_s is not None and time.monotonic() > began + self.limit_s:
+                self.kill()
+                raise EnvError(
+                    f"the {self.name} did not answer {name!r} for {self.limit_s:.0f} s and was "
+                    "killed; mend what makes the environments, or raise faults.hang_timeout_s if "
+                    "it is just slow"
+                )
+        return self.answer()
+
+    def begin(self, name: str, *arguments: Any) -> None:
+        """Send a request, to which ``answer`` will return the answer.
+
+        Raises:
+          EnvError: The node has ended, or the worker was closed, and another may have its place.
+        """
+        if self._closed:
+            raise EnvError(f"the environments in the {self.name} were closed")
+        self.send(name, *arguments)
+
     def answer(self, stop: threading.Event | None = None, number: int = 0) -> Any:
         """Wait for the answer; where ``stop`` is set, tell the worker to stop cycle ``number``.
 
         Raises:
-          EnvError: The worker ended, or does not stop.
+          EnvError: The node ended, or the cycle does not stop.
         """
         stopped_at = None
         while not self.has_answer():
@@ -225,8 +264,8 @@ class Worker(abc.ABC):
         return answer
 
     @abc.abstractmethod
-    def begin(self, name: str, *arguments: Any) -> None:
-        """Send a request, to which ``answer`` will return the answer."""
+    def send(self, name: str, *arguments: Any) -> None:
+        """Send a request."""
 
     @abc.abstractmethod
     def has_answer(self) -> bool:

@@ -16,7 +16,7 @@ import jax
 
 from sebulba.errors import EnvError
 from sebulba.inference.cycle_server import Given
-from sebulba.inference.nodes import CLOSE_S, Node, Version, Worker
+from sebulba.inference.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
 from sebulba.inference.remote import CYCLES, pickled, worker_config
 from sebulba.inference.workers import Workers
 from sebulba.options import ClusterOptions
@@ -100,13 +100,13 @@ class ProcessNode(Node):
         return version.number
 
     def raise_ended(self, cause: BaseException) -> NoReturn:
-        """Raise EnvError that says how it ended."""
+        """Raise LostNodeError that says how it ended."""
         self.is_lost = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_S)
         code = self._process.returncode
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
-        raise EnvError(f"the {self.name} of {self.of} ended {how}") from cause
+        raise LostNodeError(f"the {self.name} of {self.of} ended {how}") from cause
 
     def kill(self) -> None:
         """Kill it."""
@@ -138,7 +138,7 @@ class ProcessWorker(Worker):
         self._connection = connection
         self._unanswered = 0
 
-    def begin(self, name: str, *arguments: Any) -> None:
+    def send(self, name: str, *arguments: Any) -> None:
         """Send it over the socket."""
         self._send((name, arguments))
         self._unanswered += 1
@@ -173,7 +173,7 @@ class ProcessWorker(Worker):
         """Ask it to, and wait until everything is answered, for whoever gets this place next."""
         deadline = time.monotonic() + CLOSE_S
         with contextlib.suppress(OSError, ValueError, EnvError):
-            self.begin("close")
+            self.send("close")
             while self._unanswered and (left := deadline - time.monotonic()) > 0:
                 if self._connection.poll(left):
                     self.receive()

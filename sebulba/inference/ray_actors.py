@@ -28,7 +28,7 @@ import numpy as np
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle_server import Given
-from sebulba.inference.nodes import CLOSE_S, Node, Version, Worker
+from sebulba.inference.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
 from sebulba.inference.remote import CYCLES, make_servers, pickled, worker_config
 from sebulba.inference.workers import Workers
 from sebulba.options import ClusterOptions
@@ -121,7 +121,7 @@ class Machine(NamedTuple):
 def known_cluster() -> str | None:
     """Return the address of the cluster that ``auto`` would take; None if there is none."""
     if address := os.environ.get("RAY_ADDRESS"):
-        return address
+        return None if address == "local" else address
     try:
         with open(CURRENT_CLUSTER) as file:
             return file.read().strip() or None
@@ -393,13 +393,13 @@ class ActorNode(Node):
                 )
 
     def got(self, reference: Any) -> Any:
-        """Return what a call returned, or raise EnvError if the actor ended."""
+        """Return what a call returned, or raise LostNodeError if the actor ended."""
         try:
             return self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
             self.is_lost = True
             words = str(error).strip().splitlines() or [type(error).__name__]
-            raise EnvError(f"the {self.name} ended: {words[0]}") from error
+            raise LostNodeError(f"the {self.name} ended: {words[0]}") from error
 
     def kill(self) -> None:
         """Kill it."""
@@ -425,7 +425,7 @@ class ActorWorker(Worker):
         self._asked: Any = None
         self._slot_group = f"slot{slot}"
 
-    def begin(self, name: str, *arguments: Any) -> None:
+    def send(self, name: str, *arguments: Any) -> None:
         """Call it; once its process is there."""
         self.node.wait_until_placed()
         self._asked = self._call(name, *arguments)
@@ -450,7 +450,8 @@ class ActorWorker(Worker):
         stop.remote(self._slot, number)
 
     def free(self) -> None:
-        """Have the environments freed; calls of one place have their turn one after the other."""
+        """Have the environments freed; whoever gets this place next would wait for it."""
         ray = self.node.ray
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.wait([self._call("close")], timeout=CLOSE_S)
+            if not ray.wait([self._call("close")], timeout=CLOSE_S)[0]:
+                self.node.kill()

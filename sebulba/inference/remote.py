@@ -79,7 +79,7 @@ class RemoteEnv:
         """Make it; the spec comes from there."""
         self.worker = worker
         self.num_envs = num_envs
-        self.spec, self.draws = worker.ask("make", num_envs, list(seeds))
+        self.spec, self.draws = worker.prepare("make", num_envs, list(seeds))
 
     def reset(self) -> EnvOutput:
         """Not here: its cycle does it."""
@@ -121,14 +121,13 @@ class RemoteCycle:
         self._device = device
         self._timer = timer
         self._sent: PyTree = None
-        self._number = 0
         self.why = env.worker.where
         self.use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
         self._programs = programs
-        self.kind, why = self._worker.ask("use", programs.run)
+        self.kind, why = self._worker.prepare("use", programs.run)
         if why:
             self.why = f"{self._worker.where}; {why}"
         self._sent = None
@@ -143,7 +142,7 @@ class RemoteCycle:
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[CycleOutput | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
-        keys, self._number = self._programs.keys, self._number + 1
+        keys, number = self._programs.keys, next(self._worker.node.cycle_numbers)
         with self._timer.phase("act"):
             initial = self._programs.copy(step_state)
             given = jax.device_get(keys.unwrap(step_state))
@@ -152,9 +151,9 @@ class RemoteCycle:
             version = None
             if networks is not self._sent:
                 version = self._worker.version(networks, self._device)
-            self._worker.begin("run", self._number, version, given)
+            self._worker.begin("run", number, version, given)
             self._sent = networks
-            made, after, spent = self._worker.answer(stop, self._number)
+            made, after, spent = self._worker.answer(stop, number)
             wall_s = time.perf_counter() - began
         with self._timer.phase("finish"):
             step_state = keys.wrap(owned_copy(after, self._device))

@@ -20,7 +20,7 @@ class Arrival(NamedTuple):
     """The Inferencer that failed."""
     error: BaseException
     """What had ended it."""
-    new: Inferencer | Exception
+    new: Inferencer | BaseException
     """The one in its place, or why there is none."""
 
 
@@ -51,8 +51,8 @@ class Replacements:
 
     def _make(self, old: Inferencer, error: BaseException) -> None:
         try:
-            new: Inferencer | Exception = self._replace(old)
-        except Exception as failure:
+            new: Inferencer | BaseException = self._replace(old)
+        except BaseException as failure:  # else the update loop would wait for it for ever
             new = failure
         with self._lock:
             self._arrived.append(Arrival(old, error, new))

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
-from sebulba.errors import HangError, is_env_failure, text_of
+from sebulba.errors import EnvHangError, HangError, is_env_failure, text_of
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import (
     WAITING_PHASES,
@@ -18,6 +18,7 @@ from sebulba.inference.inferencer import (
     inferencer_thread,
     run_cycles,
 )
+from sebulba.inference.nodes import LostNodeError
 from sebulba.inference.remote import RemoteEnv
 from sebulba.inference.replacements import Replace, Replacements
 from sebulba.inference.workers import Workers
@@ -63,6 +64,7 @@ class RunningInferencers:
         self._stop_requested = stop_requested
         self._replace = replace
         self._max_replaced = options.env_restarts_allowed
+        self._hang_timeout_s = options.faults.hang_timeout_s
         self._while_idle = while_idle
         self._inline = options.inline
         self._workers = workers
@@ -96,6 +98,7 @@ class RunningInferencers:
             inferencer.failure = None
         if self._workers is not None:
             self._workers.stopping.clear()
+            self._workers.limit_s = self._hang_timeout_s
         if self._inline:
             # One item of each in turn: the order that threads of equal speed would have.
             self._turns = itertools.cycle([(i, self._cycles(i)) for i in inferencers])
@@ -206,7 +209,9 @@ class RunningInferencers:
         guilty = next((i for i in self._inferencers if i.failure is error), None)
         if guilty is None or not self._max_replaced or not is_env_failure(error):
             return False
-        if not self._has_enough_nodes(error):
+        if isinstance(error, EnvHangError) and isinstance(guilty.env, RemoteEnv):
+            guilty.env.kill()  # its node is lost from here on
+        if goes_on and not self._has_enough_nodes(error):
             return False
         if restarts >= self._max_replaced:
             error.add_note(
@@ -223,13 +228,15 @@ class RunningInferencers:
         )
         # A thread that hangs is left behind; what it still makes is dropped.
         self._stops[guilty.index].now.set()
-        if goes_on and self._replaces_beside and isinstance(guilty.env, RemoteEnv):
-            self._count_restart(guilty)
-            self.queue.forgive(error)
+        self.queue.forgive(error)
+        if not goes_on and isinstance(guilty.env, RemoteEnv):
+            _empty_place_of(guilty)  # a new node may take minutes, which a stop must not
+            return True
+        self._count_restart(guilty)
+        if self._replaces_beside and isinstance(guilty.env, RemoteEnv):
             self._replacements.begin(guilty, error)
             return True
         new = self._put_in_place_of(guilty, error)
-        self.queue.forgive(error)
         if goes_on:
             self._start(new)
         return True
@@ -252,13 +259,25 @@ class RunningInferencers:
             self._permits.give()
 
     def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
-        try:
-            new = self._replace(guilty)
-        except Exception as failure:
-            raise _explained_failure(failure, guilty, error) from failure.__cause__
-        self._count_restart(guilty)
+        while True:
+            try:
+                new = self._replace(guilty)
+                break
+            except Exception as failure:
+                if not self._tries_again(failure):
+                    raise _explained_failure(failure, guilty, error) from failure.__cause__
         self._inferencers[guilty.index] = new
         return new
+
+    def _tries_again(self, failure: BaseException) -> bool:
+        """Tell whether to replace an Inferencer once more, and count it: its new node was lost."""
+        counters = self._counters
+        if not isinstance(failure, LostNodeError) or counters.env_restarts >= self._max_replaced:
+            return False
+        if not self._has_enough_nodes(failure):
+            return False
+        counters.env_restarts += 1
+        return True
 
     def _start(self, new: Inferencer) -> None:
         self._stops[new.index] = Stop(self._soon, threading.Event())
@@ -268,22 +287,24 @@ class RunningInferencers:
     def _start_replaced(self) -> None:
         """Start the Inferencers that were replaced beside the others, and are ready."""
         for old, error, new in self._replacements.take():
-            if isinstance(new, Exception):
+            if isinstance(new, Inferencer):
+                self._inferencers[new.index] = new
+                self._start(new)
+            elif self._tries_again(new):
+                self._replacements.begin(old, error)
+            else:
                 raise _explained_failure(new, old, error)
-            self._inferencers[new.index] = new
-            self._start(new)
 
     def end_replacements(self) -> None:
         """Wait for those that are under way; keep the Inferencers that are ready for the next run.
 
-        The place of one that is not stays empty: its first cycle fails, and it is replaced then.
+        The place of one that is not stays empty, as that of one that failed while ending: its
+        first cycle fails then, and it is replaced.
         """
         hangs.join(self._replacements.threads, hangs.JOIN_S)
         for _, _, new in self._replacements.take():
             if isinstance(new, Inferencer):
                 self._inferencers[new.index] = new
-        if self._workers is not None:
-            self._workers.stopping.clear()  # what failed while ending is waited for
 
     @property
     def replacing_threads(self) -> list[threading.Thread]:
@@ -325,7 +346,18 @@ class RunningInferencers:
         self._counters.dropped_stop_cycles += len(self.queue.drain())
 
 
-def _explained_failure(failure: Exception, guilty: Inferencer, error: BaseException) -> Exception:
+def _empty_place_of(guilty: Inferencer) -> None:
+    """Free an environment elsewhere; whoever runs its Inferencer again is told so."""
+    assert isinstance(guilty.env, RemoteEnv)
+    if isinstance(guilty.failure, EnvHangError):
+        guilty.env.kill()  # its own thread closes it
+    else:
+        guilty.env.close()
+
+
+def _explained_failure(
+    failure: BaseException, guilty: Inferencer, error: BaseException
+) -> BaseException:
     """Return the error of a replacement with a note that says what it was for."""
     failure.add_note(
         f"while Inferencer {guilty.index} was to get new environments, because its own had "

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from sebulba.errors import EnvError
-from sebulba.inference.nodes import Node, Worker
+from sebulba.inference.nodes import LostNodeError, Node, Worker
 from sebulba.inference.remote import RemoteEnv
 
 
@@ -26,6 +26,7 @@ class Workers:
           min_nodes: With so many left, a lost node is waited for without a limit.
         """
         self._new_node = new_node
+        self._number = number
         self._per_node = per_node
         self.min_nodes = min_nodes
         self._lock = threading.Lock()
@@ -34,6 +35,8 @@ class Workers:
         """All that were started, in this order; those that have ended too."""
         self.stopping = threading.Event()
         """Nobody waits any more for a node that has not been placed."""
+        self.limit_s: float | None = None
+        """Seconds that new environments may take to be made; None waits for ever."""
         try:
             for first in range(0, number, per_node):
                 self.nodes.append(new_node(min(per_node, number - first)))
@@ -44,6 +47,7 @@ class Workers:
     def __call__(self, num_envs: int, seeds: list[int]) -> RemoteEnv:
         """Make the environments in the next free worker; in a new node where all are taken."""
         worker = self._take()
+        worker.limit_s = self.limit_s
         try:
             return RemoteEnv(worker, num_envs, seeds)
         except BaseException:
@@ -57,12 +61,17 @@ class Workers:
                     return worker
             if self._closed:
                 raise EnvError("no process is started for it any more: the loop is closed")
-            node = self._new_node(self._per_node)
+            node = self._new_node(self._room_of_a_new_one())
             self.nodes.append(node)
-        worker = node.take()
+            worker = node.take()
         if worker is None:
-            raise EnvError(f"the {node.name} ended before it had an Inferencer")
+            raise LostNodeError(f"the {node.name} ended before it had an Inferencer")
         return worker
+
+    def _room_of_a_new_one(self) -> int:
+        """Return how much room a node needs: Ray has to find as many CPUs of one machine."""
+        missing = self._number - sum(node.room for node in self.nodes if node.lives)
+        return max(1, min(self._per_node, missing))
 
     @property
     def num_living(self) -> int:

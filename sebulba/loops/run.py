@@ -259,7 +259,8 @@ class Run:
         if self._stop_requested.is_set():
             self._evaluations.end()  # now: saving may take longer than its worker processes live
         self._running.stop()
-        if hangs.join(self._not_silent(self._running.threads), hangs.SAVE_FIRST_S):
+        ending = self._running.threads + self._running.replacing_threads
+        if hangs.join(self._not_silent(ending), hangs.SAVE_FIRST_S):
             self.end_takes_long()
         self._join(self._running.threads)
         self._running.end_replacements()
