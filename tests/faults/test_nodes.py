@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sebulba.options import ClusterOptions
-from tests.faults.counts import rounds
+from tests.faults.children import Child, training_began
+from tests.faults.counts import is_long, rounds
+from tests.faults.test_signals import DEADLINE_S, SMALL, check_goes_on, check_saved, shell_code
 from tests.loop_helpers import make_tiny_loop
 from tests.remote import STEPS
 from tests.test_processes import children
@@ -117,3 +121,45 @@ def test_the_others_go_on_while_what_was_lost_is_replaced(kind, record_fault):
     record_fault(
         kind.name, times=assassin.times, **{name: max(each) for name, each in figures.items()}
     )
+
+
+def marked(mark: str) -> set[int]:
+    """Return the processes that have ``mark`` in their environment, but for this one."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes():
+                found.add(int(folder.name))
+    return found - {os.getpid()}
+
+
+@pytest.mark.skipif(not is_long(), reason="test_signals has one of them")
+def test_runs_with_nodes_end_at_signals_saved_and_leave_no_process(
+    tmp_path, compile_cache_folder, record_fault, monkeypatch
+):
+    mark = f"MARK-{tmp_path}"
+    monkeypatch.setenv("SEBULBA_TEST_MARK", mark)
+    rng, seconds = np.random.default_rng(1), []
+    options = ["--num-inferencers-per-device", "4", "--cluster.inferencers-per-node", "2"]
+    for round_ in range(rounds(1, 20)):
+        which = [signal.SIGTERM, signal.SIGINT][round_ % 2]
+        run = tmp_path / f"{round_}"
+        words = ["train", "cartpole", *SMALL, *options, "--cluster.address", "processes"]
+        words += ["--total-env-steps", "1000000000", "--run-dir", str(run)]
+        words += ["--compile-cache", str(compile_cache_folder)]
+        with Child(words, tmp_path / f"{round_}.log", in_group_of_its_own=True) as child:
+            child.wait_until(training_began(run))
+            assert len(marked(mark)) >= 1 + 2, "there are two nodes"
+            time.sleep(rng.uniform(0, 3))
+            began = time.monotonic()
+            (child.send_to_group if round_ % 4 < 2 else child.send)(which)
+            assert shell_code(child.wait(DEADLINE_S)) == 128 + which, child.printed
+            seconds.append(time.monotonic() - began)
+        saved = check_saved(run)
+        deadline = time.monotonic() + DEADLINE_S
+        while left := marked(mark):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+        print(round_, which.name, seconds[-1])
+    check_goes_on(run, saved, tmp_path / "resumed.log")
+    record_fault("signals", times=len(seconds), most_seconds_to_exit=max(seconds))
