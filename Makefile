@@ -9,6 +9,7 @@
 #   make ns3-parity                     the native network engine beside ns-3: 5 minutes
 #   make ns3-limits                     how long a step of ns-3 lasts, and its memory: a minute
 #   make ns3-baselines                  its AIMD, CUBIC and BBR beside those of ns-3: 5 minutes
+#   make cluster-figures                what Inferencers in processes cost: 5 minutes
 #   make test-cluster                   Inferencers in actors of Ray: 2 minutes
 #   make docs                           build the documentation into build/site
 #   make dist                           build wheel and sdist, and check them
@@ -35,7 +36,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-cluster test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
+.PHONY: train test test-cluster cluster-figures test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -46,6 +47,9 @@ test: $(VENV)/.ready-test
 
 test-cluster: $(VENV)/.ready-cluster
 	@$(BIN)/python -m pytest tests/test_ray.py $(ARGS)
+
+cluster-figures: $(VENV)/.ready-test
+	@$(BIN)/python -m tests.cluster_figures $(ARGS)
 
 test-faults: $(VENV)/.ready-test
 	@$(LONG_FAULTS) tests/faults --ignore $(SIGNALS) $(IN_PARALLEL) --faults-json $(FAULTS)/faults.json

@@ -27,7 +27,7 @@ PAGES = {
     "SECURITY.md": "security.md",
 }
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
-LANGUAGES = {".py": "python", ".cc": "cpp", ".json": "json", ".toml": "toml"}
+LANGUAGES = {".py": "python", ".cc": "cpp", ".json": "json", ".toml": "toml", ".sh": "bash", ".yaml": "yaml"}
 LARGEST_LISTING = 100_000
 
 

@@ -124,8 +124,18 @@ class ClusterOptions:
     actor: local starts a cluster on this machine, auto takes the one that this machine is part of,
     HOST:PORT the one with this head."""
     nodes: int = 0
-    """Nodes that the cluster of auto or HOST:PORT must have before Inferencers are placed; it is
-    waited for. 0 takes those that are there."""
+    """Machines, which Ray calls nodes, that the cluster of auto or HOST:PORT must have before
+    Inferencers are placed; they are waited for. 0 takes those that are there."""
+    inferencers_per_node: int = 1
+    """Inferencers that share a node, which is a process or an actor, and in it one interpreter and
+    one copy of the networks, which is sent there once a version."""
+    infer_here: int = 0
+    """How many of the Inferencers are threads of the process that trains, beside those elsewhere:
+    the first ones."""
+    min_nodes: int = 0
+    """In async with faults.on_env_failure=restart: a run goes on without a node that was lost, and
+    waits for its place without a limit, as long as so many others are there; with fewer it ends. 0
+    goes on too, and ends if the place of one is not taken within two minutes."""
     trajectory_managers: int = 0
     """Managers that hold the replay of an agent, each a part: in processes or actors, as address
     says, and with threads in the memory of the process that trains. 0 keeps it on the update
@@ -140,10 +150,22 @@ class ClusterOptions:
             "cluster.address",
             self.address,
             f"must be {', '.join(names)} or HOST:PORT",
-            "use processes on one machine, and auto on a node of a cluster of Ray",
+            "use processes on one machine, and auto on a machine of a cluster of Ray",
         )
         at_least(0, "cluster.nodes", self.nodes)
-        at_least(0, "cluster.trajectory_managers", self.trajectory_managers)
+        at_least(1, "cluster.inferencers_per_node", self.inferencers_per_node)
+        for name in ("infer_here", "min_nodes", "trajectory_managers"):
+            at_least(0, f"cluster.{name}", getattr(self, name))
+        default = ClusterOptions.__dataclass_fields__
+        for name in ("inferencers_per_node", "infer_here", "min_nodes"):
+            value = getattr(self, name)
+            require(
+                self.address != "threads" or value == default[name].default,
+                f"cluster.{name}",
+                value,
+                "cannot go with cluster.address=threads, where all Inferencers are here",
+                "add --cluster.address processes",
+            )
         require(
             not self.nodes or self.address not in names[:3],
             "cluster.nodes",
@@ -291,6 +313,20 @@ class LoopOptions:
             self.cluster.address,
             "needs Inferencers, and num_inferencers_per_device=0 has none",
             "use num_inferencers_per_device=1",
+        )
+        require(
+            not self.cluster.min_nodes or self.schedule == "async",
+            "cluster.min_nodes",
+            self.cluster.min_nodes,
+            "cannot go with schedule=lockstep, whose rounds need every Inferencer",
+            "leave it at 0, or use schedule=async",
+        )
+        require(
+            not self.cluster.min_nodes or self.faults.on_env_failure == "restart",
+            "cluster.min_nodes",
+            self.cluster.min_nodes,
+            "cannot go with faults.on_env_failure=raise, which ends the run with the first loss",
+            "add --faults.on-env-failure restart",
         )
         if self.distributed.is_on:
             self._check_distributed()

@@ -26,6 +26,7 @@ from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.errors import UsageError
 from sebulba.learning.update import Updater
 from sebulba.loops.devices import learner_mesh
+from sebulba.options import ClusterOptions
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import RunSpec, Trajectory
 from tests.test_package import imports
@@ -135,10 +136,55 @@ def test_a_run_far_below_its_ceiling_gets_the_setting_that_could_help(
     assert option in verdict.advice
 
 
+IN_PYTHON = COSTS | {
+    "cycle": Cost(wall_us=10.0, cpu_us=10.0),
+    "environment": Cost(wall_us=8.0, cpu_us=8.0),
+    ceiling.ALONE: Cost(wall_us=8.0, cpu_us=8.0),
+}
+TWO = replace(num_inferencers=2, could_fuse=False)
+
+
+def test_environments_that_take_turns_at_the_interpreter_get_one_each():
+    verdict = ceiling.judge(IN_PYTHON, training(95_000), TWO)
+    assert verdict.achieved_over_ceiling < ceiling.GOOD
+    assert verdict.bottleneck == "interpreter"
+    assert verdict.advice.startswith("--cluster.address processes")
+    assert "80% of a cycle" in verdict.advice
+    # Also where the update waits, and nothing is at its own limit.
+    assert ceiling.judge(IN_PYTHON, training(60_000), TWO).bottleneck == "interpreter"
+
+
+@pytest.mark.parametrize(
+    ("costs", "setup"),
+    [
+        ({ceiling.ALONE: Cost(16.0, 16.0)}, TWO),  # faster together: in native code, or asleep
+        ({"environment": Cost(8.0, 16.0)}, TWO),  # each keeps all cores busy
+        ({"environment": Cost(4.0, 4.0)}, TWO),  # a small part of a cycle
+        ({}, dataclasses.replace(TWO, cores=1)),
+        ({}, dataclasses.replace(TWO, gil_share=0.1)),
+        ({}, dataclasses.replace(TWO, address="processes")),
+    ],
+)
+def test_processes_are_not_advised_where_they_would_not_pay(costs, setup):
+    verdict = ceiling.judge(IN_PYTHON | costs, training(60_000), setup)
+    assert verdict.bottleneck != "interpreter" and "--cluster" not in verdict.advice
+
+
+def test_a_long_way_of_items_is_to_be_gone_less_often():
+    setup = dataclasses.replace(TWO, address="processes")
+    far = COSTS | {ceiling.RELAY: Cost(wall_us=2.5, cpu_us=4.0)}
+    assert ceiling.judge(far, training(190_000), setup).bottleneck == "relay"
+    for speed in (190_000, 100_000):
+        assert "--steps-per-cycle 32" in ceiling.judge(far, training(speed), setup).advice
+    near = COSTS | {ceiling.RELAY: Cost(wall_us=0.1, cpu_us=0.1)}
+    assert "--num-envs 64" in ceiling.judge(near, training(100_000), setup).advice
+
+
 def test_every_option_that_is_advised_exists():
     source = inspect.getsource(ceiling)
     names = {f.name for f in dataclasses.fields(ExperimentConfig)}
     names |= {f"env.{f.name}" for f in dataclasses.fields(EnvConfig)} | {"agent.torso"}
+    names |= {f"cluster.{f.name}" for f in dataclasses.fields(ClusterOptions)}
     advised = {name.replace("-", "_") for name in re.findall(r"--([a-z.-]+[a-z])", source)}
     assert len(advised) > 5
     assert advised <= names
@@ -354,6 +400,34 @@ def test_the_prototype_trains_with_finite_losses():
 
 
 # The whole.
+
+
+@pytest.mark.slow
+def test_cycles_elsewhere_are_measured_there_with_the_cost_of_their_way(capsys):
+    config = dataclasses.replace(
+        CONFIG,
+        cycle="stepped",
+        cluster=ClusterOptions(address="processes", inferencers_per_node=2),
+    )
+    factory = make_env_factory("CartPole-v1")
+    made = Stages(config, factory, build_agent(config, env_spec(factory)), 0.01)
+    try:
+        made.use_new_state()
+        costs = made.measure()
+        assert made.kind == "stepped" and made.shares_cores
+        setup = train.setup_of(config, made)
+    finally:
+        made.close()
+    assert costs.keys() == {*ceiling.STAGES, *ceiling.BREAKDOWN, ceiling.RELAY}
+    relay, cycle = costs[ceiling.RELAY], costs["cycle"]
+    assert 0 < relay.wall_us < cycle.wall_us
+    # The CPU time of a cycle has that of its process, too.
+    assert cycle.cpu_us > relay.cpu_us > 0
+    rounds = [train.Round(1e5, 9.0, {1: 1}, 0.5, {"time/learner/get": 0.5})]
+    keys, figures = train.summarize(rounds, [costs], setup)
+    record = {"config": {**dataclasses.asdict(config), "preset": "x", "devices": "y"}}
+    train.print_result({**keys, **record, "figures": figures}, setup)
+    assert "ms an item from where its cycle ran" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.slow

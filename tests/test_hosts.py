@@ -157,7 +157,7 @@ def test_hosts_have_seeds_and_keys_of_their_own():
     made = [NoCheck(factory, spec, 7, 3, [None, None], host=host) for host in range(3)]
     assert len({seed for seeds in seen for seed in seeds}) == 3 * 2 * 3
     assert seen[0] == seed_block(7, inferencer=0, num_inferencers=2, num_envs=3)
-    keys = {tuple(np.asarray(jax.random.key_data(envs.fresh_key())).tolist()) for envs in made}
+    keys = {tuple(np.asarray(jax.random.key_data(envs.fresh_key(1))).tolist()) for envs in made}
     assert len(keys) == 3
 
 

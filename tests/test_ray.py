@@ -56,13 +56,20 @@ def nothing_is_left():
     assert not processes_of_ray()
 
 
-def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once():
-    loop, _ = make_tiny_loop("CartPole-v1", schedule="lockstep", cluster=LOCAL)
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once(per_node):
+    cluster = ClusterOptions(address="local", inferencers_per_node=per_node)
+    loop, _ = make_tiny_loop("CartPole-v1", schedule="lockstep", cluster=cluster)
     with loop:
         there = loop.run(loop.new_state(0, STEPS), 6, STEPS)
         assert "in actors on" in loop.describe()
         # Of three rounds of two Inferencers each, all with networks of their own.
         assert loop._workers.transfers == 3
+        for node in loop._workers.nodes:
+            assert node.traffic.versions == 3
+        assert len(loop._workers.nodes) == 2 // per_node
+        # Each actor has fetched them once, for all of its Inferencers.
+        assert loop._envs[1].worker.ask("received") == 3
     here = trained("CartPole-v1", ClusterOptions())
     assert leaves_equal(here.state.networks, there.state.networks)
     assert here.counters == there.counters
@@ -73,7 +80,7 @@ def test_a_failed_actor_is_replaced(how, tmp_path):
     check_failure_is_replaced(LOCAL, how, tmp_path)
 
 
-def test_a_killed_actor_ends_the_run_with_its_host_and_process():
+def test_a_killed_actor_ends_the_run_with_its_machine_and_process():
     env = functools.partial(Fails, "kill", 23)
     loop, _ = make_tiny_loop(env, cluster=LOCAL, num_inferencers_per_device=1)
     with loop, pytest.raises(EnvError, match=r"actor on \S+ \(process \d+\) ended"):
@@ -115,18 +122,23 @@ def two_nodes():
 def test_inferencers_are_spread_over_nodes_and_outlive_one(two_nodes):
     address = ClusterOptions(address=two_nodes.address, nodes=2)
     removed: list[object] = []
+    newest: dict[int, int] = {}
 
     def observe(trajectory, step_infos):
-        if not removed and int(trajectory.cycle) == 2:
+        who, cycle = int(trajectory.inferencer), int(trajectory.cycle)
+        if not removed and cycle == 2:
             removed.extend(two_nodes.worker_nodes)
             two_nodes.remove_node(removed[0])
+        if cycle > newest.get(who, cycle) + 1:  # the one that was lost has come back
+            loop.stop()
+        newest[who] = cycle
 
     loop, _ = make_tiny_loop(
         CountingEnv, cluster=address, on_env_failure="restart", observe_cycle=observe
     )
     with loop, warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
-        assert len({loop._envs[index].worker.node for index in range(2)}) == 2
-        result = loop.run(loop.new_state(0, STEPS), 60, STEPS)
-        assert len({loop._envs[index].worker.node for index in range(2)}) == 1
-    assert result.counters.env_restarts == 1 and result.counters.cycles == 60
+        assert len({loop._envs[index].worker.node.machine_id for index in range(2)}) == 2
+        result = loop.run(loop.new_state(0, STEPS), 10**6, STEPS)
+        assert len({loop._envs[index].worker.node.machine_id for index in range(2)}) == 1
+    assert result.counters.env_restarts == 1 and result.stopped

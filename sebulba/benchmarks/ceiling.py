@@ -9,6 +9,8 @@ STAGES = ("cycle", "hand-off", "update")
 """The programs of a run; each is measured alone."""
 BREAKDOWN = ("environment", "inference")
 """The two parts of a cycle, measured apart; they need not add up to a cycle."""
+RELAY = "relay"
+"""The way of a cycle that runs in another process or on another machine, measured where it is."""
 
 WRONG_ABOVE = 1.02
 """Share of the ceiling above which a run was measured wrongly; below it, the excess is noise."""
@@ -16,6 +18,17 @@ GOOD = 0.85
 """Share of the ceiling from which on the slowest stage limits the run."""
 BUSY = 0.9
 """Share of the cores' time from which on the cores count as busy."""
+ALONE = "environment of one"
+"""The environment of one Inferencer, with none beside it."""
+TURNS = 1.3
+"""Environments of several Inferencers that are no more times as fast as that of one, and keep no
+more cores busy, take turns."""
+IN_PYTHON = 0.5
+"""Share of a cycle's time that environments in Python take where an interpreter for each pays."""
+LOST = 0.25
+"""Share of their time that Inferencers lose to the lock, from which on it pays."""
+LONG_WAY = 0.2
+"""Share of a cycle's time from which on the way of its items is worth a change."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +59,12 @@ class Setup:
     """``"stepped"`` or ``"fused"``."""
     could_fuse: bool
     """The cycle is stepped, and could be fused."""
+    num_inferencers: int = 1
+    """Inferencers on all inference devices."""
+    address: str = "threads"
+    """Where the Inferencers are."""
+    gil_share: float | None = None
+    """Share of their time that stepped Inferencers lose to one interpreter, if it was measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +94,8 @@ class Verdict:
     slowest_stage_env_steps_per_s: float
     """Its speed alone: if it cannot use all cores, a run cannot reach the ceiling either."""
     bottleneck: str
-    """A stage, or ``"python"``, ``"waits"``, ``"contention"``; see ``loss``."""
+    """A stage or a part of one, ``"interpreter"``, see ``takes_turns``, or ``"python"``,
+    ``"waits"``, ``"contention"``, see ``loss``."""
     advice: str
     """The one setting to change, and why."""
 
@@ -108,7 +128,8 @@ def _part(stage: str, costs: Mapping[str, Cost], setup: Setup) -> str:
     def size(part: str) -> float:
         return costs[part].cpu_us if setup.shares_cores else costs[part].wall_us
 
-    return max(BREAKDOWN, key=size)
+    parts = [part for part in (*BREAKDOWN, RELAY) if part in costs]
+    return max(parts, key=size)
 
 
 def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdict:
@@ -130,6 +151,8 @@ def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdic
         bottleneck = _part(slowest, costs, setup)
     else:
         bottleneck = loss(training, setup)
+    if achieved < GOOD and bottleneck in ("environment", "python") and takes_turns(costs, setup):
+        bottleneck = "interpreter"
     return Verdict(
         most,
         achieved,
@@ -138,6 +161,24 @@ def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdic
         slowest_speed,
         bottleneck,
         _advice(bottleneck, costs, training, setup),
+    )
+
+
+def takes_turns(costs: Mapping[str, Cost], setup: Setup) -> bool:
+    """Tell whether the environments take turns at the lock of one interpreter, and it matters.
+
+    Those of several Inferencers together are then no faster than that of one, and keep one core
+    busy. In native code or asleep they are faster together, unless each keeps all cores busy.
+    """
+    environment = costs["environment"]
+    return (
+        setup.address == "threads"
+        and ALONE in costs
+        and setup.cores > 1
+        and costs[ALONE].wall_us <= TURNS * environment.wall_us
+        and environment.cpu_us <= TURNS * environment.wall_us
+        and environment.wall_us >= IN_PYTHON * costs["cycle"].wall_us
+        and (setup.gil_share is None or setup.gil_share >= LOST)
     )
 
 
@@ -158,7 +199,15 @@ def loss(training: Training, setup: Setup) -> str:
         return "contention"
     if training.learner_waits < 1 - GOOD:
         return "update"
-    return "python" if setup.cycle == "stepped" else "waits"
+    is_here = setup.address == "threads"
+    return "python" if setup.cycle == "stepped" and is_here else "waits"
+
+
+def _shorter_way(setup: Setup) -> str:
+    return (
+        f"--steps-per-cycle {2 * setup.steps_per_cycle} sends half as often: the way of items to "
+        "the process that trains is a large part of a cycle; beyond that --cluster.address threads"
+    )
 
 
 def _leaves_cores_idle(cost: Cost, setup: Setup) -> bool:
@@ -168,7 +217,19 @@ def _leaves_cores_idle(cost: Cost, setup: Setup) -> bool:
 def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setup: Setup) -> str:
     more_envs = f"--num-envs {2 * setup.num_envs}"
     per_device = setup.num_inferencers_per_device
+    way = costs[RELAY].wall_us if RELAY in costs else 0.0
     match bottleneck:
+        case "interpreter":
+            share = costs["environment"].wall_us / costs["cycle"].wall_us
+            return (
+                f"--cluster.address processes gives each of the {setup.num_inferencers} "
+                f"Inferencers an interpreter: their environments are stepped in Python, which is "
+                f"{share:.0%} of a cycle, and take turns on one of {setup.cores} cores"
+            )
+        case "relay":
+            return _shorter_way(setup)
+        case "waits" if RELAY in costs and way > LONG_WAY * costs["cycle"].wall_us:
+            return _shorter_way(setup)
         case "environment" if setup.shares_cores:
             return (
                 f"{more_envs} spreads the cost of a call over more environments; beyond that only "

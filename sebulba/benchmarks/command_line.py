@@ -27,7 +27,7 @@ OF_THE_PROJECT = ("inference", "overhead", "rivals", "start", "report")
 """Benchmarks that measure the project itself, not a configuration of the user's."""
 DEFAULT_CONFIGS = {"scale": "cartpole", "memory": "pong"}
 """Configurations of the benchmarks that can be called without one."""
-KINDS = ("stepped", "fused", "prototype")
+KINDS = ("stepped", "fused", "prototype", "threads", "processes")
 TUNED = ("num-envs", "steps-per-cycle", "num-inferencers-per-device", "devices")
 RIVAL_AGENTS = ("sac", "dqn")
 AXES = (*TUNED, "hidden-sizes", "image-features")

@@ -18,14 +18,18 @@ import jax
 import numpy as np
 
 from sebulba.agent import Agent, AgentState
-from sebulba.benchmarks.ceiling import Cost
+from sebulba.benchmarks.ceiling import ALONE, RELAY, Cost
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import EnvError
 from sebulba.inference.choose_cycle import make_cycle
 from sebulba.inference.cores import Cores, threads_run_on
 from sebulba.inference.cycle import Cycle, CycleOutput, CyclePrograms
+from sebulba.inference.cycle_server import Given
 from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
+from sebulba.inference.placement import new_workers
+from sebulba.inference.remote import RemoteCycle, RemoteEnv
+from sebulba.inference.workers import Workers
 from sebulba.learning.update import Updater
 from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.metrics.timer import PhaseTimer
@@ -73,7 +77,10 @@ def repeated(
 
 
 def measure_together(
-    works: Sequence[Work], seconds: float, cores: Sequence[Cores | None] | None = None
+    works: Sequence[Work],
+    seconds: float,
+    cores: Sequence[Cores | None] | None = None,
+    cpu_clock: Callable[[], float] = time.process_time,
 ) -> Cost:
     """Measure works that run at the same time, each in a thread of its own.
 
@@ -84,12 +91,13 @@ def measure_together(
       works: One per thread.
       seconds: Duration of the measurement.
       cores: The cores that each runs on; None lets it run on any.
+      cpu_clock: Returns the CPU seconds so far of all that work.
     """
     cpu_began_s = 0.0
 
     def begin() -> None:
         nonlocal cpu_began_s
-        cpu_began_s = time.process_time()
+        cpu_began_s = cpu_clock()
 
     start = threading.Barrier(len(works), action=begin)
 
@@ -103,7 +111,7 @@ def measure_together(
     with concurrent.futures.ThreadPoolExecutor(len(works)) as threads:
         list(threads.map(lambda work: work(0.0), works))
         results = list(threads.map(one, works, cores or [None] * len(works)))
-    cpu_s = time.process_time() - cpu_began_s
+    cpu_s = cpu_clock() - cpu_began_s
     env_steps = sum(steps for steps, _ in results)
     speed = sum(per_s for _, per_s in results)
     return Cost(wall_us=1e6 / speed, cpu_us=1e6 * cpu_s / env_steps)
@@ -136,7 +144,11 @@ class Stages:
             config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
         )
         self._factory = factory
-        pin = config.pin_inferencers and config.num_inferencers_per_device > 0
+        self._cluster = config.cluster
+        self._workers: Workers | None = None
+        """Where the environments of the cycles are, if elsewhere."""
+        is_here = config.cluster.address == "threads"
+        pin = config.pin_inferencers and config.num_inferencers_per_device > 0 and is_here
         self._cores = cores_of_inferencers(factory, len(self._devices), pin=pin)
         self._envs: list[LoopEnvs] = []
         self._works: dict[str, list[Work]] = {}
@@ -162,7 +174,8 @@ class Stages:
     def shares_cores(self) -> bool:
         """Every stage runs on the CPU's cores."""
         devices = [*self._devices, *self._mesh.devices.flat]
-        return all(device.platform == "cpu" for device in devices)
+        is_here = self._cluster.address in ("threads", "processes", "local")
+        return is_here and all(device.platform == "cpu" for device in devices)
 
     def use(self, state: AgentState, acting_networks: PyTree, cycles: int) -> None:
         """Measure from now on with this state of training.
@@ -190,7 +203,7 @@ class Stages:
     def _build(self, state: AgentState) -> None:
         acting = jax.eval_shape(lambda x: x, self._networks[self._devices[0]])
         programs = CyclePrograms(self._agent, acting, state.step[0], self._run)
-        envs = self._make_envs()
+        envs = self._make_envs_of_cycles()
         cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
         self.kind = cycles[0].kind
         self.could_fuse = (
@@ -217,16 +230,33 @@ class Stages:
             for env, kept, device in zip(self._make_envs(), self._kept, self._devices, strict=True)
         ]
 
-    def _make_envs(self) -> list[EnvAdapter]:
+    def _make_envs_of_cycles(self) -> list[EnvAdapter]:
         config = self._config
-        envs = LoopEnvs(self._factory, self._agent.spec, config.seed, config.num_envs, self._cores)
+        given = Given(self._factory, self._agent, config.cycle, config.schedule)
+        self._workers = new_workers(given, self._cluster, self.num_inferencers)
+        return self._make_envs(self._workers)
+
+    def _make_envs(self, workers: Workers | None = None) -> list[EnvAdapter]:
+        config = self._config
+        envs = LoopEnvs(
+            workers or self._factory,
+            self._agent.spec,
+            config.seed,
+            config.num_envs,
+            self._cores,
+            factory_here=self._factory,
+            num_here=self._cluster.infer_here,
+        )
         self._envs.append(envs)
         return [envs[i] for i in range(self.num_inferencers)]
 
     def _make_cycle(self, i: int, env: EnvAdapter, programs: CyclePrograms) -> Cycle:
+        timer = PhaseTimer(*INFERENCER_PHASES)
+        if isinstance(env, RemoteEnv):
+            return RemoteCycle(env, programs, self._devices[i], timer)
         # What replaces the environment runs as the environment did.
         kind: Any = self.kind or self._config.cycle
-        return make_cycle(kind, env, programs, self._devices[i], PhaseTimer(*INFERENCER_PHASES))[0]
+        return make_cycle(kind, env, programs, self._devices[i], timer)[0]
 
     def _cycle_work(self, i: int, cycle: Cycle, step_state: PyTree, kept: list[Any]) -> Work:
         """Return the cycles of Inferencer ``i``; ``kept[i]`` is the output of the last."""
@@ -244,21 +274,47 @@ class Stages:
         return repeated(once, self.env_steps_per_cycle, finish)
 
     def measure(self) -> dict[str, Cost]:
-        """Measure every stage once, after a call of ``use``."""
-        return {
-            "cycle": self.measure_cycle(),
+        """Measure every stage once, after a call of ``use``; and the way of what is elsewhere."""
+        before, cpu_before_s = self._traffic(), time.process_time()
+        costs = {"cycle": self.measure_cycle()}
+        if self._workers is not None:
+            costs[RELAY] = self._relay(before, time.process_time() - cpu_before_s)
+        elif self.num_inferencers > 1 and self.kind == "stepped":
+            costs[ALONE] = measure_together(self._works["environment"][:1], self._seconds / 2)
+        return costs | {
             "hand-off": self._measure_hand_off(),
             "update": self._measure_update(),
-            "environment": self._measure_inferencers("environment"),
-            "inference": self._measure_inferencers("inference"),
+            "environment": self._measure_part("environment"),
+            "inference": self._measure_part("inference"),
         }
 
     def measure_cycle(self) -> Cost:
         """Measure the cycles of all Inferencers, after a call of ``use``."""
-        return self._measure_inferencers("cycle")
 
-    def _measure_inferencers(self, stage: str) -> Cost:
-        return measure_together(self._works[stage], self._seconds, self._cores)
+        def cpu_s() -> float:
+            return time.process_time() + (self._workers.cpu_s if self._workers else 0.0)
+
+        return measure_together(self._works["cycle"], self._seconds, self._cores, cpu_s)
+
+    def _measure_part(self, part: str) -> Cost:
+        """Measure a part of a cycle, without what shares of it wait for each other elsewhere."""
+        if self._workers is None:
+            return measure_together(self._works[part], self._seconds, self._cores)
+        # Here they would share one interpreter; elsewhere each process has its own.
+        one = measure_together(self._works[part][:1], self._seconds)
+        return Cost(one.wall_us / len(self._workers.nodes), one.cpu_us)
+
+    def _traffic(self) -> tuple[int, float]:
+        """Return how many cycles have come from elsewhere, and the seconds of their way."""
+        nodes = self._workers.nodes if self._workers else []
+        traffic = [node.traffic for node in nodes]
+        return sum(one.items for one in traffic), sum(one.relay_s for one in traffic)
+
+    def _relay(self, before: tuple[int, float], cpu_s: float) -> Cost:
+        """Return what the way of items costs; its CPU time is that of this process."""
+        items, relay_s = (now - was for now, was in zip(self._traffic(), before, strict=True))
+        env_steps = max(1, items) * self.env_steps_per_cycle
+        return Cost(1e6 * relay_s / env_steps / self.num_inferencers, 1e6 * cpu_s / env_steps)
 
     def _kept_arguments(self) -> tuple[Trajectory, PyTree, PyTree]:
         output = self._kept[0]
@@ -322,6 +378,8 @@ class Stages:
     def close(self) -> None:
         """Free the environments."""
         with contextlib.ExitStack() as stack:
+            if self._workers is not None:
+                stack.callback(self._workers.close)
             for env in self._envs:
                 stack.callback(env.close)
 

@@ -25,10 +25,13 @@ from sebulba.benchmarks.stages import Stages
 from sebulba.commands.jax_setup import set_up_jax
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.options import ClusterOptions
 from sebulba.types import EnvFactory, StepInfos, Trajectory
 
-COMPARISONS = ("stepped", "fused", "prototype")
-"""What a run can be compared with: the other way of a cycle, and a bare prototype."""
+PLACES = ("threads", "processes")
+"""Where the Inferencers of a run can be, to compare."""
+COMPARISONS = ("stepped", "fused", "prototype", *PLACES)
+"""What a run can be compared with: the other way of a cycle, a bare prototype, another place."""
 STAGE_SECONDS = 1.0
 """Duration of the measurement of one stage in a round."""
 
@@ -40,7 +43,7 @@ class Round:
     env_steps_per_s: float
     """Speed."""
     cpu_us: float
-    """CPU microseconds of the process, per environment step."""
+    """CPU microseconds of the process, and of those of its Inferencers, per environment step."""
     policy_lags: Mapping[int, int]
     """Number of trajectories by their policy lag."""
     queue_fill: float
@@ -90,7 +93,8 @@ class TrainingCase:
 
     def _observe(self, trajectory: Trajectory, step_infos: StepInfos) -> None:
         del trajectory, step_infos
-        self._seen.append((time.perf_counter(), time.process_time()))
+        cpu_s = time.process_time() + self.loop.cpu_elsewhere_s
+        self._seen.append((time.perf_counter(), cpu_s))
 
     def warm_up(self, seconds: float) -> None:
         """Compile, and find the number of cycles that take about ``seconds``."""
@@ -170,7 +174,10 @@ def run(
     with contextlib.ExitStack() as resources:
         bench = Bench(config, seconds, stage_seconds, compare, resources)
         speeds = harness.interleave(bench.cases, repeats)
-        setup = setup_of(config, bench.stages)
+        gil_shares = speeds.get("gil_share")
+        setup = setup_of(
+            config, bench.stages, statistics.median(gil_shares) if gil_shares else None
+        )
         devices = bench.training.loop.describe()
     # The first round was to warm up.
     keys, figures = summarize(bench.rounds[1:], bench.costs[1:], setup)
@@ -255,13 +262,21 @@ class Bench:
             self._resources.callback(prototype.close)
             prototype.warm_up(self._seconds)
             return prototype.measure
-        other = self._make_training(dataclasses.replace(self._config, cycle=name))  # type: ignore[arg-type]
+        if name in PLACES and name == self._config.cluster.address:
+            return lambda: self.rounds[-1].env_steps_per_s
+        changes: dict[str, Any] = {"cycle": name}
+        if name in PLACES:
+            managers = self._config.cluster.trajectory_managers
+            changes = {"cluster": ClusterOptions(address=name, trajectory_managers=managers)}
+        other = self._make_training(dataclasses.replace(self._config, **changes))
         return lambda: other.measure().env_steps_per_s
 
     def _make_gil_case(self) -> Callable[[], float]:
         """Return what measures ``gil_share``: threads, then processes."""
         # A process with one Inferencer may use all cores, so the threads are not bound to theirs.
-        stepped = dataclasses.replace(self._config, cycle="stepped", pin_inferencers=False)
+        stepped = dataclasses.replace(
+            self._config, cycle="stepped", pin_inferencers=False, cluster=ClusterOptions()
+        )
         threads = self._make_stages(stepped)
         threads.use_new_state()
         processes = CycleProcesses(stepped, threads.num_inferencers, self._stage_seconds)
@@ -269,7 +284,7 @@ class Bench:
         return lambda: gil_share(1e6 / threads.measure_cycle().wall_us, processes.measure())
 
 
-def setup_of(config: ExperimentConfig, stages: Stages) -> Setup:
+def setup_of(config: ExperimentConfig, stages: Stages, gil_share: float | None = None) -> Setup:
     """Return the properties of a run that decide which setting could help."""
     return Setup(
         cores=len(os.sched_getaffinity(0)),
@@ -279,6 +294,9 @@ def setup_of(config: ExperimentConfig, stages: Stages) -> Setup:
         num_inferencers_per_device=config.num_inferencers_per_device,
         cycle=stages.kind,
         could_fuse=stages.could_fuse,
+        num_inferencers=stages.num_inferencers,
+        address=config.cluster.address,
+        gil_share=gil_share,
     )
 
 
@@ -311,6 +329,7 @@ def summarize(
     for each in rounds:
         lags.update(each.policy_lags)
     keys = {
+        "num_inferencers": setup.num_inferencers,
         "env_steps_per_s": training.env_steps_per_s,
         **dataclasses.asdict(verdict),
         "training_cpu_us": training.cpu_us,
@@ -340,7 +359,7 @@ def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
         for name in COMPARISONS
         if name in speeds
     }
-    pairs = [("fused", "stepped"), ("stepped", "prototype")]
+    pairs = [("fused", "stepped"), ("stepped", "prototype"), ("processes", "threads")]
     if "stepped" not in speeds:  # a JAX environment is never stepped
         pairs.append(("fused", "prototype"))
     for over, under in pairs:
@@ -374,6 +393,8 @@ def stage_rows(result: Mapping[str, Any], setup: Setup) -> dict[str, list[str]]:
     training = Cost(1e6 / result["env_steps_per_s"], result["training_cpu_us"])
     stages = {stage: [*_cells(costs[stage]), f"{share[stage]:.0%}"] for stage in ceiling.STAGES}
     parts = {f"  {part} apart": [*_cells(costs[part]), ""] for part in ceiling.BREAKDOWN}
+    if ceiling.RELAY in costs:
+        parts["  relay, in it"] = [*_cells(costs[ceiling.RELAY]), ""]
     cycle = {"cycle": stages.pop("cycle")}
     return cycle | parts | stages | {"training": [*_cells(training), ""]}
 
@@ -408,6 +429,7 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
             )
             for who, key in (("update loop", "learner"), ("mean Inferencer", "inferencer"))
         ),
+        *relay_lines(result),
         *comparison_lines(result),
         f"bottleneck: {result['bottleneck']}",
         f"change: {result['advice']}",
@@ -420,11 +442,30 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
     return lines
 
 
+def relay_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what it costs that cycles run elsewhere, if they do."""
+    relay = result.get("stages", {}).get(ceiling.RELAY)
+    if relay is None:
+        return []
+    config, inferencers = result["config"], result["num_inferencers"]
+    item_ms = relay["wall_us"] * inferencers * config["steps_per_cycle"] * config["num_envs"] / 1e3
+    return [
+        f"relay: {item_ms:.2f} ms an item from where its cycle ran, "
+        f"{relay['wall_us'] / result['stages']['cycle']['wall_us']:.0%} of a cycle; "
+        f"{relay['cpu_us']:.2f} us of CPU an environment step in the process that trains"
+    ]
+
+
 def comparison_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the ratios of the comparisons, and the share that threads lost to the lock."""
     lines = [
         f"{name}: {result[name]:.2f}"
-        for name in ("fused_over_stepped", "stepped_over_prototype", "fused_over_prototype")
+        for name in (
+            "fused_over_stepped",
+            "stepped_over_prototype",
+            "fused_over_prototype",
+            "processes_over_threads",
+        )
         if name in result
     ]
     if "gil_share" in result:

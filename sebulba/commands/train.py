@@ -289,7 +289,10 @@ class _Run:
         config, folder = self._config, self._folder
         try:
             with self._writing(), os_exit_is_seen():
-                self._writers.add(_progress_writer(self._title, folder, self.loop.describe))
+                loop = self.loop
+                self._writers.add(
+                    _progress_writer(self._title, folder, loop.describe, loop.describe_nodes)
+                )
                 # Nobody keeps the state, whose replay would be in memory twice.
                 result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
                 self._mend_folder()
@@ -513,7 +516,12 @@ def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
     )
 
 
-def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str]) -> MetricWriter:
+def _progress_writer(
+    title: str,
+    folder: RunFolder,
+    describe: Callable[[], str],
+    describe_nodes: Callable[[], list[str]] = list,
+) -> MetricWriter:
     """Return a live panel on a terminal that can show one, plain lines elsewhere."""
     can_draw = (os.environ.get("TERM") or "dumb") not in ("dumb", "unknown")
     is_unicode = sys.stdout.encoding.lower().startswith("utf")
@@ -521,7 +529,10 @@ def _progress_writer(title: str, folder: RunFolder, describe: Callable[[], str])
         return LinesWriter(sys.stdout, describe)
     from sebulba.metrics.live_panel import PanelWriter
 
-    panel = PanelWriter(title, str(folder.path), describe)
+    def describe_all() -> str:
+        return "\n".join([describe(), *describe_nodes()])
+
+    panel = PanelWriter(title, str(folder.path), describe_all)
     panel.start()
     return panel
 

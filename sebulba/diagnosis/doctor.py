@@ -20,6 +20,7 @@ from sebulba.diagnosis.checks import Check
 from sebulba.diagnosis.finding import Finding, note, ok, problem
 from sebulba.diagnosis.versions import check_versions
 from sebulba.errors import UsageError
+from sebulba.inference import ray_actors
 from sebulba.loops.devices import local_devices
 from sebulba.options import ENV_LIBRARIES
 
@@ -52,6 +53,7 @@ EXTRAS = {
     },
     "sebulba_ns3": ("networks on ns-3", "pip install ./packages/sebulba-ns3, in a checkout"),
     "ns3": ("networks on ns-3, with sebulba_ns3", "pip install --no-deps ns3==3.44.post0"),
+    "ray": ("Inferencers on several machines", "pip install 'sebulba[cluster]'"),
     "optuna": ("sebulba sweep", "pip install 'sebulba[sweep]'"),
     "stable_baselines3": ("sebulba bench rivals", "pip install 'sebulba[rivals]'"),
 }
@@ -84,6 +86,7 @@ def checks(platform: Platform | None) -> list[Check]:
         Check("compile cache", check_compile_cache),
         *_envpool_checks(),
         Check("extras", check_extras),
+        Check("cluster", check_cluster),
         Check("aliasing", self_tests.check_aliasing, needs_jax),
         Check("donation", self_tests.check_donation, needs_jax),
         Check("gradient", self_tests.check_gradient, needs_jax),
@@ -106,6 +109,28 @@ def check_devices() -> Iterator[Finding]:
         yield note(f"{seen}, although there is an NVIDIA driver", remedy)
     else:
         yield ok(seen)
+
+
+def check_cluster() -> Iterator[Finding]:
+    """Yield the machines of the cluster of Ray that this machine is part of."""
+    address = ray_actors.known_cluster()
+    if address is None:
+        yield ok("none; Inferencers run on this machine")
+        return
+    if importlib.util.find_spec("ray") is None:
+        yield note(f"{address}, and Ray is not installed here", "pip install 'sebulba[cluster]'")
+        return
+    try:
+        machines, free = ray_actors.machines_of(address)
+    except UsageError as error:
+        yield note(str(error), "`ray stop`, or unset RAY_ADDRESS, if there is to be none")
+        return
+    shown = ", ".join(f"{one.name} ({one.cpus:g} CPUs)" for one in machines)
+    seen = f"{address}, {len(machines)} machines: {shown}; {free:g} CPUs are free"
+    if free:
+        yield ok(seen)
+    else:
+        yield note(seen, "end what runs there, or add machines: every Inferencer takes a CPU")
 
 
 def _has_nvidia() -> bool:

@@ -1,12 +1,14 @@
-"""What runs the cycles of one Inferencer elsewhere, and is asked by its thread in the loop.
+"""What runs the cycles of Inferencers elsewhere, and is asked by their threads in the loop.
 
-``inferencer_process.py`` puts it at the end of a socket, ``ray_actors.py`` into an actor of Ray.
+``inferencer_process.py`` puts it at the end of sockets, ``ray_actors.py`` into an actor of Ray.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -45,6 +47,80 @@ class Failure(NamedTuple):
     """Where it was raised, for people."""
 
 
+class Spent(NamedTuple):
+    """What a cycle took where it ran."""
+
+    seconds: float
+    """From the request to the answer, without the way here and there."""
+    cpu_s: float
+    """CPU seconds of its process, of all threads, since it was started."""
+
+
+class Shared:
+    """What the servers of one process share: the agent, the programs and one copy of the networks.
+
+    A version of the networks stays as long as a server may still ask for it.
+    """
+
+    def __init__(self, given: bytes) -> None:
+        """Prepare; ``given`` is the pickled ``Given``."""
+        self._pickled = given
+        self._lock = threading.Lock()
+        self.making = threading.Lock()
+        """Environments are made one after the other, as in the process that trains."""
+        self._given: Given | None = None
+        self._programs: tuple[RunSpec, CyclePrograms, Any] | None = None
+        self._came = threading.Condition()
+        self._versions: dict[int, list] = {}
+        self.received = 0
+        """Versions that have come."""
+
+    def given(self) -> Given:
+        """Return what the servers work with; the first call imports what it consists of."""
+        with self._lock:
+            if self._given is None:
+                self._given = cloudpickle.loads(self._pickled)
+            return self._given
+
+    def programs(self, run: RunSpec) -> tuple[CyclePrograms, Any]:
+        """Return the programs for these sizes, and the structure of the acting networks."""
+        given = self.given()
+        with self._lock:
+            if self._programs is None or self._programs[0] != run:
+                key = jax.random.key(0)
+                state = jax.eval_shape(lambda key: given.agent.new_state(key, run), key)
+                acting = jax.eval_shape(
+                    given.agent.acting_networks, state.networks, state.experience
+                )
+                step_state = jax.jit(lambda key: given.agent.new_step_state(key, run, 0))(key)
+                programs = CyclePrograms(given.agent, acting, step_state, run)
+                self._programs = run, programs, jax.tree.structure(acting)
+            return self._programs[1:]
+
+    def put(self, version: int, get: Callable[[], list], keep: Collection[int]) -> None:
+        """Keep a version, unless it is here; it is on the device once.
+
+        Args:
+          version: Its number.
+          get: Returns its leaves.
+          keep: Numbers that may still be asked for; all other older ones go. (Newer ones may
+            have come before this one, since the calls of an actor have no order.)
+        """
+        with self._came:
+            if version not in self._versions:
+                leaves = jax.device_put(get(), jax.local_devices(backend="cpu")[0])
+                kept = {n: old for n, old in self._versions.items() if n in keep or n > version}
+                self._versions = kept | {version: leaves}
+                self.received += 1
+                self._came.notify_all()
+
+    def take(self, version: int) -> list:
+        """Return the leaves of a version, which is on its way or here."""
+        with self._came:
+            self._came.wait_for(lambda: version in self._versions)
+            return self._versions[version]
+
+
 class StopOfRun:
     """Whether the cycle that runs was told to stop; what ``Cycle.run`` reads of an event."""
 
@@ -60,13 +136,21 @@ class StopOfRun:
 
 
 class Server:
-    """Answers requests; each method is one."""
+    """Answers requests for one Inferencer; each method is one."""
 
-    def __init__(self, given: bytes, config: Mapping[str, Any]) -> None:
-        """Prepare JAX; ``given`` is the pickled ``Given``, ``config`` settings of JAX."""
+    def __init__(
+        self, given: bytes, config: Mapping[str, Any], shared: Shared | None = None
+    ) -> None:
+        """Prepare JAX.
+
+        Args:
+          given: The pickled ``Given``.
+          config: Settings of JAX.
+          shared: What it shares with the other servers of this process; None makes that anew.
+        """
         for name, value in config.items():
             jax.config.update(name, value)
-        self._pickled = given
+        self.shared = shared or Shared(given)
         self._stop: Any = StopOfRun()
         self._timer = PhaseTimer(*INFERENCER_PHASES)
         self._networks: Any = None
@@ -74,24 +158,26 @@ class Server:
         self._cycle: Cycle | None = None
         self._programs: CyclePrograms
 
+    def another(self) -> Server:
+        """Return one more, which shares agent, programs and networks with this one."""
+        return Server(b"", {}, self.shared)
+
     def make(self, num_envs: int, seeds: list[int]) -> tuple[Any, bool]:
         """Make the environments; return their spec, and whether they draw."""
-        self._given: Given = cloudpickle.loads(self._pickled)  # imports what it consists of
+        given = self.shared.given()
         self._device = jax.local_devices(backend="cpu")[0]
-        env = self._given.factory(num_envs, seeds)
-        if not getattr(self._given.agent.spec, "eval_only", ()):
+        self._cycle = None  # that of an Inferencer that was here before
+        with self.shared.making:
+            env = given.factory(num_envs, seeds)
+        if not getattr(given.agent.spec, "eval_only", ()):
             env = as_policy_sees(env)
         self._env = env
         return env.spec, bool(getattr(env, "draws", False))
 
     def use(self, run: RunSpec) -> tuple[str, str]:
         """Prepare cycles of these sizes; return their kind, and the reason for it."""
-        given, key = self._given, jax.random.key(0)
-        state = jax.eval_shape(lambda key: given.agent.new_state(key, run), key)
-        acting = jax.eval_shape(given.agent.acting_networks, state.networks, state.experience)
-        step_state = jax.jit(lambda key: given.agent.new_step_state(key, run, 0))(key)
-        self._programs = CyclePrograms(given.agent, acting, step_state, run)
-        self._networks_structure = jax.tree.structure(acting)
+        given = self.shared.given()
+        self._programs, self._networks_structure = self.shared.programs(run)
         why = ""
         if self._cycle is None:
             make = given.kind, self._env, self._programs, self._device, self._timer
@@ -104,30 +190,34 @@ class Server:
         """Begin new episodes."""
         self._ready.reset()
 
-    def run(self, number: int, networks: list | None, step_state: Any) -> tuple[list | None, Any]:
+    def run(
+        self, number: int, version: int | None, step_state: Any
+    ) -> tuple[list | None, Any, Spent]:
         """Run a cycle.
 
         Args:
           number: Of the cycle, from 1.
-          networks: Leaves of the acting networks; None leaves those of the cycle before.
+          version: Of the networks, see ``Shared``; None takes those of the cycle before.
           step_state: As ``KeyData.unwrap`` returns it, on the host.
 
         Returns:
           Leaves of environment steps, actions and extras, and the statistics of episodes; None if
-          it was stopped. And the next step state, as the one before.
+          it was stopped. The next step state, as the one before. And what it took.
         """
+        began = time.perf_counter()
         self._stop.running = number
         keys = self._programs.keys
-        if networks is not None:
-            leaves = jax.device_put(networks, self._device)
+        if version is not None:
+            leaves = self.shared.take(version)
             self._networks = jax.tree.unflatten(self._networks_structure, leaves)
         begin = keys.wrap(self._programs.copy(jax.device_put(step_state, self._device)))
         output, after = self._ready.run(self._networks, begin, self._stop)
         after = jax.device_get(keys.unwrap(after))
-        if output is None:
-            return None, after
-        rows = jax.tree.leaves((output.env_step, output.action, output.extras))
-        return [jax.device_get(rows), output.step_infos], after
+        made = None
+        if output is not None:
+            rows = jax.tree.leaves((output.env_step, output.action, output.extras))
+            made = [jax.device_get(rows), output.step_infos]
+        return made, after, Spent(time.perf_counter() - began, time.process_time())
 
     def stop(self, number: int) -> None:
         """Stop this cycle, which another thread runs; all others have their turn in one thread."""
@@ -145,8 +235,12 @@ class Server:
         """Return the last observation and action, if the cycle keeps them."""
         return getattr(self._ready, "last_transition", dict)()
 
+    def received(self) -> int:
+        """Return how many versions of the networks have come to this process."""
+        return self.shared.received
+
     def close(self) -> None:
-        """Free the environments."""
+        """Free the environments; others may be made after it."""
         if hasattr(self, "_env"):
             self._env.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Collection, Sequence
 
 import jax
@@ -43,6 +44,8 @@ class LoopEnvs:
         cores: Sequence[Cores | None],
         *,
         inline: bool = False,
+        factory_here: EnvFactory | None = None,
+        num_here: int = 0,
         host: int = 0,
     ) -> None:
         """Make all environments; if one cannot be made, close those that were.
@@ -55,6 +58,8 @@ class LoopEnvs:
           cores: For each Inferencer, the cores that the threads of its environment may run on; None
             lets them run on any.
           inline: The main thread steps them.
+          factory_here: Makes those of the first ``num_here`` Inferencers instead.
+          num_here: How many Inferencers are here, if ``factory`` makes environments elsewhere.
           host: Which of the hosts this is that learn together; each has seeds and keys of its own.
 
         Raises:
@@ -62,49 +67,57 @@ class LoopEnvs:
             thread or beside others.
         """
         self._factory = factory
+        self._factory_here = factory_here or factory
+        self._num_here = num_here
         self._spec = spec
         self._seed = seed
         self._num_envs = num_envs
         self._host = host
         self._may_draw = inline and len(cores) == 1
         self.cores = tuple(cores)
-        self.num_generations = 0
+        self._begun_generations = threading.Lock()
+        self.num_generations = 1
         """How often environments were made; each generation has its own seeds."""
         self._envs: list[EnvAdapter] = []
         with contextlib.ExitStack() as close_again:
             for index in range(len(self.cores)):
-                self._envs.append(self._make(index))
+                self._envs.append(self._make(index, generation=0))
                 close_again.callback(self._envs[-1].close)
             close_again.pop_all()
-        self.num_generations = 1
 
     def __getitem__(self, inferencer: int) -> EnvAdapter:
         return self._envs[inferencer]
 
-    def fresh_key(self) -> jax.Array:
-        """Return the key for step states that are made together with the next environments."""
+    def begin_generation(self) -> int:
+        """Return the number of new environments, which no others have; from any thread."""
+        with self._begun_generations:
+            self.num_generations += 1
+            return self.num_generations - 1
+
+    def fresh_key(self, generation: int) -> jax.Array:
+        """Return the key for step states that are made together with these environments."""
         stream = jax.random.fold_in(jax.random.key(self._seed), FRESH_STREAM)
         if self._host:
             stream = jax.random.fold_in(stream, self._host)
-        return jax.random.fold_in(stream, self.num_generations)
+        return jax.random.fold_in(stream, generation)
 
-    def make_anew(self, inferencers: Collection[int]) -> None:
+    def make_anew(self, inferencers: Collection[int], generation: int) -> None:
         """Make new environments for some Inferencers; the caller has closed the old ones."""
         for index in inferencers:
-            self._envs[index] = self._make(index)
-        self.num_generations += 1
+            self._envs[index] = self._make(index, generation)
 
-    def _make(self, index: int) -> EnvAdapter:
+    def _make(self, index: int, generation: int) -> EnvAdapter:
         seeds = seed_block(
             self._seed,
             inferencer=index,
             num_inferencers=len(self.cores),
             num_envs=self._num_envs,
             host=self._host,
-            generation=self.num_generations,
+            generation=generation,
         )
+        factory = self._factory_here if index < self._num_here else self._factory
         with threads_run_on(self.cores[index]):
-            env = self._factory(self._num_envs, seeds)
+            env = factory(self._num_envs, seeds)
         if not getattr(self._spec, "eval_only", ()):
             env = as_policy_sees(env)
         try:

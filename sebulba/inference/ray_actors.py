@@ -1,11 +1,15 @@
 """Inferencers in actors of Ray, on this machine or on others. Nothing else imports ``ray``.
 
-The networks of a version are put into Ray's object store once; every node fetches them once,
-whatever the number of its Inferencers. A trajectory is what a call of its actor returns.
+An actor is a ``Node`` (``nodes.py``). What Ray itself calls a node is called a machine here.
+
+The networks of a version are put into Ray's object store once; every machine fetches them once, and
+every actor has one copy of them, whatever the number of its Inferencers. A trajectory is what a
+call of its actor returns.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.metadata
 import os
@@ -24,25 +28,21 @@ import numpy as np
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle_server import Given
-from sebulba.inference.remote import (
-    CLOSE_S,
-    CYCLES,
-    Worker,
-    Workers,
-    pickled,
-    server_class,
-    worker_config,
-)
+from sebulba.inference.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
+from sebulba.inference.remote import CYCLES, make_servers, pickled, worker_config
+from sebulba.inference.workers import Workers
 from sebulba.options import ClusterOptions
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
+KEPT_VERSIONS = 4
+"""Newest versions of the networks that the driver keeps in the object store."""
 PLACED_S = 120.0
-"""How long Ray may take to find a node for an actor, and to start it there."""
+"""How long Ray may take to find a machine for an actor, and to start it there."""
 ANSWER_S = 10.0
 """How long the head of a cluster may take to answer."""
-NODES_S = 120.0
-"""How long nodes are waited for that the cluster does not have yet."""
+MACHINES_S = 120.0
+"""How long machines are waited for that the cluster does not have yet."""
 SAME = ("jax", "jaxlib", "numpy", "sebulba")
 """Packages whose versions must be the same everywhere."""
 _PATHS = ("jax_compilation_cache_dir",)
@@ -52,37 +52,102 @@ _PATHS = ("jax_compilation_cache_dir",)
 class About(NamedTuple):
     """Where an actor runs."""
 
-    host: str
-    """Name of the machine."""
+    machine: str
+    """Its name."""
     pid: int
     """Its process."""
-    node: str
-    """Ray's name of the node."""
+    machine_id: str
+    """What Ray calls it."""
     versions: dict[str, str]
     """Of Python and of ``SAME``."""
 
 
-class CycleActor:
-    """What Ray runs in a process of a node: a ``Server``, or that of a trajectory manager."""
+class Sent(NamedTuple):
+    """A version of the networks, as an argument."""
 
-    def __init__(self, path: list[str], config: dict[str, Any], given: bytes, server: str) -> None:
-        """Prepare the server; folders of ``path`` that this machine has are where it imports."""
+    number: int
+    """Of the version."""
+    reference: list[Any]
+    """One reference to its leaves: within a list, so that Ray leaves fetching them to the actor."""
+    keep: frozenset[int]
+    """Numbers that may still be asked for."""
+
+
+class CycleActor:
+    """What Ray runs in a process of a machine: ``Server``s, or that of a trajectory manager."""
+
+    def __init__(
+        self, path: list[str], config: dict[str, Any], given: bytes, server: str, room: int
+    ) -> None:
+        """Prepare the servers; folders of ``path`` that this machine has are where it imports."""
         sys.path.extend(p for p in path if p not in sys.path and os.path.exists(p))
         there = {k: v for k, v in config.items() if k not in _PATHS or (v and os.path.isdir(v))}
-        self._server = server_class(server)(given, there)
+        self._servers = make_servers(server, given, there, room)
 
     def about(self) -> About:
         """Return where it runs."""
-        node = _import_ray().get_runtime_context().get_node_id()
-        return About(platform.node(), os.getpid(), node, _versions())
+        machine_id = _import_ray().get_runtime_context().get_node_id()
+        return About(platform.node(), os.getpid(), machine_id, _versions())
 
-    def answer(self, name: str, *arguments: Any) -> Any:
+    def answer(self, slot: int, name: str, *arguments: Any) -> Any:
         """Answer a request; see ``Server.answer``."""
-        return self._server.answer(name, arguments)
+        arguments = tuple(self._received(slot, a) if isinstance(a, Sent) else a for a in arguments)
+        return self._servers[slot].answer(name, arguments)
 
-    def stop(self, number: int) -> None:
+    def _received(self, slot: int, sent: Sent) -> int:
+        """Fetch networks unless they are here; return their number."""
+        shared = self._servers[slot].shared
+        shared.put(sent.number, lambda: _import_ray().get(sent.reference[0]), sent.keep)
+        return sent.number
+
+    def stop(self, slot: int, number: int) -> None:
         """Stop this cycle, which another thread runs."""
-        self._server.stop(number)
+        self._servers[slot].stop(number)
+
+
+CURRENT_CLUSTER = "/tmp/ray/ray_current_cluster"
+"""Where Ray notes the cluster that this machine is part of."""
+
+
+class Machine(NamedTuple):
+    """A machine of a cluster."""
+
+    name: str
+    """Its own."""
+    cpus: float
+    """What Ray counts of it."""
+
+
+def known_cluster() -> str | None:
+    """Return the address of the cluster that ``auto`` would take; None if there is none."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return None if address == "local" else address
+    try:
+        with open(CURRENT_CLUSTER) as file:
+            return file.read().strip() or None
+    except OSError:
+        return None
+
+
+def machines_of(address: str) -> tuple[list[Machine], float]:
+    """Return the machines of the cluster whose head is at HOST:PORT, and the CPUs that are free.
+
+    Raises:
+      UsageError: No cluster answers there, or Ray is missing.
+    """
+    ray = _import_ray()
+    is_ours = _connect(ray, ClusterOptions(address=address), 0)
+    try:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        machines = [
+            Machine(node["NodeManagerHostname"], node["Resources"].get("CPU", 0.0))
+            for node in alive
+        ]
+        return machines, ray.available_resources().get("CPU", 0.0)
+    finally:
+        if is_ours:
+            with _signals_kept():
+                ray.shutdown()
 
 
 def _versions() -> dict[str, str]:
@@ -117,7 +182,12 @@ class ActorWorkers(Workers):
         self._is_ours = _connect(self._ray, cluster, number + cluster.trajectory_managers)
         self._store = NetworkStore(self._ray)
         try:
-            super().__init__(lambda: ActorWorker(self._ray, self._store, sent), number)
+            super().__init__(
+                lambda room: ActorNode(self._ray, self._store, sent, room, self),
+                number,
+                cluster.inferencers_per_node,
+                cluster.min_nodes,
+            )
         except BaseException:
             self.close()
             raise
@@ -163,20 +233,20 @@ def _connect(ray: Any, cluster: ClusterOptions, number: int) -> bool:
                 "the others, and train on one of them"
             ) from error
     try:
-        _wait_for_nodes(ray, cluster)
+        _wait_for_machines(ray, cluster)
     except BaseException:
         ray.shutdown()
         raise
     return True
 
 
-def _wait_for_nodes(ray: Any, cluster: ClusterOptions) -> None:
-    deadline = time.monotonic() + NODES_S
-    while (nodes := sum(node["Alive"] for node in ray.nodes())) < cluster.nodes:
+def _wait_for_machines(ray: Any, cluster: ClusterOptions) -> None:
+    deadline = time.monotonic() + MACHINES_S
+    while (there := sum(node["Alive"] for node in ray.nodes())) < cluster.nodes:
         if time.monotonic() > deadline:
             raise UsageError(
                 f"cluster.nodes={cluster.nodes} must be there, and the cluster at "
-                f"{cluster.address!r} has had {nodes} for {NODES_S:.0f} s; start `ray start "
+                f"{cluster.address!r} has had {there} for {MACHINES_S:.0f} s; start `ray start "
                 "--address=HOST:6379` on the others, or ask for fewer"
             )
         time.sleep(WAKE_S)
@@ -196,10 +266,13 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def manager_worker(given: bytes, server: str) -> ActorWorker:
+def manager_worker(given: bytes, server: str) -> Worker:
     """Start the actor of a trajectory manager, once ``ActorWorkers`` has connected to Ray."""
     ray = _import_ray()
-    return ActorWorker(ray, NetworkStore(ray), given, server, "a trajectory manager")
+    node = ActorNode(ray, NetworkStore(ray), given, 1, None, server, "a trajectory manager")
+    worker = node.take()
+    assert worker is not None, "it has room for one"
+    return worker
 
 
 class NetworkStore:
@@ -209,31 +282,34 @@ class NetworkStore:
         """Begin with none."""
         self._ray = ray
         self._lock = threading.Lock()
-        self._newest: dict[jax.Device, tuple[PyTree, Any]] = {}
+        self._newest: dict[jax.Device, collections.deque[tuple[PyTree, Any]]] = {}
         self.transfers = 0
         """Versions that were put."""
 
     def put(self, networks: PyTree, device: jax.Device) -> Any:
         """Return the reference of networks, which are on ``device``."""
         with self._lock:
-            newest, reference = self._newest.get(device, (None, None))
-            if newest is not networks:
-                reference = self._ray.put(jax.device_get(jax.tree.leaves(networks)))
-                self._newest[device] = (networks, reference)
-                self.transfers += 1
+            # In async, one actor may ask for a version when another has had a newer one.
+            newest = self._newest.setdefault(device, collections.deque(maxlen=KEPT_VERSIONS))
+            for known, reference in newest:
+                if known is networks:
+                    return reference
+            reference = self._ray.put(jax.device_get(jax.tree.leaves(networks)))
+            newest.append((networks, reference))
+            self.transfers += 1
             return reference
 
 
-class ActorWorker(Worker):
-    """An actor of Ray, wherever the cluster has room; several go to different nodes."""
-
-    where = "in actors"
+class ActorNode(Node):
+    """An actor of Ray, wherever the cluster has room; several go to different machines."""
 
     def __init__(
         self,
         ray: Any,
         store: NetworkStore,
         given: bytes,
+        room: int,
+        workers: ActorWorkers | None,
         server: str = CYCLES,
         of: str = "an Inferencer",
     ) -> None:
@@ -242,47 +318,53 @@ class ActorWorker(Worker):
         Args:
           ray: The module, connected.
           store: Of the networks that are sent.
-          given: What the server works with, pickled.
-          server: The class of it, as ``module:class``.
+          given: What the servers work with, pickled.
+          room: How many there are.
+          workers: Say whether the others are enough, if it cannot be placed; None has no others.
+          server: The class of them, as ``module:class``.
           of: Whose actor it is, for people.
         """
-        self._ray, self._store, self._of = ray, store, of
-        self.name = f"actor of {of}"
-        self.node = ""
+        super().__init__(room)
+        self.ray, self._store, self._workers = ray, store, workers
+        self._of = of if room == 1 else f"{room} Inferencers"
+        self.where = "in actors"
+        self.name = f"actor of {self._of}"
+        self.machine_id = ""
+        """What Ray calls its machine, once it has one."""
         options = {
-            "num_cpus": 1,
+            "num_cpus": room,
             "scheduling_strategy": "SPREAD",
             "max_restarts": 0,  # the loop makes new ones, with seeds of their own
-            "concurrency_groups": {"stop": 1},
+            # A thread for each Inferencer, and one that tells them to stop.
+            "concurrency_groups": {"stop": 1, **{f"slot{slot}": 1 for slot in range(room)}},
         }
-        self._actor = ray.remote(**options)(CycleActor).remote(
-            list(sys.path), worker_config(), given, server
+        self.actor = ray.remote(**options)(CycleActor).remote(
+            list(sys.path), worker_config(), given, server, room
         )
-        self._about = self._actor.about.remote()
-        self._asked: Any = None
-        self._closed = threading.Event()
+        self._about = self.actor.about.remote()
+        self._placing = threading.Lock()
+        self._ended = threading.Event()
 
-    def begin(self, name: str, *arguments: Any) -> None:
-        """Call it; once its process is there."""
-        self._wait_until_placed()
-        self._asked = self._actor.answer.remote(name, *arguments)
+    def worker(self, slot: int) -> ActorWorker:
+        """Return the way to one of its servers."""
+        return ActorWorker(self, slot)
 
-    def _wait_until_placed(self) -> None:
-        if self._about is None:
-            return
-        deadline = time.monotonic() + PLACED_S
-        while not self._ray.wait([self._about], timeout=WAKE_S)[0]:
-            if time.monotonic() > deadline:
-                cpus = self._ray.available_resources().get("CPU", 0)
-                raise EnvError(
-                    f"Ray has not started the actor of {self._of} for {PLACED_S:.0f} s; it "
-                    f"needs one CPU, and {cpus:g} are free; add nodes, or use fewer Inferencers"
-                )
-        about: About = self._got(self._about)
-        self._about = None
-        self.name = f"actor on {about.host} (process {about.pid})"
-        self.where = f"in actors on {about.host}"
-        self.node = about.node
+    def send(self, version: Version, networks: PyTree, device: jax.Device) -> Sent:
+        """Return a reference: a machine fetches each version once, and this actor takes it once."""
+        reference = [self._store.put(networks, device)]
+        return Sent(version.number, reference, frozenset(version.keep))
+
+    def wait_until_placed(self) -> None:
+        """Wait until its process is there, and check its versions."""
+        with self._placing:
+            if self._about is None:
+                return
+            self._wait_for_place()
+            about: About = self.got(self._about)
+            self._about = None
+        self.name = f"actor on {about.machine} (process {about.pid})"
+        self.where = f"in actors on {about.machine}"
+        self.machine_id = about.machine_id
         ours = _versions()
         if about.versions != ours:
             different = [
@@ -291,45 +373,85 @@ class ActorWorker(Worker):
                 if about.versions[name] != ours[name]
             ]
             raise UsageError(
-                f"the machine {about.host} has other versions: {'; '.join(different)}; install "
-                "the same on all nodes"
+                f"the machine {about.machine} has other versions: {'; '.join(different)}; install "
+                "the same on all machines"
             )
+
+    def _wait_for_place(self) -> None:
+        deadline: float = time.monotonic() + PLACED_S
+        while not self.ray.wait([self._about], timeout=WAKE_S)[0]:
+            if self._workers is not None and self._workers.stopping.is_set():
+                raise EnvError("the run ended before Ray had started an actor for it")
+            if time.monotonic() > deadline:
+                if self._workers is not None and self._workers.goes_on_without(self):
+                    continue
+                cpus = self.ray.available_resources().get("CPU", 0)
+                raise EnvError(
+                    f"Ray has not started the actor of {self._of} for {PLACED_S:.0f} s; it "
+                    f"needs {self.room} CPUs of one machine, and {cpus:g} are free on all; add "
+                    "machines, or use fewer Inferencers"
+                )
+
+    def got(self, reference: Any) -> Any:
+        """Return what a call returned, or raise LostNodeError if the actor ended."""
+        try:
+            return self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            self.is_lost = True
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            raise LostNodeError(f"the {self.name} ended: {words[0]}") from error
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.is_lost = True
+        self.ray.kill(self.actor)
+
+    def end(self) -> None:
+        """Kill it, once."""
+        if not self._ended.is_set():
+            self._ended.set()
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.kill(self.actor)
+
+
+class ActorWorker(Worker):
+    """The way to the server of one Inferencer in an actor."""
+
+    node: ActorNode
+
+    def __init__(self, node: ActorNode, slot: int) -> None:
+        """Ask the server in this place."""
+        super().__init__(node, slot)
+        self._asked: Any = None
+        self._slot_group = f"slot{slot}"
+
+    def send(self, name: str, *arguments: Any) -> None:
+        """Call it; once its process is there."""
+        self.node.wait_until_placed()
+        self._asked = self._call(name, *arguments)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        answer = self.node.actor.answer.options(concurrency_group=self._slot_group)
+        return answer.remote(self._slot, name, *arguments)
 
     def has_answer(self) -> bool:
         """Tell whether it is there, within ``WAKE_S``."""
-        return bool(self._ray.wait([self._asked], timeout=WAKE_S)[0])
+        return bool(self.node.ray.wait([self._asked], timeout=WAKE_S)[0])
 
     def receive(self) -> Any:
         """Return it as arrays of its own: those of Ray are read-only views of its store."""
         return jax.tree.map(
-            lambda x: np.array(x) if isinstance(x, np.ndarray) else x, self._got(self._asked)
+            lambda x: np.array(x) if isinstance(x, np.ndarray) else x, self.node.got(self._asked)
         )
-
-    def _got(self, reference: Any) -> Any:
-        try:
-            return self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            raise EnvError(f"the {self.name} ended: {words[0]}") from error
 
     def stop(self, number: int) -> None:
         """Call it while another call runs."""
-        self._actor.stop.options(concurrency_group="stop").remote(number)
+        stop = self.node.actor.stop.options(concurrency_group="stop")
+        stop.remote(self._slot, number)
 
-    def networks(self, networks: PyTree, device: jax.Device) -> Any:
-        """Return a reference: a node fetches each version once."""
-        return self._store.put(networks, device)
-
-    def kill(self) -> None:
-        """Kill it."""
-        self._ray.kill(self._actor)
-
-    def close(self) -> None:
-        """Free the environments, and kill it."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.wait([self._actor.answer.remote("close")], timeout=CLOSE_S)
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.kill(self._actor)
+    def free(self) -> None:
+        """Have the environments freed; whoever gets this place next would wait for it."""
+        ray = self.node.ray
+        with contextlib.suppress(ray.exceptions.RayError):
+            if not ray.wait([self._call("close")], timeout=CLOSE_S)[0]:
+                self.node.kill()

@@ -2,17 +2,17 @@
 
 The thread of such an Inferencer stays in the process that trains: permits, rounds, hangs, restarts
 and checkpoints are those of any other. Only its cycle runs elsewhere: ``RemoteCycle`` sends the
-networks, if they are new, and the step state, and gets the trajectory back. What is asked there is
-a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it.
+networks, if they are new there, and the step state, and gets the trajectory back. What is asked
+there is a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it, in a ``Node``
+(``nodes.py``).
 """
 
 from __future__ import annotations
 
-import abc
 import importlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -21,15 +21,11 @@ import numpy as np
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CycleOutput, CyclePrograms
-from sebulba.inference.cycle_server import Failure
+from sebulba.inference.nodes import Worker
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.trees import owned_copy
+from sebulba.trees import num_bytes, owned_copy
 from sebulba.types import EnvOutput, FusedEnv, PyTree
 
-STOP_S = 60.0
-"""How long a worker may take to end the program or the environment step that it is in."""
-CLOSE_S = 5.0
-"""How long it may take to free its environments."""
 CYCLES = "sebulba.inference.cycle_server:Server"
 """What runs the cycles of an Inferencer in a worker."""
 COPIED_CONFIG = (
@@ -47,103 +43,17 @@ def server_class(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
+def make_servers(name: str, given: bytes, config: Mapping[str, Any], number: int) -> list[Any]:
+    """Return the servers of a process, which share what they can; see ``Server.another``."""
+    first = server_class(name)(given, config)
+    return [first, *(first.another() for _ in range(number - 1))]
+
+
 def worker_config() -> dict[str, Any]:
     """Return the settings of JAX for workers: those of this process, but on the CPU."""
     config = {name: getattr(jax.config, name) for name in COPIED_CONFIG}
     # Programs run in the thread that calls them: no other has work while they do.
     return config | {"jax_platforms": "cpu", "jax_cpu_enable_async_dispatch": False}
-
-
-class Worker(abc.ABC):
-    """A ``Server`` elsewhere, and the way to it. One thread at a time may ask."""
-
-    where: str
-    """For people, such as "in processes"."""
-    name: str
-    """Which it is, such as "process 4711"."""
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """Return the answer to a request, which is a method of ``Server``."""
-        self.begin(name, *arguments)
-        return self.answer()
-
-    def answer(self, stop: threading.Event | None = None, number: int = 0) -> Any:
-        """Wait for the answer; where ``stop`` is set, tell the worker to stop cycle ``number``.
-
-        Raises:
-          EnvError: The worker ended, or does not stop.
-        """
-        stopped_at = None
-        while not self.has_answer():
-            if stop is not None and stop.is_set():
-                if stopped_at is None:
-                    stopped_at = time.monotonic()
-                    self.stop(number)
-                elif time.monotonic() > stopped_at + STOP_S:
-                    self.kill()
-        answer = self.receive()
-        if isinstance(answer, Failure):
-            raised: BaseException = cloudpickle.loads(answer.error)
-            raised.add_note(f"in {self.name}:\n{answer.stack}")
-            raise raised
-        return answer
-
-    @abc.abstractmethod
-    def begin(self, name: str, *arguments: Any) -> None:
-        """Send a request, to which ``answer`` will return the answer."""
-
-    @abc.abstractmethod
-    def has_answer(self) -> bool:
-        """Wait a moment for the answer; tell whether it is there, or will not come."""
-
-    @abc.abstractmethod
-    def receive(self) -> Any:
-        """Return the answer, which is there, or raise EnvError if it will not come."""
-
-    @abc.abstractmethod
-    def stop(self, number: int) -> None:
-        """Tell it to stop this cycle."""
-
-    def networks(self, networks: PyTree, device: jax.Device) -> Any:
-        """Return networks, which are on ``device``, as an argument of ``begin``."""
-        del device
-        return jax.device_get(jax.tree.leaves(networks))
-
-    @abc.abstractmethod
-    def kill(self) -> None:
-        """End the worker, whatever it is doing; any thread may, also while another waits."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Let the environments be freed, and end the worker; may be called twice."""
-
-
-class Workers:
-    """An environment factory that makes each vector environment in a worker of its own."""
-
-    def __init__(self, new_worker: Callable[[], Worker], number: int) -> None:
-        """Start ``number`` workers, which import in the background."""
-        self._new_worker = new_worker
-        self._ready: list[Worker] = []
-        try:
-            self._ready.extend(new_worker() for _ in range(number))
-        except BaseException:
-            self.close()
-            raise
-
-    def __call__(self, num_envs: int, seeds: list[int]) -> RemoteEnv:
-        """Make the environments in the next worker; in a new one when all are taken."""
-        worker = self._ready.pop(0) if self._ready else self._new_worker()
-        try:
-            return RemoteEnv(worker, num_envs, seeds)
-        except BaseException:
-            worker.close()
-            raise
-
-    def close(self) -> None:
-        """End the workers that nobody took; may be called twice."""
-        while self._ready:
-            self._ready.pop().close()
 
 
 def pickled(given: Any, address: str) -> bytes:
@@ -169,7 +79,7 @@ class RemoteEnv:
         """Make it; the spec comes from there."""
         self.worker = worker
         self.num_envs = num_envs
-        self.spec, self.draws = worker.ask("make", num_envs, list(seeds))
+        self.spec, self.draws = worker.prepare("make", num_envs, list(seeds))
 
     def reset(self) -> EnvOutput:
         """Not here: its cycle does it."""
@@ -211,14 +121,13 @@ class RemoteCycle:
         self._device = device
         self._timer = timer
         self._sent: PyTree = None
-        self._number = 0
         self.why = env.worker.where
         self.use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
         self._programs = programs
-        self.kind, why = self._worker.ask("use", programs.run)
+        self.kind, why = self._worker.prepare("use", programs.run)
         if why:
             self.why = f"{self._worker.where}; {why}"
         self._sent = None
@@ -233,19 +142,27 @@ class RemoteCycle:
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[CycleOutput | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
-        keys, self._number = self._programs.keys, self._number + 1
+        keys, number = self._programs.keys, next(self._worker.node.cycle_numbers)
         with self._timer.phase("act"):
             initial = self._programs.copy(step_state)
             given = jax.device_get(keys.unwrap(step_state))
-            new = None
-            if networks is not self._sent:
-                new = self._worker.networks(networks, self._device)
-            self._worker.begin("run", self._number, new, given)
-            self._sent = networks
         with self._timer.phase("cycle"):
-            made, after = self._worker.answer(stop, self._number)
+            began = time.perf_counter()
+            version = None
+            if networks is not self._sent:
+                version = self._worker.version(networks, self._device)
+            self._worker.begin("run", number, version, given)
+            self._sent = networks
+            made, after, spent = self._worker.answer(stop, number)
+            wall_s = time.perf_counter() - began
         with self._timer.phase("finish"):
             step_state = keys.wrap(owned_copy(after, self._device))
+            self._worker.node.note(
+                spent,
+                wall_s,
+                num_bytes(given),
+                num_bytes(after) + num_bytes(made[0] if made else ()),
+            )
             if made is None:
                 return None, step_state
             leaves, step_infos = made

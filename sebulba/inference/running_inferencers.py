@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 
-from sebulba.errors import HangError, is_env_failure, text_of
+from sebulba.errors import EnvHangError, HangError, is_env_failure, text_of
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import (
     WAITING_PHASES,
@@ -18,14 +18,15 @@ from sebulba.inference.inferencer import (
     inferencer_thread,
     run_cycles,
 )
+from sebulba.inference.nodes import LostNodeError
+from sebulba.inference.remote import RemoteEnv
+from sebulba.inference.replacements import Replace, Replacements
+from sebulba.inference.workers import Workers
 from sebulba.metrics.counters import Counters
 from sebulba.options import LoopOptions
 from sebulba.transport.item import HandOff, Item
 from sebulba.transport.permits import CyclePermits, Stop
 from sebulba.transport.trajectory_queue import TrajectoryQueue
-
-Replace = Callable[[Inferencer], Inferencer]
-"""Returns an Inferencer with a new environment in the place of one whose environment failed."""
 
 
 class RunningInferencers:
@@ -40,6 +41,8 @@ class RunningInferencers:
         stop_requested: threading.Event,
         replace: Replace,
         while_idle: Callable[[], None],
+        workers: Workers | None = None,
+        replace_beside: Replace | None = None,
     ) -> None:
         """Prepare a run; nothing starts yet.
 
@@ -51,6 +54,8 @@ class RunningInferencers:
           stop_requested: Set when the user asks for a stop; ends every wait here.
           replace: Called when an environment failed.
           while_idle: Called whenever no trajectory has come for a moment.
+          workers: Where Inferencers are elsewhere.
+          replace_beside: ``replace`` for threads beside the update loop; None never replaces there.
         """
         self._inferencers = inferencers
         self._counters = counters
@@ -59,8 +64,12 @@ class RunningInferencers:
         self._stop_requested = stop_requested
         self._replace = replace
         self._max_replaced = options.env_restarts_allowed
+        self._hang_timeout_s = options.faults.hang_timeout_s
         self._while_idle = while_idle
         self._inline = options.inline
+        self._workers = workers
+        self._replacements = Replacements(replace_beside or replace)
+        self._replaces_beside = replace_beside is not None and options.schedule == "async"
         self._permits = CyclePermits(0)
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         """Carries items from the threads to the update loop."""
@@ -87,6 +96,9 @@ class RunningInferencers:
         self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
         for inferencer in inferencers:
             inferencer.failure = None
+        if self._workers is not None:
+            self._workers.stopping.clear()
+            self._workers.limit_s = self._hang_timeout_s
         if self._inline:
             # One item of each in turn: the order that threads of equal speed would have.
             self._turns = itertools.cycle([(i, self._cycles(i)) for i in inferencers])
@@ -137,7 +149,8 @@ class RunningInferencers:
             return _next_inline(*next(self._turns))
         deadline = None
         while True:
-            nobody_left = not any(thread.is_alive() for thread in self.threads)
+            self._start_replaced()
+            nobody_left = not (self._replacements or any(t.is_alive() for t in self.threads))
             try:
                 item = self.queue.get()
             except Exception as error:
@@ -196,6 +209,10 @@ class RunningInferencers:
         guilty = next((i for i in self._inferencers if i.failure is error), None)
         if guilty is None or not self._max_replaced or not is_env_failure(error):
             return False
+        if isinstance(error, EnvHangError) and isinstance(guilty.env, RemoteEnv):
+            guilty.env.kill()  # its node is lost from here on
+        if goes_on and not self._has_enough_nodes(error):
+            return False
         if restarts >= self._max_replaced:
             error.add_note(
                 f"{restarts} environments were replaced before this one; "
@@ -209,31 +226,90 @@ class RunningInferencers:
             RuntimeWarning,
             stacklevel=2,
         )
-        new = self._put_in_place_of(guilty, error)
-        self.queue.forgive(error)
-        if goes_on:
-            self._stops[new.index] = Stop(self._soon, threading.Event())
-            self.threads[new.index] = self._thread(new)
-            self.threads[new.index].start()
-        return True
-
-    def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
         # A thread that hangs is left behind; what it still makes is dropped.
         self._stops[guilty.index].now.set()
-        try:
-            new = self._replace(guilty)
-        except Exception as failure:
-            failure.add_note(
-                f"while Inferencer {guilty.index} was to get new environments, because its own "
-                f"had failed: {text_of(error)}"
-            )
-            raise
+        self.queue.forgive(error)
+        if not goes_on and isinstance(guilty.env, RemoteEnv):
+            _empty_place_of(guilty)  # a new node may take minutes, which a stop must not
+            return True
+        self._count_restart(guilty)
+        if self._replaces_beside and isinstance(guilty.env, RemoteEnv):
+            self._replacements.begin(guilty, error)
+            return True
+        new = self._put_in_place_of(guilty, error)
+        if goes_on:
+            self._start(new)
+        return True
+
+    def _has_enough_nodes(self, error: BaseException) -> bool:
+        """Tell whether a run may go on with the nodes that are left; else say why not."""
+        workers = self._workers
+        if workers is None or workers.num_living >= workers.min_nodes:
+            return True
+        error.add_note(
+            f"{workers.num_living} nodes with Inferencers are left; "
+            f"cluster.min_nodes={workers.min_nodes}"
+        )
+        return False
+
+    def _count_restart(self, guilty: Inferencer) -> None:
         self._counters.env_restarts += 1
         if not guilty.needs_reset:  # it was in a cycle
             self._counters.dropped_env_cycles += 1
             self._permits.give()
+
+    def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
+        while True:
+            try:
+                new = self._replace(guilty)
+                break
+            except Exception as failure:
+                if not self._tries_again(failure):
+                    raise _explained_failure(failure, guilty, error) from failure.__cause__
         self._inferencers[guilty.index] = new
         return new
+
+    def _tries_again(self, failure: BaseException) -> bool:
+        """Tell whether to replace an Inferencer once more, and count it: its new node was lost."""
+        counters = self._counters
+        if not isinstance(failure, LostNodeError) or counters.env_restarts >= self._max_replaced:
+            return False
+        if not self._has_enough_nodes(failure):
+            return False
+        counters.env_restarts += 1
+        return True
+
+    def _start(self, new: Inferencer) -> None:
+        self._stops[new.index] = Stop(self._soon, threading.Event())
+        self.threads[new.index] = self._thread(new)
+        self.threads[new.index].start()
+
+    def _start_replaced(self) -> None:
+        """Start the Inferencers that were replaced beside the others, and are ready."""
+        for old, error, new in self._replacements.take():
+            if isinstance(new, Inferencer):
+                self._inferencers[new.index] = new
+                self._start(new)
+            elif self._tries_again(new):
+                self._replacements.begin(old, error)
+            else:
+                raise _explained_failure(new, old, error)
+
+    def end_replacements(self) -> None:
+        """Wait for those that are under way; keep the Inferencers that are ready for the next run.
+
+        The place of one that is not stays empty, as that of one that failed while ending: its
+        first cycle fails then, and it is replaced.
+        """
+        hangs.join(self._replacements.threads, hangs.JOIN_S)
+        for _, _, new in self._replacements.take():
+            if isinstance(new, Inferencer):
+                self._inferencers[new.index] = new
+
+    @property
+    def replacing_threads(self) -> list[threading.Thread]:
+        """Those that replace Inferencers, and have not ended."""
+        return self._replacements.threads
 
     def fail(self, inferencer: Inferencer, error: HangError) -> None:
         """Report an Inferencer whose thread is silent: it is replaced, or the run ends."""
@@ -264,8 +340,30 @@ class RunningInferencers:
         for stop in self._stops:
             stop.now.set()
         self._permits.wake()
+        if self._workers is not None:
+            self._workers.stopping.set()
         # Draining also wakes Inferencers that wait for room in the queue.
         self._counters.dropped_stop_cycles += len(self.queue.drain())
+
+
+def _empty_place_of(guilty: Inferencer) -> None:
+    """Free an environment elsewhere; whoever runs its Inferencer again is told so."""
+    assert isinstance(guilty.env, RemoteEnv)
+    if isinstance(guilty.failure, EnvHangError):
+        guilty.env.kill()  # its own thread closes it
+    else:
+        guilty.env.close()
+
+
+def _explained_failure(
+    failure: BaseException, guilty: Inferencer, error: BaseException
+) -> BaseException:
+    """Return the error of a replacement with a note that says what it was for."""
+    failure.add_note(
+        f"while Inferencer {guilty.index} was to get new environments, because its own had "
+        f"failed: {text_of(error)}"
+    )
+    return failure
 
 
 def _next_inline(inferencer: Inferencer, cycles: Iterator[Item]) -> Item:

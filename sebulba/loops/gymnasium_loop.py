@@ -38,9 +38,10 @@ from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.cycle_server import Given
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
-from sebulba.inference.processes import process_workers
-from sebulba.inference.ray_actors import ActorWorkers
-from sebulba.inference.remote import RemoteCycle, RemoteEnv, Workers
+from sebulba.inference.node_figures import node_lines
+from sebulba.inference.placement import new_workers
+from sebulba.inference.remote import RemoteCycle, RemoteEnv
+from sebulba.inference.workers import Workers
 from sebulba.learning.managed_update import ManagedUpdater
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import ObserveCycle
@@ -55,7 +56,7 @@ from sebulba.managers.sharded_replay import ShardedReplay, check_managers
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes, teams_of
-from sebulba.options import ClusterOptions, CycleKind, LoopKeywords, LoopOptions
+from sebulba.options import CycleKind, LoopKeywords, LoopOptions
 from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts, HandOffToMesh
 from sebulba.transport.item import HandedOver, HandOff
 from sebulba.transport.staging import Staging
@@ -248,17 +249,28 @@ class GymnasiumLoop:
 
     def _make_envs(self, factory: EnvFactory) -> LoopEnvs:
         seed, inline = self._options.seed, self._options.inline
-        pin = self._options.pin_inferencers and not inline
+        is_here = self._options.cluster.address == "threads"
+        # A process that is started in the place of one that was lost would have its cores, too.
+        pin = self._options.pin_inferencers and not inline and is_here
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
         with contextlib.ExitStack() as stack:
-            cluster = self._options.cluster
-            if cluster.address != "threads":
-                given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
-                factory = self._workers = _new_workers(given, cluster, self.num_inferencers)
-                stack.callback(factory.close)
+            cluster, here = self._options.cluster, factory
             host = 0 if self._hosts is None else self._hosts.index
+            given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
+            self._workers = new_workers(given, cluster, self.num_inferencers)
+            if self._workers is not None:
+                factory = self._workers
+                stack.callback(self._workers.close)
             envs = LoopEnvs(
-                factory, self.agent.spec, seed, self.num_envs, cores, inline=inline, host=host
+                factory,
+                self.agent.spec,
+                seed,
+                self.num_envs,
+                cores,
+                inline=inline,
+                factory_here=here,
+                num_here=cluster.infer_here,
+                host=host,
             )
             stack.callback(envs.close)
             if self._managed_agent:
@@ -328,6 +340,17 @@ class GymnasiumLoop:
             f"{self._options.schedule}{how if kinds else ''}"
             f"{'' if self._hosts is None else f'; {self._hosts}, alike on each'}"
         )
+
+    def describe_nodes(self) -> list[str]:
+        """Say in a line each what the nodes with Inferencers do, if there are any."""
+        if self._workers is None:
+            return []
+        return node_lines(self._workers, self._session.inferencers)
+
+    @property
+    def cpu_elsewhere_s(self) -> float:
+        """CPU seconds of the nodes with Inferencers, as of the last cycle of each."""
+        return 0.0 if self._workers is None else self._workers.cpu_s
 
     # Running.
 
@@ -429,6 +452,7 @@ class GymnasiumLoop:
             self._replace_inferencer,
             self._about,
             inference_only=self._inference_only,
+            workers=self._workers,
             rounds=self._rounds,
         )
         try:
@@ -570,9 +594,10 @@ class GymnasiumLoop:
         saved = reader.run_spec()
         run_spec = self._new_run_spec(saved.steps_per_cycle)
         self._envs.num_generations = reader.record["generations"]
-        key = fold_in_count(self._envs.fresh_key(), checkpoint.env_steps)
+        generation = self._envs.begin_generation()
+        key = fold_in_count(self._envs.fresh_key(generation), checkpoint.env_steps)
         resumed, replay = self._read(reader, run_spec, key, drop_replay)
-        self._make_envs_anew(resumed, reader)
+        self._make_envs_anew(resumed, reader, generation)
         self._prepare(resumed.state, run_spec)
         if self._managers:
             self._managers.put_back(replay)
@@ -618,7 +643,7 @@ class GymnasiumLoop:
         state = resumed.state
         return resumed._replace(state=state._replace(experience=drawn)), state.experience
 
-    def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader) -> None:
+    def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader, generation: int) -> None:
         """Replace the environments that cannot be put back: they have the seeds with which the run
         began, and would play the same episodes again."""
         lost = [
@@ -628,7 +653,7 @@ class GymnasiumLoop:
         ]
         for index in lost:
             self._envs[index].close()
-        self._envs.make_anew(lost)
+        self._envs.make_anew(lost, generation)
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says of this loop."""
@@ -648,8 +673,9 @@ class GymnasiumLoop:
                 self._envs[index].close()
         elif isinstance(env := self._envs[index], RemoteEnv):
             env.kill()
-        key = self._envs.fresh_key()
-        self._envs.make_anew([index])
+        generation = self._envs.begin_generation()
+        key = self._envs.fresh_key(generation)
+        self._envs.make_anew([index], generation)
         new = self._new_inferencer(index, self._programs)
         run, num_hosts = self._run_spec, 1 if self._hosts is None else self._hosts.number
         step_state = self.agent.advance_step_state(
@@ -701,6 +727,8 @@ class GymnasiumLoop:
         if self._closed:
             return
         self._closed = True
+        if self._workers:
+            self._workers.stopping.set()
         hanging = [index for index, thread in enumerate(self._threads) if thread.is_alive()]
         for index in hanging:
             if index < self.num_inferencers and isinstance(env := self._envs[index], RemoteEnv):
@@ -718,13 +746,6 @@ class GymnasiumLoop:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _new_workers(given: Given, cluster: ClusterOptions, number: int) -> Workers:
-    """Return the factory of environments elsewhere."""
-    if cluster.address == "processes":
-        return process_workers(given, number)
-    return ActorWorkers(given, cluster, number)
 
 
 def _changed(

@@ -15,7 +15,10 @@ from sebulba.errors import ActionError, HangError
 from sebulba.hosts.rounds import Rounds
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import Inferencer
-from sebulba.inference.running_inferencers import Replace, RunningInferencers
+from sebulba.inference.node_figures import NodeFigures
+from sebulba.inference.replacements import Replace
+from sebulba.inference.running_inferencers import RunningInferencers
+from sebulba.inference.workers import Workers
 from sebulba.learning.update import Updater
 from sebulba.learning.update_loop import LEARNER_PHASES, ObserveCycle, UpdateLoop
 from sebulba.loops.evaluator import Evaluations, Evaluator
@@ -58,6 +61,7 @@ class Run:
       hand_off: Places what a cycle made on the update devices.
       replace: Returns a new Inferencer in the place of one whose environment failed.
       about: Returns what checkpoints say of the loop.
+      workers: Where Inferencers are elsewhere; None where all are threads.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class Run:
         about: About,
         *,
         inference_only: bool,
+        workers: Workers | None = None,
         rounds: Rounds | None = None,
     ) -> None:
         """Prepare a run; nothing starts yet."""
@@ -83,6 +88,7 @@ class Run:
         self._session = session
         self._updater = updater
         self._stop_requested = stop_requested
+        self._nodes = None if workers is None else NodeFigures(workers)
         self._replace = replace
         self._timer = PhaseTimer(*LEARNER_PHASES)
         self._update_loop = UpdateLoop(
@@ -104,6 +110,8 @@ class Run:
             stop_requested,
             self._replace_in_phase,
             self._update_loop.prepare_while_idle,
+            workers,
+            replace if workers is not None else None,
         )
         self._evaluations = Evaluations(
             attached.evaluator,
@@ -130,7 +138,8 @@ class Run:
     @property
     def threads(self) -> list[threading.Thread]:
         """The Inferencers' in their order, then others; after the run only those that hang live."""
-        return self._running.threads + self._evaluations.threads
+        others = self._evaluations.threads + self._running.replacing_threads
+        return self._running.threads + others
 
     @property
     def stopped(self) -> bool:
@@ -171,6 +180,7 @@ class Run:
             self._evaluations,
             self.window,
             counters.cycles + num_cycles,
+            self._nodes,
         )
         try:
             with self._make_supervisor():
@@ -249,9 +259,11 @@ class Run:
         if self._stop_requested.is_set():
             self._evaluations.end()  # now: saving may take longer than its worker processes live
         self._running.stop()
-        if hangs.join(self._not_silent(self._running.threads), hangs.SAVE_FIRST_S):
+        ending = self._running.threads + self._running.replacing_threads
+        if hangs.join(self._not_silent(ending), hangs.SAVE_FIRST_S):
             self.end_takes_long()
         self._join(self._running.threads)
+        self._running.end_replacements()
         self._running.raise_failures()  # of the cycles that were in flight at the end
 
     def _finish_evaluations(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -283,7 +295,8 @@ class Run:
     def _join_all(self) -> None:
         self._evaluations.end()
         self._running.stop()
-        self._join(self.threads)
+        self._running.end_replacements()
+        self._join(self._running.threads + self._evaluations.threads)
 
     def _join(self, threads: Sequence[threading.Thread]) -> None:
         """Wait for threads that were told to end, but for those that are known to hang.

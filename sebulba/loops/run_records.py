@@ -10,6 +10,7 @@ from typing import Any
 
 from sebulba.checkpoints.session import Session
 from sebulba.errors import NotFiniteError, UsageError, shown
+from sebulba.inference.node_figures import NodeFigures
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluator import Evaluations
 from sebulba.metrics.timer import PhaseTimer
@@ -37,6 +38,7 @@ class RunRecords:
         evaluations: Evaluations,
         window: MetricWindow,
         total_cycles: int,
+        nodes: NodeFigures | None = None,
     ) -> None:
         """Begin with ``window``, which has just been opened.
 
@@ -51,6 +53,7 @@ class RunRecords:
           evaluations: An evaluation that is done goes into the next record.
           window: The open window of metrics.
           total_cycles: Count of cycles at which the run ends.
+          nodes: Figures of the nodes with Inferencers; None where all are here.
         """
         self._writer = writer
         self._callbacks = callbacks
@@ -68,6 +71,7 @@ class RunRecords:
         self.window = window
         """The one that is open."""
         self._total_cycles = total_cycles
+        self._nodes = nodes
         self._readings = self._read_timers()
         self._last: dict[str, Any] | None = None
 
@@ -105,10 +109,11 @@ class RunRecords:
                 for phase, share in time_shares(before, after, elapsed_s).items()
             }
             self._readings = readings
+            more = {"total_cycles": self._total_cycles, **shares}
+            if self._nodes is not None:
+                more |= self._nodes.take(elapsed_s, self._session.counters.policy_version)
             record = self.window.close(
-                metrics,
-                self._session.episodes,
-                {"total_cycles": self._total_cycles, **shares, **self._evaluations.pop()},
+                metrics, self._session.episodes, more | self._evaluations.pop()
             )
             self.write(record)
         self._last = record

@@ -16,7 +16,7 @@ from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.store import Draw, Replay
 from sebulba.checks import check_divisible
 from sebulba.errors import EnvError, ReplayError, UsageError
-from sebulba.inference.remote import Worker
+from sebulba.inference.nodes import Worker
 from sebulba.managers.trajectory_manager import Part, TrajectoryManager
 from sebulba.types import PyTree, RunSpec, Trajectory
 

@@ -32,6 +32,7 @@ KNOWN = frozenset(
         *("policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
         *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
         *("env_restarts", "skipped_updates"),
+        *("nodes", "nodes_lost", "relay_ms", "relay_bytes_per_s", "relay_skipped_networks"),
         *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
         *("eval_env_steps", "eval_seconds", "eval_skipped", "eval_cut_episodes"),
     )
@@ -141,6 +142,8 @@ class PanelView:
             rows.add_row("evaluation", self._evaluated(self._evaluation, value_width))
         rows.add_row("speed", _speed(metrics))
         rows.add_row("queue", _queue(metrics))
+        if "nodes" in metrics:
+            rows.add_row("nodes", _nodes(metrics))
         rows.add_row("loss", _loss(metrics, value_width))
         for side in ("learner", "inferencer"):
             phases = _phases(metrics, side)
@@ -211,6 +214,19 @@ def _queue(metrics: Mapping[str, Any]) -> Text:
         text.append(f"  {count(restarts)} environments restarted", "red")
     if skipped := metrics.get("skipped_updates"):
         text.append(f"  {count(skipped)} updates skipped", "red")
+    return text
+
+
+def _nodes(metrics: Mapping[str, Any]) -> Text:
+    """Return how many nodes have Inferencers, and what the way to them costs."""
+    text = Text.assemble((count(metrics["nodes"]), "bold"))
+    if (relay_ms := metrics.get("relay_ms")) is not None:
+        text.append(f"  {number(relay_ms)} ms an item")
+    text.append(f"  {number((metrics.get('relay_bytes_per_s') or 0.0) / 1e6)} MB/s")
+    if skipped := metrics.get("relay_skipped_networks"):
+        text.append(f"  {skipped:.0%} of networks skipped", DIM)
+    if lost := metrics.get("nodes_lost"):
+        text.append(f"  {count(lost)} lost", "red")
     return text
 
 

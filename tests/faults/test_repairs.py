@@ -93,8 +93,7 @@ def test_no_two_streams_of_a_run_share_a_key():
     factory = sebulba.make_env_factory(CountingEnv)
     envs = LoopEnvs(factory, agent.spec, seed, 2, [None])
     for generation in range(1, 6):
-        envs.num_generations = generation
-        fresh = envs.fresh_key()
+        fresh = envs.fresh_key(generation)
         seen.append(bits(fresh))
         seen += [bits(jax.random.fold_in(fresh, index)) for index in range(num_inferencers)]
     update_key = jax.random.fold_in(jax.random.key(seed), UPDATE_STREAM)

@@ -17,6 +17,7 @@ import pytest
 
 import sebulba
 from sebulba.loops.evaluator import Evaluator
+from sebulba.options import ClusterOptions
 from sebulba.transport.staging import Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests.faults.counts import rounds
@@ -46,10 +47,17 @@ WORLDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "pool": ("CartPole-v1", {}, {"cycle": "stepped"}),
     "fused": ("CartPole-v1", {}, {"cycle": "fused"}),
     "workers": (CountingEnv, {"vectorization": "async"}, {}),
+    "nodes": (
+        CountingEnv,
+        {},
+        {"cluster": ClusterOptions(address="processes", inferencers_per_node=2)},
+    ),
 }
 """Environment, options of its factory, options of the loop."""
-SHARE = {"workers": 0.05, "fused": 0.1, "pool": 0.15}
+SHARE = {"workers": 0.05, "fused": 0.1, "pool": 0.15, "nodes": 1.0}
 """Of the cycles; others have 0.15 each. Worker processes take a second to start."""
+LONGEST = {"nodes": (2, 40)}
+"""Most runs of one loop, short and long; others have 2 and 5. Here a process takes seconds."""
 
 
 CASES_LONG = [(world, schedule) for world in WORLDS for schedule in ("async", "lockstep")]
@@ -62,6 +70,9 @@ class Delays:
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         self._drawing = threading.Lock()
+
+    def __reduce__(self) -> tuple:
+        return Delays, (0,)  # in another process
 
     def __call__(self) -> None:
         with self._drawing:
@@ -133,7 +144,7 @@ def start_and_stop(loop: Any, state: Any, rng: np.random.Generator) -> Any:
 @pytest.mark.parametrize(("world", "schedule"), rounds(CASES_SHORT, CASES_LONG))
 def test_loops_start_and_stop_without_a_deadlock_or_a_leak(world, schedule, monkeypatch):
     env, make_options, options = WORLDS[world]
-    count = rounds(4, max(1, round(1000 * SHARE.get(world, 0.14) / 2)))
+    count = rounds(2 if world == "nodes" else 4, max(1, round(1000 * SHARE.get(world, 0.14) / 2)))
     seed = list(WORLDS).index(world) * 2 + (schedule == "lockstep")
     rng, delays = np.random.default_rng(seed), Delays(seed)
     delays.put_before(monkeypatch, TrajectoryQueue, "put")
@@ -166,7 +177,7 @@ def test_loops_start_and_stop_without_a_deadlock_or_a_leak(world, schedule, monk
             **options,
         )
 
-    held, longest = None, rounds(3, 6)
+    held, longest = None, 1 + rounds(*LONGEST.get(world, (2, 5)))
     num_runs = 0
     while num_runs < count:
         with make_loop() as loop:
