@@ -147,6 +147,7 @@ AGENTS: dict[str, Case] = {
         DQNConfig(
             initial_epsilon=0.5,
             final_epsilon=0.5,
+            most_held_steps=2,
             dueling=True,
             num_steps=2,
             normalize_observations=True,

@@ -18,7 +18,13 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.agents.dqn import DQN
-from sebulba.agents.kernels.exploration import FallingEpsilon, epsilon_greedy, exploration_ladder
+from sebulba.agents.kernels.exploration import (
+    FallingEpsilon,
+    HeldActions,
+    epsilon_greedy,
+    exploration_ladder,
+    held_epsilon_greedy,
+)
 from sebulba.agents.ppo import PPO
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, RunSpec
@@ -107,6 +113,38 @@ def test_random_actions_have_the_probability_of_each_environment() -> None:
     shares = np.stack([(index == action).mean(axis=1) for action in range(4)], axis=1)
     expected = [[0, 0, 1, 0], [0.075, 0.075, 0.775, 0.075], [0.25] * 4]
     np.testing.assert_allclose(shares, expected, atol=0.03)
+
+
+def test_random_actions_last_as_long_as_they_should() -> None:
+    rows, steps, most = 4000, 12, 4
+    greedy, epsilon = jnp.full(rows, 9, jnp.int32), jnp.full(rows, 0.1)
+    held, taken = HeldActions.new(rows), []
+    step = jax.jit(held_epsilon_greedy, static_argnums=(2, 5))
+    for key in jax.random.split(jax.random.key(1), steps):
+        action, held = step(key, greedy, 4, epsilon, held, most, jnp.zeros(rows, bool))
+        taken.append(np.asarray(action))
+    is_random = np.stack(taken) < 9
+    np.testing.assert_allclose(is_random[0].mean(), 0.1, atol=0.02)
+    # Of those that began in the first step: n steps with a share of 1 / n**2, and one action each.
+    began = np.stack(taken)[:, is_random[0]]
+    same = np.cumprod(began == began[0], axis=0).astype(bool)
+    shares = np.arange(1, most + 1) ** -2.0 / np.sum(np.arange(1, most + 1) ** -2.0)
+    at_least = shares[::-1].cumsum()[::-1]
+    # A second action may begin as the first ends, and be the same.
+    np.testing.assert_allclose(same[:most].mean(axis=1), at_least, atol=0.07)
+    assert np.bincount(began[0], minlength=4).min() > 0
+
+
+def test_a_random_action_ends_with_its_episode_or_where_it_is_illegal() -> None:
+    held = HeldActions(jnp.array([1, 1, 1, 1], jnp.int32), jnp.array([5, 5, 5, 0], jnp.int32))
+    greedy, is_first = jnp.full(4, 2, jnp.int32), jnp.array([False, True, False, False])
+    legal = jnp.ones((4, 3), bool).at[2, 1].set(False)
+    key = jax.random.key(0)
+    action, after = held_epsilon_greedy(key, greedy, 3, jnp.zeros(4), held, 9, is_first, legal)
+    assert action.tolist() == [1, 2, 2, 2]
+    assert after.left.tolist() == [4, 0, 0, 0]
+    action, _ = held_epsilon_greedy(key, greedy, 3, jnp.ones(4), held, 9, is_first, legal)
+    assert int(action[2]) != 1
 
 
 @pytest.mark.slow

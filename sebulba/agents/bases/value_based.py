@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent, ReplayT
 from sebulba.agents.configs.off_policy import ValueBasedConfig
-from sebulba.agents.kernels.exploration import epsilon_greedy
+from sebulba.agents.kernels.exploration import HeldActions, epsilon_greedy, held_epsilon_greedy
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
@@ -41,6 +41,8 @@ class StepState(NamedTuple):
     """How much each environment explores, as ``ValueBasedAgent.new_epsilon`` returns it."""
     core: PyTree
     """Recurrent state before the next observation, ``[B, ...]``; ``()`` where there is none."""
+    held: PyTree = ()
+    """``HeldActions``; ``()`` where random actions last one step."""
 
 
 class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT]):
@@ -120,14 +122,18 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
     # Acting.
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
-        """Return a key, the exploration of these environments, and a recurrent state of zeros."""
-        return StepState(
-            key, self.new_epsilon(run, inferencer), zero_core(self.config.lstm_size, run.num_envs)
-        )
+        """Return a key, the exploration of these environments, and a recurrent state of zeros.
+
+        No random action is held.
+        """
+        core = zero_core(self.config.lstm_size, run.num_envs)
+        held = HeldActions.new(run.num_envs) if self.config.most_held_steps > 1 else ()
+        return StepState(key, self.new_epsilon(run, inferencer), core, held)
 
     def step_state_spec(self) -> StepState:
         """Split exploration, which has a row for each environment, and recurrent states."""
-        return StepState(P(), P(LEARNER_AXIS), P(LEARNER_AXIS))  # type: ignore[arg-type]
+        rows = P(LEARNER_AXIS)
+        return StepState(P(), rows, rows, rows)  # type: ignore[arg-type]
 
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
@@ -137,10 +143,20 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         key, explore_key = jax.random.split(after(step_state.key, values))
         index = self.actions.mode(values[0])
         probability, epsilon = self.stepped_epsilon(step_state.epsilon)
+        held = step_state.held
         if explore:
-            legal = legal_mask(self.spec, env_step.obs)
-            index = epsilon_greedy(explore_key, index, self.actions.num_params, probability, legal)
-        return ActionOutput(self.actions.action(index)), StepState(key, epsilon, core)
+            index, held = self._explored(explore_key, index, probability, held, env_step)
+        return ActionOutput(self.actions.action(index)), StepState(key, epsilon, core, held)
+
+    def _explored(
+        self, key: jax.Array, greedy: jax.Array, epsilon: jax.Array, held: PyTree, row: EnvStep
+    ) -> tuple[jax.Array, PyTree]:
+        """Return what is taken instead of ``greedy [B]``, and the random actions that last."""
+        legal, number = legal_mask(self.spec, row.obs), self.actions.num_params
+        if not isinstance(held, HeldActions):
+            return epsilon_greedy(key, greedy, number, epsilon, legal), held
+        most, is_first = self.config.most_held_steps, jnp.asarray(row.is_first)
+        return held_epsilon_greedy(key, greedy, number, epsilon, held, most, is_first, legal)
 
     def _evaluate_step(self, networks: PyTree, step_state: StepState, env_step: EnvStep) -> QOutput:
         """Evaluate acting networks on one row, ``[1, B, ...]``."""

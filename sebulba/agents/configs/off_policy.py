@@ -43,6 +43,9 @@ class ValueBasedConfig(OffPolicyConfig):
     """Rewards in a target before it bootstraps (n)."""
     epsilon_exponent: float = 0.0
     """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
+    most_held_steps: int = 1
+    """A random action is taken for n steps with a probability in proportion to 1 / n**2, n up to
+    this (Dabney et al. 2020, arXiv 2006.01782); 1 has it last a step."""
     dueling: bool = False
     """Sum a value and advantages to the values of actions (Wang et al. 2016)."""
     head_hidden_sizes: tuple[int, ...] = ()
@@ -57,6 +60,7 @@ class ValueBasedConfig(OffPolicyConfig):
         super().__post_init__()
         require_size("num_steps", self.num_steps, 1, "use 1 or 5")
         require_number("epsilon_exponent", self.epsilon_exponent, 0, math.inf, "use 7, or 0")
+        require_size("most_held_steps", self.most_held_steps, 1, "use 1, or 100")
         for size in self.head_hidden_sizes:
             require_size("head_hidden_sizes", size, 1, "use sizes such as 512, or none")
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
@@ -94,9 +95,70 @@ def epsilon_greedy(
     """
     explore_key, action_key = jax.random.split(key)
     explores = jax.random.uniform(explore_key, greedy.shape) < epsilon
+    return jnp.where(explores, _random_index(action_key, greedy, num_actions, legal), greedy)
+
+
+def _random_index(
+    key: jax.Array, like: jax.Array, num_actions: int, legal: jax.Array | None
+) -> jax.Array:
+    """Return indices below ``num_actions``, ``[B]``, all that are legal alike."""
     if legal is None:
-        other = jax.random.randint(action_key, greedy.shape, 0, num_actions, greedy.dtype)
-    else:
-        equal = jnp.where(legal, 0.0, -jnp.inf)
-        other = jax.random.categorical(action_key, equal).astype(greedy.dtype)
-    return jnp.where(explores, other, greedy)
+        return jax.random.randint(key, like.shape, 0, num_actions, like.dtype)
+    equal = jnp.where(legal, 0.0, -jnp.inf)
+    return jax.random.categorical(key, equal).astype(like.dtype)
+
+
+class HeldActions(NamedTuple):
+    """Random actions that environments take for several steps."""
+
+    index: jax.Array
+    """The action, ``[B]`` int32, from 0."""
+    left: jax.Array
+    """Steps that it is still to be taken, ``[B]`` int32."""
+
+    @classmethod
+    def new(cls, num_envs: int) -> HeldActions:
+        """Return none."""
+        return cls(jnp.zeros(num_envs, jnp.int32), jnp.zeros(num_envs, jnp.int32))
+
+
+def held_epsilon_greedy(
+    key: jax.Array,
+    greedy: jax.Array,
+    num_actions: int,
+    epsilon: jax.Array,
+    held: HeldActions,
+    most_steps: int,
+    is_first: jax.Array,
+    legal: jax.Array | None = None,
+) -> tuple[jax.Array, HeldActions]:
+    """Return ``epsilon_greedy`` whose random actions last, and what is held for the next step.
+
+    A random action begins with probability ``epsilon`` where none is held, and lasts n steps with a
+    probability in proportion to 1 / n**2, n at most ``most_steps``. An episode's end and an action
+    that has become illegal end it, too. Source: Dabney et al. 2020 (arXiv 2006.01782), section 4,
+    with mu = 2.
+
+    Args:
+      key: Typed PRNG key.
+      greedy: ``[B]`` int32, from 0.
+      num_actions: Random indices are below this.
+      epsilon: ``[B]``.
+      held: Before this step.
+      most_steps: At least 1.
+      is_first: ``[B]`` bool, where an episode begins.
+      legal: ``[B, num_actions]`` bool, which indices may be taken; None for all.
+    """
+    explore_key, action_key, length_key = jax.random.split(key, 3)
+    left = jnp.where(is_first, 0, held.left)
+    if legal is not None:
+        may = jnp.take_along_axis(legal, held.index[:, None], axis=1)[:, 0]
+        left = jnp.where(may, left, 0)
+    begins = (left == 0) & (jax.random.uniform(explore_key, greedy.shape) < epsilon)
+    shares = np.arange(1, most_steps + 1, dtype=np.float64) ** -2
+    until = np.cumsum(shares / shares.sum()).astype(np.float32)[:-1]
+    length = 1 + jnp.searchsorted(until, jax.random.uniform(length_key, greedy.shape))
+    index = jnp.where(begins, _random_index(action_key, held.index, num_actions, legal), held.index)
+    left = jnp.where(begins, length.astype(jnp.int32), left)
+    action = jnp.where(left > 0, index.astype(greedy.dtype), greedy)
+    return action, HeldActions(index, jnp.maximum(left - 1, 0))
