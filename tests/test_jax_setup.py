@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import pytest
 
+from sebulba.agents.configs import TorsoConfig
 from sebulba.commands import jax_setup
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 
@@ -26,7 +27,8 @@ def image_presets():
     return [
         name
         for name, preset in OWN_NUMBERS.items()
-        if preset.make().agent.torso.kind in jax_setup.IMAGE_NETWORKS
+        if getattr(preset.make().agent, "torso", TorsoConfig("mlp")).kind
+        in jax_setup.IMAGE_NETWORKS
     ]
 
 

@@ -1,0 +1,34 @@
+"""Runs a test in a process that compiles as users do, where this one compiles for speed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+FAST = "--xla_backend_optimization_level=0"
+AS_USERS = "--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"
+
+
+def ran_as_users_compile(request: pytest.FixtureRequest) -> bool:
+    """Run the test in another process if XLA optimises little in this one (``conftest.py``).
+
+    Returns:
+      Whether it ran, and passed: then there is nothing left to do.
+    """
+    options = os.environ.get("XLA_FLAGS", "")
+    if FAST not in options or AS_USERS in options:
+        return False
+    words = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*words, request.node.nodeid],
+        env={**os.environ, "XLA_FLAGS": AS_USERS},
+        cwd=request.config.rootpath,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "1 passed" in done.stdout
+    return True
