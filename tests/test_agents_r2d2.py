@@ -21,7 +21,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.kernels.returns import Transitions
 from sebulba.agents.nets.torso import zero_core
-from sebulba.agents.r2d2 import R2D2, _before_exploration, sequence_priority
+from sebulba.agents.r2d2 import R2D2, sequence_priority
 from sebulba.diagnosis.agent_driver import Streams, T, run_spec
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
@@ -168,34 +168,6 @@ def test_targets_are_those_of_rlax(rescale: bool) -> None:
             step.discount[:, env], 3, True, pair,
         )  # fmt: skip
         np.testing.assert_allclose(targets[:, env] - values[:-1, env, 0], error, atol=2e-4)
-
-
-def test_a_target_ends_before_an_action_that_explored() -> None:
-    rng = np.random.default_rng(4)
-    values, target_values = rng.normal(size=(2, 7, 3, 5)).astype(np.float32)
-    step = Transitions(
-        reward=rng.normal(size=(6, 3)).astype(np.float32),
-        discount=np.full((6, 3), 0.9, np.float32),
-        last=np.zeros((6, 3), bool),
-        valid=np.ones((6, 3), bool),
-    )
-    greedy = np.argmax(values[:-1], axis=-1)
-    index = greedy.copy()
-    index[:, 1] = (greedy[:, 1] + 1) % 5  # explores all the time
-    index[3, 2] = (greedy[3, 2] + 1) % 5  # once
-
-    def targets(num_steps: int, step: Transitions) -> Any:
-        return R2D2(SPEC, dataclasses.replace(TINY, num_steps=num_steps))._targets(
-            jnp.asarray(values), jnp.asarray(target_values), step
-        )
-
-    cut = step._replace(last=step.last | _before_exploration(jnp.asarray(values), index))
-    found = np.asarray(targets(3, cut))
-    long, two, short = (np.asarray(targets(n, step)) for n in (3, 2, 1))
-    np.testing.assert_allclose(found[:, 0], long[:, 0], rtol=1e-6)
-    np.testing.assert_allclose(found[:, 1], short[:, 1], rtol=1e-6)
-    expected = [long[0, 2], two[1, 2], short[2, 2], *long[3:, 2]]
-    np.testing.assert_allclose(found[:, 2], expected, rtol=1e-6)
 
 
 def test_priority_is_mostly_the_largest_error() -> None:

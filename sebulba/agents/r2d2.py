@@ -83,11 +83,8 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         if not isinstance(final_values, tuple) and not isinstance(final_targets, tuple):
             final = self._bootstrap(final_values, final_targets)
         step = transitions(learned, config.discount, config.reward_scale, final)
-        index = self.actions.index(learned.action)
-        if config.cut_at_exploration:
-            step = step._replace(last=step.last | _before_exploration(values, index))
         target = self._targets(values, target_values, step)
-        error = target - value_of(values[:-1], index)
+        error = target - value_of(values[:-1], self.actions.index(learned.action))
         error = jnp.where(step.valid, error, 0.0)
         loss = 0.5 * masked_mean(weight[None] * jnp.square(error), step.valid)
         size = jnp.abs(error)
@@ -123,17 +120,6 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
     def restored(self, values: jax.Array) -> jax.Array:
         """Return values without their rescaling."""
         return restore_value(values) if self.config.rescale_values else values
-
-
-def _before_exploration(values: jax.Array, index: jax.Array) -> jax.Array:
-    """Return where the action after this one has not the greatest value, ``[T, B]`` bool.
-
-    Args:
-      values: ``[T+1, B, A]``, by which actions are greedy.
-      index: Of the actions that were taken, ``[T, B]``.
-    """
-    explored = index != jnp.argmax(values[:-1], axis=-1)
-    return jnp.concatenate([explored[1:], jnp.zeros_like(explored[:1])])
 
 
 def sequence_priority(size: jax.Array, valid: jax.Array, max_share: float) -> jax.Array:

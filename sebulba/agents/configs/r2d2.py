@@ -28,9 +28,6 @@ class R2D2Config(ValueBasedConfig):
     """Discount per environment step."""
     num_steps: int = 5
     """Rewards in a target before it bootstraps (n)."""
-    cut_at_exploration: bool = False
-    """End a target before an action that is not the one of greatest value, as Watkins's Q(lambda)
-    does (Watkins 1989); False has the rewards of such actions in it."""
     sequence_length: int = 80
     """Rows of a sequence that are learned from (m)."""
     burn_in: int = 40
