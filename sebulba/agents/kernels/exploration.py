@@ -111,8 +111,8 @@ def _random_index(
 class HeldActions(NamedTuple):
     """Random actions that environments take for several steps."""
 
-    index: jax.Array
-    """The action, ``[B]`` int32, from 0."""
+    action: jax.Array
+    """Which, ``[B]`` int32, from 0."""
     left: jax.Array
     """Steps that it is still to be taken, ``[B]`` int32."""
 
@@ -152,13 +152,13 @@ def held_epsilon_greedy(
     explore_key, action_key, length_key = jax.random.split(key, 3)
     left = jnp.where(is_first, 0, held.left)
     if legal is not None:
-        may = jnp.take_along_axis(legal, held.index[:, None], axis=1)[:, 0]
+        may = jnp.take_along_axis(legal, held.action[:, None], axis=1)[:, 0]
         left = jnp.where(may, left, 0)
     begins = (left == 0) & (jax.random.uniform(explore_key, greedy.shape) < epsilon)
     shares = np.arange(1, most_steps + 1, dtype=np.float64) ** -2
     until = np.cumsum(shares / shares.sum()).astype(np.float32)[:-1]
     length = 1 + jnp.searchsorted(until, jax.random.uniform(length_key, greedy.shape))
-    index = jnp.where(begins, _random_index(action_key, held.index, num_actions, legal), held.index)
+    index = jnp.where(begins, _random_index(action_key, held.action, num_actions, legal), held.action)
     left = jnp.where(begins, length.astype(jnp.int32), left)
     action = jnp.where(left > 0, index.astype(greedy.dtype), greedy)
     return action, HeldActions(index, jnp.maximum(left - 1, 0))
