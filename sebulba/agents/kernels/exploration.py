@@ -158,7 +158,9 @@ def held_epsilon_greedy(
     shares = np.arange(1, most_steps + 1, dtype=np.float64) ** -2
     until = np.cumsum(shares / shares.sum()).astype(np.float32)[:-1]
     length = 1 + jnp.searchsorted(until, jax.random.uniform(length_key, greedy.shape))
-    index = jnp.where(begins, _random_index(action_key, held.action, num_actions, legal), held.action)
+    index = jnp.where(
+        begins, _random_index(action_key, held.action, num_actions, legal), held.action
+    )
     left = jnp.where(begins, length.astype(jnp.int32), left)
     action = jnp.where(left > 0, index.astype(greedy.dtype), greedy)
     return action, HeldActions(index, jnp.maximum(left - 1, 0))
