@@ -71,6 +71,14 @@ def test_members_of_an_agent_are_read_as_they_were_written_and_compared(tmp_path
         folder.check_resumable(dataclasses.replace(config, agent=agent))
 
 
+def test_other_dicts_of_hyper_parameters_are_read_as_they_were_written(tmp_path):
+    config = PRESETS["lbf"].make()
+    agent = dataclasses.replace(config.agent, frozen={"agent/agent_1": "runs/a"})
+    config = dataclasses.replace(config, agent=agent)
+    RunFolder(tmp_path).write_config(config, "lbf", ["sebulba", "train", "lbf"])
+    assert RunFolder(tmp_path).read_config(trust=True)[1] == config
+
+
 def test_a_run_stays_with_the_backend_that_it_chose(begun):
     folder, config = begun
     assert folder.chosen_env(config.env) == config.env  # of a version that did not write it

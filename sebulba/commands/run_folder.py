@@ -473,9 +473,9 @@ def _agent_of_record(record: Mapping[str, Any], file: Path, trust: Trust) -> Any
 def _member_configs(agent: AgentConfig) -> dict[str, dict[str, str]]:
     """Return the names of the members' classes of hyper-parameters, by field and member."""
     return {
-        field: {name: _config_name(type(own)) for name, own in config_parts(members).items()}
+        field: {name: _config_name(type(own)) for name, own in parts.items()}
         for field, members in config_parts(agent).items()
-        if isinstance(members, Mapping)
+        if isinstance(members, Mapping) and (parts := config_parts(members))
     }
 
 

@@ -26,7 +26,10 @@ MOST_CONFIG_BYTES = 2**20
 LAST_MOMENT = 2**37
 """Seconds since 1970 of the latest time that is shown: a file may say that it is of any."""
 _ENDED = re.compile(r"^\S+ \S+  exit code (\d+): ")
-_NOT_CONFIGURED = {"run_id", "command", "environment", "links", "sha256", "signature", "sebulba"}
+_NOT_CONFIGURED = {
+    *("run_id", "command", "environment", "links", "sha256", "signature", "sebulba"),
+    "member_configs",
+}
 """Keys of ``config.json`` that no option sets."""
 
 

@@ -19,11 +19,11 @@ MOST_LINES = 8
 class NodeFigures:
     """Reads the traffic of all nodes, window by window."""
 
-    def __init__(self, workers: Workers) -> None:
-        """Begin with all that has gone to and fro so far."""
+    def __init__(self, workers: Workers, policy_version: int = 0) -> None:
+        """Begin with all that has gone to and fro so far, and so many publishes."""
         self._workers = workers
         self._before = self._read()
-        self._published = 0
+        self._published = policy_version
 
     def _read(self) -> dict[str, float]:
         traffic = [node.traffic for node in self._workers.nodes]

@@ -88,7 +88,9 @@ class Run:
         self._session = session
         self._updater = updater
         self._stop_requested = stop_requested
-        self._nodes = None if workers is None else NodeFigures(workers)
+        self._nodes = (
+            None if workers is None else NodeFigures(workers, session.counters.policy_version)
+        )
         self._replace = replace
         self._timer = PhaseTimer(*LEARNER_PHASES)
         self._update_loop = UpdateLoop(
