@@ -121,6 +121,11 @@ class FakeNode(Node):
     def __init__(self, room: int) -> None:
         super().__init__(room)
         self.ended = 0
+        self.waits = False
+
+    @property
+    def is_placed(self) -> bool:
+        return not self.waits
 
     def worker(self, slot: int) -> Worker:
         return FakeWorker(self, slot)
@@ -133,6 +138,17 @@ class FakeNode(Node):
 
     def end(self) -> None:
         self.ended += 1
+
+
+def test_nodes_that_wait_for_a_machine_do_not_count_as_those_that_are_enough():
+    workers = Workers(FakeNode, 3, 1, min_nodes=2)
+    one, two, three = workers.nodes
+    assert workers.goes_on_without(three)
+    three.waits = two.waits = True
+    assert workers.num_living == 1
+    assert not workers.goes_on_without(two) and not workers.goes_on_without(three)
+    two.waits = False
+    assert workers.goes_on_without(three) and not workers.goes_on_without(one)
 
 
 def test_inferencers_fill_a_process_before_the_next_and_a_lost_one_is_not_used_again():

@@ -117,6 +117,11 @@ class Node(abc.ABC):
         """Whether Inferencers may run in it."""
         return not (self.is_lost or self.is_closed) and self.runs()
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether it has begun, and does not wait for a machine with room for it."""
+        return True
+
     def runs(self) -> bool:
         """Tell whether it is there, as far as that can be seen from here."""
         return True

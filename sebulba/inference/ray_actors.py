@@ -354,6 +354,11 @@ class ActorNode(Node):
         reference = [self._store.put(networks, device)]
         return Sent(version.number, reference, frozenset(version.keep))
 
+    @property
+    def is_placed(self) -> bool:
+        """Whether its process is there."""
+        return self._about is None
+
     def wait_until_placed(self) -> None:
         """Wait until its process is there, and check its versions."""
         with self._placing:

@@ -75,12 +75,12 @@ class Workers:
 
     @property
     def num_living(self) -> int:
-        """Nodes that Inferencers may run in."""
-        return sum(node.lives for node in self.nodes)
+        """Nodes that Inferencers may run in, without those that wait for a machine."""
+        return sum(node.lives and node.is_placed for node in self.nodes)
 
     def goes_on_without(self, node: Node) -> bool:
         """Tell whether ``node`` may be waited for without a limit: there are enough others."""
-        return 0 < self.min_nodes <= self.num_living - node.lives
+        return 0 < self.min_nodes <= self.num_living - (node.lives and node.is_placed)
 
     @property
     def cpu_s(self) -> float:
