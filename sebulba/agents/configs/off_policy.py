@@ -45,7 +45,8 @@ class ValueBasedConfig(OffPolicyConfig):
     """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
     most_held_steps: int = 1
     """A random action is taken for n steps with a probability in proportion to 1 / n**2, n up to
-    this (Dabney et al. 2020, arXiv 2006.01782); 1 has it last a step."""
+    this (Dabney et al. 2020, arXiv 2006.01782); 1 has it last a step. With more, more steps than
+    the probability of a random action says are random."""
     dueling: bool = False
     """Sum a value and advantages to the values of actions (Wang et al. 2016)."""
     head_hidden_sizes: tuple[int, ...] = ()
