@@ -40,7 +40,8 @@ class TorsoConfig:
     """Non-linearity of the MLP; the image networks use relu."""
     initial_kernels: Literal["orthogonal", "lecun_normal"] = "orthogonal"
     """Kernels of the MLP before training: orthogonal times the square root of 2, or normal with a
-    variance of 1 / inputs, as flax makes them; then those of SAC's and DDPG's last layers, too."""
+    variance of 1 / inputs, as flax makes them; then those of SAC's and DDPG's last layers, too. All
+    other layers stay as they are."""
     image_features: int = 512
     """Units of the layer that ends an image network."""
     resnet_channels: tuple[int, ...] = (16, 32, 32)
