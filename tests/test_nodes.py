@@ -52,7 +52,7 @@ def processes(per_node: int, **options: Any) -> ClusterOptions:
 
 
 def test_a_version_has_one_number_and_is_new_once_whoever_asks_first():
-    versions, a, b, c = Versions(), [1], [1], [1]
+    versions, a, b, c = Versions(3), [1], [1], [1]
     assert versions.of(0, a) == Version(1, True, {1})
     assert versions.of(1, b) == Version(2, True, {1, 2})
     assert versions.of(2, a) == Version(1, False, {1, 2})  # an older one than the newest
@@ -60,6 +60,20 @@ def test_a_version_has_one_number_and_is_new_once_whoever_asks_first():
     # Nobody asks for the first any more, but for whoever was given its number.
     assert versions.of(2, c) == Version(3, True, {2, 3})
     assert versions.of(1, a).is_new
+
+
+def test_who_asks_late_for_the_version_before_the_newest_finds_it_there():
+    versions, a, b, c = Versions(2), [1], [1], [1]
+    assert versions.of(0, a) == Version(1, True, {1})
+    assert versions.of(0, b) == Version(2, True, {1, 2})  # the other has not asked yet
+    assert versions.of(1, a) == Version(1, False, {1, 2})
+    assert versions.of(1, b) == Version(2, False, {2})
+    assert versions.of(1, c) == Version(3, True, {2, 3})
+
+
+def test_a_node_with_one_inferencer_keeps_one_version():
+    versions = Versions(1)
+    assert [versions.of(0, [1]).keep for _ in range(3)] == [{1}, {2}, {3}]
 
 
 def test_a_process_keeps_the_versions_that_may_be_asked_for_and_takes_each_once():

@@ -66,7 +66,9 @@ class Version(NamedTuple):
 class Versions:
     """Numbers the networks of a node, so that each version is sent to it once."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int) -> None:
+        """Begin with none, for a node with room for so many Inferencers."""
+        self._room = room
         self._numbers: list[tuple[PyTree, int]] = []
         """Networks that may still be asked for, and their numbers."""
         self._named: dict[int, int] = {}
@@ -81,8 +83,11 @@ class Versions:
             self._numbers.append((networks, number))
         self._named[slot] = number
         keep = {*self._named.values(), self._last}
+        if [*self._named.values()].count(self._last) < self._room:
+            # In lockstep an Inferencer that comes later asks for those before the newest.
+            keep.add(self._last - 1)
         self._numbers = [known for known in self._numbers if known[1] in keep]
-        return Version(number, is_new, keep)
+        return Version(number, is_new, {known[1] for known in self._numbers})
 
 
 class Node(abc.ABC):
@@ -110,7 +115,7 @@ class Node(abc.ABC):
         self._lock = threading.Lock()
         """Of what its workers share here."""
         self._sending = threading.Lock()
-        self._versions = Versions()
+        self._versions = Versions(room)
 
     @property
     def lives(self) -> bool:
