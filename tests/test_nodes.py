@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import threading
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -114,9 +115,11 @@ def test_who_asks_before_a_version_comes_waits_for_it():
 
 class FakeWorker(Worker):
     freed = 0
+    is_slow = False
 
-    def free(self) -> None:
+    def free(self) -> bool:
         self.freed += 1
+        return not self.is_slow
 
     def send(self, name: str, *arguments: Any) -> None: ...
 
@@ -282,6 +285,27 @@ def test_environments_that_are_never_made_are_given_up_and_named(monkeypatch):
     assert workers.nodes[0].is_lost
 
 
+def test_all_of_a_node_may_take_as_long_as_each_alone():
+    workers = Workers(FakeNode, 3, 3)
+    workers.limit_s = 10.0
+    assert workers(3, [0]).worker.limit_s == 30.0
+
+
+@pytest.mark.parametrize("room", [1, 2])
+def test_a_stop_does_not_wait_for_environments_that_are_being_made(room, monkeypatch):
+    workers = Workers(FakeNode, 2, room)
+    other = workers(3, [0])
+    monkeypatch.setattr(FakeWorker, "has_answer", lambda self: False)
+    monkeypatch.setattr(FakeWorker, "is_slow", True)
+    workers.stopping.set()
+    with pytest.raises(EnvError, match="run ended before the fake had answered 'make'"):
+        workers(3, [0])
+    last = workers.nodes[-1]
+    assert last.ended == (2 if room == 1 else 0) and not last.is_lost
+    assert other.worker.node.lives
+    assert last.take() is None  # what is being made there would answer whoever has the place
+
+
 class Overlap:
     """Makes environments, and notes how many are being made at once."""
 
@@ -309,6 +333,17 @@ def test_a_node_makes_environments_one_after_the_other():
     for thread in threads:
         thread.join(30)
     assert Overlap.most == 1
+
+
+def test_a_place_that_a_stop_left_empty_is_filled_in_a_run_of_another_length():
+    loop, _ = make_tiny_loop(CountingEnv, cluster=processes(2), on_env_failure="restart")
+    with loop, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
+        loop.run(loop.new_state(0, STEPS), 4, STEPS)
+        loop._envs[1].close()
+        loop._session.inferencers[1].needs_reset = True
+        second = loop.run(loop.new_state(1, STEPS + 1), 8, STEPS + 1)
+    assert second.counters.env_restarts == 1 and second.counters.cycles == 8
 
 
 def test_an_answer_that_cannot_be_sent_is_answered_with_the_reason():

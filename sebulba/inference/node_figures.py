@@ -63,7 +63,7 @@ def node_lines(workers: Workers, inferencers: Sequence[Inferencer]) -> list[str]
     nodes = [node for node in workers.nodes if node.is_lost and node not in living] + living
     lines = [_line(node, inferencers) for node in nodes[-MOST_LINES:]]
     if more := len(nodes) - len(lines):
-        lines.insert(0, f"{more} more nodes")
+        lines.insert(0, f"{more} more node{'s' if more > 1 else ''}")
     return lines
 
 

@@ -112,6 +112,7 @@ class Node(abc.ABC):
         self.is_closed = False
         """``close`` was called, or its last worker was closed."""
         self._free = list(range(room))
+        self._num_taken = 0
         self._lock = threading.Lock()
         """Of what its workers share here."""
         self._sending = threading.Lock()
@@ -136,14 +137,22 @@ class Node(abc.ABC):
         with self._lock:
             if not self.lives or not self._free:
                 return None
+            self._num_taken += 1
             return self.worker(self._free.pop(0))
 
-    def release(self, slot: int) -> None:
-        """Let another have the place of a worker that was closed; the last ends the node."""
+    def release(self, slot: int, *, is_free: bool) -> None:
+        """Let another have the place of a worker that was closed; the last ends the node.
+
+        Args:
+          slot: The place.
+          is_free: Nothing runs there any more; else nobody gets it.
+        """
         with self._lock:
-            self._free.append(slot)
-            self._free.sort()
-            is_empty = len(self._free) == self.room
+            if is_free:
+                self._free.append(slot)
+                self._free.sort()
+            self._num_taken -= 1
+            is_empty = not self._num_taken
             self.is_closed = self.is_closed or is_empty
         if is_empty:
             self.end()
@@ -205,6 +214,8 @@ class Worker(abc.ABC):
         self.node = node
         self.limit_s: float | None = None
         """Seconds that it may take to make environments and to compile; None waits for ever."""
+        self.stopping = threading.Event()
+        """Nobody waits any more for its environments."""
         self._slot = slot
         self._closing = threading.Lock()
         self._closed = False
@@ -228,11 +239,17 @@ class Worker(abc.ABC):
         """``ask`` for what comes before the cycles, which nobody else watches.
 
         Raises:
-          EnvError: There is no answer after ``limit_s``; its node has been killed.
+          EnvError: There is no answer after ``limit_s``, and its node has been killed; or the run
+            ended.
         """
         self.begin(name, *arguments)
         began = time.monotonic()
         while not self.has_answer():
+            if self.stopping.is_set():
+                if self.node.room == 1:
+                    self.node.close()
+                self.close()  # an answer that still comes is nobody's
+                raise EnvError(f"the run ended before the {self.name} had answered {name!r}")
             if self.limit_s is not None and time.monotonic() > began + self.limit_s:
                 self.kill()
                 raise EnvError(
@@ -303,10 +320,14 @@ class Worker(abc.ABC):
             if self._closed:
                 return
             self._closed = True
-        if self.node.lives:
-            self.free()
-        self.node.release(self._slot)
+        is_free = self.node.lives and self.free()
+        self.node.release(self._slot, is_free=is_free)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._closed or not self.node.lives
 
     @abc.abstractmethod
-    def free(self) -> None:
-        """Have the environments freed; return at the latest after ``CLOSE_S``."""
+    def free(self) -> bool:
+        """Have the environments freed; tell at the latest after ``CLOSE_S`` whether they are."""

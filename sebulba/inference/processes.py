@@ -79,6 +79,9 @@ class ProcessNode(Node):
             self._control.send((list(sys.path), worker_config(), given, server))
         except OSError as error:
             self.raise_ended(error)
+        except BaseException:
+            self.end()
+            raise
 
     def runs(self) -> bool:
         """Tell whether the process is there."""
@@ -104,9 +107,13 @@ class ProcessNode(Node):
         self.is_lost = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_S)
+        raise LostNodeError(f"the {self.name} of {self.of} {self._ending_words()}") from cause
+
+    def _ending_words(self) -> str:
         code = self._process.returncode
-        how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with code {code}"
-        raise LostNodeError(f"the {self.name} of {self.of} ended {how}") from cause
+        if code is None:
+            return "has closed its sockets, and goes on"
+        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def kill(self) -> None:
         """Kill it."""
@@ -169,7 +176,7 @@ class ProcessWorker(Worker):
         except OSError as error:
             self.node.raise_ended(error)
 
-    def free(self) -> None:
+    def free(self) -> bool:
         """Ask it to, and wait until everything is answered, for whoever gets this place next."""
         deadline = time.monotonic() + CLOSE_S
         with contextlib.suppress(OSError, ValueError, EnvError):
@@ -177,5 +184,4 @@ class ProcessWorker(Worker):
             while self._unanswered and (left := deadline - time.monotonic()) > 0:
                 if self._connection.poll(left):
                     self.receive()
-        if self._unanswered:
-            self.node.kill()
+        return not self._unanswered

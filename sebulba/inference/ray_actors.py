@@ -454,9 +454,9 @@ class ActorWorker(Worker):
         stop = self.node.actor.stop.options(concurrency_group="stop")
         stop.remote(self._slot, number)
 
-    def free(self) -> None:
+    def free(self) -> bool:
         """Have the environments freed; whoever gets this place next would wait for it."""
         ray = self.node.ray
         with contextlib.suppress(ray.exceptions.RayError):
-            if not ray.wait([self._call("close")], timeout=CLOSE_S)[0]:
-                self.node.kill()
+            return bool(ray.wait([self._call("close")], timeout=CLOSE_S)[0])
+        return False

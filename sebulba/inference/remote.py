@@ -122,10 +122,14 @@ class RemoteCycle:
         self._timer = timer
         self._sent: PyTree = None
         self.why = env.worker.where
-        self.use(programs)
+        self._use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
-        """Use other programs from the next cycle on."""
+        """Use other programs from the next cycle on; whoever replaces a worker uses them anyway."""
+        if not self._worker.is_gone:
+            self._use(programs)
+
+    def _use(self, programs: CyclePrograms) -> None:
         self._programs = programs
         self.kind, why = self._worker.prepare("use", programs.run)
         if why:

@@ -97,7 +97,6 @@ class RunningInferencers:
         for inferencer in inferencers:
             inferencer.failure = None
         if self._workers is not None:
-            self._workers.stopping.clear()
             self._workers.limit_s = self._hang_timeout_s
         if self._inline:
             # One item of each in turn: the order that threads of equal speed would have.

@@ -36,7 +36,8 @@ class Workers:
         self.stopping = threading.Event()
         """Nobody waits any more for a node that has not been placed."""
         self.limit_s: float | None = None
-        """Seconds that new environments may take to be made; None waits for ever."""
+        """Seconds that the new environments of one Inferencer may take to be made; None waits for
+        ever."""
         try:
             for first in range(0, number, per_node):
                 self.nodes.append(new_node(min(per_node, number - first)))
@@ -47,7 +48,9 @@ class Workers:
     def __call__(self, num_envs: int, seeds: list[int]) -> RemoteEnv:
         """Make the environments in the next free worker; in a new node where all are taken."""
         worker = self._take()
-        worker.limit_s = self.limit_s
+        # A node makes the environments of its Inferencers one after the other.
+        worker.limit_s = self.limit_s and self.limit_s * worker.node.room
+        worker.stopping = self.stopping
         try:
             return RemoteEnv(worker, num_envs, seeds)
         except BaseException:

@@ -436,6 +436,8 @@ class GymnasiumLoop:
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
         self._check_hosts(num_cycles, run_spec)
+        if self._workers:
+            self._workers.stopping.clear()
         updater = self._prepare(state, run_spec)
         updater.place(state)
         expected = self._expected_shapes(state.step[0])
