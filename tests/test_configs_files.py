@@ -6,12 +6,20 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from sebulba.agents.configs import MultiAgentConfig
+from sebulba.commands import cli
 from sebulba.commands.cli import _parse
-from sebulba.configs.files import config_options, read_config_file, write_config_file
+from sebulba.commands.run_folder import RunFolder
+from sebulba.configs.files import (
+    config_options,
+    option_words,
+    read_config_file,
+    write_config_file,
+)
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.errors import UsageError
 
@@ -82,6 +90,29 @@ def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
 def test_only_what_differs_from_the_preset_is_written():
     config = dataclasses.replace(PRESETS["cartpole"].make(), num_envs=128, update_devices=(1, 2))
     assert config_options(config, "cartpole") == {"num-envs": 128, "update-devices": [1, 2]}
+
+
+def test_a_fixed_strategy_that_changed_is_an_option_that_the_command_line_has(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = with_fixed_strategy(PRESETS["lbf"].make(), Path("runs/a"))
+    RunFolder(run).write_config(config, "lbf", [])
+    options = config_options(with_fixed_strategy(config, "runs/b"), str(run), config)
+    assert options == {"agent.frozen.agent/agent-1": "runs/b"}
+    words = [word for name, one in options.items() for word in option_words(config, name, one)]
+    _, read = cli.read_config([str(run), *words], "sebulba sweep")
+    assert read.agent.frozen == {"agent/agent_1": "runs/b"}
+
+
+def with_fixed_strategy(config, strategy):
+    agent = dataclasses.replace(config.agent, frozen={"agent/agent_1": strategy})
+    return dataclasses.replace(config, agent=agent)
+
+
+def test_an_agent_that_options_cannot_make_is_refused():
+    config = dataclasses.replace(PRESETS["lbf"].make(), agent=PRESETS["ppo"].make().agent)
+    with pytest.raises(UsageError, match="no options make PPOConfig of the configuration 'lbf'"):
+        config_options(config, "lbf")
 
 
 def test_name_and_folder_of_a_run_are_not_written():

@@ -108,6 +108,7 @@ def test_names_that_do_not_fit_are_refused(names, words):
         ({3: PPO_SMALL}, "has the name 3"),
         ({"": PPO_SMALL}, "has the name ''"),
         ({"a/b/c": PPO_SMALL}, "has the name 'a/b/c'"),
+        ({"a-b": PPO_SMALL, "a_b": PPO_SMALL}, "'a-b' and 'a_b' are the same on the command line"),
         ({"*": PPOConfig}, None),
         ({"*": 3}, "must be the hyper-parameters of an agent"),
         ({"*": MultiAgentConfig({"*": PPO_SMALL})}, "must be the hyper-parameters of an agent"),

@@ -79,6 +79,22 @@ def test_other_dicts_of_hyper_parameters_are_read_as_they_were_written(tmp_path)
     assert RunFolder(tmp_path).read_config(trust=True)[1] == config
 
 
+def test_a_fixed_strategy_is_kept_and_named_if_it_is_a_folder(tmp_path):
+    config = PRESETS["lbf"].make()
+
+    def with_strategy(strategy):
+        agent = dataclasses.replace(config.agent, frozen={"agent/agent_1": strategy})
+        return dataclasses.replace(config, agent=agent)
+
+    folder = RunFolder(tmp_path)
+    folder.write_config(with_strategy(tmp_path / "a"), "lbf", [])
+    assert folder.read_config()[1].agent.frozen == {"agent/agent_1": str(tmp_path / "a")}
+    named = with_strategy(tmp_path / "a").named_code()
+    assert named == [f"the policy in {str(tmp_path / 'a')!r}"]
+    with pytest.raises(UsageError, match=r"frozen\['agent/agent_1'\]=.*cannot be kept in"):
+        folder.write_config(with_strategy(lambda obs, key: obs), "lbf", [])
+
+
 def test_a_run_stays_with_the_backend_that_it_chose(begun):
     folder, config = begun
     assert folder.chosen_env(config.env) == config.env  # of a version that did not write it

@@ -205,7 +205,17 @@ class RunFolder:
           preset: Name of the configuration that it began with.
           command: The words of the command line.
           environment: What the environment is here: its ``id``, ``backend`` and ``versions``.
+
+        Raises:
+          UsageError: JSON cannot hold who acts by a fixed strategy, or it cannot be written.
         """
+        for name, strategy in getattr(config.agent, "frozen", {}).items():
+            if not isinstance(strategy, str):
+                raise UsageError(
+                    f"frozen[{name!r}]={shown(strategy)} cannot be kept in {self.config}, from "
+                    "which a run goes on; save it and use the folder of the policy, or train it "
+                    "with GymnasiumLoop"
+                )
         record = {
             "sebulba": sebulba.__version__,
             "run_id": self.run_id() or uuid.uuid4().hex,

@@ -322,6 +322,11 @@ class ExperimentConfig(LoopOptions):
         """Return what of it imports or runs code, or reads or writes files, that it names."""
         named = [] if self.agent_class is None else [f"the agent {self.agent_class}"]
         named += [f"the network {name}" for name in own_torsos(self.agent)]
+        named += [
+            f"the policy in {shown(one)}"
+            for one in getattr(self.agent, "frozen", {}).values()
+            if isinstance(one, str)
+        ]
         named += self.env.named_code()
         named += [f"the writer {name}" for name in self.writers if name != "tensorboard"]
         named += [f"the callback {name}" for name in self.callbacks]
@@ -370,5 +375,6 @@ def _optimizer_of(agent: AgentConfig) -> OptimizerConfig:
         return optimizer
     raise UsageError(
         f"anneal_learning_rate=True needs a field optimizer: OptimizerConfig, which "
-        f"{type(agent).__name__} has not; leave it out, or give the agent such a field"
+        f"{type(agent).__name__} has not; leave it out, or give the agent such a field (agents of "
+        "many have one each: optimizer.schedule)"
     )

@@ -30,6 +30,8 @@ DefaultOf: TypeAlias = Callable[[str, Any], ExperimentConfig]
 
 KEYS = ("config", "options", "measured")
 
+FROZEN = "agent.frozen"
+"""A dict, of whose members each is an option."""
 NOT_KEPT = ("name", "run_dir", "resume", "drop_replay", "strict", "trust")
 """Fields of an ``ExperimentConfig`` that belong to one run, not to a configuration."""
 
@@ -116,9 +118,18 @@ def config_options(
       config: What the options are to make.
       preset: Name of the configuration that they change.
       default: That configuration, where it is no preset.
+
+    Raises:
+      UsageError: Options cannot make it, since its agent has other hyper-parameters.
     """
     default = default or PRESETS[preset].make()
     own = dataclasses.replace(config, **{name: getattr(default, name) for name in NOT_KEPT})
+    if config.agent_class is None and type(config.agent) is not type(default.agent):
+        raise UsageError(
+            f"no options make {type(config.agent).__name__} of the configuration {preset!r}, which "
+            f"has {type(default.agent).__name__}, as in a run of an older Sebulba; begin with "
+            f"{preset!r} itself"
+        )
     if config.agent_class is None or config.agent_class == default.agent_class:
         return dict(_differences(default, own, ""))
     default = with_agent(default, config.agent_class)
@@ -133,6 +144,9 @@ def _differences(default: Any, config: Any, prefix: str) -> list[tuple[str, Opti
         name = prefix + part.replace("_", "-")
         if config_parts(before) and config_parts(before).keys() == config_parts(after).keys():
             found += _differences(before, after, f"{name}.")
+        elif prefix + part == FROZEN:
+            changed = {who: one for who, one in after.items() if before.get(who) != one}
+            found += [(f"{name}.{who.replace('_', '-')}", one) for who, one in changed.items()]
         elif before != after:
             found.append((name, list(after) if isinstance(after, tuple) else after))
     return found

@@ -50,6 +50,8 @@ class MultiAgentConfig(AgentConfig):
                     f"{field}={shown(getattr(self, field))} must be a dict by member; leave it out "
                     "where there is none"
                 )
+        frozen = {n: str(one) if isinstance(one, Path) else one for n, one in self.frozen.items()}
+        object.__setattr__(self, "frozen", frozen)
         self._check_names()
         self._check_values()
 
@@ -60,6 +62,14 @@ class MultiAgentConfig(AgentConfig):
                 raise UsageError(
                     f"{field} has the name {shown(name)}; use 'GROUP', 'GROUP/SLOT', 'GROUP/*', "
                     "'*' or '*/*'"
+                )
+        options: dict[str, str] = {}
+        for name in (*self.agents, *self.frozen):
+            other = options.setdefault(name.replace("_", "-"), name)
+            if other != name:
+                raise UsageError(
+                    f"{other!r} and {name!r} are the same on the command line, which has '-' for "
+                    "'_'; give one of them another name"
                 )
         if twice := sorted(self.agents.keys() & self.frozen.keys()):
             raise UsageError(f"{twice[0]!r} is in agents and in frozen; leave it out of one")
@@ -132,5 +142,6 @@ def _check_known(groups: Mapping[str, tuple[str, ...]], names: Mapping[str, Any]
         if name not in known:
             raise UsageError(
                 f"agents has {name!r}, which is no group or slot of this environment; it has "
-                f"{', '.join(sorted(known))}"
+                f"{', '.join(sorted(known))}; name those, or on the command line begin with a "
+                "configuration of one policy, such as ppo"
             )

@@ -96,7 +96,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
         if not isinstance(spec, MultiAgentSpec):
             raise UsageError(
                 f"MultiAgent needs an environment of many agents; {shown(spec)} has one: give its "
-                "agent the configuration of one, such as PPOConfig()"
+                "agent the configuration of one, such as PPOConfig(), or on the command line begin "
+                "with one such as ppo"
             )
         super().__init__(spec, config)  # type: ignore[arg-type]
         self.population = spec
