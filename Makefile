@@ -113,8 +113,12 @@ $(VENV)/.ready-cluster: pyproject.toml | $(VENV)/.ready-test
 	@$(PIP) install --editable '.[cluster]'
 	@touch $@
 
-$(VENV)/.ready-ns3: packages/sebulba-ns3/pyproject.toml | $(VENV)/.ready-test
-	@$(PIP) install --no-deps --editable packages/sebulba-ns3 ns3==3.44.post0
+$(VENV)/.wheel-ns3: | $(VENV)/.ready-test
+	@$(PIP) install --no-deps ns3==3.44.post0
+	@touch $@
+
+$(VENV)/.ready-ns3: packages/sebulba-ns3/pyproject.toml $(VENV)/.wheel-ns3 | $(VENV)/.ready-test
+	@$(PIP) install --no-deps --editable packages/sebulba-ns3
 	@touch $@
 
 $(BIN)/python:

@@ -14,6 +14,11 @@
 set -u
 environment=${1:?the id of an environment, such as my_env:MyEnv}
 per_node=${INFERENCERS_PER_NODE:-14}
+if [ "$SLURM_NNODES" -lt 2 ]; then
+  echo "one machine trains and the others have the Inferencers: ask for --nodes=2 or more; on one" \
+    "machine use sebulba train with --cluster.address processes" >&2
+  exit 2
+fi
 port=$((20000 + SLURM_JOB_ID % 20000)) # jobs of others may be on the same machine
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -27,7 +32,14 @@ srun --overlap --nodes=$((SLURM_NNODES - 1)) --ntasks=$((SLURM_NNODES - 1)) --ex
   bash -c "until ray health-check --address $head:$port; do sleep 2; done 2>/dev/null
            ray start --address=$head:$port --num-cpus=$per_node --block" &
 
-until ray health-check --address "$head:$port" 2>/dev/null; do sleep 2; done
+tries=0
+until ray health-check --address "$head:$port" 2>/dev/null; do
+  if [ $((tries += 1)) -gt 60 ]; then
+    echo "Ray did not start on $head, or something else has its port $port" >&2
+    exit 1
+  fi
+  sleep 2
+done
 sebulba train impala --env.id "$environment" --name "slurm-$SLURM_JOB_ID" --resume \
   --num-inferencers-per-device $((per_node * (SLURM_NNODES - 1))) \
   --cluster.address "$head:$port" --cluster.nodes "$SLURM_NNODES" \
