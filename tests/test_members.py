@@ -200,6 +200,7 @@ def test_a_frozen_policy_acts_as_it_does_alone_and_does_not_change(trained, tmp_
     assert type(sebulba.load_policy(tmp_path / "blue").agent) is type(policy.agent)
 
 
+@pytest.mark.slow
 def test_a_policy_that_explores_is_frozen_with_its_chance(trained):
     policy = sebulba.load_policy(trained / "blue", explore=True)
     _, sampled, _ = run(Pairs, MultiAgentConfig({"*": PPO}, frozen={"blue": policy}))

@@ -213,6 +213,7 @@ def run_loop(env: Any, config: Any, *, cycles: int = 6, steps: int = 8, **option
     return agent, result, recorder
 
 
+@pytest.mark.slow
 def test_visitors_come_and_go_beside_a_guide_with_other_spaces():
     _, result, recorder = run_loop(Visitors, PPO_SMALL)
     row = recorder.trajectories[0].env_step

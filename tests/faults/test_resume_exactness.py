@@ -224,6 +224,7 @@ def test_another_total_of_environments_begins_with_new_step_states(on_policy):
     assert leaves_equal(*statistics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [8, 6])
 def test_a_replay_that_does_not_fit_is_refused_or_dropped(off_policy, num_envs):
     folder, saved = off_policy
