@@ -235,3 +235,10 @@ def test_an_exam_of_the_last_policy_counts_in_place_of_a_return(tmp_path, monkey
     assert "0.190" in learn.table_row(result, goal)
     at_least = dataclasses.replace(goal, is_limit=False, mean_return=0.2)
     assert not learn.verdict(result, at_least).is_reached
+
+
+@pytest.mark.parametrize("figures", [{0: 0.2, 1: None}, {0: 0.0, 1: 0.0}])
+def test_the_picture_of_an_exam_has_its_figures_and_no_curves(tmp_path, figures):
+    file = tmp_path / "kuhn.png"
+    learn.draw_exam(figures, GOALS["kuhn"], "kuhn", file)
+    assert file.read_bytes().startswith(b"\x89PNG")

@@ -161,7 +161,7 @@ def test_the_gallery_shows_every_seed_and_the_command(tmp_path):
     row = ["[cartpole-dqn](#cartpole-dqn)", str(GOALS["cartpole-dqn"]), "**2 of 3**"]
     assert [*row, "480, 470.5, 500", "66 s"] in cells(page)
     assert "`sebulba train cartpole-dqn`" in text and "Known: " in text
-    assert "![Learning curves of cartpole-dqn](results/learn-cartpole-dqn.png)" in text
+    assert "![What cartpole-dqn learned](results/learn-cartpole-dqn.png)" in text
 
 
 def test_the_gallery_of_the_documentation_is_that_of_the_results(tmp_path):

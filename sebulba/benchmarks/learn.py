@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sebulba.benchmarks.pictures import BLUE, GREY, open_frame, picture
 from sebulba.commands.run_folder import file_name
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.files import read_json_object
@@ -350,9 +351,32 @@ def write(
     """Write ``learn-NAME.json`` and ``learn-NAME.png``."""
     folder.mkdir(exist_ok=True)
     (folder / f"learn-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    file = folder / f"learn-{name}.png"
+    if goal is not None and goal.exam:  # returns of play against oneself say nothing
+        draw_exam({r.seed: r.exam for r in results}, goal, name, file)
+        return
     learning_curves(
         {f"seed {r.seed}": ([(x, y) for x, _, y in r.training], r.evaluations) for r in results},
-        folder / f"learn-{name}.png",
+        file,
         title=name,
         line=goal.mean_return if goal else None,
     )
+
+
+def draw_exam(figures: Mapping[int, float | None], goal: Goal, name: str, file: Path) -> None:
+    """Draw the figure of an exam, of every seed by its number; None if there is none."""
+    with picture(file, 7, 0.8 + 0.45 * len(figures)) as figure:
+        axes = figure.add_subplot()
+        words = {s: "none" if found is None else f"{found:.3g}" for s, found in figures.items()}
+        names = [f"seed {seed}: {word}" for seed, word in words.items()]
+        lengths = [found or 0.0 for found in figures.values()]
+        axes.barh(names, lengths, height=0.6, color=BLUE)
+        sign = "≤" if goal.is_limit else "≥"
+        label = f"goal {sign} {goal.mean_return:g}"
+        axes.axvline(goal.mean_return, color=GREY, linestyle=":", label=label)
+        axes.invert_yaxis()
+        longest = max(*lengths, goal.mean_return) or 1.0
+        axes.set(xlabel=goal.exam, xlim=(-0.01 * longest, 1.15 * longest))
+        axes.set_title(name, loc="left", fontweight="bold")
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)
+        open_frame(axes, "x")

@@ -98,7 +98,7 @@ def _picture(name: str, folder: Path, page: Path) -> list[str]:
         parts.append(f"Known: {goal.reference}.")
     file = folder / f"{LEARN}{name}.png"
     if file.exists():
-        parts.append(f"![Learning curves of {name}]({os.path.relpath(file, page.parent)})")
+        parts.append(f"![What {name} learned]({os.path.relpath(file, page.parent)})")
     return parts
 
 
