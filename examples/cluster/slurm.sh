@@ -24,6 +24,9 @@ port=$((20000 + SLURM_JOB_ID % 20000)) # jobs of others may be on the same machi
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${nodes[0]}
 export RAY_TMPDIR=${SLURM_TMPDIR:-/tmp}
+# Others on these machines do not get into this cluster.
+RAY_AUTH_TOKEN=$(od -An -tx1 -N32 /dev/urandom | tr -d ' \n')
+export RAY_AUTH_TOKEN RAY_AUTH_MODE=token
 
 # The first machine has room for the updates, and no Inferencers but those that are asked for there.
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \

@@ -168,7 +168,7 @@ def _end_like(status: int, notes: int) -> NoReturn:
         end_at_once(int(told[CODE]))
     _say(
         f"was ended, with code {os.WEXITSTATUS(status)}, by something in it that called exit or "
-        "_exit, such as native code of the environment",
+        "_exit, such as native code of the environment, or Ray if its head is gone",
         told,
     )
     end_at_once(EXIT_OTHER)

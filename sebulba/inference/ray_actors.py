@@ -122,6 +122,10 @@ def known_cluster() -> str | None:
     """Return the address of the cluster that ``auto`` would take; None if there is none."""
     if address := os.environ.get("RAY_ADDRESS"):
         return None if address == "local" else address
+    return _noted_cluster()
+
+
+def _noted_cluster() -> str | None:
     try:
         with open(CURRENT_CLUSTER) as file:
             return file.read().strip() or None
@@ -221,16 +225,19 @@ def _connect(ray: Any, cluster: ClusterOptions, number: int) -> bool:
                 ray.init("local", num_cpus=number, **own, **quiet)
             return True
         try:
-            if cluster.address != "auto":
+            address = cluster.address
+            if address != "auto":
                 # Ray itself would wait for minutes.
-                host, _, port = cluster.address.rpartition(":")
+                host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
-            ray.init(cluster.address, **quiet)
+                address = "auto" if _is_of_this_machine(host, port) else address
+            ray.init(address, **quiet)
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise UsageError(
                 f"cluster.address={cluster.address!r}: no cluster of Ray answers ({error}); start "
                 "one with `ray start --head` on one machine and `ray start --address=HOST:6379` on "
-                "the others, and train on one of them"
+                "the others, and train on one of them; one that asks for a token, as `ray "
+                "get-auth-token` shows it, is given that with RAY_AUTH_MODE=token"
             ) from error
     try:
         _wait_for_machines(ray, cluster)
@@ -238,6 +245,14 @@ def _connect(ray: Any, cluster: ClusterOptions, number: int) -> bool:
         ray.shutdown()
         raise
     return True
+
+
+def _is_of_this_machine(host: str, port: str) -> bool:
+    """Tell whether ``auto`` takes this cluster, for which alone Ray uses a token by itself."""
+    noted, _, its_port = (_noted_cluster() or "").rpartition(":")
+    if "RAY_ADDRESS" in os.environ or not noted or port != its_port:
+        return False
+    return socket.gethostbyname(host) in ("127.0.0.1", socket.gethostbyname(noted))
 
 
 def _wait_for_machines(ray: Any, cluster: ClusterOptions) -> None:
