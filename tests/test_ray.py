@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 import warnings
 
@@ -102,9 +103,12 @@ def test_where_no_cluster_is_the_error_says_how_to_start_one():
 
 
 @pytest.fixture
-def two_nodes():
+def two_nodes(monkeypatch):
     """A cluster of a head with room for two Inferencers and a node with room for one."""
     from ray.cluster_utils import Cluster
+
+    # All processes have to have the same mode; a test before may have chosen another for this one.
+    monkeypatch.setenv("RAY_AUTH_MODE", os.environ.get("RAY_AUTH_MODE", "disabled"))
 
     before = signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings():
@@ -143,3 +147,27 @@ def test_inferencers_are_spread_over_nodes_and_outlive_one(two_nodes):
         result = loop.run(loop.new_state(0, STEPS), 10**6, STEPS)
         assert len({loop._envs[index].worker.node.machine_id for index in range(2)}) == 1
     assert result.counters.env_restarts == 1 and result.stopped
+
+
+def test_a_head_that_goes_ends_the_run_with_what_goes_on(two_nodes, tmp_path, monkeypatch):
+    # Ray itself ends the process, after a minute if nothing else is said.
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
+    said, run = tmp_path / "said", tmp_path / "run"
+    command = [sys.executable, "-m", "sebulba", "train", "cartpole-ppo", "--run-dir", str(run)]
+    options = ["--cluster.address", two_nodes.address, "--checkpoint.every-updates", "500"]
+    with said.open("w") as file:
+        train = subprocess.Popen(
+            [*command, *options, "--total-env-steps", "100000000"], stdout=file, stderr=file
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while not [*run.glob("checkpoints/[0-9]*")] and time.monotonic() < deadline:
+            assert train.poll() is None, said.read_text()
+            time.sleep(0.2)
+        two_nodes.head_node.kill_gcs_server()
+        assert train.wait(120) == 1
+    finally:
+        train.kill()
+        train.wait()
+    words = said.read_text()
+    assert "or Ray if its head is gone" in words and "sebulba resume" in words
