@@ -308,8 +308,23 @@ def tic_tac_toe() -> ExperimentConfig:
 
 
 def connect_four() -> ExperimentConfig:
-    """Return self-play in ConnectFour."""
-    return _self_play("ConnectFour-v1", torso=TorsoConfig(hidden_sizes=(256, 256)))
+    """Return self-play in ConnectFour.
+
+    As in TicTacToe, advantages keep their size, so that the policy goes on making moves that are
+    not its best: with normalised ones it lost every eleventh game to random play, whose positions
+    it did not know. 2M env steps with 2 epochs of 4 minibatches won less than half as often against
+    a script.
+    """
+    config = _self_play(
+        "ConnectFour-v1",
+        6_000_000,
+        entropy_coefficient=0.1,
+        normalize_advantages=False,
+        epochs=4,
+        minibatches=8,
+        torso=TorsoConfig(hidden_sizes=(256, 256)),
+    )
+    return dataclasses.replace(config, anneal_learning_rate=True)
 
 
 def level_based_foraging() -> ExperimentConfig:
