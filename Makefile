@@ -113,7 +113,7 @@ $(VENV)/.ready-cluster: pyproject.toml | $(VENV)/.ready-test
 	@$(PIP) install --editable '.[cluster]'
 	@touch $@
 
-$(VENV)/.wheel-ns3: | $(VENV)/.ready-test
+$(VENV)/.wheel-ns3: packages/sebulba-ns3/pyproject.toml | $(VENV)/.ready-test
 	@$(PIP) install --no-deps ns3==3.44.post0
 	@touch $@
 

@@ -153,29 +153,6 @@ def test_the_script_is_bash_and_its_options_exist():
     assert config.cluster.inferencers_per_node * (4 - 1) == config.num_inferencers_per_device
 
 
-@pytest.mark.parametrize(
-    ("noted", "host", "port", "is_ours"),
-    [
-        ("192.0.2.7:6379", "192.0.2.7", "6379", True),
-        ("192.0.2.7:6379", "127.0.0.1", "6379", True),
-        ("192.0.2.7:6379", "192.0.2.8", "6379", False),
-        ("192.0.2.7:6379", "127.0.0.1", "6380", False),
-        (None, "127.0.0.1", "6379", False),
-    ],
-)
-def test_a_cluster_of_this_machine_is_known_by_its_address(
-    tmp_path, monkeypatch, noted, host, port, is_ours
-):
-    file = tmp_path / "current"
-    if noted:
-        file.write_text(noted + "\n")
-    monkeypatch.setattr(ray_actors, "CURRENT_CLUSTER", str(file))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert ray_actors._is_of_this_machine(host, port) == is_ours
-    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.9:1")  # which auto would take
-    assert not ray_actors._is_of_this_machine(host, port)
-
-
 def findings_of_cluster(monkeypatch: pytest.MonkeyPatch, address: str | None, machines: Any) -> Any:
     monkeypatch.setattr(ray_actors, "known_cluster", lambda: address)
     monkeypatch.setattr(ray_actors, "machines_of", machines)

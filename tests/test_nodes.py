@@ -121,6 +121,9 @@ class FakeWorker(Worker):
         self.freed += 1
         return not self.is_slow
 
+    def is_free(self) -> bool:
+        return not self.is_slow
+
     def send(self, name: str, *arguments: Any) -> None: ...
 
     def has_answer(self) -> bool:
@@ -285,10 +288,14 @@ def test_environments_that_are_never_made_are_given_up_and_named(monkeypatch):
     assert workers.nodes[0].is_lost
 
 
-def test_all_of_a_node_may_take_as_long_as_each_alone():
-    workers = Workers(FakeNode, 3, 3)
-    workers.limit_s = 10.0
-    assert workers(3, [0]).worker.limit_s == 30.0
+def test_those_that_a_node_makes_at_once_may_take_as_long_as_each_alone(monkeypatch):
+    workers = Workers(FakeNode, 4, 4)
+    workers.limit_s = 0.5
+    monkeypatch.setattr(FakeWorker, "has_answer", lambda self: False)
+    (node,) = workers.nodes
+    with node.preparing(), node.preparing(), pytest.raises(EnvError, match="'make' for 2 s"):
+        workers(3, [0])
+    assert node.num_preparing == 0
 
 
 @pytest.mark.parametrize("room", [1, 2])
@@ -304,6 +311,8 @@ def test_a_stop_does_not_wait_for_environments_that_are_being_made(room, monkeyp
     assert last.ended == (2 if room == 1 else 0) and not last.is_lost
     assert other.worker.node.lives
     assert last.take() is None  # what is being made there would answer whoever has the place
+    monkeypatch.setattr(FakeWorker, "is_slow", False)
+    assert (last.take() is None) == (room == 1)  # it has been made and freed
 
 
 class Overlap:

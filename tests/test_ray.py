@@ -164,6 +164,7 @@ def test_a_head_that_goes_ends_the_run_with_what_goes_on(two_nodes, tmp_path, mo
         while not [*run.glob("checkpoints/[0-9]*")] and time.monotonic() < deadline:
             assert train.poll() is None, said.read_text()
             time.sleep(0.2)
+        assert [*run.glob("checkpoints/[0-9]*")], said.read_text()
         two_nodes.head_node.kill_gcs_server()
         assert train.wait(120) == 1
     finally:

@@ -7,10 +7,13 @@ together (``sebulba/hosts/``) are something else: each runs a loop of its own.
 from __future__ import annotations
 
 import abc
+import bisect
+import contextlib
 import dataclasses
 import itertools
 import threading
 import time
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
@@ -74,20 +77,27 @@ class Versions:
         self._named: dict[int, int] = {}
         """The number that each Inferencer was given last."""
         self._last = 0
+        self._lock = threading.Lock()
 
     def of(self, slot: int, networks: PyTree) -> Version:
         """Return the version of ``networks``, for which the Inferencer in ``slot`` asks."""
-        number = next((n for known, n in self._numbers if known is networks), 0)
-        if is_new := not number:
-            self._last = number = self._last + 1
-            self._numbers.append((networks, number))
-        self._named[slot] = number
-        keep = {*self._named.values(), self._last}
-        if [*self._named.values()].count(self._last) < self._room:
-            # In lockstep an Inferencer that comes later asks for those before the newest.
-            keep.add(self._last - 1)
-        self._numbers = [known for known in self._numbers if known[1] in keep]
-        return Version(number, is_new, {known[1] for known in self._numbers})
+        with self._lock:
+            number = next((n for known, n in self._numbers if known is networks), 0)
+            if is_new := not number:
+                self._last = number = self._last + 1
+                self._numbers.append((networks, number))
+            self._named[slot] = number
+            keep = {*self._named.values(), self._last}
+            if [*self._named.values()].count(self._last) < self._room:
+                # In lockstep an Inferencer that comes later asks for those before the newest.
+                keep.add(self._last - 1)
+            self._numbers = [known for known in self._numbers if known[1] in keep]
+            return Version(number, is_new, {known[1] for known in self._numbers})
+
+    def forget(self, slot: int) -> None:
+        """Have no Inferencer in ``slot`` any more that may ask again."""
+        with self._lock:
+            self._named.pop(slot, None)
 
 
 class Node(abc.ABC):
@@ -112,7 +122,11 @@ class Node(abc.ABC):
         self.is_closed = False
         """``close`` was called, or its last worker was closed."""
         self._free = list(range(room))
+        self._leaving: dict[int, Worker] = {}
+        """Closed workers that have not freed their places yet."""
         self._num_taken = 0
+        self.num_preparing = 0
+        """Workers that wait for environments or programs, which are made one after the other."""
         self._lock = threading.Lock()
         """Of what its workers share here."""
         self._sending = threading.Lock()
@@ -135,27 +149,45 @@ class Node(abc.ABC):
     def take(self) -> Worker | None:
         """Return a worker in it; None if it has no room."""
         with self._lock:
-            if not self.lives or not self._free:
+            if not self.lives:
+                return None
+            for slot in [slot for slot, worker in self._leaving.items() if worker.is_free()]:
+                del self._leaving[slot]
+                bisect.insort(self._free, slot)
+            if not self._free:
                 return None
             self._num_taken += 1
             return self.worker(self._free.pop(0))
 
-    def release(self, slot: int, *, is_free: bool) -> None:
+    def release(self, slot: int, worker: Worker | None) -> None:
         """Let another have the place of a worker that was closed; the last ends the node.
 
         Args:
           slot: The place.
-          is_free: Nothing runs there any more; else nobody gets it.
+          worker: It, if it has not freed the place yet.
         """
+        self._versions.forget(slot)
         with self._lock:
-            if is_free:
-                self._free.append(slot)
-                self._free.sort()
+            if worker is None:
+                bisect.insort(self._free, slot)
+            else:
+                self._leaving[slot] = worker
             self._num_taken -= 1
             is_empty = not self._num_taken
             self.is_closed = self.is_closed or is_empty
         if is_empty:
             self.end()
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Count one more worker that prepares, meanwhile."""
+        with self._lock:
+            self.num_preparing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.num_preparing -= 1
 
     def close(self) -> None:
         """End it; may be called twice."""
@@ -213,7 +245,8 @@ class Worker(abc.ABC):
         """Be the way to the server in a place of ``node``."""
         self.node = node
         self.limit_s: float | None = None
-        """Seconds that it may take to make environments and to compile; None waits for ever."""
+        """Seconds that it may take to make environments and to compile, times the workers of its
+        node that do so at once; None waits for ever."""
         self.stopping = threading.Event()
         """Nobody waits any more for its environments."""
         self._slot = slot
@@ -243,21 +276,26 @@ class Worker(abc.ABC):
             ended.
         """
         self.begin(name, *arguments)
-        began = time.monotonic()
+        with self.node.preparing():
+            self._wait_for(name)
+        return self.answer()
+
+    def _wait_for(self, name: str) -> None:
+        began, most = time.monotonic(), 1
         while not self.has_answer():
             if self.stopping.is_set():
                 if self.node.room == 1:
                     self.node.close()
                 self.close()  # an answer that still comes is nobody's
                 raise EnvError(f"the run ended before the {self.name} had answered {name!r}")
-            if self.limit_s is not None and time.monotonic() > began + self.limit_s:
+            most = max(most, self.node.num_preparing)
+            if self.limit_s is not None and time.monotonic() > began + self.limit_s * most:
                 self.kill()
                 raise EnvError(
-                    f"the {self.name} did not answer {name!r} for {self.limit_s:.0f} s and was "
-                    "killed; mend what makes the environments, or raise faults.hang_timeout_s if "
-                    "it is just slow"
+                    f"the {self.name} did not answer {name!r} for {self.limit_s * most:.0f} s and "
+                    "was killed; mend what makes the environments, or raise faults.hang_timeout_s "
+                    "if it is just slow"
                 )
-        return self.answer()
 
     def begin(self, name: str, *arguments: Any) -> None:
         """Send a request, to which ``answer`` will return the answer.
@@ -321,7 +359,7 @@ class Worker(abc.ABC):
                 return
             self._closed = True
         is_free = self.node.lives and self.free()
-        self.node.release(self._slot, is_free=is_free)
+        self.node.release(self._slot, None if is_free else self)
 
     @property
     def is_gone(self) -> bool:
@@ -331,3 +369,7 @@ class Worker(abc.ABC):
     @abc.abstractmethod
     def free(self) -> bool:
         """Have the environments freed; tell at the latest after ``CLOSE_S`` whether they are."""
+
+    @abc.abstractmethod
+    def is_free(self) -> bool:
+        """Tell, without waiting, whether they are freed after ``free`` said that they were not."""

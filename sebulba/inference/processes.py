@@ -76,12 +76,16 @@ class ProcessNode(Node):
         self._control, *self._connections = (Connection(ours.detach()) for ours, _ in pairs)
         self._ending = threading.Lock()
         try:
-            self._control.send((list(sys.path), worker_config(), given, server))
-        except OSError as error:
-            self.raise_ended(error)
+            self._send_given((list(sys.path), worker_config(), given, server))
         except BaseException:
             self.end()
             raise
+
+    def _send_given(self, message: tuple) -> None:
+        try:
+            self._control.send(message)
+        except OSError as error:
+            self.raise_ended(error)
 
     def runs(self) -> bool:
         """Tell whether the process is there."""
@@ -178,10 +182,14 @@ class ProcessWorker(Worker):
 
     def free(self) -> bool:
         """Ask it to, and wait until everything is answered, for whoever gets this place next."""
-        deadline = time.monotonic() + CLOSE_S
         with contextlib.suppress(OSError, ValueError, EnvError):
             self.send("close")
-            while self._unanswered and (left := deadline - time.monotonic()) > 0:
-                if self._connection.poll(left):
-                    self.receive()
+        return self.is_free(CLOSE_S)
+
+    def is_free(self, wait_s: float = 0.0) -> bool:
+        """Take the answers that are there, and tell whether none is missing."""
+        deadline = time.monotonic() + wait_s
+        with contextlib.suppress(OSError, ValueError, EnvError):
+            while self._unanswered and self._connection.poll(max(0, deadline - time.monotonic())):
+                self.receive()
         return not self._unanswered

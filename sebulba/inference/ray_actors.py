@@ -122,10 +122,6 @@ def known_cluster() -> str | None:
     """Return the address of the cluster that ``auto`` would take; None if there is none."""
     if address := os.environ.get("RAY_ADDRESS"):
         return None if address == "local" else address
-    return _noted_cluster()
-
-
-def _noted_cluster() -> str | None:
     try:
         with open(CURRENT_CLUSTER) as file:
             return file.read().strip() or None
@@ -225,19 +221,17 @@ def _connect(ray: Any, cluster: ClusterOptions, number: int) -> bool:
                 ray.init("local", num_cpus=number, **own, **quiet)
             return True
         try:
-            address = cluster.address
-            if address != "auto":
+            if cluster.address != "auto":
                 # Ray itself would wait for minutes.
-                host, _, port = address.rpartition(":")
+                host, _, port = cluster.address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
-                address = "auto" if _is_of_this_machine(host, port) else address
-            ray.init(address, **quiet)
+            ray.init(cluster.address, **quiet)
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise UsageError(
                 f"cluster.address={cluster.address!r}: no cluster of Ray answers ({error}); start "
                 "one with `ray start --head` on one machine and `ray start --address=HOST:6379` on "
-                "the others, and train on one of them; one that asks for a token, as `ray "
-                "get-auth-token` shows it, is given that with RAY_AUTH_MODE=token"
+                "the others, and train on one of them; for one that asks for a token, which `ray "
+                "get-auth-token` shows, set RAY_AUTH_MODE=token, or use auto there"
             ) from error
     try:
         _wait_for_machines(ray, cluster)
@@ -245,14 +239,6 @@ def _connect(ray: Any, cluster: ClusterOptions, number: int) -> bool:
         ray.shutdown()
         raise
     return True
-
-
-def _is_of_this_machine(host: str, port: str) -> bool:
-    """Tell whether ``auto`` takes this cluster, for which alone Ray uses a token by itself."""
-    noted, _, its_port = (_noted_cluster() or "").rpartition(":")
-    if "RAY_ADDRESS" in os.environ or not noted or port != its_port:
-        return False
-    return socket.gethostbyname(host) in ("127.0.0.1", socket.gethostbyname(noted))
 
 
 def _wait_for_machines(ray: Any, cluster: ClusterOptions) -> None:
@@ -470,8 +456,21 @@ class ActorWorker(Worker):
         stop.remote(self._slot, number)
 
     def free(self) -> bool:
-        """Have the environments freed; whoever gets this place next would wait for it."""
-        ray = self.node.ray
-        with contextlib.suppress(ray.exceptions.RayError):
-            return bool(ray.wait([self._call("close")], timeout=CLOSE_S)[0])
+        """Have the environments freed; whoever gets this place next would wait for it.
+
+        Where they are not in time, the actor is killed: a new one needs its CPUs. At a stop nobody
+        does.
+        """
+        if not self.node.is_placed:
+            return False
+        with contextlib.suppress(self.node.ray.exceptions.RayError):
+            self._asked = self._call("close")
+            if self.is_free(CLOSE_S):
+                return True
+        if not self.stopping.is_set():
+            self.node.kill()
         return False
+
+    def is_free(self, wait_s: float = 0.0) -> bool:
+        """Tell whether its last call has ended."""
+        return bool(self.node.ray.wait([self._asked], timeout=wait_s)[0])

@@ -48,8 +48,7 @@ class Workers:
     def __call__(self, num_envs: int, seeds: list[int]) -> RemoteEnv:
         """Make the environments in the next free worker; in a new node where all are taken."""
         worker = self._take()
-        # A node makes the environments of its Inferencers one after the other.
-        worker.limit_s = self.limit_s and self.limit_s * worker.node.room
+        worker.limit_s = self.limit_s
         worker.stopping = self.stopping
         try:
             return RemoteEnv(worker, num_envs, seeds)

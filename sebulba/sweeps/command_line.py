@@ -197,7 +197,8 @@ def _options_of(
     config: ExperimentConfig, preset: str, start: str, read_config: ReadConfig
 ) -> dict[str, Any]:
     """Return the options that make ``config`` of ``preset``, with which ``start`` began."""
-    default = None if preset in PRESETS else read_config([start], "sebulba sweep")[1]
+    words = [start, *(["--trust"] if config.trust else [])]
+    default = None if preset in PRESETS else read_config(words, "sebulba sweep")[1]
     return config_options(config, preset, default)
 
 
