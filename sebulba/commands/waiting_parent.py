@@ -114,6 +114,8 @@ def _wait_for(child: int, heard: int) -> int:
             return status
         if ended and os.WSTOPSIG(status) in SUSPENDING:  # Ctrl-Z: so that the shell sees it
             _undergo(os.WSTOPSIG(status))
+            if which in SUSPENDING:
+                continue  # the child has had it, and would stop again now that it goes on
         if which == signal.SIGINT:
             interrupts.pass_on()
         elif which not in NOT_PASSED_ON:

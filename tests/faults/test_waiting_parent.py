@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sebulba.commands import waiting_parent
 from tests.faults.children import ROOT, Child, newest_whole, training_began
 from tests.faults.test_process_edges import ON_TERMINAL, command, environment
 from tests.faults.test_signals import SMALL, check_saved
@@ -250,6 +251,26 @@ echo "ended with $?"
 """
 
 
+@pytest.mark.parametrize("which", [signal.SIGTSTP, signal.SIGCHLD, signal.SIGTERM])
+def test_a_child_that_stopped_is_not_stopped_again_when_it_goes_on(monkeypatch, which):
+    stopped, done = (signal.SIGTSTP << 8) | 0x7F, 0
+    assert os.WIFSTOPPED(stopped) and os.WSTOPSIG(stopped) == signal.SIGTSTP
+    signals, states = iter([which, signal.SIGCHLD]), iter([(7, stopped), (7, done)])
+    undergone, passed_on = [], []
+    monkeypatch.setattr(signal, "sigwait", lambda _: next(signals))
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(states))
+    monkeypatch.setattr(os, "kill", lambda _, number: passed_on.append(number))
+    monkeypatch.setattr(waiting_parent, "_undergo", undergone.append)
+    heard, written = os.pipe()
+    try:
+        assert waiting_parent._wait_for(7, heard) == done
+    finally:
+        os.close(heard)
+        os.close(written)
+    assert undergone == [signal.SIGTSTP]
+    assert passed_on == ([signal.SIGTERM] if which == signal.SIGTERM else [])
+
+
 def test_ctrl_z_and_ctrl_c_on_a_terminal(tmp_path, compile_cache_folder):
     run, (main, terminal) = tmp_path / "run", os.openpty()
     words = ["train", "cartpole", *SMALL, *SHORT, str(compile_cache_folder), "--run-dir", str(run)]
@@ -271,7 +292,10 @@ def test_ctrl_z_and_ctrl_c_on_a_terminal(tmp_path, compile_cache_folder):
         while not condition():
             assert time.monotonic() < deadline, seen
             if select.select([main], [], [], 0.01)[0]:
-                seen += os.read(main, 2**16).decode(errors="replace")
+                try:
+                    seen += os.read(main, 2**16).decode(errors="replace")
+                except OSError as error:  # nobody has the terminal any more
+                    raise AssertionError(seen) from error
 
     try:
         read_until(training_began(run))
