@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 import warnings
+from unittest import mock
 
 import pytest
 
 from sebulba.errors import EnvError, UsageError
+from sebulba.inference.ray_actors import ActorNode, NetworkStore
 from sebulba.options import ClusterOptions
 from tests import test_managers
 from tests.loop_helpers import leaves_equal, make_tiny_loop
@@ -100,6 +102,17 @@ def test_where_no_cluster_is_the_error_says_how_to_start_one():
     cluster = ClusterOptions(address="127.0.0.1:1")
     with pytest.raises(UsageError, match="ray start --head"):
         make_tiny_loop(CountingEnv, cluster=cluster)
+
+
+def test_a_place_is_free_again_though_its_actor_was_never_placed():
+    actor = mock.MagicMock()  # Ray has not found a machine for it, so that it answers nothing
+    module = mock.MagicMock(wait=mock.Mock(side_effect=AssertionError("nothing was asked")))
+    module.remote.return_value.return_value.remote.return_value = actor
+    node = ActorNode(module, NetworkStore(module), b"", 2, None)
+    first, second = node.take(), node.take()
+    assert first is not None and second is not None and node.take() is None
+    first.close()
+    assert node.take() is not None
 
 
 @pytest.fixture

@@ -462,7 +462,7 @@ class ActorWorker(Worker):
         does.
         """
         if not self.node.is_placed:
-            return False
+            return True  # nothing has been asked
         with contextlib.suppress(self.node.ray.exceptions.RayError):
             self._asked = self._call("close")
             if self.is_free(CLOSE_S):
