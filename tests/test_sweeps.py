@@ -32,12 +32,12 @@ def run_sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "TRAIN", FAKE)
     monkeypatch.setattr(sweep, "POLL_S", 0.02)
 
-    def run(*words, name="a", space=SPACE, deeds=""):
+    def run(*words, config="cartpole", name="a", space=SPACE, deeds=""):
         monkeypatch.setenv("FAKE_TRAIN", deeds)
         (tmp_path / "space.json").write_text(json.dumps(space))
         found = tmp_path / f"{name}.json"
         code = cli.main(
-            ["sweep", "cartpole", "--space", str(tmp_path / "space.json"), "--sweep-dir"]
+            ["sweep", config, "--space", str(tmp_path / "space.json"), "--sweep-dir"]
             + [str(tmp_path / name), "--total-env-steps", "1000", "--json", str(found), *words]
         )
         trials = json.loads(found.read_text())["trials"] if found.exists() else []
@@ -64,6 +64,19 @@ def test_a_sweep_finds_the_best_values_and_shows_them(run_sweep, tmp_path, capsy
     assert config.num_envs == best["values"]["num-envs"]
     log = (tmp_path / "a" / f"trial-{best['trial']:04d}-seed-0.log").read_text()
     assert "--total-env-steps 1000" in log and "--no-pin-inferencers" in log
+
+
+def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(run_sweep, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("from sebulba.configs.presets import PRESETS\nmine = PRESETS['cartpole'].make\n")
+    file = tmp_path / "begin.json"
+    options = {"queue-size": 3, "steps-per-cycle": 16}
+    file.write_text(json.dumps({"config": f"{own}:mine", "options": options}))
+    run_sweep("--trials", "1", "--trust", config=str(file))
+    best = [str(tmp_path / "a" / "best.json"), "--trust"]
+    preset, config = cli.read_config(best, "sebulba train")
+    assert preset == f"{own}:mine"
+    assert (config.queue_size, config.steps_per_cycle) == (3, 16)
 
 
 def test_a_trial_returns_the_mean_over_its_seeds(run_sweep, tmp_path):

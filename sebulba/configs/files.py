@@ -9,6 +9,7 @@ that one parser checks them wherever they come from. ``measured`` is for the rea
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, TypeAlias
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
-from sebulba.configs.presets import PRESETS
+from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError
 from sebulba.files import read_json_object, write_json
 
@@ -57,7 +58,7 @@ def read_config_file(
     if not os.path.isfile(path):  # False for a name that is too long, too
         raise UsageError(
             f"configuration file {path} does not exist; use one that sebulba bench tune wrote, "
-            f"or a configuration: {', '.join(PRESETS)}"
+            f"or a configuration: {' or '.join(NEUTRAL)}"
         )
     record = read_json_object(path)
     unknown = sorted(set(record) - set(KEYS))
@@ -83,8 +84,10 @@ def config_of_preset(name: Any, path: Path) -> ExperimentConfig:
     """Return the preset that a configuration file names; UsageError if there is none."""
     if isinstance(name, str) and name in PRESETS:
         return PRESETS[name].make()
+    near = difflib.get_close_matches(name if isinstance(name, str) else "", PRESETS, cutoff=0.5)
     raise UsageError(
-        f"{path} names the unknown configuration {name!r} under 'config'; use {', '.join(PRESETS)}"
+        f"{path} names the unknown configuration {name!r} under 'config'; use "
+        f"{' or '.join(near or NEUTRAL)}"
     )
 
 

@@ -135,7 +135,7 @@ class Run:
         # Inline is for debuggers, which may keep any phase as long as they like.
         limit_s = None if self._options.inline else self._options.faults.hang_timeout_s
         watched = self._timer, self._session, self._running, self._evaluations
-        return Supervisor(limit_s, *watched, self._attached.on_hang)
+        return Supervisor(limit_s, *watched, self._attached.on_hang, self._nodes is not None)
 
     @property
     def threads(self) -> list[threading.Thread]:

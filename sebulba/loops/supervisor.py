@@ -23,6 +23,8 @@ SUPERVISOR_THREAD = "supervisor"
 
 LEARNER_WAITING = ("get", "checkpoint")
 """Phases in which the update loop waits for Inferencers, or for a disk with its own limit."""
+WAITING_FOR_NODES = ("restart",)
+"""Those in which it waits for a node, each request to which has a limit of its own."""
 
 PAUSE_S = 10 * WAKE_S
 """If the supervisor itself could not look for this many seconds, the whole process stood still."""
@@ -49,6 +51,7 @@ class Supervisor:
         running: RunningInferencers,
         evaluations: Evaluations,
         on_hang: OnHang | None,
+        has_nodes: bool = False,
     ) -> None:
         """Watch from entering to leaving.
 
@@ -59,9 +62,11 @@ class Supervisor:
           running: Is told of an Inferencer that hangs.
           evaluations: The evaluations beside training, which are watched too.
           on_hang: Called if the update loop hangs.
+          has_nodes: Environments are made in nodes.
         """
         self._limit_s = limit_s
         self._learner = learner
+        self._learner_waiting = LEARNER_WAITING + (WAITING_FOR_NODES if has_nodes else ())
         self._session = session
         self._running = running
         self._evaluations = evaluations
@@ -107,7 +112,7 @@ class Supervisor:
         if self._is_hang(silent_s := self._evaluations.silent_s()):
             self._tell_of_evaluator(silent_s)
         phase, silent_s = self._learner.present() or ("", 0.0)
-        if phase not in LEARNER_WAITING and self._is_hang(silent_s):
+        if phase not in self._learner_waiting and self._is_hang(silent_s):
             self._tell_of_learner(phase, silent_s)
 
     def _is_hang(self, silent_s: float) -> bool:

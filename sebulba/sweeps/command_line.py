@@ -43,7 +43,7 @@ def main(argv: Sequence[str], read_config: ReadConfig) -> int:
     words = [arguments.config, *options]
     preset, config = read_config(words, "sebulba sweep")
     _check_options(config)
-    _options_of(config, preset, arguments.config, read_config)  # refused before hours of training
+    _options_of(config, preset, read_config)  # refused before hours of training
     for name, domain in space.items():
         for end in domain.ends():
             read_config([*words, *words_of(config, {name: end})], "sebulba sweep")
@@ -187,17 +187,17 @@ def _report(
     words = plan.train_words(best.values, plan.seeds[0])
     preset, config = read_config(words, "sebulba sweep")
     measured = {"return": best.score, "trial": best.number}
-    best_options = _options_of(config, preset, plan.words[0], read_config)
+    best_options = _options_of(config, preset, read_config)
     write_config_file(plan.folder / BEST, preset, best_options, measured)
     print(f"train the best again: sebulba train {plan.folder / BEST}", flush=True)
     return True
 
 
 def _options_of(
-    config: ExperimentConfig, preset: str, start: str, read_config: ReadConfig
+    config: ExperimentConfig, preset: str, read_config: ReadConfig
 ) -> dict[str, Any]:
-    """Return the options that make ``config`` of ``preset``, with which ``start`` began."""
-    words = [start, *(["--trust"] if config.trust else [])]
+    """Return the options that make ``config`` of ``preset``, which a file may have named."""
+    words = [preset, *(["--trust"] if config.trust else [])]
     default = None if preset in PRESETS else read_config(words, "sebulba sweep")[1]
     return config_options(config, preset, default)
 
