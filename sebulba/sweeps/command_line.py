@@ -193,9 +193,7 @@ def _report(
     return True
 
 
-def _options_of(
-    config: ExperimentConfig, preset: str, read_config: ReadConfig
-) -> dict[str, Any]:
+def _options_of(config: ExperimentConfig, preset: str, read_config: ReadConfig) -> dict[str, Any]:
     """Return the options that make ``config`` of ``preset``, which a file may have named."""
     words = [preset, *(["--trust"] if config.trust else [])]
     default = None if preset in PRESETS else read_config(words, "sebulba sweep")[1]
