@@ -6,20 +6,25 @@ anyone to type hints, and a value of the wrong type fails far from where it was 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import importlib
+import importlib.util
 import math
+import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import Any
 
 from sebulba.errors import UsageError, shown
 
-ATTRIBUTE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-"""``module:attribute``, which is not Gymnasium's ``module:Id-v0``."""
+ATTRIBUTE = re.compile(r"([^\W\d][\w.]*|[^:]+\.py):[^\W\d][\w.]*")
+"""``module:attribute`` or ``FILE.py:attribute``, which is not Gymnasium's ``module:Id-v0``."""
 
 LARGEST_INT = 2**53
 """Beyond this no count of anything is meant, and floats cannot tell integers apart."""
@@ -85,12 +90,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def is_attribute(value: str) -> bool:
-    """Tell whether a text has the form ``module:attribute``."""
+    """Tell whether a text has the form ``module:attribute`` or ``FILE.py:attribute``."""
     return ATTRIBUTE.fullmatch(value) is not None
 
 
 def load_attribute(name: str, value: str) -> Any:
-    """Import what ``module:attribute`` names.
+    """Import what ``module:attribute`` or ``FILE.py:attribute`` names.
 
     Args:
       name: What the value was given for, for messages.
@@ -99,8 +104,8 @@ def load_attribute(name: str, value: str) -> Any:
     Raises:
       UsageError: It has another form, or there is no such module or attribute.
     """
-    rule, remedy = "must be 'module:attribute'", "use for example my_package:MyClass"
-    require(is_attribute(value), name, value, rule, remedy)
+    rule = "must be 'module:attribute' or 'FILE.py:attribute'"
+    require(is_attribute(value), name, value, rule, "use for example my_package:MyClass")
     module, _, path = value.partition(":")
     found = import_module(name, value, module)
     for attribute in path.split("."):
@@ -114,11 +119,13 @@ def load_attribute(name: str, value: str) -> Any:
 
 
 def import_module(name: str, value: str, module: str) -> Any:
-    """Import a module that ``value``, given for ``name``, names.
+    """Import a module, or a file of Python, that ``value``, given for ``name``, names.
 
     Raises:
       UsageError: There is none. What the module raises itself is raised as it is.
     """
+    if module.endswith(".py"):
+        module = module_of_file(name, Path(module))
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -128,6 +135,37 @@ def import_module(name: str, value: str, module: str) -> Any:
             f"{name}={value!r} names the module {module!r}, which is not found; check the name, "
             "the folder you are in and PYTHONPATH"
         ) from error
+
+
+def module_of_file(name: str, file: Path) -> str:
+    """Return the module that a file of Python is, and let Python find it.
+
+    Args:
+      name: What the file was given for, for messages.
+      file: It.
+
+    Raises:
+      UsageError: It is missing, or Python has another module of that name.
+    """
+    if not os.path.isfile(file):
+        raise UsageError(f"{name} file {file} does not exist; check its path")
+    if not file.stem.isidentifier():
+        raise UsageError(
+            f"{name} file {file} has a name that Python cannot import; use one such as my_code.py"
+        )
+    folder = str(file.absolute().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    origin = None
+    with contextlib.suppress(ValueError):  # of a module without a spec, __main__
+        found = importlib.util.find_spec(file.stem)
+        origin = found.origin if found is not None else None
+    if origin is None or not os.path.exists(origin) or not os.path.samefile(origin, file):
+        raise UsageError(
+            f"{name} file {file} has the name of the module {file.stem!r} that Python finds in "
+            f"{origin}; give it another name"
+        )
+    return file.stem
 
 
 def class_name(cls: type) -> str:

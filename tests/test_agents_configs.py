@@ -36,6 +36,15 @@ def test_does_not_import_jax() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_agents_are_found_in_their_package() -> None:
+    from sebulba import agents
+
+    for name in agents.__all__:
+        assert getattr(agents, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'PP0'; use DDPG, DQN"):
+        agents.PP0  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("config_class", "name", "value"),
     [

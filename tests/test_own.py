@@ -346,7 +346,7 @@ def test_what_is_no_experiment_is_refused(word, message):
     ("name", "message"),
     [
         ("json.py", "the module 'json' that Python finds in .*another name"),
-        ("my-preset.py", "name that Python cannot import; use one such as my_preset.py"),
+        ("my-preset.py", "name that Python cannot import; use one such as my_code.py"),
         ("my.preset.py", "name that Python cannot import"),
     ],
 )
@@ -355,6 +355,27 @@ def test_a_file_with_a_name_that_is_no_module_s_is_refused(name, message, tmp_pa
     (tmp_path / name).write_text("quick = 3\n")
     with pytest.raises(UsageError, match=message):
         read(f"{tmp_path / name}:quick")
+
+
+def test_a_file_may_stand_wherever_a_module_may(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "all_in_one.py"
+    file.write_text(
+        "import gymnasium\nfrom tests.own import *\n"
+        "gymnasium.register('InAFile-v0', entry_point=MyEnv)\n"
+        "class Mine(MyAgent): ...\n"
+    )
+    words = ["--agent", f"{file}:Mine", "--env.id", f"{file}:MyEnv"]
+    _, config = read("cartpole", *words, "--env.wrappers", f"{file}:MyWrapper(factor=2)")
+    assert config.agent_class == "all_in_one:Mine"
+    kinds = [each.split()[1] for each in config.env.named_code()]
+    assert kinds == ["environment", "wrapper"], "a file counts as code that somebody has to trust"
+    spec = sebulba.env_spec(config.env.id, wrappers=config.env.wrappers)
+    assert spec.observation_space.shape == (3,)
+    assert sebulba.env_spec(f"{file}:InAFile-v0").observation_space.shape == (3,)
+    assert read("cartpole", "--agent.torso", f"{file}:MyTorso")[1].named_code()
+    with pytest.raises(UsageError, match=r"env file .*nowhere.py does not exist"):
+        sebulba.env_spec(f"{tmp_path}/nowhere.py:MyEnv")
 
 
 # Wrappers.

@@ -7,19 +7,16 @@ or a run's ``config.json`` (or its folder). ``--agent A`` in its place is short 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
-import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sebulba.agents.configs import AgentConfig
 from sebulba.agents.configs.agent_config import is_agent_class
-from sebulba.checks import load_attribute
+from sebulba.checks import load_attribute, module_of_file
 from sebulba.commands.run_folder import KIND, RunFolder, config_of_record
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import NOT_KEPT, config_of_preset, read_config_file
@@ -149,7 +146,7 @@ def _loaded(word: str) -> ExperimentConfig:
     """Return the experiment that ``module:attribute`` or ``FILE.py:attribute`` names."""
     module, _, attribute = word.rpartition(":")
     if module.endswith(".py"):
-        module = _module_of(Path(module))
+        module = module_of_file("configuration", Path(module))
     found = load_attribute("configuration", f"{module}:{attribute}")
     if isinstance(found, type) and is_agent_class(found):
         config = ExperimentConfig(
@@ -164,31 +161,3 @@ def _loaded(word: str) -> ExperimentConfig:
             "ExperimentConfig (sebulba.configs.experiment), or a function that returns one"
         )
     return made
-
-
-def _module_of(file: Path) -> str:
-    """Return the module that a file of Python is, and let Python find it.
-
-    Raises:
-      UsageError: It is missing, or Python has another module of that name.
-    """
-    if not os.path.isfile(file):
-        raise UsageError(f"configuration file {file} does not exist; check its path")
-    if not file.stem.isidentifier():
-        raise UsageError(
-            f"configuration file {file} has a name that Python cannot import; use one such as "
-            "my_preset.py"
-        )
-    folder = str(file.absolute().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    origin = None
-    with contextlib.suppress(ValueError):  # of a module without a spec, __main__
-        found = importlib.util.find_spec(file.stem)
-        origin = found.origin if found is not None else None
-    if origin is None or not os.path.exists(origin) or not os.path.samefile(origin, file):
-        raise UsageError(
-            f"configuration file {file} has the name of the module {file.stem!r} that Python finds "
-            f"in {origin}; give it another name"
-        )
-    return file.stem

@@ -11,13 +11,20 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from sebulba.checks import import_module, is_attribute, load_attribute, nearest
+from sebulba.checks import (
+    import_module,
+    is_attribute,
+    load_attribute,
+    module_of_file,
+    nearest,
+)
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.flat_parts import warn_of_text
 from sebulba.envs.gymnasium_adapter import (
@@ -625,24 +632,36 @@ def _envpool_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fa
 
 def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:
     # The module of "module:Id", which registers the id, has been imported already.
-    entry_point: Any = gymnasium.spec(env.rpartition(":")[2]).entry_point
+    module, colon, env_id = env.rpartition(":")
+    if module.endswith(".py"):
+        module = module_of_file("env", Path(module))
+    entry_point: Any = gymnasium.spec(env_id).entry_point
     if isinstance(entry_point, str):
-        entry_point = gymnasium.envs.registration.load_env_creator(entry_point)
+        with _missing_packages_named(env):
+            entry_point = gymnasium.envs.registration.load_env_creator(entry_point)
     if entry_point is not None:
         parameters = _parameters(entry_point, env)
         if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
             check_option_names(options, parameters.keys() | _MAKE_OPTIONS, env)
-    return functools.partial(_make_gymnasium, env, {"disable_env_checker": True, **options})
+    made = f"{module}{colon}{env_id}"  # worker processes import the module, too
+    return functools.partial(_make_gymnasium, made, {"disable_env_checker": True, **options})
 
 
 def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
     with warnings.catch_warnings():
         # Spaces warn of lost precision, and outdated versions of their age.
         warnings.simplefilter("ignore")
-        try:
+        with _missing_packages_named(env):
             return gymnasium.make(env, **options)
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise UsageError(f"env={env!r} needs a package: {error}") from error
+
+
+@contextlib.contextmanager
+def _missing_packages_named(env: str) -> Iterator[None]:
+    """Raise UsageError where Gymnasium says which package an environment needs."""
+    try:
+        yield
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise UsageError(f"env={env!r} needs a package: {error}") from error
 
 
 def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory:
