@@ -66,7 +66,9 @@ def test_a_sweep_finds_the_best_values_and_shows_them(run_sweep, tmp_path, capsy
     assert "--total-env-steps 1000" in log and "--no-pin-inferencers" in log
 
 
-def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(run_sweep, tmp_path):
+def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(
+    run_sweep, tmp_path, capsys
+):
     own = tmp_path / "own.py"
     own.write_text("from sebulba.configs.presets import PRESETS\nmine = PRESETS['cartpole'].make\n")
     file = tmp_path / "begin.json"
@@ -74,6 +76,7 @@ def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(run_sw
     file.write_text(json.dumps({"config": f"{own}:mine", "options": options}))
     run_sweep("--trials", "1", "--trust", config=str(file))
     best = [str(tmp_path / "a" / "best.json"), "--trust"]
+    assert f"sebulba train {' '.join(best)}" in " ".join(capsys.readouterr().out.split())
     preset, config = cli.read_config(best, "sebulba train")
     assert preset == f"{own}:mine"
     assert (config.queue_size, config.steps_per_cycle) == (3, 16)

@@ -23,6 +23,7 @@ from sebulba.commands.configurations import start_of
 from sebulba.commands.jax_setup import configure_jax, num_cpu_devices_for
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import config_options, write_config_file
+from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 
@@ -154,7 +155,7 @@ def run(
     harness.print_table(f"bench tune: {preset}", "env steps/s", figures)
     for note in notes(knobs, config, best, start, tuned):
         _say(note)
-    trust = " --trust" if best.named_code() else ""
+    trust = " --trust" if best.named_code() or preset not in PRESETS else ""
     _say(f"train with it: sebulba train {output}{trust}")
     return record
 

@@ -189,7 +189,8 @@ def _report(
     measured = {"return": best.score, "trial": best.number}
     best_options = _options_of(config, preset, read_config)
     write_config_file(plan.folder / BEST, preset, best_options, measured)
-    print(f"train the best again: sebulba train {plan.folder / BEST}", flush=True)
+    trust = " --trust" if config.named_code() or preset not in PRESETS else ""
+    print(f"train the best again: sebulba train {plan.folder / BEST}{trust}", flush=True)
     return True
 
 
