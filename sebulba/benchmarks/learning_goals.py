@@ -59,8 +59,20 @@ _ON_POLICY_TASKS = {
     ),
 }
 _MEMORY_TASKS = "sebulba.envs.memory_tasks"
+_MORE_PPO_TASKS = {
+    "lunarlander": _Task("LunarLander-v3", 1_000_000, 242.1, f"{_ZOO_TABLE}, PPO, v2: 242.1"),
+    "lunarlandercontinuous": _Task(
+        "LunarLanderContinuous-v3", 1_000_000, 270.9, f"{_ZOO_TABLE}, PPO, v2: 270.9"
+    ),
+    "bipedalwalker": _Task("BipedalWalker-v3", 5_000_000, 213.3, f"{_ZOO_TABLE}, PPO: 213.3"),
+    "ant": _Task("Ant-v4", 1_000_000, 1327, f"{_ZOO_TABLE}, PPO, v3: 1327"),
+    "swimmer": _Task("Swimmer-v4", 1_000_000, 281.6, f"{_ZOO_TABLE}, PPO, tuned, v3: 281.6"),
+    "invertedpendulum": _Task(
+        "InvertedPendulum-v4", 1_000_000, 1000, f"{_TD3_PAPER}, PPO, v1: 1000"
+    ),
+}
 _TASKS: dict[str, dict[str, _Task]] = {
-    "ppo": _ON_POLICY_TASKS,
+    "ppo": {**_ON_POLICY_TASKS, **_MORE_PPO_TASKS},
     "impala": {
         name: task._replace(env_steps=3 * task.env_steps) for name, task in _ON_POLICY_TASKS.items()
     },
@@ -69,11 +81,12 @@ _TASKS: dict[str, dict[str, _Task]] = {
         "catch": _Task("Catch-v0", 100_000, 1.0, _OPTIMUM_OF_CATCH),
         "frozenlake": _Task("FrozenLake-v1", 100_000, 0.744, _OPTIMUM_OF_LAKE, 400),
         "mountaincar": _Task("MountainCar-v0", 120_000, -100.8, f"{_ZOO_TABLE}, DQN: -100.8"),
+        "lunarlander": _Task("LunarLander-v3", 100_000, 154.4, f"{_ZOO_TABLE}, DQN, v2: 154.4"),
     },
     "r2d2": {
         "acrobot": _Task(
             f"{_MEMORY_TASKS}:acrobot_without_velocities",
-            1_000_000,
+            500_000,
             -76.6,
             f"{_OWN_FIGURE}; {_ZOO_TABLE}, DQN with velocities: -76.6",
         ),
