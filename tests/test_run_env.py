@@ -186,3 +186,11 @@ def test_the_policy_of_a_run_plays_in_it(tmp_path):
 
 def test_its_name_is_that_of_the_package():
     assert sebulba.load_env is run_env.load_env
+
+
+def test_the_folder_of_a_policy_has_no_environment(tmp_path):
+    (tmp_path / "config.json").write_text('{"format": 1, "agent": "a:B", "agent_config": {}}')
+    with pytest.raises(
+        UsageError, match=r"is the folder of a policy, .*name the folder of its run"
+    ):
+        sebulba.load_env(str(tmp_path))

@@ -424,6 +424,11 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
+        if "env" not in record and "agent_config" in record:
+            raise UsageError(
+                f"{self.path} is the folder of a policy, which does not say its environment; name "
+                "the folder of its run, or load it with sebulba.load_policy"
+            )
         try:
             config = dataclass_from_json(EnvConfig, {**record["env"]})
             for named in config.named_code():
