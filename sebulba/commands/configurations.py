@@ -98,7 +98,8 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
         return _of_file(folder_of(word), trust)
     if ":" in word:
         return Start(word, _loaded(word))
-    near = difflib.get_close_matches(word, PRESETS, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word.lower(), PRESETS, n=3, cutoff=0.5)
+    command = command.removesuffix(f" {word}")  # bench learn NAME
     raise UsageError(
         f"configuration {word!r} is unknown; use {' or '.join(near or NEUTRAL)}, a file NAME.json, "
         "the folder of a run, or an experiment or agent of your own, as module:attribute or "
