@@ -16,6 +16,7 @@ from sebulba.agents.configs import DQNConfig, PPOConfig
 from sebulba.agents.dqn import DQN
 from sebulba.agents.ppo import PPO
 from sebulba.errors import ReplayError, UsageError
+from sebulba.inference.nodes import Worker
 from sebulba.managers.sharded_replay import ManagerHere, joined, parted
 from sebulba.options import ClusterOptions
 from tests.as_users import ran_as_users_compile
@@ -144,6 +145,68 @@ def test_what_managers_are_asked_in_a_run(monkeypatch):
     for at, name in enumerate(names):
         # Priorities go back after every update, before anything else is asked.
         assert name != "sample" or names[at + 1] == "update_priority"
+
+
+@pytest.mark.slow
+def test_every_message_of_a_run_is_in_one_trace_each_after_the_one_it_needs(monkeypatch):
+    """Networks to a node, trajectories back, on to a manager, batches from it, priorities to it."""
+    trace = []
+
+    def sent(worker, name, *arguments):
+        trace.append(("to", worker, name, arguments))
+        begin(worker, name, *arguments)
+
+    def received(worker, *arguments):
+        answered = answer(worker, *arguments)
+        trace.append(("from", worker, requests_of(worker)[-1], answered))
+        return answered
+
+    def requests_of(worker):
+        return [name for way, one, name, _ in trace if one is worker and way == "to"]
+
+    begin, answer = Worker.begin, Worker.answer
+    monkeypatch.setattr(Worker, "begin", sent)
+    monkeypatch.setattr(Worker, "answer", received)
+    cluster = ClusterOptions(
+        address="processes", inferencers_per_node=2, trajectory_managers=1, infer_here=0
+    )
+    with new_loop("dqn", cluster, num_inferencers_per_device=2) as loop:
+        result = loop.run(loop.new_state(7, STEPS), 8, STEPS)
+        (node,) = loop._workers.nodes
+        taken = loop._envs[0].worker.ask("received")
+    assert result.counters.updates > 0
+
+    # Networks: one message a version and node, which both Inferencers there take (6, 7, 8).
+    runs = [(w, a[1]) for way, w, name, a in trace if way == "to" and name == "run"]
+    versions = [version for _, version in runs if version is not None]
+    assert node.traffic.versions == taken == len(set(map(version_number, versions)))
+    assert len(versions) == 2 * taken, "named to each of the two"
+    # Trajectories: an answer for each request, then an insertion (1, 2, 3).
+    steps = [
+        (way, name)
+        for way, _, name, _ in trace
+        if name in ("run", "insert", "sample", "update_priority")
+    ]
+    num = {step: steps.count(step) for step in set(steps)}
+    cycles, updates = result.counters.cycles, result.counters.updates
+    assert num["to", "insert"] == cycles == 8
+    assert 0 <= num["to", "run"] - cycles <= 2, "begun and not needed, one an Inferencer at most"
+    assert num["to", "sample"] == num["from", "sample"] == num["to", "update_priority"] == updates
+    for at, (way, name) in enumerate(steps):
+        before = steps[:at]
+        if (way, name) == ("to", "insert"):
+            assert before.count(("to", "insert")) < before.count(("from", "run"))
+    # Batches, and the priorities of just these rows (4, 5).
+    batches = [a for way, _, name, a in trace if (way, name) == ("from", "sample")]
+    given = [a for way, _, name, a in trace if (way, name) == ("to", "update_priority")]
+    for drawn, (draw, priority) in zip(batches, given, strict=True):
+        assert leaves_equal(drawn.draw, draw)
+        assert priority.shape == drawn.priority.shape and (priority > 0).all()
+
+
+def version_number(version):
+    """Return the number in what names networks to a process."""
+    return version[0] if isinstance(version, tuple) else version
 
 
 def test_parts_join_to_the_whole():
