@@ -87,7 +87,7 @@ _TASKS: dict[str, dict[str, _Task]] = {
     "r2d2": {
         "acrobot": _Task(
             f"{_MEMORY_TASKS}:acrobot_without_velocities",
-            500_000,
+            1_000_000,
             -76.6,
             f"{_OWN_FIGURE}; {_ZOO_TABLE}, DQN with velocities: -76.6",
         ),
