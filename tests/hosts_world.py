@@ -62,6 +62,11 @@ def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
         sebulba.join_hosts(options)
     agent = greedy_impala()
 
+    evaluated: list[int] = []
+
+    def note(record: Any) -> None:
+        evaluated.extend([record["eval_env_steps"]] if "eval_env_steps" in record else [])
+
     def make(observe: Any = None, resume: bool = False) -> tuple[Any, Any]:
         checkpointer = sebulba.Checkpointer(
             folder / "checkpoints", every_updates=2, host=host, num_hosts=num_hosts
@@ -76,6 +81,8 @@ def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
             update_devices=list(range(NUM_DEVICES // num_hosts)),
             checkpointer=checkpointer,
             observe_cycle=observe,
+            evaluator=sebulba.Evaluator(lambda *_: {"eval_return_mean": 1.0}, every_env_steps=100),
+            callbacks=[note],
         )
         state = loop.new_state(3, T)
         if resume:
@@ -112,6 +119,7 @@ def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
         "episodes": [r.counters.episodes for r in (first, second, third)],
         "stopped": [r.stopped for r in (first, second, third)],
         "devices": jax.device_count(),
+        "evaluated": evaluated,
     }
     (folder / f"about-{num_hosts}-{host}.json").write_text(json.dumps(about))
 

@@ -115,12 +115,9 @@ def experiment(**changes: Any) -> ExperimentConfig:
     return ExperimentConfig(**{**given, "schedule": "lockstep", **changes})
 
 
-def test_an_experiment_of_hosts_needs_a_folder_and_has_no_evaluation():
-    two = DistributedOptions(**TWO)
+def test_an_experiment_of_hosts_needs_a_folder():
     with pytest.raises(UsageError, match="run_dir"):
-        experiment(distributed=two)
-    with pytest.raises(UsageError, match="eval_every_env_steps"):
-        experiment(distributed=two, run_dir="x", eval_every_env_steps=10)
+        experiment(distributed=DistributedOptions(**TWO))
 
 
 def test_total_env_steps_are_those_of_all_hosts():
@@ -131,11 +128,10 @@ def test_total_env_steps_are_those_of_all_hosts():
     assert (alone.num_cycles(1), two.num_cycles(1)) == (20, 10)
 
 
-@pytest.mark.parametrize("what", ["evaluator", "inference_only"])
-def test_a_loop_of_hosts_refuses_what_they_cannot_do(what):
-    given = {what: True if what == "inference_only" else object()}
-    with pytest.raises(UsageError, match=what):
-        make_tiny_loop(schedule="lockstep", distributed=DistributedOptions(**TWO), **given)
+def test_a_loop_of_hosts_refuses_what_they_cannot_do():
+    two = DistributedOptions(**TWO)
+    with pytest.raises(UsageError, match="inference_only"):
+        make_tiny_loop(schedule="lockstep", distributed=two, inference_only=True)
 
 
 def test_hosts_have_seeds_and_keys_of_their_own():
@@ -459,7 +455,11 @@ def test_two_hosts_learn_what_one_process_does(tmp_path):
         folder = tmp_path / ("one" if num_hosts == 1 else "two")
         return json.loads((folder / f"about-{num_hosts}-{host}.json").read_text())
 
-    assert about(2, 0) == about(2, 1)
+    evaluated = [about(num, host).pop("evaluated") for num, host in ((2, 0), (2, 1), (1, 0))]
+    # At the end of each run but the one that was stopped, whose last may have been skipped.
+    assert [evaluated[0][0], evaluated[0][-1]] == [evaluated[2][0], evaluated[2][-1]]
+    assert evaluated[1] == [], "host 0 plays for all"
+    assert about(2, 0) | {"evaluated": []} == about(2, 1)
     # The other hosts hear of a stop with the next round.
     assert about(2, 0)["cycles"] == [3, 6, 8]
     assert about(1, 0)["cycles"] == [3, 5, 8]
@@ -481,7 +481,8 @@ def test_a_host_that_is_killed_ends_the_others_and_all_go_on(tmp_path):
     run = tmp_path / "run"
     options = ["--schedule", "lockstep", "--cycle", "stepped", "--num-envs", "4", "--writers"]
     options += ["--steps-per-cycle", "4", "--num-inferencers-per-device", "1"]
-    options += ["--eval-every-env-steps", "0", "--total-env-steps", "10000000"]
+    options += ["--eval-every-env-steps", "500", "--eval-episodes", "2"]
+    options += ["--total-env-steps", "10000000"]
     options += ["--checkpoint.every-updates", "20", "--run-dir", str(run)]
 
     def start(started: Any, *words: str) -> list:
@@ -520,3 +521,6 @@ def test_a_host_that_is_killed_ends_the_others_and_all_go_on(tmp_path):
             other = both[1 - victim]
             assert other.wait(DEADLINE_S) == EXIT_HOST, printed(other)[-3000:]
             assert name in printed(other).partition("sebulba: hosts:")[2], printed(other)[-3000:]
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert any("eval_return_mean" in record for record in records), "host 0 evaluates for all"
+    assert (run / "best_policy").is_dir()

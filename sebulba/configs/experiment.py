@@ -260,15 +260,8 @@ class ExperimentConfig(LoopOptions):
         )
 
     def _check_hosts(self) -> None:
-        """Raise UsageError for what several hosts cannot do, or need."""
+        """Raise UsageError for what several hosts need."""
         where = f"distributed.coordinator={shown(self.distributed.coordinator)}"
-        require(
-            not self.eval_every_env_steps,
-            "eval_every_env_steps",
-            self.eval_every_env_steps,
-            f"does not go with {where}",
-            "use --eval-every-env-steps 0, and sebulba eval afterwards",
-        )
         require(
             self.name is not None or self.run_dir is not None,
             "run_dir",

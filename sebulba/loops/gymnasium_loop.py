@@ -122,7 +122,8 @@ class GymnasiumLoop:
         update devices, before it is donated (do not keep it), and its episode bookkeeping;
         returns more metrics, or None.
       evaluator: What plays the acting networks now and then while they are trained, and at
-        the end of a run that was not stopped; whoever made it closes it.
+        the end of a run that was not stopped; whoever made it closes it. Of several hosts, host
+        0 has it played, and the others leave it alone.
       checkpointer: Saves where the loop stands at its intervals and at the end of every run,
         for ``restore``; whoever made it closes it.
       on_hang: Called, in another thread, where the update itself hangs, so that ``run()``
@@ -163,7 +164,9 @@ class GymnasiumLoop:
         kind = None if callable(cycle) else cycle
         self._options = options = _changed(options, changes, kind)
         self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
-        self._hosts = self._join(agent, options, inference_only, evaluator)
+        self._hosts = self._join(agent, options, inference_only)
+        if self._hosts is not None and not self._hosts.is_first:
+            evaluator = None  # what host 0 plays is the policy of all
         self.inference_devices, self.update_devices = choose_devices(
             options.inference_devices if inference_devices is None else inference_devices,
             options.update_devices if update_devices is None else update_devices,
@@ -220,9 +223,7 @@ class GymnasiumLoop:
     # Set-up.
 
     @staticmethod
-    def _join(
-        agent: Agent, options: LoopOptions, inference_only: bool, evaluator: Evaluator | None
-    ) -> Hosts | None:
+    def _join(agent: Agent, options: LoopOptions, inference_only: bool) -> Hosts | None:
         """Return the hosts that learn together, joined; None if this one learns alone."""
         if not options.distributed.is_on:
             return None
@@ -234,10 +235,6 @@ class GymnasiumLoop:
             )
         if inference_only:
             raise UsageError(f"inference_only=True does not go with {where}; leave one out")
-        if evaluator is not None:
-            raise UsageError(
-                f"an evaluator does not go with {where}; leave it out, and evaluate afterwards"
-            )
         return join_hosts(options.distributed)
 
     def _make_hand_off(self) -> HandOff:

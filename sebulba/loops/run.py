@@ -120,7 +120,8 @@ class Run:
             session.counters.evaluated_at,
             stop_requested,
             self._running.queue.fail,
-            skips=options.schedule == "async",
+            # Other hosts would wait, in a collective, for one that waits for its evaluations.
+            skips=options.schedule == "async" or rounds is not None,
             inline=options.inline,
         )
         self._checkpoints = RunCheckpoints(
