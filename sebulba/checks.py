@@ -91,7 +91,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def is_attribute(value: str) -> bool:
     """Tell whether a text has the form ``module:attribute`` or ``FILE.py:attribute``."""
-    return ATTRIBUTE.fullmatch(value) is not None
+    return value.isprintable() and ATTRIBUTE.fullmatch(value) is not None
 
 
 def load_attribute(name: str, value: str) -> Any:
@@ -154,13 +154,14 @@ def module_of_file(name: str, file: Path) -> str:
             f"{name} file {file} has a name that Python cannot import; use one such as my_code.py"
         )
     folder = str(file.absolute().parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
+    is_new = folder not in sys.path
+    sys.path += [folder] * is_new
     origin = None
     with contextlib.suppress(ValueError):  # of a module without a spec, __main__
         found = importlib.util.find_spec(file.stem)
         origin = found.origin if found is not None else None
     if origin is None or not os.path.exists(origin) or not os.path.samefile(origin, file):
+        sys.path[:] = [one for one in sys.path if not is_new or one != folder]
         raise UsageError(
             f"{name} file {file} has the name of the module {file.stem!r} that Python finds in "
             f"{origin}; give it another name"

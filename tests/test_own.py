@@ -17,6 +17,7 @@ from gymnasium import spaces
 import sebulba
 from sebulba import trust
 from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
+from sebulba.checks import is_attribute
 from sebulba.commands import cli
 from sebulba.commands.configurations import start_of
 from sebulba.commands.run_folder import RunFolder, choose_run_folder
@@ -376,6 +377,11 @@ def test_a_file_may_stand_wherever_a_module_may(tmp_path, monkeypatch):
     assert read("cartpole", "--agent.torso", f"{file}:MyTorso")[1].named_code()
     with pytest.raises(UsageError, match=r"env file .*nowhere.py does not exist"):
         sebulba.env_spec(f"{tmp_path}/nowhere.py:MyEnv")
+
+
+def test_no_file_writes_to_the_terminal_by_its_name():
+    assert not is_attribute("/tmp/\x1b[2K.py:Y") and not is_attribute("a\n.py:Y")
+    assert is_attribute("/tmp/my code.py:Y")
 
 
 # Wrappers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -67,6 +68,7 @@ def train_beside(config: ExperimentConfig, folder: RunFolder, stop_on_signal: St
                 print(f"  {hosts}: {note}", flush=True)
         num_cycles = _meet_first(hosts, folder)
         if not num_cycles:
+            hosts.meet("the end", math.inf)  # host 0 may have an evaluation to play
             return EXIT_OK
         stop_on_signal.attach(loop)
         result = loop.run(state.pop(), num_cycles, config.steps_per_cycle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import shlex
 import sys
@@ -93,6 +94,7 @@ def train(
             )
             run.meet_others()
             run.complete()
+            run.end_with_others()
             return EXIT_OK
         folder.ended.unlink(missing_ok=True)
         folder.write_config(config, preset, command, dataclasses.asdict(run.source))
@@ -227,6 +229,11 @@ class _Run:
         """Tell the other hosts, if there are any, which run this is, and how long it is."""
         if self._hosts is not None:
             self._hosts.meet([self._folder.run_id(), self.num_cycles])
+
+    def end_with_others(self) -> None:
+        """Let the other hosts, if there are any, end: they have waited for this one."""
+        if self._hosts is not None:
+            self._hosts.meet("the end", math.inf)
 
     def _make_callbacks(self) -> list[Callback]:
         """Return what may end the run early.

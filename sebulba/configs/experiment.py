@@ -208,7 +208,9 @@ class ExperimentConfig(LoopOptions):
         if self.agent_class is not None:
             use = "use for example my_package.agents:MyAgent"
             is_name = is_attribute(self.agent_class)
-            require(is_name, "agent", self.agent_class, "must be 'module:class'", use)
+            require(
+                is_name, "agent", self.agent_class, "must be 'module:class' or 'FILE.py:class'", use
+            )
         for count in (
             *("total_env_steps", "anneal_env_steps", "num_envs", "steps_per_cycle"),
             *("eval_episodes", "eval_num_envs", "eval_max_episode_steps", "num_cpu_devices"),
@@ -226,11 +228,12 @@ class ExperimentConfig(LoopOptions):
         for writer in self.writers:
             is_name = is_attribute(writer) or (writer.strip() != "" and ":" not in writer)
             use = "use for example wandb or my_package:MyWriter"
-            require(is_name, "writers", writer, "must be a name or 'module:attribute'", use)
+            rule = "must be a name, 'module:attribute' or 'FILE.py:attribute'"
+            require(is_name, "writers", writer, rule, use)
             twice = self.writers.count(writer) > 1
             require(not twice, "writers", writer, "is given twice", "leave one out")
         for callback in self.callbacks:
-            rule = "must be 'module:attribute'"
+            rule = "must be 'module:attribute' or 'FILE.py:attribute'"
             require(
                 is_attribute(callback), "callbacks", callback, rule, "use my_package:my_callback"
             )

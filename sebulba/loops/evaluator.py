@@ -5,7 +5,7 @@ run. Training does not wait: while one copy plays, at most ``MAX_PENDING`` wait,
 takes the place of the oldest, which is counted as skipped. So the last two of a run are always
 played, the rest of them after training. In lockstep training waits instead and none is skipped,
 which makes the evaluations, too, a function of the seed; but not where several hosts learn, of
-which host 0 plays, and the others are not kept waiting until the end.
+which host 0 plays and the others are not kept waiting until the end (but for inline runs).
 """
 
 from __future__ import annotations

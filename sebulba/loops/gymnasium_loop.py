@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import re
 import threading
 import time
@@ -21,7 +22,7 @@ import numpy as np
 
 from sebulba.agent import Agent, AgentState
 from sebulba.agents.bases.off_policy import OffPolicyAgent
-from sebulba.checkpoints.checkpointer import FINAL_SAVE_S, Checkpoint, Checkpointer
+from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
 from sebulba.checkpoints.session import Session
 from sebulba.checkpoints.snapshot_trees import SnapshotReader
@@ -396,7 +397,9 @@ class GymnasiumLoop:
         hosts.watch.on_lost = self._attached.on_hang
         try:
             result = self._run(state, num_cycles, steps_per_cycle)
-            hosts.meet("the end", FINAL_SAVE_S)  # the checkpoint is whole once all have saved
+            # The checkpoint is whole once all have saved. Host 0 may still evaluate, and JAX would
+            # end all if a host left before it.
+            hosts.meet("the end", math.inf)
             return result
         except BaseException as error:
             hosts.watch.on_lost = None  # this thread is not stuck

@@ -136,7 +136,8 @@ class Run:
         # Inline is for debuggers, which may keep any phase as long as they like.
         limit_s = None if self._options.inline else self._options.faults.hang_timeout_s
         watched = self._timer, self._session, self._running, self._evaluations
-        return Supervisor(limit_s, *watched, self._attached.on_hang, self._nodes is not None)
+        all_in_nodes = self._nodes is not None and not self._options.cluster.infer_here
+        return Supervisor(limit_s, *watched, self._attached.on_hang, all_in_nodes)
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -251,10 +252,15 @@ class Run:
             self._checkpoints.save_learner()
 
     def _take_networks(self) -> PyTree:
-        """Return a copy of the acting networks, on the first inference device."""
+        """Return a copy of the acting networks, on the first inference device.
+
+        One host of several takes what was just published: to make a copy is a program of them all.
+        """
+        device = self._session.inferencers[0].device
+        if self._rounds is not None and (staged := self._session.staging[device].newest()):
+            return staged.networks
         with self._timer.phase("publish"):
-            acting = self._updater.acting_networks()
-            return on_device(acting, self._session.inferencers[0].device)
+            return on_device(self._updater.acting_networks(), device)
 
     # The end.
 
@@ -274,7 +280,12 @@ class Run:
 
         A stop that was requested ends this too.
         """
-        self._evaluations.at_the_end(self._session.counters.env_steps, self._take_networks)
+        take = self._take_networks
+        if self._rounds is not None:  # what is not published any more: all hosts are here
+            device = self._session.inferencers[0].device
+            trained = on_device(self._updater.acting_networks(), device)
+            take = lambda: trained  # noqa: E731
+        self._evaluations.at_the_end(self._session.counters.env_steps, take)
         while evaluation := self._evaluations.wait():
             record = record | evaluation | {"seconds": self.window.seconds}
             self._records.write(record)

@@ -51,7 +51,7 @@ class Supervisor:
         running: RunningInferencers,
         evaluations: Evaluations,
         on_hang: OnHang | None,
-        has_nodes: bool = False,
+        all_in_nodes: bool = False,
     ) -> None:
         """Watch from entering to leaving.
 
@@ -62,11 +62,11 @@ class Supervisor:
           running: Is told of an Inferencer that hangs.
           evaluations: The evaluations beside training, which are watched too.
           on_hang: Called if the update loop hangs.
-          has_nodes: Environments are made in nodes.
+          all_in_nodes: All environments are made in nodes.
         """
         self._limit_s = limit_s
         self._learner = learner
-        self._learner_waiting = LEARNER_WAITING + (WAITING_FOR_NODES if has_nodes else ())
+        self._learner_waiting = LEARNER_WAITING + (WAITING_FOR_NODES if all_in_nodes else ())
         self._session = session
         self._running = running
         self._evaluations = evaluations

@@ -21,7 +21,7 @@ LIMIT_S = 300.0
 class World:
     """A supervisor over one Inferencer, an evaluator and a learner, at a time that tests choose."""
 
-    def __init__(self, monkeypatch: Any, has_nodes: bool = False) -> None:
+    def __init__(self, monkeypatch: Any, all_in_nodes: bool = False) -> None:
         self.now = 1000.0
         clock = types.SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr("sebulba.metrics.timer.time", clock)
@@ -44,7 +44,7 @@ class World:
             running,  # type: ignore[arg-type]
             evaluations,  # type: ignore[arg-type]
             self.told.append,
-            has_nodes,
+            all_in_nodes,
         )
         self.supervisor._looked_at = self.supervisor._awake_since = self.now
 
@@ -111,7 +111,7 @@ def test_a_restart_that_hangs_in_a_wait_for_a_trajectory_is_found(world):
 
 
 def test_a_restart_in_a_node_has_the_limits_of_its_requests(monkeypatch):
-    world = World(monkeypatch, has_nodes=True)
+    world = World(monkeypatch, all_in_nodes=True)
     with world.learner.phase("restart"):
         world.wait(1000)
     assert not world.told
