@@ -34,6 +34,7 @@ SCENES = {
     "eval": "sebulba eval pretrained:lunarlander",
     "policies": "sebulba policies",
     "runs": "sebulba runs",
+    "bench": "sebulba bench train cartpole --compare stepped fused",
 }
 """Commands by the name of their picture."""
 FONTS = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
