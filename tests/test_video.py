@@ -406,6 +406,22 @@ def test_a_picture_fits_into_the_terminal(columns, rows):
     assert first.color.triplet == (10, 20, 30)
 
 
+@pytest.mark.parametrize(
+    ("env_id", "given", "camera"),
+    [
+        ("HalfCheetah-v4", {}, {"camera_name": "track"}),
+        ("Hopper-v5", {"reset_noise_scale": 0.1}, {"camera_name": "track"}),
+        ("HalfCheetah-v4", {"camera_id": 0}, {}),
+        ("HalfCheetah-v4", {"camera_name": "mine"}, {}),
+        ("CartPole-v1", {}, {}),
+        ("Pong-v5", {}, {}),
+        ("tests.own:MyEnv", {}, {}),
+    ],
+)
+def test_the_camera_follows_what_runs(env_id, given, camera):
+    assert pictures._camera(env_id, given) == camera
+
+
 def test_mujoco_draws_without_a_display_unless_it_is_told_how(monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("MUJOCO_GL", raising=False)

@@ -6,9 +6,10 @@ import dataclasses
 import inspect
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
 from sebulba.checks import is_attribute, load_attribute
@@ -56,7 +57,19 @@ def drawing_factory(env: EnvConfig) -> EnvFactory:
             )
         arguments |= {"backend": "gymnasium", "num_threads": None}
         _use_egl()
-    return make_env_factory(env.id, **{**RENDER_MODE, **arguments})
+    return make_env_factory(env.id, **{**RENDER_MODE, **_camera(env.id, arguments), **arguments})
+
+
+def _camera(env_id: str, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the option with which the camera follows, in Gymnasium's tasks of MuJoCo.
+
+    Gymnasium 1.4 shows them from one place, where a body that runs is soon out of sight. Most have
+    a camera of this name; the others are shown as without the option.
+    """
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    is_mujoco = str(getattr(spec, "entry_point", "")).startswith("gymnasium.envs.mujoco.")
+    chosen = {"camera_id", "camera_name"} & given.keys()
+    return {"camera_name": "track"} if is_mujoco and not chosen else {}
 
 
 def _takes_render_mode(make_env: Any) -> bool:
