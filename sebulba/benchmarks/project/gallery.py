@@ -32,8 +32,7 @@ _MORE_TASKS = """\
 
 These are the presets that are named after an agent, in another environment: what is shown above as
 neutral-AGENT-TASK is what they learn. Some train for as long as the Stable-Baselines3 zoo does.
-What the others learn, games (the last twelve rows) among them, has not been measured; one run of
-`swimmer-ppo` is in the [measurements](../MEASUREMENTS.md#presets-by-task)."""
+What the others learn, games (the last twelve rows) among them, has not been measured."""
 
 
 def markdown(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path) -> str:
