@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sebulba.agents.configs import AgentConfig
 from sebulba.agents.configs.agent_config import is_agent_class
-from sebulba.checks import load_attribute, module_of_file
+from sebulba.checks import load_attribute
 from sebulba.commands.run_folder import KIND, RunFolder, config_of_record
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import NOT_KEPT, config_of_preset, read_config_file
@@ -145,15 +145,12 @@ def _of_options(file: Path, trust: bool) -> Start:
 
 def _loaded(word: str) -> ExperimentConfig:
     """Return the experiment that ``module:attribute`` or ``FILE.py:attribute`` names."""
-    module, _, attribute = word.rpartition(":")
-    if module.endswith(".py"):
-        module = module_of_file("configuration", Path(module))
-    found = load_attribute("configuration", f"{module}:{attribute}")
+    found = load_attribute("configuration", word)
     if isinstance(found, type) and is_agent_class(found):
         config = ExperimentConfig(
             env=EnvConfig("CartPole-v1"), agent=AgentConfig(), total_env_steps=OWN_ENV_STEPS
         )
-        return with_agent(config, f"{module}:{attribute}")
+        return with_agent(config, word)
     made = found() if callable(found) and not isinstance(found, type) else found
     made = made.make() if isinstance(made, Preset) else made
     if not isinstance(made, ExperimentConfig):
