@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -14,6 +15,8 @@
 namespace networks {
 
 constexpr int LEAST_ROWS = 8;  // of a thread: a slow episode does not hold the others up
+
+constexpr std::chrono::microseconds AWAKE{100};  // about the longest row of a step
 
 // Threads that share the rows of a vector; each takes the next row when it has done one.
 class Workers {
@@ -36,43 +39,66 @@ class Workers {
       for (int i = 0; i < num_rows; ++i) row(i);
       return;
     }
+    Round round;
     {
       std::lock_guard lock(mutex_);
-      row_ = &row, num_rows_ = num_rows, next_ = 0;
-      num_busy_ = static_cast<int>(threads_.size());
-      ++round_;
+      round = round_ = {&row, num_rows, round_.number + 1};
+      num_undone_ = num_rows;
+      next_ = static_cast<uint64_t>(round.number) << 32;
     }
     wake_.notify_all();
-    take_rows();
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return num_busy_ == 0; });
+    take_rows(round);
+    wait_for_others();
   }
 
  private:
-  void take_rows() {
-    for (int i = next_++; i < num_rows_; i = next_++) (*row_)(i);
+  struct Round {
+    const std::function<void(int)>* row = nullptr;
+    int num_rows = 0;
+    uint32_t number = 0;
+  };
+
+  // A thread that comes late, when the rows of its round are all taken, takes none: `next_` has
+  // the number of the round in its upper half.
+  void take_rows(const Round& round) {
+    uint64_t next = next_;
+    while (next >> 32 == round.number && static_cast<int>(next) < round.num_rows) {
+      if (!next_.compare_exchange_weak(next, next + 1)) continue;
+      (*round.row)(static_cast<int>(next));
+      if (--num_undone_ == 0) {
+        std::lock_guard lock(mutex_);
+        done_.notify_one();
+      }
+      next = next_;
+    }
+  }
+  // Others are in the middle of a row each, so it does not sleep at once: to be woken takes longer.
+  void wait_for_others() {
+    const auto until = std::chrono::steady_clock::now() + AWAKE;
+    while (num_undone_ != 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return num_undone_ == 0; });
   }
   void work() {
-    uint64_t round = 0;
+    uint32_t last = 0;
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return is_closed_ || round_ != round; });
+      wake_.wait(lock, [&] { return is_closed_ || round_.number != last; });
       if (is_closed_) return;
-      round = round_;
+      const Round round = round_;
+      last = round.number;
       lock.unlock();
-      take_rows();
+      take_rows(round);
       lock.lock();
-      if (--num_busy_ == 0) done_.notify_one();
     }
   }
 
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  const std::function<void(int)>* row_ = nullptr;
-  std::atomic<int> next_{0};
-  int num_rows_ = 0, num_busy_ = 0;
-  uint64_t round_ = 0;
+  Round round_;
+  std::atomic<uint64_t> next_{0};
+  std::atomic<int> num_undone_{0};
   bool is_closed_ = false;
 };
 

@@ -1,0 +1,184 @@
+"""How fast a loop over PettingZoo's AEC API plays, beside trainings: ``python -m tests.aec_loop``.
+
+The loop is the one of PettingZoo's documentation: one environment, one agent at a time, each action
+from a compiled network of the preset's sizes. It only plays, while ours trains. Both take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from gymnasium import spaces
+from pettingzoo import AECEnv
+from pettingzoo.classic import connect_four_v3
+
+from sebulba.benchmarks import harness
+from sebulba.benchmarks.trial import Trial
+from sebulba.configs.presets import PRESETS
+
+SECONDS = 4.0
+"""Of each in a round."""
+
+
+class Kuhn(AECEnv):
+    """Kuhn's poker (1950): three cards, one chip to begin with and one to bet."""
+
+    metadata = {"name": "kuhn", "is_parallelizable": False}  # noqa: RUF012
+    possible_agents: Sequence[str] = ("player_0", "player_1")  # type: ignore[assignment]
+    ENDS = ("pp", "bb", "bp", "pbp", "pbb")
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """Return its card and the moves, and that both actions are legal."""
+        mask = spaces.Box(0, 1, (2,), np.int8)
+        return spaces.Dict({"observation": spaces.Box(0, 1, (9,), np.float32), "action_mask": mask})
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """Return the actions: pass and bet."""
+        return spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: dict | None = None) -> None:
+        """Deal."""
+        if seed is not None:
+            random.seed(seed)
+        self.agents = list(self.possible_agents)
+        self.cards, self.moves = random.sample(range(3), 2), ""
+        self.agent_selection = self.agents[0]
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict] = {agent: {} for agent in self.agents}
+
+    def observe(self, agent: str) -> dict[str, np.ndarray]:
+        """Return the observation of an agent."""
+        row = np.zeros(9, np.float32)
+        row[self.cards[self.possible_agents.index(agent)]] = 1
+        for at, move in enumerate(self.moves):
+            row[3 + 2 * at + (move == "b")] = 1
+        return {"observation": row, "action_mask": np.ones(2, np.int8)}
+
+    def step(self, action: int | None) -> None:
+        """Move."""
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0.0
+        self._clear_rewards()
+        self.moves += "pb"[int(action or 0)]
+        self.agent_selection = self.possible_agents[len(self.moves) % 2]
+        if self.moves in self.ENDS:
+            won = self._won_by_first()
+            self.rewards = {"player_0": won, "player_1": -won}
+            self.terminations = dict.fromkeys(self.agents, True)
+        self._accumulate_rewards()
+
+    def _won_by_first(self) -> float:
+        if self.moves.endswith("bp"):  # the other folds
+            return 1.0 if len(self.moves) == 2 else -1.0
+        stake = 2.0 if "b" in self.moves else 1.0
+        return stake if self.cards[0] > self.cards[1] else -stake
+
+
+class Loop:
+    """An AEC environment that is played by a network, or at random."""
+
+    def __init__(self, env: AECEnv, sizes: Sequence[int] | None) -> None:
+        """Make the network; without sizes legal actions are drawn at random."""
+        self._env, self._seed = env, 0
+        self._act: Callable[[Any], int] = self._at_random
+        if sizes is not None:
+            self._act = _policy(env, sizes)
+        self.speed(0.5)
+
+    def speed(self, seconds: float) -> float:
+        """Play for some seconds; return environment steps (moves) a second."""
+        moves, began = 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            self._seed += 1
+            self._env.reset(seed=self._seed)
+            for _ in self._env.agent_iter():
+                observation, _, is_terminated, is_truncated, _ = self._env.last()
+                is_over = is_terminated or is_truncated
+                self._env.step(None if is_over else self._act(observation))
+                moves += not is_over
+        return moves / (time.perf_counter() - began)
+
+    def _at_random(self, observation: dict[str, np.ndarray]) -> int:
+        return int(random.choice(np.flatnonzero(observation["action_mask"])))
+
+
+def _policy(env: AECEnv, sizes: Sequence[int]) -> Callable[[Any], int]:
+    """Return a function from an observation to a legal action, drawn by a network."""
+    agent = env.possible_agents[0]
+    size = int(np.prod(env.observation_space(agent)["observation"].shape))  # type: ignore[index]
+    num_actions = int(env.action_space(agent).n)  # type: ignore[attr-defined]
+    layers = [one for width in sizes for one in (nn.Dense(width), nn.tanh)]
+    network = nn.Sequential([*layers, nn.Dense(num_actions)])
+    params = network.init(jax.random.key(0), jnp.zeros(size))
+    key = jax.random.key(1)
+
+    @jax.jit
+    def draw(key: jax.Array, row: jax.Array, legal: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key, own = jax.random.split(key)
+        logits = jnp.where(legal, jnp.asarray(network.apply(params, row)), -jnp.inf)
+        return key, jax.random.categorical(own, logits)
+
+    def act(observation: dict[str, np.ndarray]) -> int:
+        nonlocal key
+        row = observation["observation"].astype(np.float32).ravel()
+        key, action = draw(key, row, observation["action_mask"] != 0)
+        return int(action)
+
+    return act
+
+
+def cases(ours: Trial, loop: Loop, at_random: Loop) -> dict[str, Callable[[], float]]:
+    """Return what takes turns: each call returns environment steps a second."""
+    return {
+        "sebulba trains": lambda: ours.measure().env_steps_per_s,
+        "AEC loop plays": lambda: loop.speed(SECONDS),
+        "AEC loop, random moves": lambda: at_random.speed(SECONDS),
+    }
+
+
+def main() -> None:
+    """Measure, print a table and the ratios, and keep them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    keys: dict[str, float] = {}
+    figures: dict[str, list[float]] = {}
+    games = {"kuhn": Kuhn(), "connect-four": connect_four_v3.env()}
+    for name, env in games.items():
+        config = PRESETS[name].make()
+        sizes = config.agent.torso.hidden_sizes  # type: ignore[attr-defined]
+        with Trial(config, SECONDS) as ours:
+            ours.ready()
+            speeds = harness.interleave(
+                cases(ours, Loop(env, sizes), Loop(env, None)), given.rounds
+            )
+        harness.print_table(name, "env steps/s", speeds)
+        first, *others = speeds
+        keys |= {f"{name}, over {other}": harness.ratio(speeds, first, other) for other in others}
+        figures |= {f"{name}, {case}": values for case, values in speeds.items()}
+    print(json.dumps(keys, indent=1))
+    print({name: round(statistics.median(values)) for name, values in figures.items()})
+    if given.json:
+        harness.write_json(str(given.json), harness.record(keys, figures, {"seconds": SECONDS}))
+
+
+if __name__ == "__main__":
+    main()
