@@ -130,7 +130,8 @@ def _figure(groups: Sequence[Group], kind: str) -> Figure:
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str, label: str) -> None:
     axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-    axes.plot(curve.x, curve.iqm, color=colour, linewidth=1.8, label=label)
+    point = "o" if len(curve.x) == 1 else None  # a line through one point is not seen
+    axes.plot(curve.x, curve.iqm, color=colour, linewidth=1.8, marker=point, label=label)
     axes.plot(curve.x, curve.mean, color=colour, linewidth=0.9, linestyle="--")
 
 

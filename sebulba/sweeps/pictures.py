@@ -154,7 +154,8 @@ def _curves(trials: Sequence[Trial], every: float) -> Figure:
         x, y = every * np.array(list(trial.returns)), list(trial.returns.values())
         label = f"{trial.number}: {described(trial.values)}".replace("$", r"\$")
         colour = COLOURS[place % len(COLOURS)]
-        axes.plot(x, y, color=colour, linewidth=1.8, label=label, zorder=3)
+        point = "o" if len(y) == 1 else None  # a line through one point is not seen
+        axes.plot(x, y, color=colour, linewidth=1.8, marker=point, label=label, zorder=3)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean return of the first seed")
