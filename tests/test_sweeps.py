@@ -18,6 +18,7 @@ from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.sweeps import command_line, pictures, sweep, training
 from sebulba.sweeps.space import Choices, Range, space_of
+from sebulba.sweeps.study import Ended, Trial
 
 pytest.importorskip("optuna")
 
@@ -64,6 +65,19 @@ def test_a_sweep_finds_the_best_values_and_shows_them(run_sweep, tmp_path, capsy
     assert config.num_envs == best["values"]["num-envs"]
     log = (tmp_path / "a" / f"trial-{best['trial']:04d}-seed-0.log").read_text()
     assert "--total-env-steps 1000" in log and "--no-pin-inferencers" in log
+
+
+def test_a_curve_of_one_evaluation_is_seen(tmp_path):
+    def colours(returns):
+        trial = Trial(0, {"learning-rate": 1e-3}, returns, Ended.DONE, 1.0, "")
+        space = {"learning-rate": Range(1e-4, 1e-2, log=True)}
+        pictures.draw(tmp_path, space, [trial], {}, 100.0)
+        with Image.open(tmp_path / pictures.CURVES) as picture:
+            plot = picture.convert("RGB").crop((150, 150, 1200, 600))  # without the legend
+            return {colour for _, colour in plot.getcolors(2**20)}
+
+    assert any(blue - red > 50 for red, _, blue in colours({0: 1.0}))
+    assert any(blue - red > 50 for red, _, blue in colours({0: 1.0, 1: 2.0}))
 
 
 def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(

@@ -16,7 +16,7 @@ from sebulba.comparison.curves import CONFIDENCE, Curve, Group
 from sebulba.comparison.run_summary import plain
 from sebulba.comparison.tables import console, number
 from sebulba.errors import UsageError
-from sebulba.metrics.plots import COLOURS, short
+from sebulba.metrics.plots import COLOURS, marker_of, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -130,8 +130,8 @@ def _figure(groups: Sequence[Group], kind: str) -> Figure:
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str, label: str) -> None:
     axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-    point = "o" if len(curve.x) == 1 else None  # a line through one point is not seen
-    axes.plot(curve.x, curve.iqm, color=colour, linewidth=1.8, marker=point, label=label)
+    marker = marker_of(curve.x)
+    axes.plot(curve.x, curve.iqm, color=colour, linewidth=1.8, marker=marker, label=label)
     axes.plot(curve.x, curve.mean, color=colour, linewidth=0.9, linestyle="--")
 
 

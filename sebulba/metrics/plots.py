@@ -286,6 +286,11 @@ def _columns(rows: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], tu
     return x, y
 
 
+def marker_of(points: Sequence[Any] | np.ndarray) -> str | None:
+    """Return the marker of a curve: a line through a single point is not seen."""
+    return "o" if len(points) == 1 else None
+
+
 def short(value: float) -> str:
     """Return a number of an axis with k or M: 0, 500, 2.5k, 150k, 1.25M."""
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sebulba.metrics.plots import COLOURS, GREY, short
+from sebulba.metrics.plots import COLOURS, GREY, marker_of, short
 from sebulba.sweeps.space import Choices, Range, Space
 from sebulba.sweeps.study import Ended, Trial
 from sebulba.sweeps.sweep import described, shown_value
@@ -149,13 +149,13 @@ def _curves(trials: Sequence[Trial], every: float) -> Figure:
     for trial in with_returns:
         x, y = every * np.array(list(trial.returns)), list(trial.returns.values())
         if trial not in best:
-            axes.plot(x, y, color=GREY, alpha=0.3, linewidth=0.9)
+            axes.plot(x, y, color=GREY, alpha=0.3, linewidth=0.9, marker=marker_of(y))
     for place, trial in enumerate(best):
         x, y = every * np.array(list(trial.returns)), list(trial.returns.values())
         label = f"{trial.number}: {described(trial.values)}".replace("$", r"\$")
         colour = COLOURS[place % len(COLOURS)]
-        point = "o" if len(y) == 1 else None  # a line through one point is not seen
-        axes.plot(x, y, color=colour, linewidth=1.8, marker=point, label=label, zorder=3)
+        marker = marker_of(y)
+        axes.plot(x, y, color=colour, linewidth=1.8, marker=marker, label=label, zorder=3)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean return of the first seed")

@@ -193,7 +193,7 @@ def shown_value(value: Value) -> str:
 
 def _failure(training: Training, code: int) -> str:
     if code == EXIT_OK:
-        return "no episode ended; give more --total-env-steps, or evaluate"
+        return "no return was measured; give more --total-env-steps"
     meaning = MEANINGS.get(code, f"ended by signal {-code}" if code < 0 else f"exit code {code}")
     return f"{meaning.partition(':')[0]} ({training.last_words()[:200]})"
 
