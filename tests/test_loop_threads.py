@@ -410,6 +410,60 @@ def test_an_agent_of_other_spaces_is_refused():
         sebulba.GymnasiumLoop(Other, agent, 4, update_devices=[0])
 
 
+def ctrl_c_where_exceptions_are_lost():
+    """Send this process a SIGINT whose KeyboardInterrupt Python prints and forgets."""
+
+    class Dying:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    Dying()
+
+
+@pytest.fixture
+def own_ctrl_c():
+    """Give Ctrl-C Python's own handler in this test."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("own_ctrl_c")
+@pytest.mark.parametrize("num_inferencers", [0, 1])
+def test_ctrl_c_ends_a_run_although_python_lost_its_exception(monkeypatch, num_inferencers):
+    cycles, lost = [], []
+
+    def observe(trajectory, step_infos):
+        cycles.append(trajectory)
+        if len(cycles) == 3:
+            ctrl_c_where_exceptions_are_lost()
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: lost.append(about.exc_type))
+    loop, _ = make_tiny_loop(observe_cycle=observe, num_inferencers_per_device=num_inferencers)
+    with loop:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run(loop.new_state(0, 5), 1000, 5)
+        assert lost == [KeyboardInterrupt]
+        assert len(cycles) < 20
+        assert inferencer_threads() == []
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        ended = loop.run(loop.new_state(0, 5), 4, 5)  # the stop was for that run alone
+        assert not ended.stopped
+        assert ended.counters.cycles >= 4
+
+
+@pytest.mark.usefixtures("own_ctrl_c")
+def test_a_ctrl_c_handler_of_the_user_is_left_alone():
+    heard = []
+    signal.signal(signal.SIGINT, lambda which, frame: heard.append(which))
+    loop, _ = make_tiny_loop(
+        observe_cycle=lambda *cycle: None if heard else signal.raise_signal(signal.SIGINT)
+    )
+    with loop:
+        assert not loop.run(loop.new_state(0, 5), 6, 5).stopped
+    assert heard == [signal.SIGINT]
+
+
 def test_ctrl_c_ends_the_process_with_every_thread_joined():
     program = textwrap.dedent(
         """

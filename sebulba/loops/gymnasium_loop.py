@@ -49,6 +49,7 @@ from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.agent_contract import check_contract, check_is_agent
 from sebulba.loops.devices import choose_devices, learner_mesh
 from sebulba.loops.evaluator import Evaluator
+from sebulba.loops.interrupt import KeptInterrupt
 from sebulba.loops.run import Attached, Run
 from sebulba.loops.state_check import check_state
 from sebulba.loops.supervisor import OnHang
@@ -370,6 +371,7 @@ class GymnasiumLoop:
           NotFiniteError: The loss, the gradient or another metric is NaN or infinite.
           HangError: A thread was silent or did not end; this loop cannot run again.
           CheckpointError: The checkpoint at the end could not be written.
+          KeyboardInterrupt: Ctrl-C, unless the program has a handler of its own for it.
           BaseException: Whatever an environment, the agent, a callback or ``observe_cycle`` raised,
             with its own traceback; all threads that end are joined first, others named in a note.
         """
@@ -378,11 +380,15 @@ class GymnasiumLoop:
                 "this loop is running: run() can be called neither in another thread nor in "
                 "observe_cycle; let it return first, or make a second GymnasiumLoop"
             )
+        interrupt = KeptInterrupt(self.stop)
         try:
-            if self._hosts is None:
-                return self._run(state, num_cycles, steps_per_cycle)
-            return self._run_with_others(self._hosts, state, num_cycles, steps_per_cycle)
+            with interrupt:
+                if self._hosts is None:
+                    return self._run(state, num_cycles, steps_per_cycle)
+                return self._run_with_others(self._hosts, state, num_cycles, steps_per_cycle)
         finally:
+            if interrupt.came:
+                self._stop_requested = threading.Event()  # the next run is not to end at once
             self._running.release()
 
     def _run_with_others(
