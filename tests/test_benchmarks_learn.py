@@ -237,6 +237,35 @@ def test_an_exam_of_the_last_policy_counts_in_place_of_a_return(tmp_path, monkey
     assert not learn.verdict(result, at_least).is_reached
 
 
+def test_goals_that_differ_in_their_exams_are_examined_on_the_same_runs(tmp_path, monkeypatch):
+    trained = []
+
+    def run(command, **options):
+        if "sebulba.benchmarks.games" in command:
+            exam, policy = command[-2:]
+            assert policy == str(tmp_path / "runs" / "connect-four-seed0" / "policy" / "player")
+            return types.SimpleNamespace(stdout="0.4\n" if "script" in exam else "0.99\n")
+        trained.append(command)
+        Path(command[command.index("--run-dir") + 1]).mkdir(parents=True)
+        return types.SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(learn.subprocess, "run", run)
+    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: ("abc", "today", False))
+    both = {name: GOALS[name] for name in ("connect-four", "connect-four-script")}
+    config = PRESETS["connect-four"].make()
+    written = learn.run(
+        goals=both,
+        configs=dict.fromkeys(both, config),
+        seeds=1,
+        results=str(tmp_path),
+        runs=str(tmp_path / "runs"),
+    )
+    assert len(trained) == 1
+    figures = [record["figures"]["return that counts"] for record in written.values()]
+    assert figures == [[0.99], [0.4]]
+    assert [record["share_of_seeds"] for record in written.values()] == [1.0, 0.0]
+
+
 @pytest.mark.parametrize("figures", [{0: 0.2, 1: None}, {0: 0.0, 1: 0.0}])
 def test_the_picture_of_an_exam_has_its_figures_and_no_curves(tmp_path, figures):
     file = tmp_path / "kuhn.png"

@@ -26,6 +26,8 @@ from sebulba.metrics.plots import learning_curves, read_records
 
 RESULTS = "benchmarks/results"
 """Folder that ``learn`` writes to and ``report`` reads."""
+RESULT_FILE = "learn.json"
+"""File of a run folder that keeps what counts of it."""
 MOST_POINTS = 200
 """Points of a training curve in the JSON."""
 ROUNDING = 1.02
@@ -120,7 +122,8 @@ def run(
     """Train every seed of every name, print tables, write JSON and curves.
 
     A seed that was finished in the folder ``runs`` by the same commit with the same options is not
-    trained again; any other run of that seed there is replaced.
+    trained again; any other run of that seed there is replaced. Goals that differ in their exams
+    alone are examined on the same runs.
 
     Args:
       goals: Goals by the name of the result; None for a preset of that name without a goal.
@@ -136,14 +139,16 @@ def run(
     from sebulba.benchmarks import harness
 
     written = {}
+    first_with: dict[tuple[str, ...], str] = {}  # names of folders, by what is trained there
     with tempfile.TemporaryDirectory() as temporary:
         for name, goal in goals.items():
             commit = harness.commit()
             words = [*train_words(name, goal), *options]
+            trained = file_name(first_with.setdefault(tuple(words), name))
             print(f"{name}: {goal or 'no goal'}\n{HEADER}", flush=True)
             done = []
             for seed in range(seeds or (goal.seeds if goal else 3)):
-                folder = Path(runs or temporary) / f"{file_name(name)}-seed{seed}"
+                folder = Path(runs or temporary) / f"{trained}-seed{seed}"
                 done.append(train_seed(words, seed, folder, commit[0], goal))
                 print(table_row(done[-1], goal), flush=True)
             print(summary(done, goal), flush=True)
@@ -168,13 +173,23 @@ def train_seed(
     words: Sequence[str], seed: int, folder: Path, commit: str | None, goal: Goal | None = None
 ) -> SeedResult:
     """Return the result of a seed, which is trained unless ``folder`` holds its result already."""
-    exam = goal.exam if goal else ""
-    made_by = {"commit": commit, "words": [*words]} | ({"exam": exam} if exam else {})
-    file = folder / "learn.json"
-    if commit is not None and file.exists():
-        kept = read_json_object(file)
-        if kept.pop("made_by", None) == made_by:
-            return SeedResult(**kept)
+    result = _kept(folder, words, commit) or _trained(folder, words, seed, commit)
+    if goal is None or not goal.exam or result.exit_code != 0:
+        return result
+    figure = figure_of_exam(goal.exam, folder / "policy" / goal.member)
+    return dataclasses.replace(result, exam=figure)
+
+
+def _kept(folder: Path, words: Sequence[str], commit: str | None) -> SeedResult | None:
+    file = folder / RESULT_FILE
+    if commit is None or not file.exists():
+        return None
+    kept = read_json_object(file)
+    made_by = kept.pop("made_by", None)
+    return SeedResult(**kept) if made_by == {"commit": commit, "words": [*words]} else None
+
+
+def _trained(folder: Path, words: Sequence[str], seed: int, commit: str | None) -> SeedResult:
     if folder.exists():
         shutil.rmtree(folder)
     command = [sys.executable, "-m", "sebulba", "train", *words, "--seed", str(seed)]
@@ -186,10 +201,9 @@ def train_seed(
     metrics = folder / "metrics.jsonl"
     records = read_records(metrics) if metrics.exists() else []
     result = seed_result(records, seed, done.returncode, wall_s)
-    if exam and done.returncode == 0 and goal:
-        policy = folder / "policy" / goal.member
-        result = dataclasses.replace(result, exam=figure_of_exam(exam, policy))
     if done.returncode == 0:
+        made_by = {"commit": commit, "words": [*words]}
+        file = folder / RESULT_FILE
         file.write_text(json.dumps(dataclasses.asdict(result) | {"made_by": made_by}))
     return result
 
