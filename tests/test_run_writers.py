@@ -100,6 +100,15 @@ def test_wandb_is_told_of_a_failure(wandb, tmp_path, end, code):
     assert wandb.run[-1] == ("finish", {"exit_code": code}) and wandb.run.summary == {"ended": end}
 
 
+def test_wandb_that_cannot_begin_is_a_sentence(wandb, tmp_path, monkeypatch):
+    def init(**options):
+        raise RuntimeError("No API key configured.")
+
+    monkeypatch.setattr(wandb, "init", init)
+    with pytest.raises(UsageError, match=r"RuntimeError: No API key configured.*WANDB_MODE"):
+        find_writer("wandb")(info(tmp_path))
+
+
 # MLflow.
 
 
@@ -185,6 +194,12 @@ def test_mlflow_goes_on_with_the_run_that_is_resumed(mlflow, tmp_path, monkeypat
     assert run.status == "RUNNING" and len(mlflow.known) == 1 and len(run.params) == 1
     writer.end("failed")
     assert run.status == "FAILED"
+
+
+def test_mlflow_that_cannot_begin_is_a_sentence(mlflow, tmp_path):
+    mlflow.is_down = True
+    with pytest.raises(UsageError, match=r"ConnectionError: no answer.*MLFLOW_TRACKING_URI"):
+        find_writer("mlflow")(info(tmp_path, rate=0.1))
 
 
 def test_a_server_that_does_not_answer_is_asked_once_a_minute(mlflow, tmp_path, monkeypatch):

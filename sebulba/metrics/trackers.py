@@ -6,18 +6,32 @@ at the end how the run ended. Their libraries are optional, and imported here on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from sebulba.errors import UsageError
 from sebulba.metrics.writers import is_number
 from sebulba.types import RunEnd, RunInfo
 
 PROJECT = "sebulba"
 """Project of Weights & Biases, and experiment of MLflow, where the environment names no other."""
+
+
+@contextlib.contextmanager
+def _beginning(writer: str, remedy: str) -> Iterator[None]:
+    """Say in a sentence why a tracker cannot begin."""
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(
+            f"--writers {writer} cannot begin ({type(error).__name__}: {error}); {remedy}, or "
+            f"leave {writer} out"
+        ) from error
 
 
 class WandbWriter:
@@ -30,20 +44,21 @@ class WandbWriter:
         which the folder of a run would not be trusted.
 
         Raises:
-          Exception: Whatever ``wandb.init`` raises, such as where nobody is logged in.
+          UsageError: ``wandb.init`` raised, such as where nobody is logged in.
         """
         import wandb
 
         self._wandb = wandb
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            id=run.run_id,
-            name=os.environ.get("WANDB_NAME", run.folder.name),
-            config=dict(run.config),
-            resume="allow",
-            allow_val_change=True,  # of what may change when a run is resumed
-            settings=wandb.Settings(console="off"),  # the live panel has the terminal
-        )
+        with _beginning("wandb", "log in (wandb login), or set WANDB_MODE=offline"):
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                id=run.run_id,
+                name=os.environ.get("WANDB_NAME", run.folder.name),
+                config=dict(run.config),
+                resume="allow",
+                allow_val_change=True,  # of what may change when a run is resumed
+                settings=wandb.Settings(console="off"),  # the live panel has the terminal
+            )
         self._run.define_metric("*", step_metric="env_steps")
         self._run.define_metric("eval_*", step_metric="eval_env_steps")
 
@@ -83,7 +98,7 @@ class MlflowWriter:
         place, in the experiment ``MLFLOW_EXPERIMENT_NAME`` or sebulba.
 
         Raises:
-          Exception: Whatever MLflow raises, such as where its server does not answer.
+          UsageError: MLflow raised, such as where its server does not answer.
         """
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # unless it is asked for
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -95,22 +110,29 @@ class MlflowWriter:
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
-        self._metric = Metric
-        self._client = MlflowClient(uri)
+        self._metric, self._param = Metric, Param
         self._retry_at = 0.0
+        with _beginning("mlflow", "look at MLFLOW_TRACKING_URI and whether its server answers"):
+            self._client = MlflowClient(uri)
+            self._id = self._begin(run)
+
+    def _begin(self, run: RunInfo) -> str:
+        """Return MLflow's id of the run, a new one unless it knows the run."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         experiment = self._client.get_experiment_by_name(name)
         place = experiment.experiment_id if experiment else self._client.create_experiment(name)
         found = self._client.search_runs([place], f"tags.`sebulba.run_id` = '{run.run_id}'")
         if found:
-            self._id = found[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-            return
+            known: str = found[0].info.run_id
+            self._client.update_run(known, status="RUNNING")
+            return known
         tags = {"sebulba.run_id": run.run_id}
-        self._id = self._client.create_run(place, run_name=run.folder.name, tags=tags).info.run_id
-        params = [Param(key, str(value)) for key, value in run.config.items()]
+        made = self._client.create_run(place, run_name=run.folder.name, tags=tags)
+        new: str = made.info.run_id
+        params = [self._param(key, str(value)) for key, value in run.config.items()]
         for first in range(0, len(params), self.MOST_PARAMS):
-            self._client.log_batch(self._id, params=params[first : first + self.MOST_PARAMS])
+            self._client.log_batch(new, params=params[first : first + self.MOST_PARAMS])
+        return new
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Write numbers; results of an evaluation at the step at which its networks were taken."""
