@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from scipy import stats
 
-from sebulba.commands.eval_progress import EvalProgress
+from sebulba.commands.episode_progress import EpisodeProgress
 from sebulba.envs import env_spec
 from sebulba.errors import UsageError
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, evaluate
@@ -108,7 +108,7 @@ def test_whoever_waits_for_an_evaluation_sees_how_far_it_is(is_terminal, monkeyp
     stream, now = io.StringIO(), [0.0]
     stream.isatty = lambda: is_terminal
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    progress = EvalProgress(100, stream)
+    progress = EpisodeProgress(100, stream)
     for now[0] in (0.1, 61.0, 61.1, 75.0):
         progress(12, int(100 * now[0]))
     progress.clear()

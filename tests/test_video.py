@@ -18,6 +18,7 @@ from gymnasium import spaces
 import sebulba
 from sebulba.agents.configs import ImpalaConfig, make_agent
 from sebulba.commands import cli
+from sebulba.commands.episode_progress import EpisodeProgress
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import EnvError, UsageError
@@ -226,10 +227,16 @@ def test_a_long_episode_is_cut_and_an_unwanted_one_is_left():
 
 
 def test_the_best_episode_is_kept(tmp_path):
+    told = []
     with stage_of("tests.test_video:Drawn", 4) as stage:
         film = film_best(
-            policy_of("tests.test_video:Drawn"), stage, tmp_path / "a.mp4", max_episode_steps=9
+            policy_of("tests.test_video:Drawn"),
+            stage,
+            tmp_path / "a.mp4",
+            max_episode_steps=9,
+            progress=lambda *done: told.append(done),
         )
+    assert told == [(0, 0), (0, 1), (0, 2), (0, 3), (4, 0)]
     assert len(set(film.returns)) > 1 and film.num_pictures == 5 and film.length == 4
     frames = frames_of(film.file)
     assert len(frames) == 5 and frames.shape[1] % 8 == 0  # enlarged by a whole number
@@ -326,6 +333,14 @@ def test_video_of_a_run(run, capsys):
     said = capsys.readouterr().out
     assert f"written: {run / 'video.mp4'}" in said and "5 pictures, 0.7 s" in said
     assert "best" in said.splitlines()[1] and (run / "video.mp4").stat().st_size > 500
+
+
+def test_who_waits_for_a_film_is_told_how_far_it_is(run, capsys, monkeypatch):
+    monkeypatch.setattr(EpisodeProgress, "LINES_S", 0.0)
+    assert cli.main(["video", str(run), "--episodes", "2"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert "0 of 2 episodes done, the longest that runs has 3 steps" in said[3]
+    assert "2 of 2 episodes done" in said[-1]
 
 
 def test_a_grid_at_another_speed(run, capsys, tmp_path):

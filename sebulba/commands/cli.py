@@ -550,10 +550,10 @@ def _eval(argv: list[str]) -> int:
     env = folder.read_env_config(trust, record)
     if trust.is_trusted:
         _import_from_here()
-    from sebulba.commands.eval_progress import EvalProgress
+    from sebulba.commands.episode_progress import EpisodeProgress
     from sebulba.commands.experiment import evaluate_run
 
-    progress = EvalProgress(arguments.episodes, sys.stderr)
+    progress = EpisodeProgress(arguments.episodes, sys.stderr)
     evaluation = evaluate_run(
         folder,
         env,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sebulba.commands.episode_progress import EpisodeProgress
 from sebulba.errors import UsageError
 from sebulba.options import INT32, MOST_EPISODE_STEPS
 from sebulba.policies.pretrained import beside, folder_of
@@ -42,6 +44,9 @@ def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
     from sebulba.video.film import check_film_file, film_best, film_grid
 
     file = Path(arguments.out or beside(arguments.run, "video.mp4"))
+    progress = EpisodeProgress(
+        arguments.episodes, sys.stderr
+    )  # software draws 1000 steps in a minute
     with _policy_on_stage(
         arguments, import_from_here, arguments.episodes, lambda: check_film_file(file)
     ) as (policy, stage):
@@ -51,7 +56,9 @@ def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
             file,
             max_episode_steps=arguments.max_episode_steps,
             per_second=arguments.fps,
+            progress=progress,
         )
+    progress.clear()
     returns = ", ".join(f"{one:.2f}" for one in film.returns)
     kept = "" if arguments.grid or len(film.returns) == 1 else f", best {max(film.returns):.2f}"
     cut = f"; {film.num_cut} cut at {arguments.max_episode_steps:,} steps" if film.num_cut else ""

@@ -7,7 +7,7 @@ import math
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
@@ -23,6 +23,9 @@ GAP = 4
 """Pixels between the pictures of a grid."""
 DARKER = 3
 """A picture of an episode that is over has brightness 1 / DARKER."""
+
+Progress = Callable[[int, int], None]
+"""Is told, at every picture, how many episodes are done and the steps of the longest that runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ def film_best(
     *,
     max_episode_steps: int,
     per_second: float | None = None,
+    progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> Film:
     """Film an episode in each environment and keep that of the greatest return.
@@ -76,6 +80,7 @@ def film_best(
       file: Film to write, ``.mp4`` or ``.gif``; it is replaced when the new one is whole.
       max_episode_steps: An episode is cut after so many.
       per_second: Pictures in a second; None for the environment's own.
+      progress: Is told how far it is.
       stop: Ends it early.
 
     Raises:
@@ -89,7 +94,7 @@ def film_best(
         for i in range(stage.adapter.num_envs)
     ]
     try:
-        seen = _wind(stage.play(policy, max_episode_steps, stop), reels)
+        seen = _wind(_telling(stage.play(policy, max_episode_steps, stop), progress), reels)
         best = int(np.argmax(seen.returns))
         reels[best].file.replace(file)
     finally:
@@ -104,6 +109,15 @@ def film_best(
         per_second,
         int((seen.lengths >= max_episode_steps).sum()),
     )
+
+
+def _telling(episodes: Iterator[Shown], progress: Progress | None) -> Iterator[Shown]:
+    """Yield what is shown, and tell how far it is."""
+    for seen in episodes:
+        yield seen
+        if progress is not None:
+            running = seen.plays & ~seen.is_last
+            progress(int((~running).sum()), int(seen.lengths[running].max(initial=0)))
 
 
 def _wind(episodes: Iterator[Shown], reels: list[_Reel]) -> Shown:
@@ -124,6 +138,7 @@ def film_grid(
     *,
     max_episode_steps: int,
     per_second: float | None = None,
+    progress: Progress | None = None,
 ) -> Film:
     """Film an episode in each environment, beside each other; an end stays in sight, darker.
 
@@ -134,7 +149,7 @@ def film_grid(
     last: np.ndarray | None = None
     try:
         with closing(reel):
-            for seen in stage.play(policy, max_episode_steps):
+            for seen in _telling(stage.play(policy, max_episode_steps), progress):
                 last = _with_ends(seen, last)
                 reel.add(grid(last))
         reel.file.replace(file)

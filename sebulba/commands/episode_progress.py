@@ -1,4 +1,4 @@
-"""How far an evaluation is, for people who wait for it."""
+"""How far an evaluation, or a film, is, for people who wait for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import IO
 from sebulba.metrics.writers import duration
 
 
-class EvalProgress:
-    """Says now and then how far an evaluation is: in one line of a terminal, else line by line."""
+class EpisodeProgress:
+    """Says now and then how far episodes are: in one line of a terminal, else line by line."""
 
     TERMINAL_S, LINES_S = 0.5, 10.0
     """Seconds between two signs, on a terminal and elsewhere; there is none before the first."""
