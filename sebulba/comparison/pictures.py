@@ -61,15 +61,21 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 
 def print_groups(groups: Sequence[Group]) -> None:
-    """Print a line for each group."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    for name in COLUMNS[:2]:
-        table.add_column(name, overflow="fold")
-    for name in COLUMNS[2:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows_of(groups):
-        table.add_row(*(Text(plain(word)) for word in _words(row)))
-    console().print(table)
+    """Print a table for each environment, with a line for each of its groups."""
+    rows = rows_of(groups)
+    for env in dict.fromkeys(row["environment"] for row in rows):
+        table = Table(
+            box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), title_justify="left"
+        )
+        table.title = Text(plain(env), style="bold")
+        group, *numbers = COLUMNS[1:]
+        table.add_column(group, overflow="fold")
+        for name in numbers:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            if row["environment"] == env:
+                table.add_row(*(Text(plain(word)) for word in _words(row)[1:]))
+        console().print(table)
 
 
 def _words(row: dict[str, Any]) -> list[str]:
