@@ -20,7 +20,7 @@ from tests import echo
 from tests.test_loop_alignment import RandomAgent
 from tests.tiny import TinyConfig
 
-TRANSITIONS = int(os.environ.get("ECHO_TRANSITIONS", "6000"))
+TRANSITIONS = int(os.environ.get("ECHO_TRANSITIONS", "100000"))
 
 PETTINGZOO = "the package pettingzoo is not installed"
 WORLDS: dict[str, tuple[Any, echo.World, dict]] = {
@@ -111,7 +111,7 @@ def rows_of(name: str) -> list:
 @pytest.mark.parametrize("name", WORLDS)
 def test_what_every_agent_sees_and_does_arrives_in_its_place(name):
     slow = "workers" in name and "ECHO_TRANSITIONS" not in os.environ
-    transitions = TRANSITIONS // 20 if slow else TRANSITIONS
+    transitions = TRANSITIONS // 300 if slow else TRANSITIONS
     checker = run(name, transitions, num_envs=2 if slow else 64)
     assert checker.wrong == 0
     assert checker.cells >= transitions

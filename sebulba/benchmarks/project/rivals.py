@@ -110,8 +110,22 @@ TASKS = {
 class Rival:
     """A process of another library; a context manager, which ends the process."""
 
-    def __init__(self, python: str, library: str, given: Mapping[str, Any], seconds: float) -> None:
+    def __init__(
+        self,
+        python: str,
+        library: str,
+        given: Mapping[str, Any],
+        seconds: float,
+        file: str = rival.__file__,
+    ) -> None:
         """Start the process, which compiles and warms up in its first measurement.
+
+        Args:
+          python: Python that has the library.
+          library: Its name in options.
+          given: What it trains, as ``file`` takes it.
+          seconds: Seconds of a measurement.
+          file: Program that trains it, which answers as ``rival.py`` does.
 
         Raises:
           UsageError: ``python`` does not have the library.
@@ -119,7 +133,7 @@ class Rival:
         self._seconds = seconds
         try:
             self._process = subprocess.Popen(
-                [python, rival.__file__, json.dumps(given)],
+                [python, file, json.dumps(given)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -135,8 +149,9 @@ class Rival:
             return line
         lines = self._process.communicate()[1].strip().splitlines() or ["it said nothing"]
         raise UsageError(
-            f"{LIBRARIES[library]} does not run by {python} ({lines[-1][:200]}); pip install "
-            f"'sebulba[rivals]', or give --{library}-python the Python of an environment of its own"
+            f"{LIBRARIES.get(library, library)} does not run by {python} ({lines[-1][:200]}); pip "
+            f"install 'sebulba[rivals]', or give --{library}-python the Python of an environment of "
+            "its own"
         )
 
     def measure(self) -> dict[str, float]:
