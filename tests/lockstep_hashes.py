@@ -116,7 +116,15 @@ def bytes_of(leaf: Any) -> bytes:
     return np.asarray(leaf).tobytes()
 
 
-def train_and_hash(env: Any, agent_class: Any, config: Any, cycle: Any, devices: int) -> str:
+def train_and_hash(
+    env: Any,
+    agent_class: Any,
+    config: Any,
+    cycle: Any,
+    devices: int,
+    *,
+    without_experience: bool = False,
+) -> str:
     """Return the hash of the agent state and the acting networks after twelve cycles."""
     factory = sebulba.make_env_factory(env)
     agent = agent_class(sebulba.env_spec(factory), config)
@@ -131,8 +139,11 @@ def train_and_hash(env: Any, agent_class: Any, config: Any, cycle: Any, devices:
         update_devices=range(devices),
     ) as loop:
         result = loop.run(loop.new_state(7, STEPS), CYCLES, STEPS)
+    state = result.state
+    if without_experience:
+        state = state._replace(experience=())
     digest = hashlib.sha256()
-    for leaf in jax.tree.leaves((result.state, result.acting_networks)):
+    for leaf in jax.tree.leaves((state, result.acting_networks)):
         digest.update(bytes_of(leaf))
     return digest.hexdigest()[:16]
 
