@@ -64,6 +64,10 @@ class A2C(sebulba.Agent[A2CConfig]):
         action = jax.random.categorical(key, logits) if explore else jnp.argmax(logits, axis=-1)
         return sebulba.ActionOutput(action.astype(self.spec.action_space.dtype)), next_key
 
+    def acting_distribution(self, networks, step_state, env_step):
+        """What ``Policy.distribution`` and ``sebulba export`` say; nothing else needs it."""
+        return jax.nn.softmax(self.network.apply(networks, env_step.obs)[:, :-1])
+
     # Learning: a trajectory in, new networks out.
 
     def update_experience(self, experience, initial, final, trajectory, networks):

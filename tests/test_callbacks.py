@@ -53,6 +53,16 @@ def evaluations(values):
     return records
 
 
+def test_something_is_done_every_so_many_updates():
+    seen = []
+    callback = callbacks.every_updates(10, seen.append)
+    for updates in (9, 10, 19, 35, 36, 40):
+        callback({"updates": updates})
+    assert [record["updates"] for record in seen] == [10, 35, 40]
+    with pytest.raises(UsageError, match="number=0"):
+        callbacks.every_updates(0, seen.append)
+
+
 def test_something_is_done_every_so_many_env_steps():
     records = [{"env_steps": n} for n in (0, 99, 100, 150, 199, 450, 499, 500)]
     seen = []

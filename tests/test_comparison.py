@@ -178,13 +178,22 @@ def test_seeds_are_one_curve_with_its_interquartile_mean_and_interval(tmp_path, 
     assert "cartpole 4 400 40 45" in said and said.count("CartPole-v1") == 1
 
 
+def test_a_run_of_one_record_is_one_point_and_time_goes_on_to_the_longest_seed():
+    one = (np.array([5.0]), np.array([2.0]))
+    assert curves.curve([one]).x.tolist() == [5.0]
+    short, long = ((np.array([0.0, end]), np.array([0.0, end])) for end in (1.0, 4.0))
+    assert curves.curve([short, long]).x[-1] == 1.0
+    over_time = curves.curve([short, long], to_the_longest=True)
+    assert over_time.x[-1] == 4.0 and over_time.mean[-1] == 2.5  # of 1, which is done, and 4
+
+
 def test_the_interquartile_mean_leaves_out_a_quarter_at_either_end():
     values = np.array([[-1000.0], [1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [9000.0]])
     assert curves.interquartile_mean(values) == [3.5]
     assert curves.interquartile_mean(values[1:4]) == [2.0]  # of three seeds, the mean
 
 
-def test_a_curve_ends_where_its_shortest_seed_does(tmp_path):
+def test_a_curve_over_env_steps_ends_where_its_shortest_seed_does(tmp_path):
     runs = [
         make_run(tmp_path / "a", returns=(0, 10, 20, 30)),
         make_run(tmp_path / "b", returns=(0, 20), steps=(100, 200)),
@@ -192,7 +201,7 @@ def test_a_curve_ends_where_its_shortest_seed_does(tmp_path):
     group = curves.grouped([read_run(run) for run in runs], "preset", "training")[0]
     assert group.by_env_steps.x[[0, -1]].tolist() == [100, 200]
     assert group.by_env_steps.mean[[0, -1]].tolist() == [0, 15]
-    assert group.by_seconds.x[-1] == 20
+    assert group.by_seconds.x[-1] == 40  # over time a seed that is done keeps its last return
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".html"])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import sebulba
 from tests.test_readme import FEWER, SHORTER, blocks
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +30,7 @@ GUIDES = [
     "metrics",
     "speed",
     "memory",
+    "neural-networks",
     "atari",
     "continuous-control",
 ]
@@ -86,6 +88,13 @@ def check_metrics_are_explained(runs: Path) -> None:
         for line in file.read_text().splitlines():
             for name in json.loads(line):
                 assert f"`{name.rpartition('/')[2]}`" in said, f"{name} of {file.parent.name}"
+
+
+def test_the_reference_has_all_that_the_package_gives():
+    page = (ROOT / "docs/reference.md").read_text()
+    given = {room: names for room, names in sebulba._ROOMS.items() if f"::: {room}\n" not in page}
+    missing = [n for room, names in given.items() for n in names if f":: {room}.{n}\n" not in page]
+    assert missing == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs sebulba[docs]")

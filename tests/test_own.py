@@ -17,6 +17,7 @@ from gymnasium import spaces
 import sebulba
 from sebulba import trust
 from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
+from sebulba.agents.configs.agent_config import config_of
 from sebulba.checks import is_attribute
 from sebulba.commands import cli
 from sebulba.commands.configurations import start_of
@@ -88,6 +89,12 @@ def test_it_is_filmed(run, tmp_path, capsys):
     film = tmp_path / "mine.gif"
     assert cli.main(["video", str(run), "--episodes", "2", "--out", str(film)]) == 0
     assert "6 pictures, 1.2 s" in capsys.readouterr().out and film.stat().st_size > 100
+
+
+def test_it_is_exported(run, tmp_path, capsys):
+    assert cli.main(["export", str(run), "--to", "stablehlo", "--out", str(tmp_path / "e")]) == 0
+    assert (tmp_path / "e/policy.stablehlo").exists()
+    assert "differs from the policy by at most" in capsys.readouterr().out
 
 
 def test_it_is_resumed_and_another_agent_is_refused(run, capsys):
@@ -326,6 +333,21 @@ def test_a_configuration_file_may_be_of_one_s_own(words, tmp_path):
     with pytest.raises(UsageError, match=r"names the .*tests.own:.*nothing says who wrote"):
         read(str(file))
     assert read(str(file), "--trust")[1] == dataclasses.replace(config, trust=True)
+
+
+def test_a_folder_of_configuration_files_names_them(tmp_path):
+    (tmp_path / "small.json").write_text('{"config": "cartpole", "options": {"num-envs": 8}}')
+    with pytest.raises(UsageError, match=r"is not the folder of a run; use a file in it: .*small"):
+        read(str(tmp_path))
+    assert read(str(tmp_path / "small.json"))[1].num_envs == 8
+
+
+def test_hyper_parameters_may_be_named_by_their_default_alone():
+    class Plain(sebulba.Agent):
+        def __init__(self, spec, config=own.MyConfig(discount=0.25)):  # noqa: B008
+            super().__init__(spec, config)
+
+    assert config_of(Plain) == own.MyConfig(discount=0.25)
 
 
 @pytest.mark.parametrize(

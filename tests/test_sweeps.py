@@ -67,6 +67,19 @@ def test_a_sweep_finds_the_best_values_and_shows_them(run_sweep, tmp_path, capsy
     assert "--total-env-steps 1000" in log and "--no-pin-inferencers" in log
 
 
+@pytest.mark.parametrize(
+    ("first", "others"),
+    [
+        ("--agent=tests.own:MyAgent", ["--trials", "2"]),
+        ("--trials=2", ["--agent", "tests.own:MyAgent"]),
+    ],
+)
+def test_an_agent_of_ones_own_is_swept_without_a_configuration(run_sweep, first, others):
+    others = [*others, "--env.id", "tests.own:MyEnv"]
+    code, trials = run_sweep(*others, config=first, space={"learning-rate": [0.1, 0.01]})
+    assert code == 0 and len(trials) == 2
+
+
 def test_a_curve_of_one_evaluation_is_seen(tmp_path):
     def colours(returns):
         trial = Trial(0, {"learning-rate": 1e-3}, returns, Ended.DONE, 1.0, "")

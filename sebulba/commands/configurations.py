@@ -110,7 +110,8 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
 def _of_file(file: Path, trust: bool) -> Start:
     """Return what a file of JSON, or the folder of a run, stands for."""
     # Not Path.is_dir and Path.is_file, which raise where a name is too long.
-    file = RunFolder(file).config if os.path.isdir(file) else file
+    if os.path.isdir(file):
+        file = _in_folder(file)
     record = read_json_object(file) if os.path.isfile(file) else {}
     if "agent_config" not in record:
         return _of_options(file, trust)
@@ -121,6 +122,20 @@ def _of_file(file: Path, trust: bool) -> Start:
     for named in config.named_code():
         trusted.check(f"{file} names {named}")
     return Start(name, config)
+
+
+def _in_folder(folder: Path) -> Path:
+    """Return the configuration of a run's folder.
+
+    Raises:
+      UsageError: There is none; files of configurations in it are named.
+    """
+    config = RunFolder(folder).config
+    others = sorted(folder.glob("*.json"))
+    if config.exists() or not others:
+        return config
+    names = " or ".join(str(file) for file in others[:3])
+    raise UsageError(f"{folder} is not the folder of a run; use a file in it: {names}")
 
 
 def _of_options(file: Path, trust: bool) -> Start:

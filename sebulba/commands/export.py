@@ -30,9 +30,9 @@ def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
     if not 1 <= arguments.batch <= MOST_ENVS:
         raise UsageError(f"batch={arguments.batch} must be from 1 to {MOST_ENVS:,}; use 1")
     out = Path(arguments.out or beside(arguments.run, "export"))
+    policy = _policy(arguments, import_from_here)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
-    policy = _policy(arguments, import_from_here)
     from sebulba.export.acting import acting_of
     from sebulba.export.check import OBSERVATIONS, largest_difference
     from sebulba.export.forms import DESCRIPTION_FILE, FORMS, describe

@@ -482,6 +482,7 @@ class _Run:
         config, record = self._config, self._last.record
         facts: dict[str, Any] = {
             "configuration": self._title,
+            "wrappers": ", ".join(config.env.wrappers),
             "seed": str(config.seed),
             "trained for": f"{record.get('env_steps', self.env_steps_done):,} env steps",
         }

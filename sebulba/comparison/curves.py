@@ -45,7 +45,7 @@ class Curve(NamedTuple):
     """Returns of the seeds of a group."""
 
     x: np.ndarray
-    """Environment steps or seconds, up to where all seeds have returns, ``[P]``."""
+    """Environment steps, up to where all seeds have returns, or seconds, ``[P]``."""
     mean: np.ndarray
     """Mean over seeds, ``[P]``."""
     iqm: np.ndarray
@@ -73,8 +73,8 @@ class Group(NamedTuple):
 
     @property
     def by_seconds(self) -> Curve:
-        """Returns over the wall clock."""
-        return curve([(p.seconds, p.returns) for p in self.points])
+        """Returns over the wall clock, until the last seed ends; others keep their last return."""
+        return curve([(p.seconds, p.returns) for p in self.points], to_the_longest=True)
 
 
 def kind_of(runs: Iterable[RunSummary]) -> str:
@@ -148,16 +148,17 @@ def _are_numbers(record: Mapping[str, Any], names: Sequence[str]) -> bool:
     return all(is_number(record.get(name)) for name in names)
 
 
-def curve(seeds: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
+def curve(seeds: Sequence[tuple[np.ndarray, np.ndarray]], *, to_the_longest: bool = False) -> Curve:
     """Return the returns of some seeds as one curve.
 
     Args:
       seeds: ``x``, ascending, and returns of each, ``[N]``; N may differ. Between points returns
         are interpolated; before its first point a seed has the return of that.
+      to_the_longest: Go on until the longest seed ends, and not only until the shortest does.
     """
-    last = min(x[-1] for x, _ in seeds)
+    last = (max if to_the_longest else min)(x[-1] for x, _ in seeds)
     first = min(min(x[0] for x, _ in seeds), last)
-    x = np.linspace(first, last, POINTS)
+    x = np.linspace(first, last, POINTS if last > first else 1)
     values = np.stack([np.interp(x, *seed) for seed in seeds])
     low, high = interval(values)
     return Curve(x, values.mean(0), interquartile_mean(values), low, high)

@@ -26,7 +26,7 @@ SUFFIXES = (".png", ".svg", ".html")
 """What a picture can be written as."""
 CAPTION = (
     f"lines: interquartile mean over seeds; bands: {CONFIDENCE:.0%} bootstrap intervals of it; "
-    "dashes: mean"
+    "dashes: mean; a seed that is done keeps its last return over time"
 )
 COLUMNS = ("environment", "group", "seeds", "steps", "time, s", "IQM", "interval", "mean")
 

@@ -50,7 +50,7 @@ def print_policies(policies: Sequence[Pretrained]) -> None:
     """Print a line for each policy that comes with the package, and what trained them."""
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     for name in ("pretrained:", "environment", "agent"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, overflow="fold")
     for name in ("return", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     trained_by: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from sebulba.errors import ActionError, UsageError
 
-OBSERVATION_SPACES = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these"
+OBSERVATION_SPACES = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
 ACTION_SPACES = "Box of floats, Discrete or MultiDiscrete"
 
 WRAP = "; wrap the environment: "

@@ -29,16 +29,19 @@ def every_env_steps(number: int, call: Call) -> Callback:
     Raises:
       UsageError: ``number`` is not positive.
     """
-    require_size("number", number, 1, "use 100_000")
-    passed = 0
+    return _every("env_steps", number, call)
 
-    def callback(record: Mapping[str, Any]) -> None:
-        nonlocal passed
-        if (now := record["env_steps"] // number) > passed:
-            passed = now
-            call(record)
 
-    return callback
+def every_updates(number: int, call: Call) -> Callback:
+    """Call ``call`` with the first record after every multiple of ``number`` updates.
+
+    Records come once a window of metrics, so several multiples in one window are one call;
+    ``observe_cycle`` sees every trajectory.
+
+    Raises:
+      UsageError: ``number`` is not positive.
+    """
+    return _every("updates", number, call)
 
 
 def on_new_best(call: Call, of: Of = "evaluation") -> Callback:
@@ -105,6 +108,19 @@ def stop_after(seconds: float) -> Callback:
 
     def callback(record: Mapping[str, Any]) -> str | None:
         return f"{seconds:g} s are over" if record["seconds"] >= seconds else None
+
+    return callback
+
+
+def _every(counter: str, number: int, call: Call) -> Callback:
+    require_size("number", number, 1, "use 100_000")
+    passed = 0
+
+    def callback(record: Mapping[str, Any]) -> None:
+        nonlocal passed
+        if (now := record[counter] // number) > passed:
+            passed = now
+            call(record)
 
     return callback
 

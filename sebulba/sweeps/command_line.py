@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sebulba.commands.configurations import config_first
 from sebulba.commands.exit_codes import EXIT_OK, EXIT_OTHER
 from sebulba.commands.run_folder import RunFolder
 from sebulba.commands.stop_on_signal import StopOnSignal
@@ -34,7 +35,7 @@ ReadConfig = Callable[[list[str], str], tuple[str, "ExperimentConfig"]]
 
 def main(argv: Sequence[str], read_config: ReadConfig) -> int:
     """Run a sweep, or go on with one; returns the exit code."""
-    arguments, options = _parser().parse_known_args(list(argv))
+    arguments, options = _parser().parse_known_args(config_first(argv))
     for name, least in (("trials", 1), ("parallel", 1), ("seeds", 1), ("prune_after", 0)):
         if (value := getattr(arguments, name)) < least:
             raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 import typing
 from collections.abc import Iterator
@@ -106,18 +107,19 @@ def config_of(agent_class: type[Agent]) -> Any:
     Raises:
       UsageError: They need arguments.
     """
-    for config_class in _config_classes(agent_class):
+    for make in _makers_of_config(agent_class):
         try:
-            return config_class()
+            return make()
         except TypeError as error:
             raise UsageError(
-                f"{config_class.__name__} needs arguments ({error}); give every field a default, "
+                f"{make.__name__} needs arguments ({error}); give every field a default, "
                 "or give a configuration: config=..., or --config module:attribute"
             ) from error
     return None
 
 
-def _config_classes(agent_class: type[Agent]) -> Iterator[Any]:
+def _makers_of_config(agent_class: type[Agent]) -> Iterator[Any]:
+    """Yield classes and functions that make hyper-parameters, the most certain first."""
     name = f"{agent_class.__module__}:{agent_class.__qualname__}"
     yield from (cls for cls in agent_configs().values() if cls.agent_class == name)
     for base in agent_class.__mro__:
@@ -128,6 +130,10 @@ def _config_classes(agent_class: type[Agent]) -> Iterator[Any]:
             hints = typing.get_type_hints(base.__dict__.get("__init__", object.__init__))
             if dataclasses.is_dataclass(hint := hints.get("config")):
                 yield hint
+        if inspect.isfunction(made_by := base.__dict__.get("__init__")):
+            given = inspect.signature(made_by).parameters.get("config")
+            if given is not None and dataclasses.is_dataclass(type(given.default)):
+                yield lambda default=given.default: default
 
 
 def agent_configs() -> dict[str, type[AgentConfig]]:
