@@ -7,12 +7,9 @@ from a compiled network of the preset's sizes. It only plays, while ours trains.
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -25,6 +22,7 @@ from pettingzoo.classic import connect_four_v3
 from sebulba.benchmarks import harness
 from sebulba.benchmarks.trial import Trial
 from sebulba.configs.presets import PRESETS
+from tests import beside
 from tests.kuhn_aec import Kuhn
 
 SECONDS = 4.0
@@ -94,30 +92,21 @@ def cases(ours: Trial, loop: Loop, at_random: Loop) -> dict[str, Callable[[], fl
 
 
 def main() -> None:
-    """Measure, print a table and the ratios, and keep them."""
+    """Measure, print tables and the ratios, and keep them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    beside.add_options(parser)
     given = parser.parse_args()
-    keys: dict[str, float] = {}
-    figures: dict[str, list[float]] = {}
     games = {"kuhn": Kuhn(), "connect-four": connect_four_v3.env()}
-    for name, env in games.items():
+
+    def measure(name: str) -> beside.Speeds:
         config = PRESETS[name].make()
         sizes = config.agent.torso.hidden_sizes  # type: ignore[attr-defined]
         with Trial(config, SECONDS) as ours:
             ours.ready()
-            speeds = harness.interleave(
-                cases(ours, Loop(env, sizes), Loop(env, None)), given.rounds
-            )
-        harness.print_table(name, "env steps/s", speeds)
-        first, *others = speeds
-        keys |= {f"{name}, over {other}": harness.ratio(speeds, first, other) for other in others}
-        figures |= {f"{name}, {case}": values for case, values in speeds.items()}
-    print(json.dumps(keys, indent=1))
-    print({name: round(statistics.median(values)) for name, values in figures.items()})
-    if given.json:
-        harness.write_json(str(given.json), harness.record(keys, figures, {"seconds": SECONDS}))
+            loops = Loop(games[name], sizes), Loop(games[name], None)
+            return harness.interleave(cases(ours, *loops), given.rounds)
+
+    beside.tell(games, measure, given.json)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,15 @@
 
 RLlib pins its own Gymnasium, so it has an environment of its own: ``pip install 'ray[rllib]==2.60'
 torch pettingzoo pygame``. Algorithm, networks, environments at a time and batch are those of the
-preset; games are PettingZoo's by its AEC API. Both train in turn on the same cores, and RLlib with
-one and with two processes that step environments.
+preset. Environments are those that either library has: CartPole of envpool and of Gymnasium, games
+of envpool and by PettingZoo's AEC API. Both train in turn on the same cores, and RLlib with one and
+with two processes that step environments.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import json
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.rivals import Rival
 from sebulba.benchmarks.trial import Trial
 from sebulba.configs.presets import PRESETS
+from tests import beside
 
 TRAINER = Path(__file__).with_name("rllib_trainer.py")
 SECONDS = 8.0
@@ -32,8 +31,9 @@ def given_to_rllib(preset: str, algorithm: str, runners: int) -> dict[str, Any]:
     config = PRESETS[preset].make()
     agent: Any = config.agent
     batch = config.num_envs * config.steps_per_cycle
+    num_envs = config.num_envs * config.num_inferencers_per_device
     options: dict[str, Any] = {"train_batch_size_per_learner": batch, "gamma": agent.discount}
-    of_runners: dict[str, Any] = {"num_envs_per_env_runner": config.num_envs // runners}
+    of_runners: dict[str, Any] = {"num_envs_per_env_runner": num_envs // runners}
     if algorithm == "PPO":
         of_runners["rollout_fragment_length"] = "auto"
         options |= {"num_epochs": agent.epochs, "minibatch_size": batch // agent.minibatches}
@@ -46,6 +46,7 @@ def given_to_rllib(preset: str, algorithm: str, runners: int) -> dict[str, Any]:
         "of_runners": of_runners,
         "options": options | {"lr": agent.learning_rate},
         "hidden_sizes": list(agent.torso.hidden_sizes),
+        "separate_value_torso": agent.separate_value_torso,
     }
 
 
@@ -75,26 +76,17 @@ TASKS = {"cartpole": ("IMPALA", "APPO"), "kuhn": ("PPO",), "connect-four": ("PPO
 
 
 def main() -> None:
-    """Measure, print tables and ratios, and keep them."""
+    """Measure, print tables and the ratios, and keep them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rllib-python", required=True)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    beside.add_options(parser)
     given = parser.parse_args()
-    keys: dict[str, float] = {}
-    figures: dict[str, list[float]] = {}
-    for task in given.tasks:
-        speeds = measure_task(task, TASKS[task], given.rllib_python, given.rounds)
-        harness.print_table(task, "env steps/s", speeds)
-        first, *others = speeds
-        keys |= {f"{task}, over {other}": harness.ratio(speeds, first, other) for other in others}
-        figures |= {f"{task}, {name}": values for name, values in speeds.items()}
-    print(json.dumps(keys, indent=1))
-    print({name: round(statistics.median(values)) for name, values in figures.items()})
-    if given.json:
-        presets = {task: dataclasses.asdict(PRESETS[task].make()) for task in given.tasks}
-        harness.write_json(str(given.json), harness.record(keys, figures, {"presets": presets}))
+
+    def measure(task: str) -> beside.Speeds:
+        return measure_task(task, TASKS[task], given.rllib_python, given.rounds)
+
+    beside.tell(given.tasks, measure, given.json)
 
 
 if __name__ == "__main__":

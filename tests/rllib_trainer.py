@@ -3,8 +3,8 @@
 ``python -m tests.rllib_speed`` runs this file by the Python of an environment that has RLlib, so it
 imports nothing of this package. Its argument is JSON: ``algorithm``, ``env``, ``runners`` (how many
 processes step environments) and what they are given (``of_runners``), ``options`` of the training,
-and ``hidden_sizes``. It prints ``ready`` and the library's version; then each line that it reads, a
-number of seconds, is answered by a line of JSON.
+``hidden_sizes`` and ``separate_value_torso``. It prints ``ready`` and the library's version; then
+each line that it reads, a number of seconds, is answered by a line of JSON.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def build(given: dict[str, Any]) -> Any:
     module = importlib.import_module(f"ray.rllib.algorithms.{given['algorithm'].lower()}")
     config = getattr(module, f"{given['algorithm']}Config")()
     model = DefaultModelConfig(
-        fcnet_hiddens=given["hidden_sizes"], fcnet_activation="tanh", vf_share_layers=False
+        fcnet_hiddens=given["hidden_sizes"],
+        fcnet_activation="tanh",
+        vf_share_layers=not given["separate_value_torso"],
     )
     game = GAMES.get(given["env"])
     if game is None:

@@ -225,7 +225,8 @@ def test_an_exam_of_the_last_policy_counts_in_place_of_a_return(tmp_path, monkey
 
     monkeypatch.setattr(learn.subprocess, "run", run)
     goal = GOALS["kuhn"]
-    result = learn.train_seed(["kuhn"], 0, tmp_path / "s", None, goal)
+    trained = learn.train_seed(["kuhn"], 0, tmp_path / "s", None)
+    result = learn.examined(trained, goal, tmp_path / "s")
     assert str(goal).startswith("NashConv of KuhnPoker-v1 ≤ 0.25 within 800,000 env steps")
     assert learn.verdict(result, goal) == learn.Verdict(True, 0.19)
     worse = dataclasses.replace(result, exam=0.3)
@@ -250,7 +251,7 @@ def test_goals_that_differ_in_their_exams_are_examined_on_the_same_runs(tmp_path
         return types.SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(learn.subprocess, "run", run)
-    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: ("abc", "today", False))
+    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: (None, None, False))
     both = {name: GOALS[name] for name in ("connect-four", "connect-four-script")}
     config = PRESETS["connect-four"].make()
     written = learn.run(

@@ -108,10 +108,9 @@ def test_whoever_waits_for_an_evaluation_sees_how_far_it_is(is_terminal, monkeyp
     stream, now = io.StringIO(), [0.0]
     stream.isatty = lambda: is_terminal
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    progress = EpisodeProgress(100, stream)
-    for now[0] in (0.1, 61.0, 61.1, 75.0):
-        progress(12, int(100 * now[0]))
-    progress.clear()
+    with EpisodeProgress(100, stream) as progress:
+        for now[0] in (0.1, 61.0, 61.1, 75.0):
+            progress(12, int(100 * now[0]))
     lines = [line.strip() for line in stream.getvalue().replace("\r", "\n").splitlines()]
     assert [line for line in lines if line] == [
         "12 of 100 episodes done, the longest that runs has 6,100 steps, 1:01",

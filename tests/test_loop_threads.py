@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 
 import sebulba
 from sebulba.errors import NotFiniteError, UsageError
+from sebulba.loops.interrupt import KeptInterrupt
 from tests.loop_helpers import counting, inferencer_threads, leaves_equal, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
 
@@ -450,6 +453,30 @@ def test_ctrl_c_ends_a_run_although_python_lost_its_exception(monkeypatch, num_i
         ended = loop.run(loop.new_state(0, 5), 4, 5)  # the stop was for that run alone
         assert not ended.stopped
         assert ended.counters.cycles >= 4
+
+
+@pytest.mark.usefixtures("own_ctrl_c")
+def test_a_ctrl_c_ends_a_run_inside_another_and_both():
+    stopped = []
+    outer, inner = (KeptInterrupt(functools.partial(stopped.append, of)) for of in "oi")
+    with pytest.raises(KeyboardInterrupt), outer:
+        lost = contextlib.suppress(KeyboardInterrupt)
+        with contextlib.suppress(KeyboardInterrupt), inner, lost:
+            signal.raise_signal(signal.SIGINT)
+        assert inner.came and signal.getsignal(signal.SIGINT) == outer._handle
+    assert stopped == ["i", "o"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("own_ctrl_c")
+def test_a_handler_that_was_left_behind_is_replaced():
+    left = KeptInterrupt(lambda: None)
+    left.__enter__()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)  # and a second one kept __exit__ from coming so far
+    with KeptInterrupt(lambda: None) as kept:
+        assert signal.getsignal(signal.SIGINT) == kept._handle
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.usefixtures("own_ctrl_c")

@@ -337,17 +337,24 @@ def test_a_configuration_file_may_be_of_one_s_own(words, tmp_path):
 
 def test_a_folder_of_configuration_files_names_them(tmp_path):
     (tmp_path / "small.json").write_text('{"config": "cartpole", "options": {"num-envs": 8}}')
-    with pytest.raises(UsageError, match=r"is not the folder of a run; use a file in it: .*small"):
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "sweep.json").write_text('{"config": "cartpole", "options": [], "seeds": 1}')
+    with pytest.raises(UsageError, match=r"use a file in it: [^ ]*small.json$"):
         read(str(tmp_path))
     assert read(str(tmp_path / "small.json"))[1].num_envs == 8
 
 
-def test_hyper_parameters_may_be_named_by_their_default_alone():
+def test_hyper_parameters_may_be_the_default_of_an_argument():
     class Plain(sebulba.Agent):
         def __init__(self, spec, config=own.MyConfig(discount=0.25)):  # noqa: B008
             super().__init__(spec, config)
 
-    assert config_of(Plain) == own.MyConfig(discount=0.25)
+    class Generic(sebulba.Agent[own.MyConfig]):
+        def __init__(self, spec, config: own.MyConfig = own.MyConfig(discount=0.25)):  # noqa: B008
+            super().__init__(spec, config)
+
+    for agent_class in (Plain, Generic):
+        assert config_of(agent_class) == own.MyConfig(discount=0.25)
 
 
 @pytest.mark.parametrize(

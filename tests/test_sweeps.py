@@ -80,6 +80,24 @@ def test_an_agent_of_ones_own_is_swept_without_a_configuration(run_sweep, first,
     assert code == 0 and len(trials) == 2
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("cartpole --space s --lr 1", "cartpole --lr 1"),
+        ("--space s cartpole --agent a:B", "cartpole --agent a:B"),
+        ("--space s --agent a:B --env.id c:D", "a:B --env.id c:D"),
+        ("--agent a:B --space s", "a:B"),
+    ],
+)
+def test_a_configuration_is_found_among_the_options_of_a_sweep(argv, words):
+    assert command_line.parsed(argv.split())[1] == words.split()
+
+
+def test_a_sweep_of_no_configuration_is_refused(capsys):
+    assert cli.main(["sweep", "--space", "s.json"]) == cli.EXIT_USAGE
+    assert "CONFIG, or --agent, is missing" in capsys.readouterr().err
+
+
 def test_a_curve_of_one_evaluation_is_seen(tmp_path):
     def colours(returns):
         trial = Trial(0, {"learning-rate": 1e-3}, returns, Ended.DONE, 1.0, "")

@@ -122,8 +122,8 @@ def run(
     """Train every seed of every name, print tables, write JSON and curves.
 
     A seed that was finished in the folder ``runs`` by the same commit with the same options is not
-    trained again; any other run of that seed there is replaced. Goals that differ in their exams
-    alone are examined on the same runs.
+    trained again; any other run of that seed there is replaced. Names of the same training with
+    the same options share its runs, such as goals that differ in their exams.
 
     Args:
       goals: Goals by the name of the result; None for a preset of that name without a goal.
@@ -139,17 +139,20 @@ def run(
     from sebulba.benchmarks import harness
 
     written = {}
-    first_with: dict[tuple[str, ...], str] = {}  # names of folders, by what is trained there
+    folders: dict[tuple[str, ...], str] = {}  # by what is trained there
+    results_in: dict[Path, SeedResult] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, goal in goals.items():
             commit = harness.commit()
             words = [*train_words(name, goal), *options]
-            trained = file_name(first_with.setdefault(tuple(words), name))
+            trained = file_name(folders.setdefault(tuple(words), name))
             print(f"{name}: {goal or 'no goal'}\n{HEADER}", flush=True)
             done = []
             for seed in range(seeds or (goal.seeds if goal else 3)):
                 folder = Path(runs or temporary) / f"{trained}-seed{seed}"
-                done.append(train_seed(words, seed, folder, commit[0], goal))
+                if folder not in results_in:
+                    results_in[folder] = train_seed(words, seed, folder, commit[0])
+                done.append(examined(results_in[folder], goal, folder))
                 print(table_row(done[-1], goal), flush=True)
             print(summary(done, goal), flush=True)
             record = harness.record(
@@ -169,11 +172,13 @@ def train_words(name: str, goal: Goal | None) -> list[str]:
     return [goal.preset, *goal.options] if goal else [name]
 
 
-def train_seed(
-    words: Sequence[str], seed: int, folder: Path, commit: str | None, goal: Goal | None = None
-) -> SeedResult:
+def train_seed(words: Sequence[str], seed: int, folder: Path, commit: str | None) -> SeedResult:
     """Return the result of a seed, which is trained unless ``folder`` holds its result already."""
-    result = _kept(folder, words, commit) or _trained(folder, words, seed, commit)
+    return _kept(folder, words, commit) or _trained(folder, words, seed, commit)
+
+
+def examined(result: SeedResult, goal: Goal | None, folder: Path) -> SeedResult:
+    """Return the result with the figure of the goal's exam, if it has one."""
     if goal is None or not goal.exam or result.exit_code != 0:
         return result
     figure = figure_of_exam(goal.exam, folder / "policy" / goal.member)

@@ -553,21 +553,20 @@ def _eval(argv: list[str]) -> int:
     from sebulba.commands.episode_progress import EpisodeProgress
     from sebulba.commands.experiment import evaluate_run
 
-    progress = EpisodeProgress(arguments.episodes, sys.stderr)
-    evaluation = evaluate_run(
-        folder,
-        env,
-        num_episodes=arguments.episodes,
-        num_envs=arguments.num_envs,
-        seed=arguments.seed,
-        max_episode_steps=arguments.max_episode_steps,
-        progress=progress,
-        explore=arguments.explore,
-        best=arguments.best,
-        trust=arguments.trust,
-        platform=arguments.platform,
-    )
-    progress.clear()
+    with EpisodeProgress(arguments.episodes, sys.stderr) as progress:
+        evaluation = evaluate_run(
+            folder,
+            env,
+            num_episodes=arguments.episodes,
+            num_envs=arguments.num_envs,
+            seed=arguments.seed,
+            max_episode_steps=arguments.max_episode_steps,
+            progress=progress,
+            explore=arguments.explore,
+            best=arguments.best,
+            trust=arguments.trust,
+            platform=arguments.platform,
+        )
     print(evaluation)
     if arguments.json is not None:
         write_json(arguments.json, evaluation.record())

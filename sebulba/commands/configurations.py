@@ -19,7 +19,7 @@ from sebulba.agents.configs.agent_config import is_agent_class
 from sebulba.checks import load_attribute
 from sebulba.commands.run_folder import KIND, RunFolder, config_of_record
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.files import NOT_KEPT, config_of_preset, read_config_file
+from sebulba.configs.files import NOT_KEPT, config_of_preset, is_config_file, read_config_file
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.preset import Preset
 from sebulba.configs.presets import NEUTRAL, PRESETS
@@ -131,8 +131,10 @@ def _in_folder(folder: Path) -> Path:
       UsageError: There is none; files of configurations in it are named.
     """
     config = RunFolder(folder).config
-    others = sorted(folder.glob("*.json"))
-    if config.exists() or not others:
+    if os.path.isfile(config):
+        return config
+    others = [file for file in sorted(folder.glob("*.json")) if is_config_file(file)]
+    if not others:
         return config
     names = " or ".join(str(file) for file in others[:3])
     raise UsageError(f"{folder} is not the folder of a run; use a file in it: {names}")

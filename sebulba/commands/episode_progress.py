@@ -44,8 +44,11 @@ class EpisodeProgress:
         self._write(f"\r{line:<{self._width}}" if self._is_terminal else f"{line}\n")
         self._width = len(line)
 
-    def clear(self) -> None:
-        """Take the line from the terminal."""
+    def __enter__(self) -> EpisodeProgress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Take the line from the terminal, also where an error will be written."""
         if self._is_terminal and self._width:
             self._write(f"\r{'':<{self._width}}\r")
 

@@ -44,12 +44,13 @@ def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
     from sebulba.video.film import check_film_file, film_best, film_grid
 
     file = Path(arguments.out or beside(arguments.run, "video.mp4"))
-    progress = EpisodeProgress(
-        arguments.episodes, sys.stderr
-    )  # software draws 1000 steps in a minute
-    with _policy_on_stage(
-        arguments, import_from_here, arguments.episodes, lambda: check_film_file(file)
-    ) as (policy, stage):
+    with (
+        _policy_on_stage(
+            arguments, import_from_here, arguments.episodes, lambda: check_film_file(file)
+        ) as (policy, stage),
+        # Where software draws, 1000 steps take a minute or more.
+        EpisodeProgress(arguments.episodes, sys.stderr) as progress,
+    ):
         film = (film_grid if arguments.grid else film_best)(
             policy,
             stage,
@@ -58,7 +59,6 @@ def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
             per_second=arguments.fps,
             progress=progress,
         )
-    progress.clear()
     returns = ", ".join(f"{one:.2f}" for one in film.returns)
     kept = "" if arguments.grid or len(film.returns) == 1 else f", best {max(film.returns):.2f}"
     cut = f"; {film.num_cut} cut at {arguments.max_episode_steps:,} steps" if film.num_cut else ""

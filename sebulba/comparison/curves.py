@@ -73,8 +73,12 @@ class Group(NamedTuple):
 
     @property
     def by_seconds(self) -> Curve:
-        """Returns over the wall clock, until the last seed ends; others keep their last return."""
+        """Returns over the wall clock, as long as the longest seed; others keep their last."""
         return curve([(p.seconds, p.returns) for p in self.points], to_the_longest=True)
+
+    def seconds_until(self, env_steps: float) -> float:
+        """Return how long it took until every seed had come so far."""
+        return max(float(np.interp(env_steps, p.env_steps, p.seconds)) for p in self.points)
 
 
 def kind_of(runs: Iterable[RunSummary]) -> str:

@@ -26,7 +26,7 @@ SUFFIXES = (".png", ".svg", ".html")
 """What a picture can be written as."""
 CAPTION = (
     f"lines: interquartile mean over seeds; bands: {CONFIDENCE:.0%} bootstrap intervals of it; "
-    "dashes: mean; a seed that is done keeps its last return over time"
+    "dashes: mean; over time a seed keeps its last return"
 )
 COLUMNS = ("environment", "group", "seeds", "steps", "time, s", "IQM", "interval", "mean")
 
@@ -44,14 +44,14 @@ def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Return what the groups have come to at the last step that all their seeds reached."""
     rows = []
     for group in groups:
-        steps, seconds = group.by_env_steps, group.by_seconds
+        steps = group.by_env_steps
         rows.append(
             {
                 "environment": group.env,
                 "group": group.name,
                 "seeds": len(group.points),
                 "steps": int(steps.x[-1]),
-                "time, s": round(float(seconds.x[-1]), 1),
+                "time, s": round(group.seconds_until(steps.x[-1]), 1),
                 "IQM": float(steps.iqm[-1]),
                 "interval": [float(steps.low[-1]), float(steps.high[-1])],
                 "mean": float(steps.mean[-1]),

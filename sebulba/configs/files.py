@@ -80,6 +80,15 @@ def read_config_file(
     return str(name), words
 
 
+def is_config_file(path: Path) -> bool:
+    """Tell whether a file has the form above, as far as its keys say."""
+    try:
+        record = read_json_object(path)
+    except UsageError:
+        return False
+    return "config" in record and set(record) <= set(KEYS)
+
+
 def config_of_preset(name: Any, path: Path) -> ExperimentConfig:
     """Return the preset that a configuration file names; UsageError if there is none."""
     if isinstance(name, str) and name in PRESETS:

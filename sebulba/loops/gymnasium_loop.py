@@ -387,6 +387,7 @@ class GymnasiumLoop:
                     return self._run(state, num_cycles, steps_per_cycle)
                 return self._run_with_others(self._hosts, state, num_cycles, steps_per_cycle)
         finally:
+            interrupt.restore()
             if interrupt.came:
                 self._stop_requested = threading.Event()  # the next run is not to end at once
             self._running.release()

@@ -6,6 +6,7 @@ import signal
 import threading
 import types
 from collections.abc import Callable
+from typing import Any
 
 
 class KeptInterrupt:
@@ -14,9 +15,9 @@ class KeptInterrupt:
     A context manager. Python's own handler raises KeyboardInterrupt in whatever the main thread
     is doing. If that is a callback of the garbage collector (JAX has one), ``__del__`` or a weak
     reference's callback, Python prints the exception and goes on. So the handler asks for a stop,
-    too, and leaving raises KeyboardInterrupt if nothing else has.
+    too, and leaving raises KeyboardInterrupt if nothing else has. One inside another stops both.
 
-    A handler other than Python's own is left alone, and so is a thread other than the main one.
+    A handler of the user's is left alone, and so is a thread other than the main one.
 
     Args:
       stop: Ends what runs inside soon.
@@ -25,26 +26,38 @@ class KeptInterrupt:
     def __init__(self, stop: Callable[[], None]) -> None:
         """Change nothing yet."""
         self._stop = stop
-        self._installed = False
+        self._before: Any = None
         self.came = False
         """A Ctrl-C came."""
 
     def _handle(self, which: int, frame: types.FrameType | None) -> None:
-        del which, frame
         if not self.came:
             self.came = True
+            # It waits for ever only if this very moment came amid another stop, which is as short.
             self._stop()
-        raise KeyboardInterrupt
+        before = self._before or signal.default_int_handler
+        before(which, frame)
 
     def __enter__(self) -> KeptInterrupt:
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._installed = True
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        before = signal.getsignal(signal.SIGINT)
+        if isinstance(of := getattr(before, "__self__", None), KeptInterrupt) and of.came:
+            before = signal.default_int_handler  # a second Ctrl-C kept that one from going
+        if before is signal.default_int_handler or isinstance(of, KeptInterrupt):
+            self._before = before
             signal.signal(signal.SIGINT, self._handle)
         return self
 
+    def restore(self) -> None:
+        """Put back the handler that was there, unless somebody has exchanged ours; may be repeated.
+
+        Whoever uses this does it once more at his end: a second Ctrl-C may have cut short ours.
+        """
+        if self._before is not None and signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, self._before)
+
     def __exit__(self, kind: type[BaseException] | None, *others: object) -> None:
-        if self._installed and signal.getsignal(signal.SIGINT) == self._handle:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.restore()
         if self.came and kind is None:
             raise KeyboardInterrupt

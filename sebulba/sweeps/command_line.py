@@ -35,13 +35,12 @@ ReadConfig = Callable[[list[str], str], tuple[str, "ExperimentConfig"]]
 
 def main(argv: Sequence[str], read_config: ReadConfig) -> int:
     """Run a sweep, or go on with one; returns the exit code."""
-    arguments, options = _parser().parse_known_args(config_first(argv))
+    arguments, words = parsed(argv)
     for name, least in (("trials", 1), ("parallel", 1), ("seeds", 1), ("prune_after", 0)):
         if (value := getattr(arguments, name)) < least:
             raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")
     import_optuna()  # before anything is written
     space = read_space(Path(arguments.space))
-    words = [arguments.config, *options]
     preset, config = read_config(words, "sebulba sweep")
     _check_options(config)
     _options_of(config, preset, read_config)  # refused before hours of training
@@ -49,7 +48,7 @@ def main(argv: Sequence[str], read_config: ReadConfig) -> int:
         for end in domain.ends():
             read_config([*words, *words_of(config, {name: end})], "sebulba sweep")
     folder = Path(arguments.sweep_dir or f"sweeps/{Path(preset).name}")
-    with _opened(folder, _about(arguments, options, space), arguments.resume):
+    with _opened(folder, _about(arguments, words, space), arguments.resume):
         plan = _plan(config, words, arguments, folder)
         min_trials = arguments.prune_after or arguments.trials + 1  # 0 prunes none
         study = Study(folder, space, config.seed, min_trials)
@@ -61,17 +60,27 @@ def main(argv: Sequence[str], read_config: ReadConfig) -> int:
         return stop_on_signal.exit_code or (EXIT_OK if best else EXIT_OTHER)
 
 
+def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of a sweep, and ``[CONFIG, *options]`` of its trainings."""
+    parser = _parser()
+    arguments, others = parser.parse_known_args(list(argv))
+    words = config_first(others)
+    if not words or words[0].startswith("-"):
+        parser.error("CONFIG, or --agent, is missing")
+    return arguments, words
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sebulba sweep",
         usage="sebulba sweep CONFIG --space FILE [options] [options of sebulba train]",
         description="Search hyper-parameters by many trainings: Optuna's TPE proposes values, and "
         "trials that are worse than the median are ended early.",
-        epilog="Every other option is one of sebulba train, for all trials. With "
+        epilog="CONFIG is a configuration, as of sebulba train; --agent may stand for it. "
+        "Every other option is one of sebulba train, for all trials. With "
         "--eval-every-env-steps N evaluations are compared, otherwise the returns of training.",
         allow_abbrev=False,
     )
-    parser.add_argument("config", metavar="CONFIG", help="configuration, as of sebulba train")
     parser.add_argument(
         "--space",
         metavar="FILE",
@@ -108,11 +117,11 @@ def _check_options(config: ExperimentConfig) -> None:
             raise UsageError(f"{option} is of one run; use --sweep-dir DIR for the runs of a sweep")
 
 
-def _about(arguments: argparse.Namespace, options: list[str], space: Space) -> dict[str, Any]:
+def _about(arguments: argparse.Namespace, words: list[str], space: Space) -> dict[str, Any]:
     """Return what may not change when a sweep goes on, as JSON has it."""
     return {
-        "config": arguments.config,
-        "options": options,
+        "config": words[0],
+        "options": words[1:],
         "seeds": arguments.seeds,
         "space": {
             name: list(domain[0]) if len(domain) == 1 else domain._asdict()

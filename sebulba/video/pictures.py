@@ -139,8 +139,8 @@ class Stage:
             self.adapter.pictures()
         except Exception as error:  # libraries that draw raise anything
             hint = "; MUJOCO_GL=egl or MUJOCO_GL=osmesa may help" if "GL" in str(error) else ""
-            if isinstance(error, NotImplementedError):
-                hint = " it has no render(), which would have to return [height, width, 3] uint8"
+            if not str(error):
+                hint = "it needs a render() that returns [height, width, 3] uint8"
             raise UsageError(f"{name!r} cannot draw itself: {text_of(error)}{hint}") from error
 
     def play(

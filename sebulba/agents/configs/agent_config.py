@@ -123,6 +123,10 @@ def _makers_of_config(agent_class: type[Agent]) -> Iterator[Any]:
     name = f"{agent_class.__module__}:{agent_class.__qualname__}"
     yield from (cls for cls in agent_configs().values() if cls.agent_class == name)
     for base in agent_class.__mro__:
+        if inspect.isfunction(made_by := base.__dict__.get("__init__")):
+            given = inspect.signature(made_by).parameters.get("config")
+            if given is not None and dataclasses.is_dataclass(type(given.default)):
+                yield lambda default=given.default: default
         for generic in base.__dict__.get("__orig_bases__", ()):
             arguments = typing.get_args(generic)
             yield from (one for one in arguments if isinstance(one, type) and one is not Any)
@@ -130,10 +134,6 @@ def _makers_of_config(agent_class: type[Agent]) -> Iterator[Any]:
             hints = typing.get_type_hints(base.__dict__.get("__init__", object.__init__))
             if dataclasses.is_dataclass(hint := hints.get("config")):
                 yield hint
-        if inspect.isfunction(made_by := base.__dict__.get("__init__")):
-            given = inspect.signature(made_by).parameters.get("config")
-            if given is not None and dataclasses.is_dataclass(type(given.default)):
-                yield lambda default=given.default: default
 
 
 def agent_configs() -> dict[str, type[AgentConfig]]:

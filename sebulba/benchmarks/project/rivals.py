@@ -148,10 +148,10 @@ class Rival:
         if line := self._process.stdout.readline().strip():
             return line
         lines = self._process.communicate()[1].strip().splitlines() or ["it said nothing"]
-        name = LIBRARIES.get(library, library)
+        extra = "pip install 'sebulba[rivals]', or " if library in LIBRARIES else ""
         raise UsageError(
-            f"{name} does not run by {python} ({lines[-1][:200]}); pip install 'sebulba[rivals]', "
-            f"or give --{library}-python the Python of an environment of its own"
+            f"{LIBRARIES.get(library, library)} does not run by {python} ({lines[-1][:200]}); "
+            f"{extra}give --{library}-python the Python of an environment of its own that has it"
         )
 
     def measure(self) -> dict[str, float]:
