@@ -71,6 +71,9 @@ _MORE_PPO_TASKS = {
     "invertedpendulum": _Task(
         "InvertedPendulum-v4", 1_000_000, 1000, f"{_TD3_PAPER}, PPO, v1: 1000"
     ),
+    "reacher": _Task("Reacher-v4", 1_000_000, -6.18, f"{_TD3_PAPER}, PPO, v1: -6.18", 200),
+    "pusher": _Task("Pusher-v4", 1_000_000, -40.4, f"{_CLEANRL}: -40.4"),
+    "humanoid": _Task("Humanoid-v4", 1_000_000, 716, f"{_CLEANRL}: 716"),
 }
 _TASKS: dict[str, dict[str, _Task]] = {
     "ppo": {**_ON_POLICY_TASKS, **_MORE_PPO_TASKS},

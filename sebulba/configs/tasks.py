@@ -1,13 +1,15 @@
-"""Tasks that have a preset by name, though no number but the length of the run is theirs.
+"""Tasks that have a preset by name: an agent's neutral preset, with what the task changes in it.
 
-The name of a task is the id of its environment in lower case, without the version.
+That is the length of the run, and here and there a hyper-parameter. The name of a task is the id of
+its environment in lower case, without the version.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.preset import Preset
@@ -20,7 +22,12 @@ class Task(NamedTuple):
     """Its environment, of envpool."""
     env_steps: Mapping[str, int | None]
     """Environment steps to train for, by agent; None for those of the agent's neutral preset."""
+    changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Hyper-parameters that differ from those of the neutral preset, by agent."""
 
+
+_FAR_SIGHTED = {"discount": 0.9999}
+"""Franceschetti et al. 2022 (arXiv 2208.07587): at 0.99 Swimmer does not pay for its next stroke."""
 
 TASKS = (
     Task("Acrobot-v1", {"impala": None, "ppo": None, "dqn": None}),
@@ -29,14 +36,18 @@ TASKS = (
     Task("LunarLander-v3", {"impala": None, "ppo": None, "dqn": None}),
     Task("LunarLanderContinuous-v3", {"impala": None, "ppo": None, "sac": 500_000}),
     Task("BipedalWalker-v3", {"impala": 15_000_000, "ppo": 5_000_000, "sac": 500_000}),
+    Task("BipedalWalkerHardcore-v3", {"ppo": 100_000_000, "sac": 10_000_000}),
+    Task("CarRacing-v3", {"ppo": 4_000_000}),
     Task("Hopper-v4", {"impala": None, "ppo": None, "sac": None}),
     Task("Walker2d-v4", {"impala": None, "ppo": None, "sac": None}),
     Task("Ant-v4", {"ppo": None, "sac": None}),
-    Task("Swimmer-v4", {"ppo": None, "sac": None}),
+    Task("Swimmer-v4", {"ppo": None, "sac": None}, {"ppo": _FAR_SIGHTED, "sac": _FAR_SIGHTED}),
     Task("InvertedPendulum-v4", {"ppo": None, "sac": None}),
     Task("InvertedDoublePendulum-v4", {"impala": None, "ppo": None, "sac": None, "ddpg": None}),
     Task("Reacher-v4", {"ppo": None, "sac": None}),
+    Task("Pusher-v4", {"ppo": None, "sac": None}),
     Task("Humanoid-v4", {"ppo": 10_000_000, "sac": 2_000_000}),
+    Task("HumanoidStandup-v4", {"ppo": 10_000_000, "sac": None}),
 )
 """With the steps of the Stable-Baselines3 zoo (github.com/DLR-RM/rl-baselines3-zoo, hyperparams/)
 where the neutral preset has others, and three times as many for Impala as for PPO."""
@@ -60,7 +71,9 @@ def task_presets(neutral: Mapping[str, Preset]) -> dict[str, Preset]:
       neutral: The neutral presets, by agent.
     """
     return {
-        f"{name_of(task.env_id)}-{agent}": _in_env(neutral[agent], task.env_id, env_steps)
+        f"{name_of(task.env_id)}-{agent}": _in_env(
+            neutral[agent], task.env_id, task.changes.get(agent, {}), env_steps
+        )
         for task in TASKS
         for agent, env_steps in task.env_steps.items()
     }
@@ -73,21 +86,26 @@ def game_presets(atari: Mapping[str, Preset]) -> dict[str, Preset]:
       atari: The presets for any game, by agent.
     """
     return {
-        f"{name_of(env_id)}-{agent}": _in_env(preset, env_id)
+        f"{name_of(env_id)}-{agent}": _in_env(preset, env_id, {})
         for env_id in GAMES
         for agent, preset in atari.items()
     }
 
 
-def _in_env(preset: Preset, env_id: str, env_steps: int | None = None) -> Preset:
+def _in_env(
+    preset: Preset, env_id: str, changes: Mapping[str, Any], env_steps: int | None = None
+) -> Preset:
     """Return a preset in another environment; it is made when it is asked for."""
 
     def make() -> ExperimentConfig:
         """Return the configuration of the agent's own preset in this environment."""
         config = preset.make()
-        env = dataclasses.replace(config.env, id=env_id)
         return dataclasses.replace(
-            config, env=env, total_env_steps=env_steps or config.total_env_steps
+            config,
+            env=dataclasses.replace(config.env, id=env_id),
+            agent=dataclasses.replace(config.agent, **changes),  # type: ignore[call-arg]
+            total_env_steps=env_steps or config.total_env_steps,
         )
 
-    return Preset(f"{preset.summary}, here envpool {env_id}", make)
+    changed = "".join(f", {name} {value}" for name, value in changes.items())
+    return Preset(f"{preset.summary}, here envpool {env_id}{changed}", make)
