@@ -74,6 +74,15 @@ _MORE_PPO_TASKS = {
     "reacher": _Task("Reacher-v4", 1_000_000, -6.18, f"{_TD3_PAPER}, PPO, v1: -6.18", 200),
     "pusher": _Task("Pusher-v4", 1_000_000, -40.4, f"{_CLEANRL}: -40.4"),
     "humanoid": _Task("Humanoid-v4", 1_000_000, 716, f"{_CLEANRL}: 716"),
+    "mountaincarcontinuous": _Task(
+        "MountainCarContinuous-v0", 1_000_000, 88.3, f"{_ZOO_TABLE}, PPO, tuned, at 20k: 88.3"
+    ),
+    "humanoidstandup": _Task(
+        "HumanoidStandup-v4",
+        1_000_000,
+        146_645,
+        f"{_SB3_ZOO}, PPO, v2, at 10M: the median of five policies (huggingface.co/qgallouedec)",
+    ),
 }
 _TASKS: dict[str, dict[str, _Task]] = {
     "ppo": {**_ON_POLICY_TASKS, **_MORE_PPO_TASKS},
@@ -186,6 +195,19 @@ GOALS: dict[str, Goal] = {
     ),
     "halfcheetah-ppo": _reach(
         "halfcheetah-ppo", 1_000_000, evaluated=False, reference="CleanRL: about 1.4k"
+    ),
+    "swimmer-ppo": Goal(
+        "swimmer-ppo",
+        253.4,
+        1_000_000,
+        options=("--eval-every-env-steps", "100000", "--eval-episodes", "50"),
+        reference=f"{_ZOO_TABLE}, PPO, tuned, v3: 281.6",
+    ),
+    "breakout-minatar": _reach(
+        "breakout-minatar",
+        10_000_000,
+        options=("--eval-every-env-steps", "1000000", "--eval-episodes", "200"),
+        reference="gymnax's figure: 28",
     ),
     "halfcheetah-sac": _reach(
         "halfcheetah-sac",

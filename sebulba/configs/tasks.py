@@ -27,7 +27,7 @@ class Task(NamedTuple):
 
 
 _FAR_SIGHTED = {"discount": 0.9999}
-"""Franceschetti et al. 2022 (arXiv 2208.07587): at 0.99 Swimmer does not pay for its next stroke."""
+"""Franceschetti et al. 2022 (arXiv 2208.07587) name a discount of 0.99 as why Swimmer fails."""
 
 TASKS = (
     Task("Acrobot-v1", {"impala": None, "ppo": None, "dqn": None}),
