@@ -232,17 +232,42 @@ def test_no_page_of_a_hostile_run_does_anything(hostile):
         check_harmless(hostile.get(f"/diff?run={quote(word)}&run=script-in-values").text)
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def shown_in_a_browser(served: Served, path: str, profile: Path) -> str:
+    """Return the page as Chromium has it after five seconds of its own time, scripts run."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium here")
+    words = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
+        *(f"--user-data-dir={profile}", "--virtual-time-budget=5000"),
+        f"http://127.0.0.1:{served.port}{path}",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
+    return done.stdout
+
+
 def test_a_browser_runs_nothing_of_theirs(hostile, tmp_path):
     for path in ("/", "/run/script-in-values", "/diff?run=script-in-values&run=good"):
-        words = [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-            *(f"--user-data-dir={tmp_path}", "--virtual-time-budget=1500"),
-            f"http://127.0.0.1:{hostile.port}{path}",
-        ]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
-        check_harmless(done.stdout)
-        assert "<title>owned" not in done.stdout and "does not answer" not in done.stdout
+        page = shown_in_a_browser(hostile, path, tmp_path)
+        check_harmless(page)
+        assert "<title>owned" not in page and "does not answer" not in page
+
+
+def test_an_open_page_shows_what_its_run_writes_next(tmp_path, board, monkeypatch):
+    asked = []
+    answer = server._answer
+
+    def answer_and_train(request, page, status=200):
+        asked.append(page)
+        if len(asked) == 2:  # the first that the script of the page asks for
+            with open(tmp_path / "runs/one/metrics.jsonl", "a") as file:
+                file.write('{"env_steps": 500, "seconds": 50, "episode_return_mean": 678.5}\n')
+        return answer(request, page, status)
+
+    monkeypatch.setattr(server, "_answer", answer_and_train)
+    shown = shown_in_a_browser(board, "/run/one", tmp_path / "profile")
+    assert "678.5" not in asked[0] and "678.5" in words_of(shown)
+    before, after = (re.findall(r"data:image/svg[^\"]*", page) for page in (asked[0], shown))
+    assert before and before != after  # the curve
 
 
 def test_runs_are_read_again_only_when_they_change(tmp_path, monkeypatch):
