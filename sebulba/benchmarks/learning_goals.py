@@ -206,10 +206,10 @@ GOALS: dict[str, Goal] = {
     "pong-42": Goal(
         "pong",
         18,
-        4_000_000,
+        3_000_000,
         options=(
             *("--env.options.img-height", "42", "--env.options.img-width", "42"),
-            *("--total-env-steps", "4000000"),
+            *("--total-env-steps", "3000000"),
             *("--eval-every-env-steps", "500000", "--eval-episodes", "10"),
         ),
         seeds=1,

@@ -98,9 +98,10 @@ def atari() -> ExperimentConfig:
     up to 30 no-ops, clipped rewards. Agent: Espeholt et al. 2018 (arXiv 1802.01561), table G.1:
     unroll length 20, RMSProp with decay 0.99 and epsilon 0.01, learning rate 6e-4 that falls
     linearly to 0, gradient norm 40, entropy 0.01, value loss 0.5, discount 0.99. The losses there
-    are sums over a batch of 32 unrolls of 20 steps and ours are means over valid transitions,
-    which RMSProp's epsilon and the gradient norm feel: both are divided by 640 here. A lost life
-    ends an episode of the learner, as that table has it; games without lives have none to lose.
+    are sums over a batch of 32 unrolls of 20 steps and ours are means over valid transitions. So
+    the gradient norm is divided by 640 here, and RMSProp's epsilon by its square, since it is added
+    to the mean of squared gradients. A lost life ends an episode of the learner, as that table has
+    it; games without lives have none to lose.
     """
     return ExperimentConfig(
         env=EnvConfig(
@@ -120,7 +121,7 @@ def atari() -> ExperimentConfig:
             optimizer=OptimizerConfig(
                 kind="rmsprop",
                 decay=0.99,
-                epsilon=0.01 / 640,
+                epsilon=0.01 / 640**2,
                 max_grad_norm=40 / 640,
             ),
         ),

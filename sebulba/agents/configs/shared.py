@@ -102,7 +102,7 @@ class OptimizerConfig:
     max_grad_norm: float = 0.5
     """Global norm to which gradients are clipped; 0 does not clip."""
     epsilon: float = 1e-5
-    """Added to the denominator of adam and rmsprop."""
+    """Added to the denominator of adam, and of rmsprop to the mean of squares in its root."""
     decay: float = 0.99
     """Decay of the second moment in rmsprop."""
     schedule: Literal["constant", "linear"] = "constant"
