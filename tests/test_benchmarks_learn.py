@@ -161,6 +161,15 @@ def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkey
     assert GOALS["neutral-ppo-hopper"].mean_return == pytest.approx(2383 * 0.9, abs=1)
 
 
+def test_the_options_of_every_goal_are_of_its_preset(monkeypatch):
+    given = {}
+    monkeypatch.setattr(learn, "run", lambda **keywords: given.update(keywords))
+    others = [name for name in GOALS if name not in GROUPS["neutral"]]
+    assert cli.main(["bench", "learn", *others]) == 0
+    assert list(given["configs"]) == others
+    assert given["configs"]["pong-42"].env.options == {"img_height": 42, "img_width": 42}
+
+
 def test_an_overview_has_a_line_for_each_result():
     results = [training(None, 475.0), training(None, 100.0)]
     with_goal = keys_of(results, TRAINED) | {"figures": figures_of(results, TRAINED)}

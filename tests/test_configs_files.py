@@ -21,6 +21,7 @@ from sebulba.configs.files import (
     write_config_file,
 )
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
+from sebulba.configs.tasks import TASKS
 from sebulba.errors import UsageError
 
 
@@ -85,6 +86,14 @@ def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
         name, options = read_config_file(file)
         assert name == preset
         assert _parse(name, options) == config
+
+
+def test_a_task_changes_hyperparameters_of_agents_that_it_has():
+    for task in TASKS:
+        assert set(task.changes) <= set(task.env_steps)
+    for agent in ("ppo", "sac"):
+        neutral, swimmer = PRESETS[agent].make().agent, PRESETS[f"swimmer-{agent}"].make().agent
+        assert swimmer == dataclasses.replace(neutral, discount=0.9999)
 
 
 def test_only_what_differs_from_the_preset_is_written():

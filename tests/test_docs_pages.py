@@ -2,7 +2,7 @@
 
 The blocks of a page run in their order, in one folder. Python that begins with a comment of a name,
 such as ``# heater.py``, is saved as that file; other Python is a program. Blocks in ``text`` show
-output, or a command that needs what the tests have not got: a GPU, a second machine, a screen.
+output, or a command that needs what the tests have not got: a GPU, a library, a second machine.
 Commands for a library of ``LIBRARIES`` that is not installed are left out.
 """
 
@@ -39,7 +39,7 @@ GUIDES = [
     "networks",
     "cluster",
 ]
-"""Pages of which every block runs; others have tests of their own."""
+"""Pages of which every block runs, but for ``LIBRARIES``; others have tests of their own."""
 LIBRARIES = {
     "brax:": "brax",
     "jumanji:": "jumanji",

@@ -95,7 +95,7 @@ def test_a_configuration_is_found_among_the_options_of_a_sweep(argv, words):
 
 def test_a_sweep_of_no_configuration_is_refused(capsys):
     assert cli.main(["sweep", "--space", "s.json"]) == cli.EXIT_USAGE
-    assert "CONFIG, or --agent, is missing" in capsys.readouterr().err
+    assert "must be CONFIG; or give --agent" in capsys.readouterr().err
 
 
 def test_a_curve_of_one_evaluation_is_seen(tmp_path):

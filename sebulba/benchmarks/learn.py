@@ -140,7 +140,7 @@ def run(
 
     written = {}
     folders: dict[tuple[str, ...], str] = {}  # by what is trained there
-    results_in: dict[Path, SeedResult] = {}
+    trainings: dict[tuple[Any, ...], SeedResult] = {}
     with tempfile.TemporaryDirectory() as temporary:
         for name, goal in goals.items():
             commit = harness.commit()
@@ -150,9 +150,10 @@ def run(
             done = []
             for seed in range(seeds or (goal.seeds if goal else 3)):
                 folder = Path(runs or temporary) / f"{trained}-seed{seed}"
-                if folder not in results_in:
-                    results_in[folder] = train_seed(words, seed, folder, commit[0])
-                done.append(examined(results_in[folder], goal, folder))
+                training = (tuple(words), seed, commit[0])
+                if training not in trainings:
+                    trainings[training] = train_seed(words, seed, folder, commit[0])
+                done.append(examined(trainings[training], goal, folder))
                 print(table_row(done[-1], goal), flush=True)
             print(summary(done, goal), flush=True)
             record = harness.record(

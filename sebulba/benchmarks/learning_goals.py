@@ -35,7 +35,7 @@ class _Task(NamedTuple):
     env_id: str
     """Argument of ``--env.id``."""
     env_steps: int
-    """Environment steps after which the return was measured."""
+    """Environment steps to train for; ``reference`` says if others took more, or fewer."""
     mean_return: float
     """The return that was published, or is the best possible."""
     reference: str

@@ -44,7 +44,7 @@ OWN_NUMBERS: dict[str, Preset] = {
     **jax_many_agents_presets.PRESETS,
     **{f"atari-{agent}": preset for agent, preset in ATARI.items()},
 }
-"""Those that have numbers of their own, by the name that the command line knows."""
+"""Those that are written out, by the name that the command line knows."""
 
 _OTHER_NAMES = ("pong-impala", "breakout-impala")
 """Of ``pong`` and ``breakout``."""

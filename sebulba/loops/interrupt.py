@@ -15,7 +15,8 @@ class KeptInterrupt:
     A context manager. Python's own handler raises KeyboardInterrupt in whatever the main thread
     is doing. If that is a callback of the garbage collector (JAX has one), ``__del__`` or a weak
     reference's callback, Python prints the exception and goes on. So the handler asks for a stop,
-    too, and leaving raises KeyboardInterrupt if nothing else has. One inside another stops both.
+    too, and leaving raises KeyboardInterrupt if nothing else has. Where one is inside another, a
+    Ctrl-C inside both stops both.
 
     A handler of the user's is left alone, and so is a thread other than the main one.
 
@@ -33,7 +34,7 @@ class KeptInterrupt:
     def _handle(self, which: int, frame: types.FrameType | None) -> None:
         if not self.came:
             self.came = True
-            # It waits for ever only if this very moment came amid another stop, which is as short.
+            # An Event's lock is not re-entrant: this hangs if Ctrl-C comes inside another stop().
             self._stop()
         before = self._before or signal.default_int_handler
         before(which, frame)
@@ -43,7 +44,7 @@ class KeptInterrupt:
             return self
         before = signal.getsignal(signal.SIGINT)
         if isinstance(of := getattr(before, "__self__", None), KeptInterrupt) and of.came:
-            before = signal.default_int_handler  # a second Ctrl-C kept that one from going
+            before = signal.default_int_handler  # left behind, or its stop is asked for
         if before is signal.default_int_handler or isinstance(of, KeptInterrupt):
             self._before = before
             signal.signal(signal.SIGINT, self._handle)

@@ -66,7 +66,7 @@ def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, others = parser.parse_known_args(list(argv))
     words = config_first(others)
     if not words or words[0].startswith("-"):
-        parser.error("CONFIG, or --agent, is missing")
+        parser.error("the first word that is no option of a sweep must be CONFIG; or give --agent")
     return arguments, words
 
 

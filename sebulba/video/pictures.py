@@ -139,7 +139,7 @@ class Stage:
             self.adapter.pictures()
         except Exception as error:  # libraries that draw raise anything
             hint = "; MUJOCO_GL=egl or MUJOCO_GL=osmesa may help" if "GL" in str(error) else ""
-            if not str(error):
+            if isinstance(error, NotImplementedError) and not str(error):
                 hint = "it needs a render() that returns [height, width, 3] uint8"
             raise UsageError(f"{name!r} cannot draw itself: {text_of(error)}{hint}") from error
 

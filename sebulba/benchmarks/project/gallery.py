@@ -33,7 +33,7 @@ _MORE_TASKS = """\
 These are the presets that are named after an agent, in another environment: what is shown above as
 neutral-AGENT-TASK is what they learn. Some train for as long as the Stable-Baselines3 zoo does, and
 Swimmer has a discount of 0.9999. What the others learn has not been measured, games (the last
-twelve rows) among them, but for Pong of 42 x 42 pixels."""
+twelve rows) among them."""
 
 
 def markdown(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path) -> str:
