@@ -203,14 +203,14 @@ GOALS: dict[str, Goal] = {
         options=("--eval-every-env-steps", "100000", "--eval-episodes", "50"),
         reference=f"{_ZOO_TABLE}, PPO, tuned, v3: 281.6",
     ),
-    "pong-42": Goal(
-        "pong",
-        18,
-        3_000_000,
+    "pong-ppo-42": Goal(
+        "pong-ppo",
+        0,
+        2_000_000,
         options=(
             *("--env.options.img-height", "42", "--env.options.img-width", "42"),
-            *("--total-env-steps", "3000000"),
-            *("--eval-every-env-steps", "500000", "--eval-episodes", "10"),
+            *("--total-env-steps", "2000000"),
+            *("--eval-every-env-steps", "250000", "--eval-episodes", "10"),
         ),
         seeds=1,
         reference="CleanRL, docs/benchmark/ppo_atari_envpool_xla_jax_scan.md, 84 x 84, 10M: 20.5",
