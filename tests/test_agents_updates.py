@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
+from sebulba.configs.presets import PRESETS
 from sebulba.diagnosis.agent_driver import B, Streams, T, run_spec
 from sebulba.types import RunSpec
 from tests.agent_driver import SPEC, Driver, quick_state
@@ -114,6 +116,20 @@ def test_every_optimizer_goes_downhill(kind: Any) -> None:
         update, opt = optimizer.update(2 * x, opt, x)
         x = x + update
     assert jnp.sum(jnp.square(x)) < 6.5
+
+
+def test_impala_on_atari_steps_for_means_as_its_paper_does_for_sums() -> None:
+    of_means = PRESETS["pong"].make().agent.optimizer
+    of_sums = dataclasses.replace(of_means, epsilon=0.01, max_grad_norm=40.0)  # table G.1
+    mean = jnp.asarray([3e-4, -0.01, 0.2, 1e-6])
+    steps = []
+    for config, gradient in ((of_means, mean), (of_sums, 640 * mean)):
+        optimizer = make_optimizer(6e-4, config)
+        opt = optimizer.init(mean)
+        for _ in range(3):
+            step, opt = optimizer.update(gradient, opt)
+        steps.append(step)
+    np.testing.assert_allclose(*steps, rtol=1e-4)
 
 
 # The agents of the contract.
