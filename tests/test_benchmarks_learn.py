@@ -167,7 +167,7 @@ def test_the_options_of_every_goal_are_of_its_preset(monkeypatch):
     others = [name for name in GOALS if name not in GROUPS["neutral"]]
     assert cli.main(["bench", "learn", *others]) == 0
     assert list(given["configs"]) == others
-    assert given["configs"]["pong-ppo-42"].env.options == {"img_height": 42, "img_width": 42}
+    assert given["configs"]["qbert-ppo-42"].env.options == {"img_height": 42, "img_width": 42}
 
 
 def test_an_overview_has_a_line_for_each_result():
