@@ -107,8 +107,14 @@ def test_presets_are_those_that_the_manual_names():
 def test_a_preset_by_task_is_that_of_its_agent_in_an_environment_of_envpool(name):
     made, agent = PRESETS[name].make(), name.rpartition("-")[2]
     start = (ATARI if made.env.id in tasks.GAMES else NEUTRAL)[agent].make()
-    env = dataclasses.replace(start.env, id=made.env.id)
-    assert made == dataclasses.replace(start, env=env, total_env_steps=made.total_env_steps)
+    changes = next((t.changes for t in tasks.TASKS if t.env_id == made.env.id), {}).get(agent, {})
+    same = dataclasses.replace(
+        start,
+        env=dataclasses.replace(start.env, id=made.env.id),
+        agent=dataclasses.replace(start.agent, **changes),
+        total_env_steps=made.total_env_steps,
+    )
+    assert made == same
     assert name == f"{tasks.name_of(made.env.id)}-{agent}"
     assert envpool_id(made.env.id) == made.env.id
     assert made.env.id in PRESETS[name].summary

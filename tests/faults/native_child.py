@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sebulba.envs import make_env_factory
@@ -43,6 +43,7 @@ def try_(what: Any) -> None:
     env=st.sampled_from(IDS),
     actions=st.lists(st.tuples(ACTIONS, LAYOUTS), min_size=1, max_size=4),
 )
+@example(env="CartPole-v1", actions=[(np.zeros(2, np.int32), "as it is")])  # a valid one
 def bad_actions(env: str, actions: list) -> None:
     adapter = ADAPTERS[env]
     for action, layout in actions:
