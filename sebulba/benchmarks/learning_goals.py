@@ -153,6 +153,8 @@ def _congestion(agent: str) -> Goal:
     )
 
 
+_SPEAKER_OPTIONS = ("--eval-every-env-steps", "50000", "--eval-episodes", "400")
+
 GOALS: dict[str, Goal] = {
     "cartpole": _reach(
         "cartpole",
@@ -280,11 +282,16 @@ GOALS: dict[str, Goal] = {
     "speaker-listener": _reach(
         "speaker-listener",
         1_000_000,
-        options=("--eval-every-env-steps", "250000", "--eval-episodes", "400"),
+        options=_SPEAKER_OPTIONS,
         reference="-40 random, -33 standing still, -14.5 deaf, -6 hearing and greedy",
     ),
     "speaker-listener-words": Goal(
-        "speaker-listener", 8, 1_000_000, exam="return lost by shuffled words", member=""
+        "speaker-listener",
+        8,
+        1_000_000,
+        exam="return lost by shuffled words",
+        member="",
+        options=_SPEAKER_OPTIONS,
     ),
     **_NEUTRAL,
 }
