@@ -218,7 +218,7 @@ def figure_of_exam(exam: str, policy: Path) -> float:
     """Return the figure of a saved policy, which a process of its own computes."""
     command = [sys.executable, "-m", "sebulba.benchmarks.games", exam, str(policy)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    return float(json.loads(done.stdout))
+    return float(json.loads(done.stdout.splitlines()[-1]))  # jaxmarl prints before
 
 
 def seed_result(

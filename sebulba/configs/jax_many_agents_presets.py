@@ -71,7 +71,7 @@ def speaker_listener() -> ExperimentConfig:
     agent = dataclasses.replace(  # type: ignore[call-arg]
         spread.agent,
         trace_decay=0.8,
-        entropy_coefficient=0.006,
+        entropy_coefficient=0.003,
         normalize_observations=True,
         central_critic=True,
     )
