@@ -3,7 +3,7 @@
 The blocks of a page run in their order, in one folder. Python that begins with a comment of a name,
 such as ``# heater.py``, is saved as that file; other Python is a program. Blocks in ``text`` show
 output, or a command that needs what the tests have not got: a GPU, a library, a second machine.
-Commands for a library of ``LIBRARIES`` that is not installed are left out.
+Commands for some libraries are left out where these are not installed (``SHORTER``).
 """
 
 from __future__ import annotations
@@ -39,33 +39,12 @@ GUIDES = [
     "networks",
     "cluster",
 ]
-"""Pages of which every block runs, but for ``LIBRARIES``; others have tests of their own."""
-LIBRARIES = {
-    "brax:": "brax",
-    "jumanji:": "jumanji",
-    "train simple-spread": "jaxmarl",
-}
-"""Modules that a command needs, by what it says."""
-NEEDED = "\n".join(
-    f'  case "$*" in *"{words}"*) has {module} || return 0 ;; esac'
-    for words, module in LIBRARIES.items()
-)
-SHORTER_HERE = f"""\
-has() {{ command python -c "import importlib.util as u; exit(u.find_spec('$1') is None)"; }}
-sebulba() {{
-{NEEDED}
-  case "$*" in
-    "networks sweep"*) python -m sebulba "$@" --points 2 --networks 2 --steps 10 ;;
-    "networks deploy"*) python -m sebulba "$@" --steps 10 ;;
-    *) in_general "$@" ;;
-  esac
-}}
-"""
+"""Pages of which every block runs; others have tests of their own."""
 
 
 def run_page(page: str, folder: Path) -> str:
     """Run the blocks of a page in a folder, in their order, and return what they print."""
-    script = SHORTER.replace("sebulba()", "in_general()") + SHORTER_HERE
+    script = SHORTER
     for number, (_, language, text) in enumerate(blocks(f"docs/{page}.md")):
         if language == "sh":
             script += text

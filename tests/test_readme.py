@@ -30,8 +30,16 @@ README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 SHORTER = """\
 set -eu
+has() { command python -c "import importlib.util as u; exit(u.find_spec('$1') is None)"; }
 sebulba() {
   case "$*" in
+    *brax:*) has brax || return 0 ;;
+    *jumanji:*) has jumanji || return 0 ;;
+    "train simple-spread"*) has jaxmarl || return 0 ;;
+  esac
+  case "$*" in
+    "networks sweep"*) python -m sebulba "$@" --points 2 --networks 2 --steps 10 ;;
+    "networks deploy"*) python -m sebulba "$@" --steps 10 ;;
     *--help*) python -m sebulba "$@" ;;
     resume*) python -m sebulba "$@" --total-env-steps 3000 ;;
     "train pong"*) python -m sebulba "$@" --total-env-steps 2000 --agent.torso.image-features 8 ;;
