@@ -333,15 +333,14 @@ class LoopOptions:
 
     def _check_distributed(self) -> None:
         """Raise UsageError for what several hosts cannot do yet."""
-        together = f"does not go with distributed.coordinator={shown(self.distributed.coordinator)}"
-        rounds = f"{together}, whose hosts learn in rounds"
         require(
-            self.schedule == "lockstep", "schedule", self.schedule, rounds, "use schedule=lockstep"
+            not self.cluster.trajectory_managers,
+            "cluster.trajectory_managers",
+            self.cluster.trajectory_managers,
+            f"does not go with distributed.coordinator={shown(self.distributed.coordinator)}: each "
+            "host keeps a replay of its own",
+            "use one of the two",
         )
-        address, managers = self.cluster.address, self.cluster.trajectory_managers
-        one = "use one of the two"
-        require(address == "threads", "cluster.address", address, together, one)
-        require(not managers, "cluster.trajectory_managers", managers, together, one)
 
     @property
     def inline(self) -> bool:

@@ -506,6 +506,13 @@ class RunSpec:
     """T: the unroll length."""
     num_update_devices: int
     """Devices over which B is split for the update."""
+    num_hosts: int = 1
+    """Hosts that learn together. The other numbers are those of each."""
+
+    @property
+    def num_envs_in_all(self) -> int:
+        """Environments of all Inferencers of all hosts."""
+        return self.num_hosts * self.num_inferencers * self.num_envs
 
 
 def policy_row(spec: EnvSpec | MultiAgentSpec, row: EnvStep) -> EnvStep:

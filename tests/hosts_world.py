@@ -1,7 +1,8 @@
 """One of the hosts of ``test_hosts.py``: learns with the others and writes down what came of it.
 
-Run as ``python -m tests.hosts_world PORT NUM_HOSTS HOST FOLDER``; with NUM_HOSTS 1 it is one
-process with all of the four devices.
+Run as ``python -m tests.hosts_world PORT NUM_HOSTS HOST FOLDER KIND``; with NUM_HOSTS 1 it is one
+process with all of the four devices. KIND is the agent, ``impala`` or ``dqn``, or ``async``: Impala
+without lockstep, with Inferencers in processes.
 """
 
 from __future__ import annotations
@@ -14,18 +15,31 @@ from typing import Any
 NUM_ENVS, NUM_DEVICES, T, CYCLES, ALL_CYCLES = 8, 4, 5, 3, 8
 
 
-def greedy_impala() -> Any:
+def greedy(kind: str) -> Any:
     """Return an agent whose actions do not depend on how environments are divided over keys."""
-    from sebulba.agents.configs.impala import ImpalaConfig
-    from sebulba.agents.configs.shared import TorsoConfig
+    from sebulba.agents.configs import DQNConfig, ImpalaConfig, ReplayConfig, TorsoConfig
+    from sebulba.agents.dqn import DQN
     from sebulba.agents.impala import Impala
     from sebulba.envs import env_spec
 
-    class Greedy(Impala):
+    torso = TorsoConfig(hidden_sizes=(8,))
+    base: Any = Impala
+    config: Any = ImpalaConfig(torso=torso, normalize_observations=True)
+    if kind == "dqn":
+        replay = ReplayConfig(
+            # Fewer than the cycles, so that rows are overwritten.
+            capacity=6 * T * NUM_ENVS,
+            batch_size=16,
+            updates_per_cycle=2,
+            warm_up_cycles=2,
+            prioritized=True,
+        )
+        base, config = DQN, DQNConfig(torso=torso, replay=replay, normalize_observations=True)
+
+    class Greedy(base):
         def step(self, networks: Any, step_state: Any, env_step: Any, *, explore: bool = True):
             return super().step(networks, step_state, env_step, explore=False)
 
-    config = ImpalaConfig(torso=TorsoConfig(hidden_sizes=(8,)), normalize_observations=True)
     return Greedy(env_spec(factory()), config)
 
 
@@ -44,14 +58,14 @@ def leaves(tree: Any) -> dict[str, Any]:
     return {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
 
 
-def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
+def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
     """Learn, save, stop together, and go on from what was saved."""
     import jax
     import numpy as np
 
     import sebulba
     from sebulba.commands.jax_setup import configure_jax
-    from sebulba.options import DistributedOptions, LoopOptions
+    from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
 
     configure_jax("cpu", NUM_DEVICES // num_hosts)
     options = DistributedOptions()
@@ -60,7 +74,8 @@ def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
             coordinator=f"127.0.0.1:{port}", num_hosts=num_hosts, host=host, start_timeout_s=400
         )
         sebulba.join_hosts(options)
-    agent = greedy_impala()
+    agent = greedy(kind)
+    schedule, address = ("async", "processes") if kind == "async" else ("lockstep", "threads")
 
     evaluated: list[int] = []
 
@@ -75,7 +90,12 @@ def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
             factory(),
             agent,
             NUM_ENVS // num_hosts,
-            options=LoopOptions(schedule="lockstep", num_inferencers_per_device=1, seed=3),
+            options=LoopOptions(
+                schedule=schedule,
+                num_inferencers_per_device=1,
+                seed=3,
+                cluster=ClusterOptions(address=address),
+            ),
             distributed=options,
             inference_devices=[0],
             update_devices=list(range(NUM_DEVICES // num_hosts)),
@@ -125,4 +145,4 @@ def main(port: str, num_hosts: int, host: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])

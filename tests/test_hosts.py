@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,6 +34,7 @@ from sebulba.hosts.watch import DONE, FAILED, LIFE, REASON, Watch
 from sebulba.inference.loop_envs import LoopEnvs
 from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
 from tests.host_processes import DEADLINE_S, free_port, hosts, printed
+from tests.hosts_world import NUM_ENVS, T
 from tests.loop_helpers import make_tiny_loop
 
 TWO = {"coordinator": "127.0.0.1:1", "num_hosts": 2, "host": 0}
@@ -96,18 +99,11 @@ def test_auto_needs_no_more():
     assert not DistributedOptions().is_on
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"schedule": "async"}, "schedule"),
-        ({"cluster": ClusterOptions(address="processes")}, "cluster.address"),
-        ({"cluster": ClusterOptions(trajectory_managers=1)}, "cluster.trajectory_managers"),
-    ],
-)
-def test_what_hosts_cannot_do_yet_is_refused(given, named):
-    options = {"schedule": "lockstep", "distributed": DistributedOptions(**TWO), **given}
-    with pytest.raises(UsageError, match=f"^{named}=.* does not go with distributed.coordinator"):
-        LoopOptions(**options)
+def test_what_hosts_cannot_do_yet_is_refused():
+    with pytest.raises(UsageError, match=r"^cluster\.trajectory_managers=1 does not go with dist"):
+        LoopOptions(
+            distributed=DistributedOptions(**TWO), cluster=ClusterOptions(trajectory_managers=1)
+        )
 
 
 def experiment(**changes: Any) -> ExperimentConfig:
@@ -378,6 +374,42 @@ def test_a_checkpoint_with_a_part_missing_is_not_whole(tmp_path, damage):
                 checkpointer.load_newest(strict=True)
 
 
+def save_with_replays(folder: Path, number: int, *, due: bool) -> list[Checkpointer]:
+    made = [Checkpointer(folder, host=h, num_hosts=2, keep_last=1) for h in range(2)]
+    for checkpointer in made:
+        checkpointer.load_newest()
+    for host, checkpointer in enumerate(made):
+        kept = snapshot(host)
+        del kept.record["experience"]
+        replay = Snapshot({"keys": {}}, {"experience/x": np.full(2, number + host)}, {})
+        checkpointer.save_now(number, kept, replay if due else None, None)
+    return made
+
+
+@pytest.mark.parametrize("damaged", ["experience", "host-1/experience"])
+def test_hosts_save_large_replays_apart_and_miss_those_of_each_other(tmp_path, damaged):
+    for checkpointer in save_with_replays(tmp_path, 10, due=True):
+        checkpointer.close()
+    for host, checkpointer in enumerate(save_with_replays(tmp_path, 20, due=False)):
+        with checkpointer:
+            checkpoint = checkpointer.load_newest()
+            assert checkpoint is not None
+            assert (checkpoint.env_steps, checkpoint.experience_env_steps) == (20, 10)
+            assert checkpoint.snapshot.arrays["experience/x"].tolist() == [10 + host] * 2
+    for checkpointer in save_with_replays(tmp_path, 30, due=True):
+        checkpointer.close()
+    whole = {f"{30:012d}"}
+    for folder in (tmp_path / "experience", tmp_path / "host-1" / "experience"):
+        assert {path.name for path in folder.iterdir() if path.name.isdecimal()} >= whole
+    (tmp_path / damaged / f"{30:012d}" / "record.json").write_text("{}")
+    for host in range(2):
+        with (
+            Checkpointer(tmp_path, host=host, num_hosts=2) as checkpointer,
+            pytest.raises(CheckpointError, match="of no use"),
+        ):
+            checkpointer.load_newest()
+
+
 def test_parts_go_with_their_checkpoints(tmp_path):
     made = save_whole(tmp_path, [10, 20, 30, 40, 50])
     for checkpointer in made:
@@ -435,25 +467,32 @@ def wait_all(processes: list) -> list[int]:
     return [process.wait(DEADLINE_S) for process in processes]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_hosts_learn_what_one_process_does(tmp_path):
-    """2 hosts x 2 devices = 1 process x 4 devices; a stop of one stops both; saved and resumed."""
+def run_world(tmp_path: Path, kind: str, *, alone: bool) -> Callable[[int, int], dict[str, Any]]:
+    """Have two hosts learn, and one process alone if asked for; return what says how it went."""
+    folders = {1: tmp_path / "one", 2: tmp_path / "two"}
     port = str(free_port())
-    (tmp_path / "one").mkdir()
-    (tmp_path / "two").mkdir()
     with hosts(tmp_path) as started:
-        world = "tests.hosts_world"
-        both = started.start(
-            *([world, port, "2", str(host), str(tmp_path / "two")] for host in range(2))
-        )
-        assert wait_all(both) == [0, 0], [printed(process)[-3000:] for process in both]
-        alone = started.start([world, port, "1", "0", str(tmp_path / "one")])
-        assert wait_all(alone) == [0], printed(alone[0])[-3000:]
+        for number in (2, 1) if alone else (2,):
+            folders[number].mkdir()
+            words = (
+                ["tests.hosts_world", port, str(number), str(host), str(folders[number]), kind]
+                for host in range(number)
+            )
+            ended = wait_all(processes := started.start(*words))
+            assert set(ended) == {0}, [printed(process)[-3000:] for process in processes]
 
     def about(num_hosts: int, host: int) -> dict[str, Any]:
-        folder = tmp_path / ("one" if num_hosts == 1 else "two")
-        return json.loads((folder / f"about-{num_hosts}-{host}.json").read_text())
+        return json.loads((folders[num_hosts] / f"about-{num_hosts}-{host}.json").read_text())
+
+    return about
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
+@pytest.mark.parametrize("kind", ["impala", "dqn"])
+def test_two_hosts_learn_what_one_process_does(kind, tmp_path):
+    """2 hosts x 2 devices = 1 process x 4 devices; a stop of one stops both; saved and resumed."""
+    about = run_world(tmp_path, kind, alone=True)
 
     evaluated = [about(num, host).pop("evaluated") for num, host in ((2, 0), (2, 1), (1, 0))]
     # At the end of each run but the one that was stopped, whose last may have been skipped.
@@ -472,6 +511,21 @@ def test_two_hosts_learn_what_one_process_does(tmp_path):
         for leaf in one:
             np.testing.assert_array_equal(first[leaf], second[leaf])
             np.testing.assert_allclose(first[leaf], one[leaf], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_two_hosts_learn_from_a_stream_of_inferencers_in_processes(tmp_path):
+    about = run_world(tmp_path, "async", alone=False)
+    first, second = about(2, 0), about(2, 1)
+    assert first | {"evaluated": []} == second
+    # The trajectories that the hosts had as one of them was stopped are dropped.
+    assert (first["cycles"], first["stopped"]) == ([3, 5, 8], [False, True, False])
+    assert first["env_steps"] == [cycles * NUM_ENVS * T for cycles in first["cycles"]]
+    for name in ("first", "acting", "third"):
+        mine, other = (np.load(tmp_path / "two" / f"{name}-2-{h}.npz") for h in range(2))
+        for leaf in mine:
+            np.testing.assert_array_equal(mine[leaf], other[leaf])
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +105,11 @@ class Checkpointer:
             for other in range(1, num_hosts)
         }
         """Of the hosts other than host 0, whose part is the checkpoint itself."""
-        self._experiences = CheckpointStore(self.folder / EXPERIENCE_FOLDER, keep_last=1)
+        self._experiences = [
+            CheckpointStore(store.folder / EXPERIENCE_FOLDER, keep_last=1, by_orbax=num_hosts == 1)
+            for store in (self._store, *self._parts.values())
+        ]
+        """Of each host."""
         self._saver = Saver()
         self._saved_at = self._experience_saved_at = time.monotonic()
         self._saved_updates = 0
@@ -161,11 +166,8 @@ class Checkpointer:
         self._experience_number = None
 
     def is_kept_apart(self, num_bytes: int) -> bool:
-        """Tell whether an experience of this size has its own checkpoints.
-
-        With several hosts it is in the part of its host.
-        """
-        return num_bytes >= LARGE_EXPERIENCE_BYTES and self._num_hosts == 1
+        """Tell whether an experience of this size has its own checkpoints."""
+        return num_bytes >= LARGE_EXPERIENCE_BYTES
 
     def experience_is_due(self, at_the_end: bool) -> bool:
         """Tell whether the experience kept apart is to be saved, and begin its interval if so."""
@@ -227,26 +229,28 @@ class Checkpointer:
         if self._num_hosts > 1:
             record = {**snapshot.record, "hosts": self._num_hosts}
             snapshot = snapshot._replace(record=record)
-        if self._host:
-            # A part goes once its checkpoint has gone, which host 0 decides.
-            kept = self._store.numbers()
-            self._parts[self._host].save(env_steps, snapshot, protect=kept)
-            return
         if experience is not None:
-            self._experiences.save(env_steps, experience, protect=self._experiences_in_use())
+            in_use = self._experiences_in_use()
+            self._experiences[self._host].save(env_steps, experience, protect=in_use)
             self._experience_number = env_steps
         if "experience" not in snapshot.record:
             record = {**snapshot.record, "experience": self._experience_number}
             snapshot = snapshot._replace(record=record)
-        self._store.save(env_steps, snapshot, score=score)
+        if self._host:
+            # A part goes once its checkpoint has gone, which host 0 decides.
+            kept = self._store.numbers()
+            self._parts[self._host].save(env_steps, snapshot, protect=kept)
+        else:
+            self._store.save(env_steps, snapshot, score=score)
 
     def _experiences_in_use(self) -> set[int]:
-        """Return the numbers of the experiences that the newest checkpoints need.
+        """Return the numbers of this host's experiences that the newest checkpoints need.
 
         The best and the milestones are kept without theirs, which may be gigabytes each.
         """
         newest = self._store.numbers()[-self._keep_last :]
-        named = {self._store.record(number).get("experience") for number in newest}
+        mine = self._parts.get(self._host, self._store)
+        named = {mine.record(number).get("experience") for number in newest}
         return {number for number in (*named, self._experience_number) if number is not None}
 
     def pop_error(self) -> CheckpointError | None:
@@ -302,23 +306,21 @@ class Checkpointer:
         self._store.abandon(n for n in self._store.numbers() if n > number)
         for part in self._parts.values():
             part.abandon(n for n in part.numbers() if n > number)
-        self._experiences.abandon(n for n in self._experiences.numbers() if n > newest)
+        experiences = self._experiences[self._host]
+        experiences.abandon(n for n in experiences.numbers() if n > newest)
 
     def _load(self, number: int, *, trust: bool) -> Checkpoint:
         snapshot = self._store.load(number, trust=trust)
         self._check_num_hosts(snapshot.record.get("hosts", 1))
         if self._parts:
-            return Checkpoint(number, self._of_this_host(number, snapshot, trust), number)
+            self._check_others(number, trust)
+        if self._host:
+            snapshot = self._of_this_host(number, snapshot, trust)
         experience = snapshot.record["experience"]
         if experience is None:
             return Checkpoint(number, snapshot, number)
-        try:
-            apart = self._experiences.load(experience, trust=trust)
-        except UnreadableError:
-            raise
-        except CheckpointError as error:  # damaged, or not there any more
-            what = error.problem if isinstance(error, DamageError) else str(error)
-            raise DamageError(self.folder / str(number), f"its replay: {what}") from error
+        with _damaging(self.folder / str(number), "its replay"):
+            apart = self._experiences[self._host].load(experience, trust=trust)
         arrays = {**snapshot.arrays, **apart.arrays}
         keys = {**snapshot.record["keys"], **apart.record["keys"]}
         record = {**snapshot.record, "keys": keys}
@@ -331,22 +333,23 @@ class Checkpointer:
                 f"the parts of {saved}; go on with as many hosts as it was saved by"
             )
 
+    def _check_others(self, number: int, trust: bool) -> None:
+        """Raise DamageError unless the parts of the other hosts are whole, and their replays."""
+        for host, experiences in enumerate(self._experiences):
+            if host == self._host:
+                continue
+            store = self._parts.get(host, self._store)
+            with _damaging(self.folder / str(number), f"its part of host {host}"):
+                if host:  # that of host 0 has been read
+                    store.check(number, trust=trust)
+                experience = store.record(number).get("experience")
+                if experience is not None:
+                    experiences.check(experience, trust=trust)
+
     def _of_this_host(self, number: int, whole: Snapshot, trust: bool) -> Snapshot:
-        """Return this host's part with what all hosts have alike, if the parts of all are whole."""
-        parts = {0: whole}
-        for host, store in self._parts.items():
-            try:
-                parts[host] = store.load(number, trust=trust)
-            except UnreadableError:
-                raise
-            except CheckpointError as error:  # damaged, or not there
-                what = error.problem if isinstance(error, DamageError) else str(error)
-                raise DamageError(
-                    self.folder / str(number), f"its part of host {host}: {what}"
-                ) from error
-        mine = parts[self._host]
-        if mine is whole:
-            return whole
+        """Return this host's part with what all hosts have alike, which host 0 saves."""
+        with _damaging(self.folder / str(number), f"its part of host {self._host}"):
+            mine = self._parts[self._host].load(number, trust=trust)
         learner = {
             name: array
             for name, array in whole.arrays.items()
@@ -367,3 +370,15 @@ class Checkpointer:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _damaging(checkpoint: Path, part: str) -> Iterator[None]:
+    """Make the checkpoint damaged if a part of it is damaged, or not there any more."""
+    try:
+        yield
+    except UnreadableError:
+        raise
+    except CheckpointError as error:
+        what = error.problem if isinstance(error, DamageError) else str(error)
+        raise DamageError(checkpoint, f"{part}: {what}") from error

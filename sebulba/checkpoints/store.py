@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,19 @@ class CheckpointStore:
         except UsageError:
             return {}
 
+    def check(self, number: int, *, trust: bool = False) -> None:
+        """Compare all of a checkpoint with its checksums, without decoding it.
+
+        Args:
+          number: Its number.
+          trust: As for ``load``.
+
+        Raises:
+          CheckpointError: As for ``load``.
+          UsageError: As for ``load``.
+        """
+        self._checked(number, trust=trust)
+
     def load(self, number: int, *, trust: bool = False) -> Snapshot:
         """Read a checkpoint and compare all of it with its checksums.
 
@@ -234,15 +248,25 @@ class CheckpointStore:
           CheckpointError: It does not exist, is damaged, cannot be read, or has another format.
           UsageError: It is not signed and not trusted.
         """
+        # Check the files before they are decoded: damaged bytes could crash native code.
+        manifest = self._checked(number, trust=trust)
+        with self._noting_damage(number):
+            return read_parts(self._folder_of(number), manifest)
+
+    def _checked(self, number: int, *, trust: bool) -> Manifest:
         folder = self._folder_of(number)
         if not folder.is_dir():
             raise CheckpointError(f"there is no checkpoint {folder}; there are {self.numbers()}")
-        try:
+        with self._noting_damage(number):
             manifest = self._manifest(number)
             Trust(manifest.doubt, trust).check(f"checkpoint {folder} is to be opened")
-            # Check the files before they are decoded: damaged bytes could crash native code.
             check_files(folder, manifest.files)
-            return read_parts(folder, manifest)
+        return manifest
+
+    @contextlib.contextmanager
+    def _noting_damage(self, number: int) -> Iterator[None]:
+        try:
+            yield
         except UnreadableError:
             raise
         except DamageError:

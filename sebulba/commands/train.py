@@ -520,7 +520,11 @@ class _Run:
 
 def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
     return RunSpec(
-        config.num_envs, loop.num_inferencers, config.steps_per_cycle, len(loop.update_devices)
+        config.num_envs,
+        loop.num_inferencers,
+        config.steps_per_cycle,
+        len(loop.update_devices),
+        config.distributed.hosts,
     )
 
 

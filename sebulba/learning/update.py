@@ -139,7 +139,7 @@ class Updater:
 
     def experience_bytes(self) -> int:
         """Return the size of ``experience()``."""
-        return num_bytes(self._experience)
+        return num_bytes(self.of_this_host(self._experience))
 
     def lasting_experience(self) -> PyTree:
         """Return the part of the experience that a checkpoint keeps even without the rest."""

@@ -151,18 +151,42 @@ class UpdateLoop:
     # The two schedules.
 
     def _consume_stream(self) -> None:
-        """Async: take trajectories as they come; publish after each that had updates due."""
+        """Async: take trajectories as they come; publish after each that had updates due.
+
+        With other hosts a trajectory of each makes a round. At a stop what they have of one is
+        dropped, as is what still lies in the queue.
+        """
         counters, beside = self._progress.counters, self._beside
-        while counters.cycles < self._target and not self._stop_requested.is_set():
-            with self._timer.phase("get"):
-                item = self._source.next_item(wait_s=0.0)
+        while counters.cycles < self._target and not self._ends():
+            item = self._next_with_others()
             if item is not None and self._consume(item):
                 counters.policy_version += 1
                 self._publish()
             del item  # which would be kept while the next one is made
             beside.evaluate_and_write_when_due()
-            beside.checkpoint_when_due()
+            self._checkpoint_when_due()
             beside.finish_checkpoint([])
+
+    def _next_with_others(self) -> Item | None:
+        """Return the next trajectory of the stream; with other hosts once each of them has one."""
+        if self._rounds is None:
+            return self._next_of_stream()
+        # To drop what is too late is a matter of each host; a round is what all learn from.
+        items, agreed = self._agree(lambda: [item] if (item := self._next_in_time()) else [])
+        if agreed.stop:
+            return None
+        self._count_those_of_all(agreed)
+        return items[0]
+
+    def _next_of_stream(self) -> Item | None:
+        with self._timer.phase("get"):
+            return self._source.next_item(wait_s=0.0)
+
+    def _next_in_time(self) -> Item | None:
+        """Return the next trajectory that is not too late; None at a stop."""
+        while (item := self._next_of_stream()) is not None and self._drops(item):
+            pass
+        return item
 
     def _consume_rounds(self) -> None:
         """Lockstep: one trajectory of each Inferencer, in their order, then one publish.
@@ -175,8 +199,7 @@ class UpdateLoop:
             items = self._round(progress.kept_round)
             progress.kept_round = []
             if self._agreed is not None:
-                counters.episodes += self._agreed.total("episodes")
-                counters.masked_truncations += self._agreed.total("masked")
+                self._count_those_of_all(self._agreed)
             beside.finish_checkpoint(items)
             while items:  # none is kept longer than it is needed
                 self._consume(items.pop(0))
@@ -185,10 +208,7 @@ class UpdateLoop:
                 break
             # Begin a checkpoint before the publish that lets the Inferencers go on: it then gets
             # their positions after the round that they are in, which fit the learner's state.
-            if self._agreed is None:
-                beside.checkpoint_when_due()
-            elif self._agreed.checkpoint:
-                beside.begin_checkpoint()
+            self._checkpoint_when_due()
             self._publish()
             beside.evaluate_and_write_when_due()
         self._source.begin_no_more()
@@ -198,11 +218,21 @@ class UpdateLoop:
         """Return the kept round, or the next; with other hosts once all of them have theirs."""
         if self._rounds is None:
             return kept or self._next_round()
+        return self._agree(lambda: kept or self._next_round())[0]
+
+    def _agree(self, take: Callable[[], list[Item]]) -> tuple[list[Item], Agreed]:
+        """Return what ``take`` does, once the other hosts have taken theirs, and what all do next.
+
+        Raises:
+          HostError: Another host could not take its own.
+          Exception: ``take`` raised it, and the others know.
+        """
+        assert self._rounds is not None
         began = time.perf_counter()
         error: Exception | None = None
         items: list[Item] = []
         try:
-            items = kept or self._next_round()
+            items = take()
         except Exception as raised:
             error = raised
         infos = [item.step_infos for item in items]
@@ -218,13 +248,28 @@ class UpdateLoop:
         with self._timer.phase("get"):
             self._updater.wait()  # its collectives and this one would share threads on a CPU
             self._agreed = self._rounds.agree(word, error)
-        return items
+        return items, self._agreed
+
+    def _checkpoint_when_due(self) -> None:
+        """Begin a checkpoint if one is due; with other hosts if all of them begin it now."""
+        if self._agreed is None:
+            self._beside.checkpoint_when_due()
+        elif self._agreed.checkpoint:
+            self._beside.begin_checkpoint()
 
     def _ends(self) -> bool:
-        """Tell whether the run ends after this round: a stop was requested, here or elsewhere."""
-        if self._agreed is not None and self._agreed.stop:
-            self._stop_requested.set()
-        return self._stop_requested.is_set() if self._agreed is None else self._agreed.stop
+        """Tell whether the run ends with this round: a stop was requested, here or elsewhere."""
+        if self._rounds is None:
+            return self._stop_requested.is_set()
+        if self._agreed is None or not self._agreed.stop:
+            return False
+        self._stop_requested.set()
+        return True
+
+    def _count_those_of_all(self, agreed: Agreed) -> None:
+        counters = self._progress.counters
+        counters.episodes += agreed.total("episodes")
+        counters.masked_truncations += agreed.total("masked")
 
     def _next_round(self) -> list[Item]:
         with self._timer.phase("get"):
@@ -235,14 +280,11 @@ class UpdateLoop:
     def _consume(self, item: Item) -> bool:
         """Count, observe and learn from one trajectory; True if updates were due."""
         counters, timer, window = self._progress.counters, self._timer, self._beside.window
-        self._beside.consumed(item)
-        lag, most = counters.policy_version - item.policy_version, self._options.max_policy_lag
-        if most is not None and lag > most:
-            counters.dropped_lag_cycles += 1
-            self._source.give_permit()
+        if self._drops(item):
             return False
+        self._beside.consumed(item)
         self._count(item)
-        window.add_cycle(lag, self._source.fullness)
+        window.add_cycle(counters.policy_version - item.policy_version, self._source.fullness)
         if self._observe_cycle is not None:
             with timer.phase("observe"):
                 window.add_observed(self._observe_cycle(item.trajectory, item.step_infos))
@@ -259,6 +301,16 @@ class UpdateLoop:
             )
         counters.updates += due
         return due > 0
+
+    def _drops(self, item: Item) -> bool:
+        """Tell whether networks that are too old made ``item``; if so, count it and drop it."""
+        counters, most = self._progress.counters, self._options.max_policy_lag
+        if most is None or counters.policy_version - item.policy_version <= most:
+            return False
+        self._beside.consumed(item)
+        counters.dropped_lag_cycles += 1
+        self._source.give_permit()
+        return True
 
     def _due_after(self, cycles: int) -> int:
         """Return how many updates are due after trajectory number ``cycles``, counted from 1."""

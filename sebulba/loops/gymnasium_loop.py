@@ -230,11 +230,6 @@ class GymnasiumLoop:
         if not options.distributed.is_on:
             return None
         where = f"distributed.coordinator={shown(options.distributed.coordinator)}"
-        if isinstance(agent, OffPolicyAgent):
-            raise UsageError(
-                f"agent={type(agent).__name__} learns from a replay, which does not go with "
-                f"{where}; use an agent that learns from the newest trajectories, such as Impala"
-            )
         if inference_only:
             raise UsageError(f"inference_only=True does not go with {where}; leave one out")
         return join_hosts(options.distributed)
@@ -318,7 +313,11 @@ class GymnasiumLoop:
     def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
         check_count("steps_per_cycle", steps_per_cycle)
         run_spec = RunSpec(
-            self.num_envs, self.num_inferencers, steps_per_cycle, len(self.update_devices)
+            self.num_envs,
+            self.num_inferencers,
+            steps_per_cycle,
+            len(self.update_devices),
+            1 if self._hosts is None else self._hosts.number,
         )
         if run_spec != self._checked:
             check_contract(self.agent, run_spec, learns=not self._inference_only)

@@ -125,8 +125,7 @@ class ActorAndCritics:
 
     def new_step_state(self, key: jax.Array, run: RunSpec, noise_scale: PyTree = ()) -> StepState:
         """Return a key, the number of random steps, and the noise of these environments."""
-        envs = run.num_envs * run.num_inferencers
-        random_steps = jnp.int32(-(-self._config.random_env_steps // envs))
+        random_steps = jnp.int32(-(-self._config.random_env_steps // run.num_envs_in_all))
         return StepState(key, random_steps, noise_scale)
 
     @staticmethod

@@ -16,8 +16,8 @@ class ReplayConfig:
     """
 
     capacity: int = 100_000
-    """Environment steps that are kept, over all Inferencers and environments, rounded down to
-    whole trajectories."""
+    """Environment steps that are kept, over all Inferencers and environments (and all hosts that
+    learn together), rounded down to whole trajectories."""
     batch_size: int = 64
     """What one update draws, over all update devices: transitions, or sequences."""
     updates_per_cycle: int = 1

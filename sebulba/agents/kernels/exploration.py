@@ -50,7 +50,7 @@ class FallingEpsilon(NamedTuple):
     @classmethod
     def new(cls, initial: float, final: jax.Array, env_steps: int, run: RunSpec) -> FallingEpsilon:
         """Return one that is at ``final [B]`` after ``env_steps`` of all Inferencers together."""
-        last = min(-(-env_steps // (run.num_inferencers * run.num_envs)), _LARGEST_INT32)
+        last = min(-(-env_steps // run.num_envs_in_all), _LARGEST_INT32)
         return cls(jnp.float32(initial), final, jnp.int32(0), jnp.int32(last))
 
     @property

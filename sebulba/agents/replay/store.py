@@ -124,7 +124,8 @@ class ReplayLayout(abc.ABC):
     """How rows are kept and drawn; a subclass says what a start is."""
 
     capacity: int
-    """Environment steps that are kept, over all Inferencers; rounded down to whole trajectories."""
+    """Environment steps that are kept, over all Inferencers of all hosts; rounded down to whole
+    trajectories."""
     priority_exponent: float = 0.0
     """Draws are in proportion to ``priority ** priority_exponent``; 0 is uniform."""
     frame_stack: int = 0
@@ -188,24 +189,25 @@ class ReplayLayout(abc.ABC):
         Raises:
           UsageError: They do not.
         """
-        steps, row_size = run.steps_per_cycle, run.num_inferencers * run.num_envs
+        steps, row_size = run.steps_per_cycle, run.num_envs_in_all
         # The newest trajectory, the rows that its first starts need before it, and the rows whose
         # frame stacks are incomplete because older frames were overwritten.
         needed = steps + self.rows_of_start - 1 + max(self.frame_stack - 1, 0)
         needed = -(-needed // steps) * steps * row_size
         if self.num_rows(run) * row_size < needed:
+            hosts = f"{run.num_hosts} hosts x " if run.num_hosts > 1 else ""
             raise UsageError(
                 f"capacity={self.capacity} must be at least {needed} env steps: what is drawn "
-                f"spans {self.rows_of_start} rows, and {run.num_inferencers} Inferencers x "
+                f"spans {self.rows_of_start} rows, and {hosts}{run.num_inferencers} Inferencers x "
                 f"{run.num_envs} environments insert trajectories of {steps}; use {needed} or more"
             )
-        devices = run.num_update_devices
+        devices = run.num_update_devices * run.num_hosts
         check_divisible("batch_size", batch_size, devices, f"the {devices} update devices")
 
     def num_rows(self, run: RunSpec) -> int:
         """Return R: the capacity in whole trajectories of each Inferencer."""
         steps = run.steps_per_cycle
-        return self.capacity // (run.num_inferencers * run.num_envs * steps) * steps
+        return self.capacity // (run.num_envs_in_all * steps) * steps
 
     def new(self, trajectory: Trajectory, core: PyTree, run: RunSpec) -> Replay:
         """Return an empty store in global shapes.
