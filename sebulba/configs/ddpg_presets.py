@@ -101,7 +101,7 @@ def congestion() -> ExperimentConfig:
     """Return DDPG in its Ape-X form on congestion control in the ranges of RayNet's paper.
 
     Prioritized replay, targets of 3 steps and a ladder of exploration as in ``pendulum-ddpg-apex``,
-    the other numbers those of the neutral preset, and an update every four env steps. The features
+    the other numbers those of the neutral preset, and an update every 16 env steps. The features
     are those of ``congestion-sac``.
     """
     agent = {
@@ -111,7 +111,7 @@ def congestion() -> ExperimentConfig:
         "replay": ReplayConfig(
             capacity=1_000_000,
             batch_size=256,
-            updates_per_cycle=16,
+            updates_per_cycle=4,
             warm_up_cycles=80,
             prioritized=True,
         ),

@@ -60,11 +60,11 @@ def halfcheetah() -> ExperimentConfig:
 def congestion() -> ExperimentConfig:
     """Return SAC on congestion control in the ranges of RayNet's paper.
 
-    The neutral preset with an update every four env steps. Observations are not normalised here, so
+    The neutral preset with an update every 16 env steps. Observations are not normalised here, so
     they are the relative features, in which the window is a logarithm.
     """
     replay = ReplayConfig(
-        capacity=1_000_000, batch_size=256, updates_per_cycle=32, warm_up_cycles=40
+        capacity=1_000_000, batch_size=256, updates_per_cycle=8, warm_up_cycles=40
     )
     env = EnvConfig("sebulba/CongestionControl-v0", options={"features": "relative"})
     start = for_task(neutral(), env.id, {"replay": replay}, num_envs=16, steps_per_cycle=8)
