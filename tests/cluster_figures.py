@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -54,6 +56,12 @@ def still(num_envs: int, seeds: list[int], size: int, sleep_s: float) -> Still:
     return Still(num_envs, size, sleep_s)
 
 
+def machine_s() -> float:
+    """Return the CPU seconds of all processes of this machine, those of Ray among them."""
+    user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(
     cluster: ClusterOptions, inferencers: int, rounds: int, size: int, sleep_s: float
 ) -> dict[str, float]:
@@ -66,10 +74,11 @@ def measure(
       size: Numbers in an observation.
       sleep_s: Seconds of a vector step.
     """
-    seen: list[tuple[float, float, float]] = []
+    seen: list[tuple[float, ...]] = []
 
     def observe(trajectory: Any, step_infos: Any) -> None:
-        seen.append((time.perf_counter(), time.process_time(), loop.cpu_elsewhere_s))
+        cpu_s = time.process_time(), loop.cpu_elsewhere_s, machine_s()
+        seen.append((time.perf_counter(), *cpu_s))
 
     loop, _ = make_tiny_loop(
         functools.partial(still, size=size, sleep_s=sleep_s),
@@ -82,7 +91,9 @@ def measure(
         loop.run(loop.new_state(0, UNROLL), inferencers * (rounds + 2), UNROLL)
         traffic = [node.traffic for node in loop._workers.nodes] if loop._workers else []
     counted = seen[2 * inferencers - 1 :]
-    wall_s, cpu_s, elsewhere_s = (b - a for a, b in zip(counted[0], counted[-1], strict=True))
+    wall_s, cpu_s, elsewhere_s, of_all_s = (
+        b - a for a, b in zip(counted[0], counted[-1], strict=True)
+    )
     items = len(counted) - 1
     steps = items * UNROLL * NUM_ENVS
     relayed = sum(one.items for one in traffic)
@@ -93,6 +104,7 @@ def measure(
         "driver_cpu_ms_an_item": 1e3 * cpu_s / items,
         "elsewhere_cpu_ms_an_item": 1e3 * elsewhere_s / items,
         "busy_cores": (cpu_s + elsewhere_s) / wall_s,
+        "busy_cores_of_machine": of_all_s / wall_s,
         "relay_ms_an_item": 1e3 * sum(one.relay_s for one in traffic) / max(1, relayed),
         "bytes_an_item": sum(one.bytes_in for one in traffic) / max(1, relayed),
     }

@@ -1,16 +1,21 @@
 """One of the hosts of ``test_hosts.py``: learns with the others and writes down what came of it.
 
 Run as ``python -m tests.hosts_world PORT NUM_HOSTS HOST FOLDER KIND``; with NUM_HOSTS 1 it is one
-process with all of the four devices. KIND is the agent, ``impala`` or ``dqn``, or ``async``: Impala
-without lockstep, with Inferencers in processes.
+process with all of the four devices. KIND is the agent, ``impala`` or ``dqn``; ``impala-async`` and
+``dqn-async`` are without lockstep, with two Inferencers, those of Impala in processes; and in
+``impala-late`` an environment of host 1 fails once the hosts have agreed on the end.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
+
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 NUM_ENVS, NUM_DEVICES, T, CYCLES, ALL_CYCLES = 8, 4, 5, 3, 8
 
@@ -25,7 +30,7 @@ def greedy(kind: str) -> Any:
     torso = TorsoConfig(hidden_sizes=(8,))
     base: Any = Impala
     config: Any = ImpalaConfig(torso=torso, normalize_observations=True)
-    if kind == "dqn":
+    if kind.startswith("dqn"):
         replay = ReplayConfig(
             # Fewer than the cycles, so that rows are overwritten.
             capacity=6 * T * NUM_ENVS,
@@ -43,11 +48,25 @@ def greedy(kind: str) -> Any:
     return Greedy(env_spec(factory()), config)
 
 
-def factory() -> Any:
+FAILS = threading.Event()
+"""Set once environments of this process are to fail, a second later."""
+
+
+class Mortal(CartPoleEnv):
+    """CartPole that fails once it is to."""
+
+    def step(self, action: Any) -> Any:
+        if FAILS.is_set():
+            time.sleep(1.0)
+            raise RuntimeError("the late failure")
+        return super().step(action)
+
+
+def factory(env: Any = "CartPole-v1") -> Any:
     """Return what makes the environments, which can be put back."""
     from sebulba.envs import make_env_factory
 
-    return make_env_factory("CartPole-v1", backend="gymnasium")
+    return make_env_factory(env, backend="gymnasium")
 
 
 def leaves(tree: Any) -> dict[str, Any]:
@@ -64,6 +83,7 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
     import numpy as np
 
     import sebulba
+    from sebulba.checkpoints import checkpointer as checkpointer_module
     from sebulba.commands.jax_setup import configure_jax
     from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
 
@@ -75,7 +95,9 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
         )
         sebulba.join_hosts(options)
     agent = greedy(kind)
-    schedule, address = ("async", "processes") if kind == "async" else ("lockstep", "threads")
+    is_late, is_async = kind == "impala-late", not kind.endswith(("impala", "dqn"))
+    # Replays are saved apart, as large ones are.
+    checkpointer_module.LARGE_EXPERIENCE_BYTES = 1
 
     evaluated: list[int] = []
 
@@ -84,17 +106,22 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
 
     def make(observe: Any = None, resume: bool = False) -> tuple[Any, Any]:
         checkpointer = sebulba.Checkpointer(
-            folder / "checkpoints", every_updates=2, host=host, num_hosts=num_hosts
+            folder / "checkpoints",
+            every_updates=10**6 if is_late else 2,
+            host=host,
+            num_hosts=num_hosts,
         )
         loop = sebulba.GymnasiumLoop(
-            factory(),
+            factory(Mortal) if is_late else factory(),
             agent,
             NUM_ENVS // num_hosts,
             options=LoopOptions(
-                schedule=schedule,
-                num_inferencers_per_device=1,
+                schedule="async" if is_async else "lockstep",
+                num_inferencers_per_device=2 if is_async else 1,
                 seed=3,
-                cluster=ClusterOptions(address=address),
+                cluster=ClusterOptions(
+                    address="processes" if kind == "impala-async" else "threads"
+                ),
             ),
             distributed=options,
             inference_devices=[0],
@@ -109,21 +136,27 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
             checkpoint = checkpointer.load_newest()
             assert checkpoint is not None
             state = loop.restore(checkpoint)
-            assert not loop.resume_notes, loop.resume_notes
+            assert is_async or not loop.resume_notes, loop.resume_notes
         return loop, state
 
-    loop, state = make()
-    with loop:
-        first = loop.run(state, CYCLES, T)
-        of_first = leaves(first.state[:2]), leaves(first.acting_networks)
     num_seen = 0
 
     def stop_second(trajectory: Any, step_infos: Any) -> None:
         nonlocal num_seen
         num_seen += 1
         if num_seen == 2 and host == num_hosts - 1:  # one host alone is asked to stop
+            if is_late:
+                FAILS.set()
             loop.stop()
 
+    if is_late:
+        loop, state = make(stop_second)
+        with loop:
+            loop.run(state, 1000, T)
+    loop, state = make()
+    with loop:
+        first = loop.run(state, CYCLES, T)
+        of_first = leaves(first.state[:2]), leaves(first.acting_networks)
     loop, state = make(stop_second, resume=True)
     with loop:
         second = loop.run(state, 1000, T)

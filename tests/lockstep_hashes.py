@@ -1,14 +1,16 @@
 """Prints a hash of everything that lockstep training leaves behind, for every agent.
 
-    python -m tests.lockstep_hashes > hashes.json
+    python -m tests.lockstep_hashes [CASE ...] > hashes.json
 
 A change that is meant to keep behaviour prints the same on the commit before it and on itself, on
 the same machine and versions (another processor may round in another way). Each case is trained
-stepped and fused, with 1 and with 4 update devices.
+stepped and fused, with 1 and with 4 update devices. ``--address processes`` has each Inferencer in
+a process, ``--address local`` in an actor of Ray; both print what threads do.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import json
@@ -33,6 +35,7 @@ from sebulba.agents.configs import (
     SimplePolicyGradientConfig,
     TorsoConfig,
 )
+from sebulba.agents.configs.agent_config import make_agent
 from sebulba.agents.ddpg import DDPG
 from sebulba.agents.dqn import DQN
 from sebulba.agents.impala import Impala
@@ -40,6 +43,7 @@ from sebulba.agents.ppo import PPO
 from sebulba.agents.r2d2 import R2D2
 from sebulba.agents.sac import SAC
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
+from sebulba.options import ClusterOptions
 
 NUM_ENVS, STEPS, CYCLES = 8, 6, 12
 SMALL = TorsoConfig(hidden_sizes=(16,))
@@ -107,6 +111,10 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
     "ddpg": ("Pendulum-v1", DDPG, DDPGConfig(torso=SMALL, num_critics=2, replay=REPLAY)),
 }
 """Environment, agent and hyper-parameters by name."""
+MANY_AGENTS: dict[str, tuple[Any, Any, Any]] = {
+    "kuhn": ("KuhnPoker-v1", make_agent, PPOConfig(torso=SMALL, minibatches=2)),
+}
+"""The same where there are many agents, with what makes the agent that plays all of them."""
 
 
 def bytes_of(leaf: Any) -> bytes:
@@ -124,6 +132,7 @@ def train_and_hash(
     devices: int,
     *,
     without_experience: bool = False,
+    address: str = "threads",
 ) -> str:
     """Return the hash of the agent state and the acting networks after twelve cycles."""
     factory = sebulba.make_env_factory(env)
@@ -137,6 +146,7 @@ def train_and_hash(
         cycle=cycle,
         inference_devices=[0],
         update_devices=range(devices),
+        cluster=ClusterOptions(address=address),
     ) as loop:
         result = loop.run(loop.new_state(7, STEPS), CYCLES, STEPS)
     state = result.state
@@ -148,16 +158,17 @@ def train_and_hash(
     return digest.hexdigest()[:16]
 
 
-def hashes(chosen: list[str]) -> Iterator[tuple[str, str]]:
+def hashes(chosen: list[str], address: str) -> Iterator[tuple[str, str]]:
     """Yield the name of a case, cycle and number of devices, and its hash."""
-    for name in chosen or CASES:
-        env, agent_class, config = CASES[name]
+    cases = CASES | MANY_AGENTS
+    for name in chosen or cases:
+        env, agent_class, config = cases[name]
         for cycle in ("stepped", "fused"):
             if cycle == "fused" and not isinstance(env, str):
                 continue  # an environment of one's own cannot be fused
             for devices in (1, 4):
                 key = f"{name} {cycle} {devices}"
-                yield key, train_and_hash(env, agent_class, config, cycle, devices)
+                yield key, train_and_hash(env, agent_class, config, cycle, devices, address=address)
 
 
 if __name__ == "__main__":
@@ -165,8 +176,12 @@ if __name__ == "__main__":
     os.environ["NPROC"] = str(max(8, int(os.environ.get("NPROC", "0") or 0)))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--address", default="threads")
+    given = parser.parse_args()
     found = {}
-    for key, value in hashes(sys.argv[1:]):
+    for key, value in hashes(given.cases, given.address):
         found[key] = value
         print(f"{key:<28} {value}", file=sys.stderr, flush=True)
     print(json.dumps(found, indent=1))

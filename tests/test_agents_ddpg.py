@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -120,6 +121,22 @@ def test_noise_has_its_scale_and_evaluation_has_none() -> None:
         assert np.std(action) == pytest.approx(scale, abs=0.02)
 
 
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_noise_follows_that_of_the_step_before_as_far_as_asked_for(correlation: float) -> None:
+    num_envs, torso = 3000, TorsoConfig(hidden_sizes=())
+    config = DDPGConfig(noise_scale=0.3, noise_correlation=correlation, torso=torso)
+    agent = DDPG(UNBOUNDED, config)
+    run = RunSpec(num_envs, num_inferencers=1, steps_per_cycle=4, num_update_devices=1)
+    env_step, actor = empty_env_step(UNBOUNDED, num_envs), linear(1.0, bias=0.7)
+    step_state, noises = agent.new_step_state(jax.random.key(0), run, 0), []
+    for _ in range(4):
+        output, step_state = agent.step(actor, step_state, env_step)
+        noises.append(np.ravel(output.action) - 0.7)
+    for before, after in itertools.pairwise(noises):
+        assert np.corrcoef(before, after)[0, 1] == pytest.approx(correlation, abs=0.06)
+        assert np.std(after) == pytest.approx(0.3, abs=0.02)
+
+
 def test_refuses_discrete_actions() -> None:
     with pytest.raises(UsageError, match="must be a Box of floats for DDPG"):
         DDPG(EnvSpec(UNBOUNDED.observation_space, spaces.Discrete(3)), DDPGConfig())
@@ -127,7 +144,13 @@ def test_refuses_discrete_actions() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_steps", 0), ("num_critics", 0), ("target_noise", -0.1), ("noise_scale", 1.5)],
+    [
+        ("num_steps", 0),
+        ("num_critics", 0),
+        ("target_noise", -0.1),
+        ("noise_scale", 1.5),
+        ("noise_correlation", 1.0),
+    ],
 )
 def test_refuses_with_name_and_remedy(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"{name}=.*; use"):

@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from sebulba import Checkpointer, HostError, UsageError
 from sebulba.agents.configs.impala import ImpalaConfig
 from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.store import CheckpointStore
 from sebulba.commands import waiting_parent
 from sebulba.commands.exit_codes import EXIT_HOST, EXIT_OK, exit_code_of
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
@@ -403,11 +404,53 @@ def test_hosts_save_large_replays_apart_and_miss_those_of_each_other(tmp_path, d
         assert {path.name for path in folder.iterdir() if path.name.isdecimal()} >= whole
     (tmp_path / damaged / f"{30:012d}" / "record.json").write_text("{}")
     for host in range(2):
-        with (
-            Checkpointer(tmp_path, host=host, num_hosts=2) as checkpointer,
-            pytest.raises(CheckpointError, match="of no use"),
-        ):
-            checkpointer.load_newest()
+        with Checkpointer(tmp_path, host=host, num_hosts=2) as checkpointer:
+            checkpoint = checkpointer.load_newest()
+            assert checkpoint is not None and checkpoint.env_steps == 20
+
+
+def test_a_whole_checkpoint_stays_until_another_is_whole(tmp_path):
+    """Host 1 cannot write any more: what it wrote last goes with a checkpoint that stays."""
+    made = save_whole(tmp_path, [10, 20, 30, 40, 50, 60], tuple((n, 1) for n in (30, 40, 50, 60)))
+    for checkpointer in made:
+        checkpoint = checkpointer.load_newest()
+        assert checkpoint is not None and checkpoint.env_steps == 20
+        checkpointer.close()
+
+
+def test_hosts_whose_replays_are_of_different_ages_miss_a_checkpoint(tmp_path):
+    for checkpointer in save_with_replays(tmp_path, 10, due=True):
+        checkpointer.close()
+    made = save_with_replays(tmp_path, 20, due=True)
+    record = tmp_path / "host-1" / f"{20:012d}" / "record.json"
+    theirs = json.loads(record.read_text())
+    assert theirs["experience"] == 20
+    store = CheckpointStore(tmp_path / "host-1", by_orbax=False)
+    store.abandon([20])
+    store.save(20, Snapshot({**theirs, "experience": 10}, {}, {}))
+    for checkpointer in made:
+        with checkpointer:
+            checkpoint = checkpointer.load_newest()
+            assert checkpoint is not None and checkpoint.env_steps == 10
+
+
+def test_parts_of_a_run_that_never_had_a_whole_checkpoint_are_replaced(tmp_path):
+    made = save_whole(tmp_path, [10], ((10, 0),))
+    for checkpointer in made:
+        checkpointer.close()
+    made = [Checkpointer(tmp_path, host=host, num_hosts=2) for host in range(2)]
+    for checkpointer in made:
+        checkpointer.check_new()
+    for host, checkpointer in enumerate(made):
+        with checkpointer:
+            new = snapshot(host)
+            new.arrays["step/0"] = np.full(2, 7)
+            checkpointer.save_now(10, new, None, None)
+    for host in range(2):
+        with Checkpointer(tmp_path, host=host, num_hosts=2) as checkpointer:
+            checkpoint = checkpointer.load_newest()
+            assert checkpoint is not None
+            assert checkpoint.snapshot.arrays["step/0"].tolist() == [7, 7]
 
 
 def test_parts_go_with_their_checkpoints(tmp_path):
@@ -467,7 +510,9 @@ def wait_all(processes: list) -> list[int]:
     return [process.wait(DEADLINE_S) for process in processes]
 
 
-def run_world(tmp_path: Path, kind: str, *, alone: bool) -> Callable[[int, int], dict[str, Any]]:
+def run_world(
+    tmp_path: Path, kind: str, *, alone: bool = False, code: int = 0
+) -> Callable[[int, int], dict[str, Any]]:
     """Have two hosts learn, and one process alone if asked for; return what says how it went."""
     folders = {1: tmp_path / "one", 2: tmp_path / "two"}
     port = str(free_port())
@@ -479,7 +524,7 @@ def run_world(tmp_path: Path, kind: str, *, alone: bool) -> Callable[[int, int],
                 for host in range(number)
             )
             ended = wait_all(processes := started.start(*words))
-            assert set(ended) == {0}, [printed(process)[-3000:] for process in processes]
+            assert set(ended) == {code}, [printed(process)[-3000:] for process in processes]
 
     def about(num_hosts: int, host: int) -> dict[str, Any]:
         return json.loads((folders[num_hosts] / f"about-{num_hosts}-{host}.json").read_text())
@@ -493,7 +538,6 @@ def run_world(tmp_path: Path, kind: str, *, alone: bool) -> Callable[[int, int],
 def test_two_hosts_learn_what_one_process_does(kind, tmp_path):
     """2 hosts x 2 devices = 1 process x 4 devices; a stop of one stops both; saved and resumed."""
     about = run_world(tmp_path, kind, alone=True)
-
     evaluated = [about(num, host).pop("evaluated") for num, host in ((2, 0), (2, 1), (1, 0))]
     # At the end of each run but the one that was stopped, whose last may have been skipped.
     assert [evaluated[0][0], evaluated[0][-1]] == [evaluated[2][0], evaluated[2][-1]]
@@ -515,8 +559,9 @@ def test_two_hosts_learn_what_one_process_does(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_hosts_learn_from_a_stream_of_inferencers_in_processes(tmp_path):
-    about = run_world(tmp_path, "async", alone=False)
+@pytest.mark.parametrize("kind", ["impala-async", "dqn-async"])
+def test_two_hosts_learn_the_same_from_streams(kind, tmp_path):
+    about = run_world(tmp_path, kind)
     first, second = about(2, 0), about(2, 1)
     assert first | {"evaluated": []} == second
     # The trajectories that the hosts had as one of them was stopped are dropped.
@@ -526,6 +571,19 @@ def test_two_hosts_learn_from_a_stream_of_inferencers_in_processes(tmp_path):
         mine, other = (np.load(tmp_path / "two" / f"{name}-2-{h}.npz") for h in range(2))
         for leaf in mine:
             np.testing.assert_array_equal(mine[leaf], other[leaf])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE_S)
+def test_what_fails_while_hosts_end_costs_no_host_what_was_learned(tmp_path):
+    run_world(tmp_path, "impala-late", code=1)
+    said = [(tmp_path / f"printed-{host}").read_text() for host in range(2)]
+    assert "RuntimeError: the late failure" in said[1]
+    assert "HostError: host 1" in said[0]
+    for host in range(2):
+        with Checkpointer(tmp_path / "two" / "checkpoints", host=host, num_hosts=2) as checkpointer:
+            checkpoint = checkpointer.load_newest(strict=True)
+            assert checkpoint is not None and checkpoint.env_steps == 2 * NUM_ENVS * T
 
 
 @pytest.mark.slow

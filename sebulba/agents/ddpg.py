@@ -34,7 +34,8 @@ _NOISE_CLIP = 2.5
 class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
     """A deterministic policy that climbs the critic; Gaussian noise explores.
 
-    The paper's noise is correlated in time; TD3, section 6.1, found no use in that.
+    The paper's noise is correlated in time (``noise_correlation``); TD3, section 6.1, found no use
+    in that.
     ``networks`` is ``{"actor", "critics"}``, and both have targets.
     """
 
@@ -98,12 +99,11 @@ class DDPG(OffPolicyAgent[DDPGConfig, TransitionReplay]):
     ) -> tuple[ActionOutput, StepState]:
         """Return the actor's actions, with noise if ``explore``."""
 
-        def unit_action(params: jax.Array, key: jax.Array) -> jax.Array:
+        def unit_action(params: jax.Array, noise: jax.Array) -> jax.Array:
             unit = self.nets.squashing.unit(params)
             if not explore:
                 return unit
-            noise = step_state.noise_scale[:, None] * jax.random.normal(key, unit.shape)
-            return self.nets.squashing.clip(unit + noise)
+            return self.nets.squashing.clip(unit + step_state.noise_scale[:, None] * noise)
 
         actor, env_step = self.as_seen(networks, env_step)
         return self.nets.act(actor, step_state, env_step, unit_action, explore=explore)

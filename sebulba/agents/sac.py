@@ -104,7 +104,7 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
         return self.nets.advanced(step_state, num_steps)
 
     def step_state_spec(self) -> StepState:
-        """Replicate everything: there is no noise scale for each environment."""
+        """Split the noise, if it depends on that of the step before."""
         return STEP_STATE_SPEC
 
     def step(
@@ -112,9 +112,9 @@ class SAC(OffPolicyAgent[SACConfig, TransitionReplay]):
     ) -> tuple[ActionOutput, StepState]:
         """Sample actions, or take the middle of the distribution without ``explore``."""
 
-        def unit_action(params: jax.Array, key: jax.Array) -> jax.Array:
+        def unit_action(params: jax.Array, noise: jax.Array) -> jax.Array:
             distribution = self.distribution
-            raw = distribution.sample(params, key) if explore else distribution.mode(params)
+            raw = distribution.at(params, noise) if explore else distribution.mode(params)
             return self.nets.squashing.unit(raw)
 
         actor, env_step = self.as_seen(networks, env_step)

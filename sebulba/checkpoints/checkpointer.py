@@ -130,6 +130,7 @@ class Checkpointer:
                 "steps, and a new run needs a folder without any; go on from there with "
                 "loop.restore(checkpointer.load_newest()), or give a new folder"
             )
+        self._go_on_from(-1, None)  # parts of hosts whose checkpoint was never whole are of no use
 
     def is_due(self, updates: int) -> bool:
         """Tell whether to save now, never while a save is written; if so, begin a new interval.
@@ -169,17 +170,11 @@ class Checkpointer:
         """Tell whether an experience of this size has its own checkpoints."""
         return num_bytes >= LARGE_EXPERIENCE_BYTES
 
-    def experience_is_due(self, at_the_end: bool) -> bool:
-        """Tell whether the experience kept apart is to be saved, and begin its interval if so."""
-        now = time.monotonic()
-        due = (
-            at_the_end
-            or self._experience_number is None
-            or now - self._experience_saved_at >= self._experience_every_s
-        )
-        if due:
-            self._experience_saved_at = now
-        return due
+    @property
+    def experience_is_due(self) -> bool:
+        """Whether to save an experience that is kept apart; of several hosts host 0 says it."""
+        waited_s = time.monotonic() - self._experience_saved_at
+        return self._experience_number is None or waited_s >= self._experience_every_s
 
     def save(
         self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
@@ -195,6 +190,8 @@ class Checkpointer:
         Raises:
           CheckpointError: Another checkpoint is still being written.
         """
+        if experience is not None:
+            self._experience_saved_at = time.monotonic()
         if not self._saver.submit(partial(self._write, env_steps, snapshot, experience, score)):
             raise CheckpointError("another checkpoint is still being written; ask is_due first")
 
@@ -241,16 +238,27 @@ class Checkpointer:
             kept = self._store.numbers()
             self._parts[self._host].save(env_steps, snapshot, protect=kept)
         else:
-            self._store.save(env_steps, snapshot, score=score)
+            # The last whole one, too: other hosts may still be writing their parts of this one.
+            protect = self._newest() if self._parts else ()
+            self._store.save(env_steps, snapshot, score=score, protect=protect)
+
+    def _newest(self) -> set[int]:
+        """Return the newest checkpoints, and the newest of which all hosts have saved their parts.
+
+        A part appears under its name once it has been written.
+        """
+        numbers = self._store.numbers()
+        parts = [set(store.numbers()) for store in self._parts.values()]
+        whole = [number for number in numbers if all(number in part for part in parts)]
+        return {*numbers[-self._keep_last :], *whole[-self._keep_last :]}
 
     def _experiences_in_use(self) -> set[int]:
         """Return the numbers of this host's experiences that the newest checkpoints need.
 
         The best and the milestones are kept without theirs, which may be gigabytes each.
         """
-        newest = self._store.numbers()[-self._keep_last :]
         mine = self._parts.get(self._host, self._store)
-        named = {mine.record(number).get("experience") for number in newest}
+        named = {mine.record(number).get("experience") for number in self._newest()}
         return {number for number in (*named, self._experience_number) if number is not None}
 
     def pop_error(self) -> CheckpointError | None:
@@ -312,10 +320,9 @@ class Checkpointer:
     def _load(self, number: int, *, trust: bool) -> Checkpoint:
         snapshot = self._store.load(number, trust=trust)
         self._check_num_hosts(snapshot.record.get("hosts", 1))
-        if self._parts:
-            self._check_others(number, trust)
         if self._host:
             snapshot = self._of_this_host(number, snapshot, trust)
+        self._check_others(number, snapshot.record["experience"], trust)
         experience = snapshot.record["experience"]
         if experience is None:
             return Checkpoint(number, snapshot, number)
@@ -333,8 +340,14 @@ class Checkpointer:
                 f"the parts of {saved}; go on with as many hosts as it was saved by"
             )
 
-    def _check_others(self, number: int, trust: bool) -> None:
-        """Raise DamageError unless the parts of the other hosts are whole, and their replays."""
+    def _check_others(self, number: int, experience: int | None, trust: bool) -> None:
+        """Raise DamageError unless the parts of the other hosts are whole, and their replays.
+
+        Args:
+          number: Of the checkpoint.
+          experience: Number of the experience kept apart, which all hosts saved together.
+          trust: As for ``load``.
+        """
         for host, experiences in enumerate(self._experiences):
             if host == self._host:
                 continue
@@ -342,7 +355,9 @@ class Checkpointer:
             with _damaging(self.folder / str(number), f"its part of host {host}"):
                 if host:  # that of host 0 has been read
                     store.check(number, trust=trust)
-                experience = store.record(number).get("experience")
+                theirs = store.record(number).get("experience")
+                if theirs != experience:
+                    raise CheckpointError(f"it goes with replay {theirs}, not {experience}")
                 if experience is not None:
                     experiences.check(experience, trust=trust)
 

@@ -38,7 +38,11 @@ class Resumed(NamedTuple):
 
 
 def read_state(
-    agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
+    agent: Agent,
+    reader: SnapshotReader,
+    run: RunSpec,
+    keys: tuple[jax.Array, jax.Array],
+    drop_replay: bool,
 ) -> Resumed:
     """Return the agent state in a checkpoint, fitted to this run.
 
@@ -46,12 +50,13 @@ def read_state(
       agent: The algorithm.
       reader: Reads the checkpoint.
       run: The sizes of this run; steps_per_cycle is that of the checkpoint.
-      key: PRNG key for what cannot be read and is made new.
+      keys: PRNG keys for step states and for an experience that cannot be read and are made new.
       drop_replay: Begin with a new experience if the saved one does not fit.
 
     Raises:
       UsageError: The checkpoint does not fit.
     """
+    key, experience_key = keys
     saved = reader.run_spec()
     like = jax.eval_shape(lambda key: agent.new_state(key, run), key)
     networks, opt = reader.tree("networks", like.networks), reader.tree("opt", like.opt)
@@ -61,7 +66,7 @@ def read_state(
             "go on from them; delete that checkpoint, and an older one is used"
         )
     notes: list[str] = []
-    experience, replay_is_new = _experience(agent, reader, run, key, drop_replay)
+    experience, replay_is_new = _experience(agent, reader, run, experience_key, drop_replay)
     if replay_is_new:
         notes.append("the replay is dropped, and fills again before the next update")
     fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run

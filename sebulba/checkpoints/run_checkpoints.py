@@ -105,15 +105,23 @@ class RunCheckpoints:
             self._checkpointer is not None and self._checkpointer.is_busy
         )
 
-    def begin(self) -> None:
+    @property
+    def experience_is_due(self) -> bool:
+        """Whether a checkpoint that begins now has the experience, if that is kept apart."""
+        return self._checkpointer is not None and self._checkpointer.experience_is_due
+
+    def begin(self, *, with_experience: bool) -> None:
         """Copy the learner's part and ask the Inferencers for theirs.
+
+        Args:
+          with_experience: Also copy an experience that is kept apart.
 
         Raises:
           NotFiniteError: The networks are not finite.
         """
         self._warn_of_failure()
         self._check_finite()
-        self._begun = self._learner(at_the_end=False)
+        self._begun = self._learner(with_experience=with_experience)
         for inferencer in self._session.inferencers:
             inferencer.left_position = None
             inferencer.position_wanted.set()
@@ -160,7 +168,7 @@ class RunCheckpoints:
         self._checkpointer.say("an Inferencer is slow to end; what was learned is saved meanwhile")
         self._give_up_begun(self._checkpointer)
         self._check_finite()
-        begun = self._learner(at_the_end=True)
+        begun = self._learner()
         inferencers = self._session.inferencers
         positions = [InferencerPosition(i.cycle, None, STOPPED_AMID) for i in inferencers]
         made = sum(position.cycle for position in positions)
@@ -182,7 +190,7 @@ class RunCheckpoints:
         positions = [_position_at_the_end(i) for i in self._session.inferencers]
         self._give_up_begun(self._checkpointer)
         self._check_finite()
-        begun = self._learner(at_the_end=True)
+        begun = self._learner()
         self._save_now(begun, positions, self._session.kept_round)
 
     def save_after(self, error: BaseException) -> None:
@@ -193,7 +201,7 @@ class RunCheckpoints:
             if not self._updater.is_whole():
                 return
             self._give_up_begun(self._checkpointer)
-            begun = self._learner(at_the_end=True)
+            begun = self._learner()
             begun.writer.record["lost_cycles"] = sum(
                 inferencer.dropped_cycles for inferencer in self._session.inferencers
             )
@@ -215,7 +223,8 @@ class RunCheckpoints:
                 "observations are the usual remedies"
             )
 
-    def _learner(self, *, at_the_end: bool) -> Begun:
+    def _learner(self, *, with_experience: bool | None = None) -> Begun:
+        """Return the learner's part, copied; ``with_experience`` None is at the end of the run."""
         session, checkpointer = self._session, self._checkpointer
         assert checkpointer is not None
         counters, episodes = session.counters, session.episodes
@@ -234,7 +243,7 @@ class RunCheckpoints:
             writer.add("opt", opt)
         experience_bytes = self._updater.experience_bytes()
         if (
-            at_the_end
+            with_experience is None
             and (all_bytes := experience_bytes + num_bytes((networks, opt))) > LARGE_BYTES
         ):
             checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
@@ -244,7 +253,7 @@ class RunCheckpoints:
         if not checkpointer.is_kept_apart(experience_bytes):
             writer.add("experience", self._updater.experience())
             writer.record["experience"] = None
-        elif checkpointer.experience_is_due(at_the_end):
+        elif with_experience or with_experience is None:
             apart = SnapshotWriter()
             apart.add("experience", self._updater.experience())
             apart.record["counters"] = dataclasses.asdict(counters)

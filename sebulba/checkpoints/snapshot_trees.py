@@ -169,7 +169,8 @@ class SnapshotReader:
 
     def run_spec(self) -> RunSpec:
         """Return the sizes of the run that was saved."""
-        return RunSpec(**self.record["run"])
+        # Before there was RunSpec.num_hosts, the record said it beside.
+        return RunSpec(**{"num_hosts": self.record.get("hosts", 1), **self.record["run"]})
 
 
 def _named(prefix: str, tree: PyTree) -> tuple[list[str], list[Any]]:

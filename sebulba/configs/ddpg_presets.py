@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sebulba.agents.configs import DDPGConfig, ReplayConfig
+from sebulba.agents.configs import DDPGConfig, ReplayConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
 
@@ -101,10 +101,11 @@ def congestion() -> ExperimentConfig:
     """Return DDPG in its Ape-X form on congestion control in the ranges of RayNet's paper.
 
     Prioritized replay, targets of 3 steps and a ladder of exploration as in ``pendulum-ddpg-apex``,
-    the other numbers those of the neutral preset, and an update every 16 env steps. The features
-    are those of ``congestion-sac``.
+    the other numbers those of the neutral preset, and an update every 16 env steps. Layers and
+    features are those of ``congestion-sac``.
     """
     agent = {
+        "torso": TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
         "num_steps": 3,
         "noise_scale": 0.5,
         "noise_exponent": 3.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sebulba.agents.configs import ReplayConfig, SACConfig
+from sebulba.agents.configs import ReplayConfig, SACConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
 
@@ -60,14 +60,17 @@ def halfcheetah() -> ExperimentConfig:
 def congestion() -> ExperimentConfig:
     """Return SAC on congestion control in the ranges of RayNet's paper.
 
-    The neutral preset with an update every 16 env steps. Observations are not normalised here, so
-    they are the relative features, in which the window is a logarithm.
+    The neutral preset with an update every 16 env steps and layers half as wide. Observations are
+    not normalised here, so they are the relative features, in which the window is a logarithm.
     """
-    replay = ReplayConfig(
-        capacity=1_000_000, batch_size=256, updates_per_cycle=8, warm_up_cycles=40
-    )
+    agent = {
+        "torso": TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
+        "replay": ReplayConfig(
+            capacity=1_000_000, batch_size=256, updates_per_cycle=8, warm_up_cycles=40
+        ),
+    }
     env = EnvConfig("sebulba/CongestionControl-v0", options={"features": "relative"})
-    start = for_task(neutral(), env.id, {"replay": replay}, num_envs=16, steps_per_cycle=8)
+    start = for_task(neutral(), env.id, agent, num_envs=16, steps_per_cycle=8)
     return dataclasses.replace(start, env=env)
 
 

@@ -36,6 +36,8 @@ class Word(NamedTuple):
     """1: a checkpoint is due."""
     busy: float = 0.0
     """1: it still writes the last checkpoint."""
+    with_experience: float = 0.0
+    """1: a checkpoint that begins now has the experience, if that is kept apart. Host 0 decides."""
     waited_s: float = 0.0
     """Seconds that it waited for the trajectories of its own Inferencers."""
     episodes: float = 0.0
@@ -69,6 +71,11 @@ class Agreed:
     def checkpoint(self) -> bool:
         """All begin a checkpoint after this round: one is due, and nobody still writes another."""
         return bool(self.hosts_with("due")) and not self.hosts_with("busy")
+
+    @property
+    def with_experience(self) -> bool:
+        """A checkpoint that begins now has the experience, if that is kept apart."""
+        return bool(self.words[0].with_experience)
 
     def total(self, name: str) -> int:
         """Return the sum of a field over the hosts."""

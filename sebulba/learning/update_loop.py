@@ -49,7 +49,11 @@ class Beside(Protocol):
         """Tell whether a checkpoint is being made, so that no other can begin."""
         ...
 
-    def begin_checkpoint(self) -> None:
+    def experience_is_due(self) -> bool:
+        """Tell whether a checkpoint that begins now has the experience, if that is kept apart."""
+        ...
+
+    def begin_checkpoint(self, *, with_experience: bool) -> None:
         """Begin one now, as all hosts do."""
         ...
 
@@ -135,6 +139,23 @@ class UpdateLoop:
         else:
             self._consume_stream()
 
+    def end_together(self, end: Callable[[], None]) -> None:
+        """Call ``end``, which may raise for cycles in flight; then no host goes on, and all save.
+
+        Raises:
+          HostError: Another host failed in it.
+          Exception: ``end`` raised it.
+        """
+        if self._rounds is None:
+            end()
+            return
+
+        def ended() -> list[Item]:
+            end()
+            return []
+
+        self._agree(ended, is_end=True)
+
     @property
     def stopped(self) -> bool:
         """Whether a stop ended the run before its last cycle."""
@@ -174,6 +195,7 @@ class UpdateLoop:
         # To drop what is too late is a matter of each host; a round is what all learn from.
         items, agreed = self._agree(lambda: [item] if (item := self._next_in_time()) else [])
         if agreed.stop:
+            self._progress.counters.dropped_stop_cycles += len(items)
             return None
         self._count_those_of_all(agreed)
         return items[0]
@@ -220,7 +242,9 @@ class UpdateLoop:
             return kept or self._next_round()
         return self._agree(lambda: kept or self._next_round())[0]
 
-    def _agree(self, take: Callable[[], list[Item]]) -> tuple[list[Item], Agreed]:
+    def _agree(
+        self, take: Callable[[], list[Item]], *, is_end: bool = False
+    ) -> tuple[list[Item], Agreed]:
         """Return what ``take`` does, once the other hosts have taken theirs, and what all do next.
 
         Raises:
@@ -241,7 +265,8 @@ class UpdateLoop:
             stop=self._stop_requested.is_set(),
             due=self._beside.checkpoint_is_due(),
             busy=self._beside.checkpoint_is_busy(),
-            waited_s=time.perf_counter() - began,
+            with_experience=self._beside.experience_is_due(),
+            waited_s=0.0 if is_end else time.perf_counter() - began,
             episodes=sum(len(info.episode_returns) for info in infos),
             masked=sum(int(info.masked_truncation.sum()) for info in infos),
         )
@@ -254,8 +279,8 @@ class UpdateLoop:
         """Begin a checkpoint if one is due; with other hosts if all of them begin it now."""
         if self._agreed is None:
             self._beside.checkpoint_when_due()
-        elif self._agreed.checkpoint:
-            self._beside.begin_checkpoint()
+        elif self._agreed.checkpoint and not self._agreed.stop:
+            self._beside.begin_checkpoint(with_experience=self._agreed.with_experience)
 
     def _ends(self) -> bool:
         """Tell whether the run ends with this round: a stop was requested, here or elsewhere."""

@@ -75,6 +75,12 @@ HOST_STREAM = 0xFFFFFFFD
 other than host 0."""
 
 
+DROPPED_STREAM = 0xFFFFFFFC
+"""Folded into the key of the seed, to make an experience in the place of one that is dropped."""
+COUNTED_BY_ALL = ("cycles", "env_steps", "updates", "policy_version", "warm_up_from")
+"""Counters that say when updates are due, and so are the same on all hosts."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What ``run()`` returns."""
@@ -102,8 +108,8 @@ class GymnasiumLoop:
 
     With ``distributed`` this is one host of several that learn together, each of which makes and
     runs such a loop with the same arguments. ``num_envs``, devices, Inferencers and states are then
-    those of this host, and so is the experience in a state; ``num_cycles`` counts rounds in which
-    every host has its part, and ``Counters`` count over all hosts.
+    those of this host, and so is the experience in a state; ``num_cycles`` counts trajectories of
+    which every host has its part, and ``Counters`` count over all hosts.
 
     Args:
       env_factory: An id, a callable that returns a ``gymnasium.Env``, a callable with
@@ -166,7 +172,7 @@ class GymnasiumLoop:
         kind = None if callable(cycle) else cycle
         self._options = options = _changed(options, changes, kind)
         self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
-        self._hosts = self._join(agent, options, inference_only)
+        self._hosts = self._join(options, inference_only)
         if self._hosts is not None and not self._hosts.is_first:
             evaluator = None  # what host 0 plays is the policy of all
         self.inference_devices, self.update_devices = choose_devices(
@@ -225,7 +231,7 @@ class GymnasiumLoop:
     # Set-up.
 
     @staticmethod
-    def _join(agent: Agent, options: LoopOptions, inference_only: bool) -> Hosts | None:
+    def _join(options: LoopOptions, inference_only: bool) -> Hosts | None:
         """Return the hosts that learn together, joined; None if this one learns alone."""
         if not options.distributed.is_on:
             return None
@@ -427,11 +433,12 @@ class GymnasiumLoop:
                 **dataclasses.asdict(run_spec),
                 "num_cycles": num_cycles,
                 "seed": options.seed,
+                "schedule": options.schedule,
                 "faults.on_not_finite": options.faults.on_not_finite,
                 "max_policy_lag": options.max_policy_lag,
                 "agent": type(self.agent).__name__,
                 "agent.config": re.sub(r" at 0x[0-9a-f]+", "", repr(self.agent.config)),
-                "env_steps": self._session.counters.env_steps,
+                **{name: getattr(self._session.counters, name) for name in COUNTED_BY_ALL},
                 "jax": jax.__version__,
                 "checkpointer": self._attached.checkpointer is not None,
             }
@@ -604,7 +611,10 @@ class GymnasiumLoop:
         self._envs.num_generations = reader.record["generations"]
         generation = self._envs.begin_generation()
         key = fold_in_count(self._envs.fresh_key(generation), checkpoint.env_steps)
-        resumed, replay = self._read(reader, run_spec, key, drop_replay)
+        # An experience in the place of one that is dropped is alike on all hosts.
+        dropped = jax.random.fold_in(jax.random.key(self._options.seed), DROPPED_STREAM)
+        keys = key, fold_in_count(dropped, checkpoint.env_steps)
+        resumed, replay = self._read(reader, run_spec, keys, drop_replay)
         self._make_envs_anew(resumed, reader, generation)
         self._prepare(resumed.state, run_spec)
         if self._managers:
@@ -636,15 +646,19 @@ class GymnasiumLoop:
         return resumed.state
 
     def _read(
-        self, reader: SnapshotReader, run_spec: RunSpec, key: jax.Array, drop_replay: bool
+        self,
+        reader: SnapshotReader,
+        run_spec: RunSpec,
+        keys: tuple[jax.Array, jax.Array],
+        drop_replay: bool,
     ) -> tuple[Resumed, PyTree]:
         """Return what was saved, and the replay for trajectory managers, if there are any."""
         if self._managed_agent is None:
-            return read_state(self.agent, reader, run_spec, key, drop_replay), ()
+            return read_state(self.agent, reader, run_spec, keys, drop_replay), ()
         # The replay need not fit on an update device.
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            resumed = read_state(self._managed_agent, reader, run_spec, key, drop_replay)
-            drawn = jax.eval_shape(lambda: self.agent.new_state(key, run_spec).experience)
+            resumed = read_state(self._managed_agent, reader, run_spec, keys, drop_replay)
+            drawn = jax.eval_shape(lambda: self.agent.new_state(keys[1], run_spec).experience)
             drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
             lasting = self._managed_agent.lasting_experience(resumed.state.experience)
             drawn = self.agent.with_lasting(drawn, lasting)

@@ -193,7 +193,7 @@ class Run:
                 if not self._options.inline:
                     self._evaluations.start()
                 self._update_loop.consume(self._running, self)
-                self._end_inferencers()
+                self._update_loop.end_together(self._end_inferencers)
                 record = self._records.close()
                 with self._timer.phase("checkpoint"):
                     self._checkpoints.save_at_the_end()
@@ -212,7 +212,7 @@ class Run:
         """Begin a checkpoint; see ``Beside``."""
         if self._checkpoints.is_due:
             with self._timer.phase("checkpoint"):
-                self._checkpoints.begin()
+                self._checkpoints.begin(with_experience=self.experience_is_due())
 
     def checkpoint_is_due(self) -> bool:
         """Tell whether a checkpoint is due; see ``Beside``."""
@@ -223,12 +223,16 @@ class Run:
         """Tell whether one is being made; see ``Beside``."""
         return self._checkpoints.is_busy
 
-    def begin_checkpoint(self) -> None:
+    def experience_is_due(self) -> bool:
+        """Tell whether the experience is due, too; see ``Beside``."""
+        return self._checkpoints.experience_is_due
+
+    def begin_checkpoint(self, *, with_experience: bool) -> None:
         """Begin a checkpoint now; see ``Beside``."""
         self._checkpoint_due = False
         if self._checkpoints.are_wanted:
             with self._timer.phase("checkpoint"):
-                self._checkpoints.begin()
+                self._checkpoints.begin(with_experience=with_experience)
 
     def finish_checkpoint(self, round_in_flight: list[Item]) -> None:
         """Save what was begun; see ``Beside``."""

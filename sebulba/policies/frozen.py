@@ -90,7 +90,8 @@ class Frozen(Agent[FrozenConfig]):
         """Return the step state of the policy's agent, in the sizes of the run that trained it."""
         if self.policy is None:
             return FunctionStep(key)
-        trained = dataclasses.replace(self.policy.run, num_envs=run.num_envs, num_inferencers=1)
+        one = {"num_inferencers": 1, "num_hosts": 1}
+        trained = dataclasses.replace(self.policy.run, num_envs=run.num_envs, **one)
         del inferencer
         return self.policy.agent.new_step_state(key, trained, 0)
 

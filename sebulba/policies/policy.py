@@ -270,7 +270,8 @@ class Policy:
 
     def new_state(self, num_envs: int) -> PolicyState:
         """Return the state before the first observation of ``num_envs`` environments."""
-        run = dataclasses.replace(self.run, num_envs=num_envs, num_inferencers=1)
+        one = {"num_inferencers": 1, "num_hosts": 1}
+        run = dataclasses.replace(self.run, num_envs=num_envs, **one)
         self._key, step_key = jax.random.split(self._key)  # no two states draw the same noise
         return PolicyState(
             self.agent.new_step_state(step_key, run, 0),

@@ -5,6 +5,7 @@ The gradient of a critic with respect to the action trains the actor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,10 @@ from sebulba.agents.replay.layouts import Transition
 from sebulba.errors import UsageError
 from sebulba.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
+
+_FIRST_NOISE = 0x6E6F6973
+"""Folded into the key of a step state, to draw the noise before its first step. Not a small number:
+to fold in 1 gives what a split has in its place 1."""
 
 
 class Batch(NamedTuple):
@@ -51,9 +56,11 @@ class StepState(NamedTuple):
     """Steps still to take at random, int32."""
     noise_scale: PyTree
     """Scale of the noise of each environment, ``[B]``; ``()`` if the actor decides it."""
+    noise: PyTree = ()
+    """Noise of the last step, ``[B, K]``, variance 1; ``()`` if the next is drawn anew."""
 
 
-STEP_STATE_SPEC = StepState(P(), P(), P(LEARNER_AXIS))  # type: ignore[arg-type]
+STEP_STATE_SPEC = StepState(P(), P(), P(LEARNER_AXIS), P(LEARNER_AXIS))  # type: ignore[arg-type]
 """Prefix tree of PartitionSpecs of a StepState."""
 
 
@@ -126,7 +133,11 @@ class ActorAndCritics:
     def new_step_state(self, key: jax.Array, run: RunSpec, noise_scale: PyTree = ()) -> StepState:
         """Return a key, the number of random steps, and the noise of these environments."""
         random_steps = jnp.int32(-(-self._config.random_env_steps // run.num_envs_in_all))
-        return StepState(key, random_steps, noise_scale)
+        noise: PyTree = ()
+        if self._config.noise_correlation:
+            first_key = jax.random.fold_in(key, _FIRST_NOISE)
+            noise = jax.random.normal(first_key, (run.num_envs, self.squashing.size))
+        return StepState(key, random_steps, noise_scale, noise)
 
     @staticmethod
     def advanced(step_state: StepState, num_steps: int) -> StepState:
@@ -149,12 +160,18 @@ class ActorAndCritics:
           actor: Its parameters.
           step_state: Before this step.
           env_step: ``[B, ...]``.
-          unit_action: From what the actor puts out, ``[B, P]``, and a key, to ``[B, K]``.
+          unit_action: From what the actor puts out, ``[B, P]``, and noise ``[B, K]`` of variance 1,
+            to ``[B, K]``.
           explore: Static.
         """
         params = self.policy(actor, self.encode(env_step.obs, num_leading=1))
         key, noise_key, random_key = jax.random.split(after(step_state.key, params), 3)
-        unit = unit_action(params, noise_key)
+        noise = jax.random.normal(noise_key, (params.shape[0], self.squashing.size))
+        if correlation := self._config.noise_correlation:
+            rest = math.sqrt(1.0 - correlation**2)  # which keeps the variance at 1
+            noise = correlation * step_state.noise + rest * noise
+            step_state = step_state._replace(noise=noise)
+        unit = unit_action(params, noise)
         left = step_state.random_steps
         if explore and self._config.random_env_steps:
             at_random = jax.random.uniform(random_key, unit.shape, minval=-1.0, maxval=1.0)

@@ -76,6 +76,9 @@ class ContinuousControlConfig(OffPolicyConfig):
     """Step size of the critics' optimizer."""
     random_env_steps: int = 0
     """Environment steps of all Inferencers that take uniformly random actions at the beginning."""
+    noise_correlation: float = 0.0
+    """How far the noise on an action follows that of the step before: 0 draws it anew, 0.85 is the
+    Ornstein-Uhlenbeck noise of Lillicrap et al. 2015 (theta 0.15). Its size does not change."""
     torso: TorsoConfig = TorsoConfig(hidden_sizes=(256, 256), activation="relu")
     """Network from observation to features; its MLP ends each critic."""
     optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=0.0, epsilon=1e-8)
@@ -90,3 +93,4 @@ class ContinuousControlConfig(OffPolicyConfig):
         super().__post_init__()
         require_positive("critic_learning_rate", self.critic_learning_rate, "use 1e-3")
         require_size("random_env_steps", self.random_env_steps, 0, "use 1000, or 0")
+        require_number("noise_correlation", self.noise_correlation, 0, 0.999, "use 0.85, or 0")

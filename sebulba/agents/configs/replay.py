@@ -21,7 +21,7 @@ class ReplayConfig:
     batch_size: int = 64
     """What one update draws, over all update devices: transitions, or sequences."""
     updates_per_cycle: int = 1
-    """Updates after each trajectory."""
+    """Updates after each trajectory, of which every host that learns together has a part."""
     cycles_per_update: int = 1
     """Trajectories before each update; more than 1 gives less than one update a trajectory."""
     warm_up_cycles: int = 1

@@ -187,8 +187,13 @@ class Gaussian:
 
     def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
         """Draw a Gaussian vector, ``[..., K]``."""
+        mean, _ = _mean_and_log_std(params)
+        return self.at(params, jax.random.normal(key, mean.shape))
+
+    def at(self, params: jax.Array, noise: jax.Array) -> jax.Array:
+        """Return the vector that is ``noise [..., K]`` standard deviations from the mean."""
         mean, log_std = _mean_and_log_std(params)
-        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+        return mean + jnp.exp(log_std) * noise
 
     def mode(self, params: jax.Array) -> jax.Array:
         """Return the mean, ``[..., K]``."""
@@ -246,6 +251,10 @@ class SquashedGaussian:
     def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
         """Draw a raw vector, ``[..., K]``, differentiable in ``params [..., 2K]``."""
         return self._gaussian.sample(params, key)
+
+    def at(self, params: jax.Array, noise: jax.Array) -> jax.Array:
+        """Return the raw vector that is ``noise [..., K]`` standard deviations from the mean."""
+        return self._gaussian.at(params, noise)
 
     def mode(self, params: jax.Array) -> jax.Array:
         """Return the mean, ``[..., K]``."""

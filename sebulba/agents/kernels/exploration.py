@@ -22,7 +22,7 @@ def exploration_ladder(run: RunSpec, inferencer: int, *, base: float, exponent: 
     a single one at ``base``. Source: Horgan et al. 2018 (arXiv 1803.00933), section 4.1.
 
     Args:
-      run: N is ``num_inferencers * num_envs``.
+      run: N is ``num_inferencers * num_envs``, of one host; each has the same ladder.
       inferencer: Whose environments.
       base: Probability of a random action, or scale of the noise.
       exponent: Alpha of the paper; 0 gives all the same.
