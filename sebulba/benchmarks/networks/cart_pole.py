@@ -99,13 +99,16 @@ def trained(
         lines = (Path(folder) / "run/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     evaluated = [record for record in records if "eval_return_mean" in record]
+    reached = [record for record in evaluated if record["eval_return_mean"] >= goal]
+    # Another evaluation may have been on its way as the run ended.
+    counts = (reached or evaluated[-1:])[0]
     return {
         "env": env,
         "num_envs": num_envs,
         "seed": seed,
-        "is_reached": evaluated[-1]["eval_return_mean"] >= goal,
-        "return": round(evaluated[-1]["eval_return_mean"], 1),
-        "env_steps": evaluated[-1]["eval_env_steps"],
+        "is_reached": bool(reached),
+        "return": round(counts["eval_return_mean"], 1),
+        "env_steps": counts["eval_env_steps"],
         "seconds": round(seconds, 1),
         "training_s": round(records[-1]["seconds"], 1),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 1),
