@@ -67,6 +67,35 @@ def test_a_checkpoint_goes_on_with_processes_and_without(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_checkpoint_of_two_nodes_goes_on_with_three_with_none_and_back(tmp_path):
+    here = ClusterOptions()
+    learned, env_steps = None, 0
+    for number, cluster in ((2, PROCESSES), (3, PROCESSES), (2, here), (2, PROCESSES)):
+        with sebulba.Checkpointer(tmp_path) as saver:
+            loop, _ = make_tiny_loop(
+                CountingEnv,
+                12 // number,
+                schedule="lockstep",
+                cluster=cluster,
+                checkpointer=saver,
+                num_inferencers_per_device=number,
+            )
+            with loop:
+                checkpoint = saver.load_newest()
+                if checkpoint is None:
+                    state = loop.new_state(0, STEPS)
+                else:
+                    state = loop.restore(checkpoint, drop_replay=True)
+                    assert leaves_equal(state.networks, learned)
+                    is_split_anew = checkpoint.snapshot.record["run"]["num_inferencers"] != number
+                    said = any("new episodes from fresh seeds" in n for n in loop.resume_notes)
+                    assert said == is_split_anew, loop.resume_notes
+                result = loop.run(state, 6, STEPS)
+        learned, env_steps = result.state.networks, env_steps + 6 * STEPS * 12 // number
+        assert result.counters.env_steps == env_steps
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "said"),
     [
