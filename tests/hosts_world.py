@@ -48,8 +48,8 @@ def greedy(kind: str) -> Any:
     return Greedy(env_spec(factory()), config)
 
 
-FAILS = threading.Event()
-"""Set once environments of this process are to fail, a second later."""
+FAILS, IN_IT = threading.Event(), threading.Event()
+"""Set once environments of this process are to fail, and once one is in the step that will."""
 
 
 class Mortal(CartPoleEnv):
@@ -57,7 +57,8 @@ class Mortal(CartPoleEnv):
 
     def step(self, action: Any) -> Any:
         if FAILS.is_set():
-            time.sleep(1.0)
+            IN_IT.set()
+            time.sleep(1.0)  # the hosts agree on the end meanwhile
             raise RuntimeError("the late failure")
         return super().step(action)
 
@@ -119,6 +120,7 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
                 schedule="async" if is_async else "lockstep",
                 num_inferencers_per_device=2 if is_async else 1,
                 seed=3,
+                queue_size=100 if is_late else 2,  # nobody waits for room in it
                 cluster=ClusterOptions(
                     address="processes" if kind == "impala-async" else "threads"
                 ),
@@ -147,6 +149,7 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
         if num_seen == 2 and host == num_hosts - 1:  # one host alone is asked to stop
             if is_late:
                 FAILS.set()
+                assert IN_IT.wait(60)
             loop.stop()
 
     if is_late:

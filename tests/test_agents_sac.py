@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import Any
 
 import jax
@@ -180,6 +182,22 @@ def test_acts_at_random_at_first_over_all_inferencers() -> None:
     first = actions[:4].reshape(-1, 2)
     assert len(np.unique(first, axis=0)) == len(first)
     assert np.all(np.abs(first[:, 0]) < 2) and np.any(first[:, 1] > 4)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_samples_follow_those_of_the_step_before_as_far_as_asked_for(correlation: float) -> None:
+    num_envs, torso = 3000, TorsoConfig(hidden_sizes=(7,))
+    agent = SAC(UNBOUNDED, SACConfig(torso=torso, noise_correlation=correlation))
+    actor = agent.new_networks(jax.random.key(0))["actor"]
+    run = dataclasses.replace(RUN, num_envs=num_envs)
+    step_state, actions = agent.new_step_state(jax.random.key(1), run, 0), []
+    step = jax.jit(agent.step)
+    for _ in range(4):
+        output, step_state = step(actor, step_state, empty_env_step(UNBOUNDED, num_envs))
+        actions.append(np.ravel(output.action))
+    for before, after in itertools.pairwise(actions):
+        assert np.corrcoef(before, after)[0, 1] == pytest.approx(correlation, abs=0.06)
+        assert np.std(after) == pytest.approx(np.std(actions[0]), rel=0.06)
 
 
 def test_evaluation_acts_by_the_middle_of_the_policy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -375,15 +376,86 @@ def test_a_checkpoint_with_a_part_missing_is_not_whole(tmp_path, damage):
                 checkpointer.load_newest(strict=True)
 
 
-def save_with_replays(folder: Path, number: int, *, due: bool) -> list[Checkpointer]:
-    made = [Checkpointer(folder, host=h, num_hosts=2, keep_last=1) for h in range(2)]
+def test_a_replay_that_one_host_could_not_write_is_due_again(tmp_path, monkeypatch):
+    for checkpointer in save_with_replays(tmp_path, 10, due=True):
+        checkpointer.close()
+    with monkeypatch.context() as patch:
+        original = CheckpointStore.save
+
+        def failing(store: CheckpointStore, *given: Any, **named: Any) -> Path:
+            if store.folder == tmp_path / "host-1" / "experience":
+                raise OSError("no room")
+            return original(store, *given, **named)
+
+        patch.setattr(CheckpointStore, "save", failing)
+        with pytest.raises(CheckpointError, match="no room"):
+            save_with_replays(tmp_path, 20, due=True)
+    made = [Checkpointer(tmp_path, host=h, num_hosts=2, keep_last=1) for h in range(2)]
+    for host, checkpointer in enumerate(made):
+        checkpoint = checkpointer.load_newest()
+        assert checkpoint is not None and checkpoint.env_steps == 10
+        assert not checkpointer.experience_is_due
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointStore, "save", failing)
+            kept = snapshot(host)
+            del kept.record["experience"]
+            with contextlib.suppress(CheckpointError):
+                checkpointer.save_now(30, kept, Snapshot({"keys": {}}, {}, {}), None)
+    assert [checkpointer.experience_is_due for checkpointer in made] == [False, True]
+    for checkpointer in made:
+        checkpointer.close()
+
+
+def test_the_last_checkpoint_replaces_one_that_another_host_gave_up(tmp_path):
+    for checkpointer in save_with_replays(tmp_path, 10, due=True):
+        checkpointer.close()
+    made = [Checkpointer(tmp_path, host=h, num_hosts=2) for h in range(2)]
     for checkpointer in made:
         checkpointer.load_newest()
-    for host, checkpointer in enumerate(made):
+    # Host 0 alone finishes one that has no replay, then all save the same number at the end.
+    for host, checkpointer in [(0, made[0]), *enumerate(made)]:
         kept = snapshot(host)
         del kept.record["experience"]
-        replay = Snapshot({"keys": {}}, {"experience/x": np.full(2, number + host)}, {})
-        checkpointer.save_now(number, kept, replay if due else None, None)
+        is_end = checkpointer.folder.joinpath(f"{20:012d}").exists()
+        replay = Snapshot({"keys": {}}, {"experience/x": np.full(2, 20 + host)}, {})
+        checkpointer.save_now(20, kept, replay if is_end else None, None)
+    for host, checkpointer in enumerate(made):
+        with checkpointer:
+            checkpoint = checkpointer.load_newest(strict=True)
+            assert checkpoint is not None
+            assert (checkpoint.env_steps, checkpoint.experience_env_steps) == (20, 20)
+            assert checkpoint.snapshot.arrays["experience/x"].tolist() == [20 + host] * 2
+
+
+def test_what_is_abandoned_keeps_no_place_from_what_is_whole(tmp_path):
+    for checkpointer in save_whole(tmp_path, [10, 20], ((20, 1),)):
+        checkpointer.close()
+    made = [Checkpointer(tmp_path, host=h, num_hosts=2, keep_last=1) for h in range(2)]
+    assert [c.load_newest().env_steps for c in made] == [10, 10]  # type: ignore[union-attr]
+    made[0].save_now(15, snapshot(0), None, None)  # host 1 is lost before its part is written
+    for checkpointer in made:
+        checkpointer.close()
+    for host in range(2):
+        with Checkpointer(tmp_path, host=host, num_hosts=2) as checkpointer:
+            checkpoint = checkpointer.load_newest()
+            assert checkpoint is not None and checkpoint.env_steps == 10
+    assert not (tmp_path / f"{20:012d}").exists()
+
+
+def save_with_replays(folder: Path, number: int, *, due: bool) -> list[Checkpointer]:
+    with contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(Checkpointer(folder, host=h, num_hosts=2, keep_last=1))
+            for h in range(2)
+        ]
+        for checkpointer in made:
+            checkpointer.load_newest()
+        for host, checkpointer in enumerate(made):
+            kept = snapshot(host)
+            del kept.record["experience"]
+            replay = Snapshot({"keys": {}}, {"experience/x": np.full(2, number + host)}, {})
+            checkpointer.save_now(number, kept, replay if due else None, None)
+        stack.pop_all()
     return made
 
 

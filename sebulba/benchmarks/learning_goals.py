@@ -223,7 +223,7 @@ GOALS: dict[str, Goal] = {
         10_000_000,
         evaluated=False,
         options=("--eval-every-env-steps", "1000000", "--eval-episodes", "200"),
-        reference="gymnax's figure: 28, by sampled actions (RobertTLange/gymnax-blines)",
+        reference="gymnax's figure: 28, by sampled actions as in training (gymnax-blines)",
     ),
     "halfcheetah-sac": _reach(
         "halfcheetah-sac",

@@ -172,7 +172,7 @@ class Checkpointer:
 
     @property
     def experience_is_due(self) -> bool:
-        """Whether to save an experience that is kept apart; of several hosts host 0 says it."""
+        """Whether to save an experience that is kept apart."""
         waited_s = time.monotonic() - self._experience_saved_at
         return self._experience_number is None or waited_s >= self._experience_every_s
 
@@ -210,11 +210,15 @@ class Checkpointer:
     def save_now(
         self, env_steps: int, snapshot: Snapshot, experience: Snapshot | None, score: float | None
     ) -> None:
-        """Write a checkpoint and wait until it is written; call ``wait`` before.
+        """Write the last checkpoint and wait until it is written; call ``wait`` before.
+
+        With several hosts it replaces one of this number, which another host may have given up.
 
         Raises:
           CheckpointError: The checkpoint could not be written.
         """
+        if self._parts:
+            self._parts.get(self._host, self._store).abandon([env_steps])
         self.save(env_steps, snapshot, experience, score)
         self.wait()
         if error := self.pop_error():
@@ -228,6 +232,7 @@ class Checkpointer:
             snapshot = snapshot._replace(record=record)
         if experience is not None:
             in_use = self._experiences_in_use()
+            self._experience_number = None  # if it cannot be written, it stays due
             self._experiences[self._host].save(env_steps, experience, protect=in_use)
             self._experience_number = env_steps
         if "experience" not in snapshot.record:
@@ -238,27 +243,29 @@ class Checkpointer:
             kept = self._store.numbers()
             self._parts[self._host].save(env_steps, snapshot, protect=kept)
         else:
-            # The last whole one, too: other hosts may still be writing their parts of this one.
-            protect = self._newest() if self._parts else ()
-            self._store.save(env_steps, snapshot, score=score, protect=protect)
+            self._store.save(env_steps, snapshot, score=score, protect=self._last_whole())
 
-    def _newest(self) -> set[int]:
-        """Return the newest checkpoints, and the newest of which all hosts have saved their parts.
+    def _last_whole(self) -> set[int]:
+        """Return the newest checkpoint of which all hosts have saved their parts, if there are any.
 
-        A part appears under its name once it has been written.
+        It stays until they have those of a newer one. A part has its name once it was written.
         """
-        numbers = self._store.numbers()
-        parts = [set(store.numbers()) for store in self._parts.values()]
-        whole = [number for number in numbers if all(number in part for part in parts)]
-        return {*numbers[-self._keep_last :], *whole[-self._keep_last :]}
+        if not self._parts:
+            return set()
+        stores = [self._store, *self._parts.values()]
+        for number in sorted(set.intersection(*(store.usable() for store in stores)), reverse=True):
+            if len({store.record(number).get("experience") for store in stores}) == 1:
+                return {number}
+        return set()
 
     def _experiences_in_use(self) -> set[int]:
         """Return the numbers of this host's experiences that the newest checkpoints need.
 
         The best and the milestones are kept without theirs, which may be gigabytes each.
         """
+        newest = {*self._store.numbers()[-self._keep_last :], *self._last_whole()}
         mine = self._parts.get(self._host, self._store)
-        named = {mine.record(number).get("experience") for number in self._newest()}
+        named = {mine.record(number).get("experience") for number in newest}
         return {number for number in (*named, self._experience_number) if number is not None}
 
     def pop_error(self) -> CheckpointError | None:

@@ -92,6 +92,10 @@ class CheckpointStore:
         numbers = (int(name) for name in names if name.isdecimal())
         return sorted(number for number in numbers if self._folder_of(number).name in names)
 
+    def usable(self) -> set[int]:
+        """Return the numbers of the checkpoints that are neither abandoned nor known as damaged."""
+        return {number for number in self.numbers() if number not in self._damaged}
+
     # Saving.
 
     def save(

@@ -37,7 +37,7 @@ class Word(NamedTuple):
     busy: float = 0.0
     """1: it still writes the last checkpoint."""
     with_experience: float = 0.0
-    """1: a checkpoint that begins now has the experience, if that is kept apart. Host 0 decides."""
+    """1: the experience is due with the next checkpoint, if it is kept apart."""
     waited_s: float = 0.0
     """Seconds that it waited for the trajectories of its own Inferencers."""
     episodes: float = 0.0
@@ -74,8 +74,11 @@ class Agreed:
 
     @property
     def with_experience(self) -> bool:
-        """A checkpoint that begins now has the experience, if that is kept apart."""
-        return bool(self.words[0].with_experience)
+        """A checkpoint that begins now has the experience, if that is kept apart.
+
+        It is due for one host alone if that could not write the last one.
+        """
+        return bool(self.hosts_with("with_experience"))
 
     def total(self, name: str) -> int:
         """Return the sum of a field over the hosts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 
@@ -43,6 +44,26 @@ class Rounds:
             raise error if error is not None else self._failure(agreed.failed[0])
         self._warn_of_late(agreed)
         return agreed
+
+    def end(self, error: BaseException | None) -> None:
+        """Wait until no host has anything more to do but to save.
+
+        Not by a collective: a host that fails elsewhere lets the others know, but does not come.
+
+        Args:
+          error: What this host failed with as it ended.
+
+        Raises:
+          HostError: Another host has failed.
+          BaseException: ``error``, once the others know.
+        """
+        if error is not None:
+            self.hosts.note_reason(error)
+        failed = self.hosts.meet(error is not None, math.inf)
+        if any(failed):
+            self.ended_together = True
+            self.hosts.watch.on_lost = None  # who now saves is not to be ended
+            raise error if error is not None else self._failure(failed.index(True))
 
     def _failure(self, host: int) -> HostError:
         watch = self.hosts.watch

@@ -139,23 +139,6 @@ class UpdateLoop:
         else:
             self._consume_stream()
 
-    def end_together(self, end: Callable[[], None]) -> None:
-        """Call ``end``, which may raise for cycles in flight; then no host goes on, and all save.
-
-        Raises:
-          HostError: Another host failed in it.
-          Exception: ``end`` raised it.
-        """
-        if self._rounds is None:
-            end()
-            return
-
-        def ended() -> list[Item]:
-            end()
-            return []
-
-        self._agree(ended, is_end=True)
-
     @property
     def stopped(self) -> bool:
         """Whether a stop ended the run before its last cycle."""
@@ -242,9 +225,7 @@ class UpdateLoop:
             return kept or self._next_round()
         return self._agree(lambda: kept or self._next_round())[0]
 
-    def _agree(
-        self, take: Callable[[], list[Item]], *, is_end: bool = False
-    ) -> tuple[list[Item], Agreed]:
+    def _agree(self, take: Callable[[], list[Item]]) -> tuple[list[Item], Agreed]:
         """Return what ``take`` does, once the other hosts have taken theirs, and what all do next.
 
         Raises:
@@ -266,7 +247,7 @@ class UpdateLoop:
             due=self._beside.checkpoint_is_due(),
             busy=self._beside.checkpoint_is_busy(),
             with_experience=self._beside.experience_is_due(),
-            waited_s=0.0 if is_end else time.perf_counter() - began,
+            waited_s=time.perf_counter() - began,
             episodes=sum(len(info.episode_returns) for info in infos),
             masked=sum(int(info.masked_truncation.sum()) for info in infos),
         )

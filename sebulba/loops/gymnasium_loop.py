@@ -78,7 +78,7 @@ other than host 0."""
 DROPPED_STREAM = 0xFFFFFFFC
 """Folded into the key of the seed, to make an experience in the place of one that is dropped."""
 COUNTED_BY_ALL = ("cycles", "env_steps", "updates", "policy_version", "warm_up_from")
-"""Counters that say when updates are due, and so are the same on all hosts."""
+"""Counters that are the same on all hosts: on some of them depends when updates are due."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -193,7 +193,7 @@ class Run:
                 if not self._options.inline:
                     self._evaluations.start()
                 self._update_loop.consume(self._running, self)
-                self._update_loop.end_together(self._end_inferencers)
+                self._end_with_others()
                 record = self._records.close()
                 with self._timer.phase("checkpoint"):
                     self._checkpoints.save_at_the_end()
@@ -267,6 +267,18 @@ class Run:
             return on_device(self._updater.acting_networks(), device)
 
     # The end.
+
+    def _end_with_others(self) -> None:
+        """End the Inferencers; of several hosts none saves before all have ended theirs."""
+        if self._rounds is None:
+            self._end_inferencers()
+            return
+        error: Exception | None = None
+        try:
+            self._end_inferencers()
+        except Exception as raised:
+            error = raised
+        self._rounds.end(error)
 
     def _end_inferencers(self) -> None:
         if self._stop_requested.is_set():

@@ -78,7 +78,8 @@ class ContinuousControlConfig(OffPolicyConfig):
     """Environment steps of all Inferencers that take uniformly random actions at the beginning."""
     noise_correlation: float = 0.0
     """How far the noise on an action follows that of the step before: 0 draws it anew, 0.85 is the
-    Ornstein-Uhlenbeck noise of Lillicrap et al. 2015 (theta 0.15). Its size does not change."""
+    Ornstein-Uhlenbeck noise of Lillicrap et al. 2015 (theta 0.15). Its size does not change, and it
+    goes on over the ends of episodes."""
     torso: TorsoConfig = TorsoConfig(hidden_sizes=(256, 256), activation="relu")
     """Network from observation to features; its MLP ends each critic."""
     optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=0.0, epsilon=1e-8)
