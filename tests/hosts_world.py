@@ -9,9 +9,11 @@ process with all of the four devices. KIND is the agent, ``impala`` or ``dqn``; 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,7 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
                 schedule="async" if is_async else "lockstep",
                 num_inferencers_per_device=2 if is_async else 1,
                 seed=3,
-                queue_size=100 if is_late else 2,  # nobody waits for room in it
+                queue_size=10**6 if is_late else 2,  # so that nobody waits for room
                 cluster=ClusterOptions(
                     address="processes" if kind == "impala-async" else "threads"
                 ),
@@ -154,8 +156,13 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
 
     if is_late:
         loop, state = make(stop_second)
-        with loop:
-            loop.run(state, 1000, T)
+        try:
+            with loop:
+                loop.run(state, 10**6, T)
+        finally:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # before JAX finds out that the other host is gone, and aborts
     loop, state = make()
     with loop:
         first = loop.run(state, CYCLES, T)

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -583,7 +583,7 @@ def wait_all(processes: list) -> list[int]:
 
 
 def run_world(
-    tmp_path: Path, kind: str, *, alone: bool = False, code: int = 0
+    tmp_path: Path, kind: str, *, alone: bool = False, codes: Sequence[int] = (0,)
 ) -> Callable[[int, int], dict[str, Any]]:
     """Have two hosts learn, and one process alone if asked for; return what says how it went."""
     folders = {1: tmp_path / "one", 2: tmp_path / "two"}
@@ -596,7 +596,7 @@ def run_world(
                 for host in range(number)
             )
             ended = wait_all(processes := started.start(*words))
-            assert set(ended) == {code}, [printed(process)[-3000:] for process in processes]
+            assert {*ended} <= {*codes}, [printed(process)[-3000:] for process in processes]
 
     def about(num_hosts: int, host: int) -> dict[str, Any]:
         return json.loads((folders[num_hosts] / f"about-{num_hosts}-{host}.json").read_text())
@@ -648,7 +648,7 @@ def test_two_hosts_learn_the_same_from_streams(kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(2 * DEADLINE_S)
 def test_what_fails_while_hosts_end_costs_no_host_what_was_learned(tmp_path):
-    run_world(tmp_path, "impala-late", code=1)
+    run_world(tmp_path, "impala-late", codes=(1, -signal.SIGABRT))  # JAX may be quicker than we are
     said = [(tmp_path / f"printed-{host}").read_text() for host in range(2)]
     assert "RuntimeError: the late failure" in said[1]
     assert "HostError: host 1" in said[0]
