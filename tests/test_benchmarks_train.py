@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from sebulba.agents.configs import ImpalaConfig, TorsoConfig
+from sebulba.agents.configs import ImpalaConfig, PPOConfig, TorsoConfig
 from sebulba.benchmarks import ceiling, gil, train
 from sebulba.benchmarks.ceiling import Cost, Setup, Training
 from sebulba.benchmarks.project import prototype
@@ -292,6 +292,23 @@ def test_a_replayed_environment_returns_the_rows_of_its_cycle_in_both_ways(stage
     last = CONFIG.steps_per_cycle - 1
     np.testing.assert_array_equal(fused.obs, np.asarray(output.env_step.obs)[last + 1])
     assert int(num_invalid) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env_id", "kind"), [("KuhnPoker-v1", "stepped"), ("LevelBasedForaging-v0", "fused")]
+)
+def test_stages_of_many_agents_are_measured_too(env_id, kind):
+    env = EnvConfig(env_id)
+    config = dataclasses.replace(CONFIG, env=env, agent=PPOConfig(minibatches=1))
+    factory = make_env_factory(env.id)
+    stages = Stages(config, factory, build_agent(config, env_spec(factory)), 0.01)
+    try:
+        stages.use_new_state()
+        assert all(cost.wall_us > 0 for cost in stages.measure().values())
+        assert stages.kind == kind
+    finally:
+        stages.close()
 
 
 @pytest.mark.parametrize("kind", ["stepped", "fused"])

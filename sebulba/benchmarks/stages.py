@@ -41,6 +41,7 @@ from sebulba.types import (
     EnvOutput,
     EnvSpec,
     FusedEnv,
+    MultiAgentSpec,
     PyTree,
     RunSpec,
     Trajectory,
@@ -226,7 +227,7 @@ class Stages:
             for i, (env, kept) in enumerate(zip(replays, self._kept, strict=True))
         ]
         self._works["environment"] = [
-            env_work(env, np.array(kept.action), self.kind, device)
+            env_work(env, jax.tree.map(np.array, kept.action), self.kind, device)
             for env, kept, device in zip(self._make_envs(), self._kept, self._devices, strict=True)
         ]
 
@@ -387,15 +388,15 @@ class Stages:
 class ReplayEnv:
     """Returns the rows of a kept cycle, whatever the action, and so costs nothing."""
 
-    def __init__(self, spec: EnvSpec, output: CycleOutput) -> None:
+    def __init__(self, spec: EnvSpec | MultiAgentSpec, output: CycleOutput) -> None:
         """Keep a host copy of ``output``."""
         self.spec = spec
         steps, infos = output.env_step, output.step_infos
         shown = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
-        later = jax.tree.map(lambda x: x[1:], shown)
-        rows = jax.tree.map(np.array, (*later, infos.true_reward, infos.episode_end))
-        self._rows = EnvOutput(*rows)
-        self._num_rows, self.num_envs = self._rows.reward.shape
+        later, beside = jax.tree.map(lambda x: x[1:], (shown, (steps.final, steps.acting)))
+        rows = (*later, infos.true_reward, infos.episode_end, *beside)
+        self._rows = EnvOutput(*jax.tree.map(np.array, rows))
+        self._num_rows, self.num_envs = infos.episode_end.shape
         self._outputs = [
             jax.tree.map(lambda x, t=t: x[t], self._rows) for t in range(self._num_rows)
         ]
@@ -403,7 +404,10 @@ class ReplayEnv:
 
     def reset(self) -> EnvOutput:
         """Return the first row as the beginning of an episode."""
-        return EnvOutput.first(self._outputs[0].obs, self.num_envs)
+        first = self._outputs[0]
+        is_first = jax.tree.map(np.ones_like, first.is_first)
+        nothing = jax.tree.map(np.zeros_like, first)
+        return nothing._replace(obs=first.obs, is_first=is_first, acting=first.acting)
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Return the next row."""
@@ -436,37 +440,39 @@ class ReplayEnv:
         """Do nothing."""
 
 
-def env_work(env: EnvAdapter, actions: np.ndarray, kind: str, device: jax.Device) -> Work:
+def env_work(env: EnvAdapter, actions: PyTree, kind: str, device: jax.Device) -> Work:
     """Return a work that only steps ``env``, as a cycle of ``kind`` would do it.
 
     Args:
       env: The environment, which is reset here.
-      actions: ``[T, B, ...]``, valid actions that are taken again and again.
+      actions: Leaves ``[T, B, ...]``, valid actions that are taken again and again.
       kind: ``"fused"`` steps within one program, ``"stepped"`` from Python.
       device: Device of a fused program.
     """
     env.reset()
+    num_steps, num_envs = jax.tree.leaves(actions)[0].shape[:2]
     fused = env.fused() if kind == "fused" else ""
     if isinstance(fused, str):
+        each = [jax.tree.map(lambda x, t=t: x[t], actions) for t in range(num_steps)]
 
         def step_all() -> None:
-            for action in actions:
+            for action in each:
                 env.step(action)
 
     else:
         run = jax.jit(lambda state, actions: _scan_env(fused, state, actions), donate_argnums=0)
         state = jax.device_put(jax.tree.map(lambda x: np.array(x), fused.state), device)
-        actions_there = jax.device_put(np.array(actions), device)
+        actions_there = jax.device_put(jax.tree.map(np.array, actions), device)
 
         def step_all() -> None:
             nonlocal state
             state, ends = run(state, actions_there)
             ends.block_until_ready()
 
-    return repeated(step_all, actions.shape[0] * actions.shape[1])
+    return repeated(step_all, num_steps * num_envs)
 
 
-def _scan_env(fused: FusedEnv, state: PyTree, actions: jax.Array) -> tuple[PyTree, jax.Array]:
+def _scan_env(fused: FusedEnv, state: PyTree, actions: PyTree) -> tuple[PyTree, jax.Array]:
     def body(state: PyTree, action: jax.Array) -> tuple[PyTree, jax.Array]:
         state, output, _ = fused.step(state, action)
         return state, output.episode_end

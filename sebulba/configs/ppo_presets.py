@@ -188,8 +188,8 @@ def breakout_minatar() -> ExperimentConfig:
     PureJaxRL (Lu et al. 2022; examples/brax_minatar.ipynb, "PPO Gymnax MinAtar"): 64 environments x
     128 steps, 4 epochs of 8 minibatches, discount 0.99, lambda 0.95, clip 0.2 of ratio and value,
     entropy 0.01, value 0.5, gradient norm 0.5, two hidden layers of 64 with relu on the flat
-    observation, policy and value apart. The learning rate, which falls to 0, is half of theirs: with
-    theirs one seed of three stayed at a quarter of the others' return. One Inferencer in lockstep,
+    observation, policy and value apart. The learning rate, which falls to 0, is half of theirs, at
+    which one seed of three stayed at a quarter of the others' return. One Inferencer in lockstep,
     so that actions are one trajectory old when they are learned from.
     """
     return ExperimentConfig(
