@@ -134,9 +134,12 @@ def draw(runs: list[dict[str, Any]], file: str) -> None:
                     axes.scatter(
                         [run["num_envs"]], [run[name]], s=20, edgecolors=color, facecolors=face
                     )
+            every = sorted({run["num_envs"] for run in runs})
             axes.set_xscale("log", base=2)
-            axes.set(xlabel="environments", ylabel=title, ylim=(0, None))
-            axes.legend(frameon=False)
+            axes.set_xticks(every, labels=[str(size) for size in every])
+            top = 1.1 * max(run[name] for run in runs)
+            axes.set(xlabel="environments", ylabel=title, ylim=(0, top))
+            axes.legend(frameon=False, loc="lower right")
 
 
 if __name__ == "__main__":
