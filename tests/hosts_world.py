@@ -162,7 +162,12 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
         finally:
             traceback.print_exc()
             sys.stderr.flush()
-            os._exit(1)  # before JAX finds out that the other host is gone, and aborts
+            # JAX aborts host 1 once host 0 is gone, and it has to have said why it ends.
+            (folder / f"said-{host}").touch()
+            deadline = time.monotonic() + 60
+            while not (folder / "said-1").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            os._exit(1)
     loop, state = make()
     with loop:
         first = loop.run(state, CYCLES, T)
