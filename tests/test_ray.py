@@ -11,11 +11,12 @@ import time
 import warnings
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.ray_actors import ActorNode, NetworkStore
-from sebulba.options import ClusterOptions
+from sebulba.options import ClusterOptions, FaultOptions, LoopOptions
 from tests import test_managers
 from tests.loop_helpers import leaves_equal, make_tiny_loop
 from tests.remote import STEPS, Fails, check_failure_is_replaced, trained
@@ -160,6 +161,79 @@ def test_inferencers_are_spread_over_nodes_and_outlive_one(two_nodes):
         result = loop.run(loop.new_state(0, STEPS), 10**6, STEPS)
         assert len({loop._envs[index].worker.node.machine_id for index in range(2)}) == 1
     assert result.counters.env_restarts == 1 and result.stopped
+
+
+def test_a_machine_that_comes_gets_the_inferencer_of_one_that_went(two_nodes):
+    """There is no room for it on the head, whose two Inferencers go on meanwhile."""
+    address = ClusterOptions(address=two_nodes.address, nodes=2, min_nodes=1)
+    removed: list[object] = []
+    seen = {index: 0 for index in range(3)}
+    went_on = lost = 0
+
+    def observe(trajectory, step_infos):
+        nonlocal went_on, lost
+        who, cycle = int(trajectory.inferencer), int(trajectory.cycle)
+        gap, seen[who] = cycle > seen[who] + 1, cycle
+        if not removed and min(seen.values()) >= 2:
+            removed.extend(two_nodes.worker_nodes)
+            two_nodes.remove_node(removed[0])
+        elif removed and not lost:
+            went_on += 1
+            if went_on == 200:
+                before = signal.getsignal(signal.SIGTERM)
+                two_nodes.add_node(num_cpus=1)
+                signal.signal(signal.SIGTERM, before)
+            if gap:
+                lost = went_on
+                loop.stop()
+
+    options = LoopOptions(cluster=address, faults=FaultOptions(on_env_failure="restart"))
+    loop, _ = make_tiny_loop(
+        CountingEnv, options=options, num_inferencers_per_device=3, observe_cycle=observe
+    )
+    with loop, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*gets replaced by a new one", RuntimeWarning)
+        first = {loop._envs[index].worker.node.machine_id for index in range(3)}
+        result = loop.run(loop.new_state(0, STEPS), 10**6, STEPS)
+        last = {loop._envs[index].worker.node.machine_id for index in range(3)}
+    assert len(first) == len(last) == 2 and len(first | last) == 3
+    assert lost > 200, "there was no room for it before"
+    assert result.stopped and result.counters.env_restarts >= 1
+
+
+def test_what_an_actor_answered_outlives_it_and_what_it_put_does_not(two_nodes):
+    """Why trajectories are answers, and no actor puts any: Ray loses what a lost process owns."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    before = signal.getsignal(signal.SIGTERM)
+    ray.init(address=two_nodes.address, log_to_driver=False)
+    signal.signal(signal.SIGTERM, before)
+
+    @ray.remote
+    class Producer:
+        def answer(self):
+            return np.ones(10**6)  # which is in the object store, by its size
+
+        def put(self):
+            return [ray.put(np.ones(10**6))]
+
+        def pid(self):
+            return os.getpid()
+
+    try:
+        (other,) = two_nodes.worker_nodes
+        elsewhere = NodeAffinitySchedulingStrategy(other.node_id, soft=False)
+        producer = Producer.options(scheduling_strategy=elsewhere).remote()
+        answered, put = producer.answer.remote(), ray.get(producer.put.remote())[0]
+        ray.wait([answered, put], num_returns=2, fetch_local=False)
+        os.kill(ray.get(producer.pid.remote()), signal.SIGKILL)
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(producer.pid.remote())
+        assert ray.get(answered).sum() == 10**6
+        with pytest.raises(ray.exceptions.ObjectLostError):
+            ray.get(put, timeout=60)
+    finally:
+        ray.shutdown()
 
 
 def test_a_head_that_goes_ends_the_run_with_what_goes_on(two_nodes, tmp_path, monkeypatch):
