@@ -6,25 +6,15 @@ anyone to type hints, and a value of the wrong type fails far from where it was 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
-import importlib
-import importlib.util
 import math
-import os
-import re
-import sys
 import types
 import typing
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 from sebulba.errors import UsageError, shown
-
-ATTRIBUTE = re.compile(r"([^\W\d][\w.]*|[^:]+\.py):[^\W\d][\w.]*")
-"""``module:attribute`` or ``FILE.py:attribute``, which is not Gymnasium's ``module:Id-v0``."""
 
 LARGEST_INT = 2**53
 """Beyond this no count of anything is meant, and floats cannot tell integers apart."""
@@ -87,100 +77,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
         by_lower.setdefault(one.lower(), one)
     near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     return f"; the nearest are {', '.join(by_lower[one] for one in near)}" if near else ""
-
-
-def is_attribute(value: str) -> bool:
-    """Tell whether a text has the form ``module:attribute`` or ``FILE.py:attribute``."""
-    return value.isprintable() and ATTRIBUTE.fullmatch(value) is not None
-
-
-def load_attribute(name: str, value: str) -> Any:
-    """Import what ``module:attribute`` or ``FILE.py:attribute`` names.
-
-    Args:
-      name: What the value was given for, for messages.
-      value: The text.
-
-    Raises:
-      UsageError: It has another form, or there is no such module or attribute.
-    """
-    rule = "must be 'module:attribute' or 'FILE.py:attribute'"
-    require(is_attribute(value), name, value, rule, "use for example my_package:MyClass")
-    module, _, path = value.partition(":")
-    found = import_module(name, value, module)
-    for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            raise UsageError(
-                f"{name}={value!r}: {module!r} has no attribute {attribute!r}"
-                f"{nearest(attribute, dir(found))}"
-            )
-        found = getattr(found, attribute)
-    return found
-
-
-def import_module(name: str, value: str, module: str) -> Any:
-    """Import a module, or a file of Python, that ``value``, given for ``name``, names.
-
-    Raises:
-      UsageError: There is none. What the module raises itself is raised as it is.
-    """
-    if module.endswith(".py"):
-        module = module_of_file(name, Path(module))
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module exists, but one that it imports does not
-        raise UsageError(
-            f"{name}={value!r} names the module {module!r}, which is not found; check the name, "
-            "the folder you are in and PYTHONPATH"
-        ) from error
-
-
-def module_of_file(name: str, file: Path) -> str:
-    """Return the module that a file of Python is, and let Python find it.
-
-    Args:
-      name: What the file was given for, for messages.
-      file: It.
-
-    Raises:
-      UsageError: It is missing, or Python has another module of that name.
-    """
-    if not os.path.isfile(file):
-        raise UsageError(f"{name} file {file} does not exist; check its path")
-    if not file.stem.isidentifier():
-        raise UsageError(
-            f"{name} file {file} has a name that Python cannot import; use one such as my_code.py"
-        )
-    folder = str(file.absolute().parent)
-    is_new = folder not in sys.path
-    sys.path += [folder] * is_new
-    origin = None
-    with contextlib.suppress(ValueError):  # of a module without a spec, __main__
-        found = importlib.util.find_spec(file.stem)
-        origin = found.origin if found is not None else None
-    if origin is None or not os.path.exists(origin) or not os.path.samefile(origin, file):
-        sys.path[:] = [one for one in sys.path if not is_new or one != folder]
-        raise UsageError(
-            f"{name} file {file} has the name of the module {file.stem!r} that Python finds in "
-            f"{origin}; give it another name"
-        )
-    return file.stem
-
-
-def class_name(cls: type) -> str:
-    """Return ``module:class``, as ``load_attribute`` takes it.
-
-    Raises:
-      UsageError: The class is inside a function, where nothing can import it.
-    """
-    if "<locals>" in cls.__qualname__:
-        raise UsageError(
-            f"class {cls.__qualname__} is inside a function, from where no saved policy can "
-            "import it; move it to the top of its module"
-        )
-    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def check_types(config: Any, prefix: str = "", *, open_fields: Collection[str] = ()) -> None:

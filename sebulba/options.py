@@ -371,13 +371,14 @@ class LoopOptions:
                     f"{nearest(name, names | of_faults | set(others))}"
                 )
         own = {name: value for name, value in changes.items() if name in names}
-        options = dataclasses.replace(self, **own)
-        if faults := {name: value for name, value in changes.items() if name in of_faults}:
+        faults = {name: value for name, value in changes.items() if name in of_faults}
+        before = own.get("faults", self.faults)
+        if faults and isinstance(before, FaultOptions):
             try:
-                faults = {"faults": dataclasses.replace(options.faults, **faults)}
+                own["faults"] = dataclasses.replace(before, **faults)
             except UsageError as error:  # which names faults.NAME; here it was given as NAME
                 raise UsageError(str(error).removeprefix("faults.")) from None
-        return dataclasses.replace(options, **faults)
+        return dataclasses.replace(self, **own)
 
 
 class LoopKeywords(TypedDict, total=False):

@@ -15,16 +15,16 @@ import pytest
 from gymnasium import spaces
 
 import sebulba
-from sebulba import trust
+from sebulba import own_code, trust
 from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
 from sebulba.agents.configs.agent_config import config_of
-from sebulba.checks import is_attribute
 from sebulba.commands import cli
 from sebulba.commands.configurations import start_of
 from sebulba.commands.run_folder import RunFolder, choose_run_folder
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
+from sebulba.own_code import is_attribute
 from sebulba.types import EnvSpec
 from tests import own
 from tests.populations import Pairs
@@ -406,6 +406,51 @@ def test_a_file_may_stand_wherever_a_module_may(tmp_path, monkeypatch):
     assert read("cartpole", "--agent.torso", f"{file}:MyTorso")[1].named_code()
     with pytest.raises(UsageError, match=r"env file .*nowhere.py does not exist"):
         sebulba.env_spec(f"{tmp_path}/nowhere.py:MyEnv")
+
+
+def test_a_run_finds_the_file_that_it_began_with_from_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(own_code, "_folders_of_runs", [])
+    (tmp_path / "code").mkdir()
+    (tmp_path / "other").mkdir()
+    source = "from tests.own import *\nclass Mine(MyAgent): ...\n"
+    (tmp_path / "code/from_elsewhere.py").write_text(source)
+    run = tmp_path / "run"
+    words = ["--agent", "code/from_elsewhere.py:Mine", "--env.id", "code/from_elsewhere.py:MyEnv"]
+    wrapper = ["--env.wrappers", "code/from_elsewhere.py:MyWrapper(factor=2)"]
+    monkeypatch.chdir(tmp_path)
+    assert (
+        cli.main(
+            [
+                "train",
+                "impala",
+                *words,
+                *wrapper,
+                *SMALL,
+                "--total-env-steps",
+                "80",
+                "--run-dir",
+                str(run),
+            ]
+        )
+        == 0
+    )
+
+    def elsewhere(*command: str) -> int:
+        """Run a command as a process does that begins in another folder."""
+        monkeypatch.chdir(tmp_path / "other")
+        sys.modules.pop("from_elsewhere")
+        sys.path[:] = [one for one in sys.path if not one.startswith(str(tmp_path))]
+        return cli.main([*command])
+
+    assert elsewhere("eval", str(run), "--episodes", "2") == 0
+    assert elsewhere("resume", str(run), "--total-env-steps", "160") == 0
+    assert type(sebulba.load_policy(run).agent).__name__ == "Mine"
+    capsys.readouterr()
+    stranger(monkeypatch, tmp_path)
+    assert elsewhere("eval", str(run)) == cli.EXIT_USAGE
+    assert "--trust" in capsys.readouterr().err and "from_elsewhere" not in sys.modules
+    assert not any(one.startswith(str(tmp_path)) for one in sys.path), "a stranger's folder"
 
 
 def test_no_file_writes_to_the_terminal_by_its_name():

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from sebulba.agents.configs import AgentConfig
 from sebulba.agents.configs.agent_config import is_agent_class
-from sebulba.checks import load_attribute
 from sebulba.commands.run_folder import KIND, RunFolder, config_of_record
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import NOT_KEPT, config_of_preset, is_config_file, read_config_file
@@ -25,6 +24,7 @@ from sebulba.configs.preset import Preset
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError, shown
 from sebulba.files import read_json_object
+from sebulba.own_code import load_attribute
 from sebulba.policies.pretrained import folder_of, is_pretrained
 from sebulba.trust import Trust, trust_of
 

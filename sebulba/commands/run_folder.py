@@ -18,7 +18,6 @@ from typing import Any
 import sebulba
 from sebulba.agents.configs.agent_config import AgentConfig, agent_configs
 from sebulba.agents.configs.auxiliary import RandomNetworkDistillationConfig
-from sebulba.checks import class_name, load_attribute
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import config_parts
 from sebulba.errors import UsageError, shown
@@ -32,6 +31,7 @@ from sebulba.files import (
 )
 from sebulba.metrics.plots import record_of
 from sebulba.options import ENV_LIBRARIES, DistributedOptions
+from sebulba.own_code import CODE_FOLDERS, class_name, code_folders, find_code_in, load_attribute
 from sebulba.trust import Trust, links_in, signed, trust_of, was_changed
 
 
@@ -226,6 +226,7 @@ class RunFolder:
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
             ENVIRONMENT: environment,
             LINKS: links_in(self.path),
+            CODE_FOLDERS: code_folders(type(config.agent)),
         }
         with self._usable("written"):
             write_whole(self.config, json.dumps(signed(KIND, record), indent=2) + "\n")
@@ -281,6 +282,8 @@ class RunFolder:
             doubt = f"{strange[0]} in it is a link to {links[strange[0]]}"
             trust = trust._replace(doubt=trust.doubt or doubt)
             trust.check(f"{self.path} leads out of itself by links ({len(strange)})")
+        if trust.is_trusted:
+            find_code_in(record.get(CODE_FOLDERS))
         return trust
 
     def check_trusted(self, is_given: bool, record: Mapping[str, Any] | None = None) -> None:
@@ -454,6 +457,8 @@ def config_of_record(
     Raises:
       UsageError: It is damaged, of another Sebulba, or names code and is not trusted.
     """
+    if trust.is_trusted:
+        find_code_in(record.get(CODE_FOLDERS))
     try:
         preset = record["preset"]
         fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}

@@ -6,10 +6,11 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 
-from sebulba.checks import load_attribute, nearest
+from sebulba.checks import nearest
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.metrics.trackers import MlflowWriter, WandbWriter
 from sebulba.metrics.writers import TensorBoardWriter
+from sebulba.own_code import load_attribute
 from sebulba.types import Callback, MetricWriter, RunInfo
 
 GROUP = "sebulba.writers"

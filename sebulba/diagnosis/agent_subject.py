@@ -13,13 +13,14 @@ import numpy as np
 
 from sebulba.agent import Agent, is_spec, spec_of_each_leaf
 from sebulba.agents.configs.agent_config import config_of, make_agent
-from sebulba.checks import check_count, load_attribute
+from sebulba.checks import check_count
 from sebulba.diagnosis.agent_driver import NUM_INFERENCERS, Driver, Made, Streams, run_spec
 from sebulba.diagnosis.questions import Questions, questions_for
 from sebulba.envs.factory import env_spec, make_env_factory
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_contract import Contract, check_is_agent
+from sebulba.own_code import load_attribute
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
 DEVICES = 4

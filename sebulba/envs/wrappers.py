@@ -13,9 +13,9 @@ from typing import Any
 
 import gymnasium
 
-from sebulba.checks import load_attribute
 from sebulba.envs.tree import SPEC
 from sebulba.errors import UsageError, shown, text_of
+from sebulba.own_code import load_attribute
 
 EXAMPLE = "'gymnasium.wrappers:FrameStackObservation(stack_size=4)'"
 

@@ -25,9 +25,9 @@ from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.configs.shared import own_torsos
 from sebulba.agents.multi.multi_agent import MultiAgent
-from sebulba.checks import class_name
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.files import check_no_link, check_regular, dataclass_from_json, read_json_object
+from sebulba.own_code import CODE_FOLDERS, class_name, code_folders, find_code_in
 from sebulba.policies.card import CARD_FILE, policy_card, population_card
 from sebulba.policies.pretrained import folder_of
 from sebulba.trees import named_leaves
@@ -360,6 +360,7 @@ def save_policy(
             **({"legal_actions": legal} if (legal := spec.legal_actions) else {}),
         },
         "run": dataclasses.asdict(run),
+        CODE_FOLDERS: code_folders(type(agent), type(agent.config)),
         "arrays": _described(arrays),
         **({"value_arrays": _described(value_arrays)} if value_arrays else {}),
     }
@@ -433,6 +434,8 @@ def load_policy(
         )
     trusted = trust_of(KIND, record, trust)
     _check_unchanged(folder, record)
+    if trusted.is_trusted:
+        find_code_in(record.get(CODE_FOLDERS))
     try:
         agent, run_spec = _agent_of(record, file, trusted)
         shapes = _shapes(agent, agent.acting_networks, run_spec)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from sebulba.checks import is_attribute, load_attribute
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.envs.factory import has_gymnasium_id
@@ -21,6 +20,7 @@ from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError, text_of
 from sebulba.inference.cycle import env_step_of, info_columns
 from sebulba.loops.evaluation import check_spaces, mean_of_slots
+from sebulba.own_code import is_attribute, load_attribute
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvAdapter, EnvFactory
 

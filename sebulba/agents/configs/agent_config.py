@@ -11,8 +11,8 @@ import typing
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sebulba.checks import class_name, load_attribute
 from sebulba.errors import UsageError, shown
+from sebulba.own_code import class_name, load_attribute
 
 if TYPE_CHECKING:
     from sebulba.agent import Agent
