@@ -149,33 +149,59 @@ def test_stablehlo_needs_nothing_but_jax(tmp_path):
     assert shapes == [(port.shape, port.dtype) for port in acting.outputs]
 
 
-@pytest.mark.parametrize("name", ["MLP, discrete", "MLP, normalised, continuous"])
-def test_the_example_in_c_does_what_the_policy_does(name, tmp_path):
-    pytest.importorskip("jax2onnx")
+@pytest.fixture(scope="module")
+def in_c(tmp_path_factory):
+    """Return the example in C, compiled, and the library that it loads."""
     (library,) = Path(pytest.importorskip("onnxruntime").__file__).parent.glob(
         "capi/libonnxruntime.so.*"
     )
     if (compiler := shutil.which("gcc")) is None:
         pytest.skip("there is no compiler")
-    policy = policy_of(name)
-    acting = acting_of(policy, 1)
-    FORMS["onnx"](acting, tmp_path / "policy.onnx")
-    program = tmp_path / "run_policy"
+    program = tmp_path_factory.mktemp("c") / "run_policy"
     warnings = ["-Wall", "-Wextra", "-Werror"]
     source = Path(__file__).parent.parent / "examples/run_policy.c"
     subprocess.run([compiler, *warnings, "-O2", source, "-o", program, "-ldl"], check=True)
-    obs = np.random.default_rng(0).uniform(-2, 2, (1000, 5)).astype(np.float32)
-    expected = np.asarray(policy(obs)[0]).reshape(1000, -1)
-    port = acting.outputs[0]
-    words = [program, library, tmp_path / "policy.onnx", "5", port.dtype, str(expected.shape[1])]
-    given = "\n".join(" ".join(f"{x:.9g}" for x in row) for row in obs)
+    return program, library
+
+
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("SAC", "DDPG")])
+def test_the_example_in_c_does_what_the_policy_does(name, in_c, tmp_path):
+    pytest.importorskip("jax2onnx")
+    policy = policy_of(name)
+    acting = acting_of(policy, 1)
+    FORMS["onnx"](acting, tmp_path / "policy.onnx")
+    num_steps = 200 if "CNN" in name else 1000
+    random, state, expected, lines = np.random.default_rng(0), policy.new_state(1), [], []
+    for step in range(num_steps):
+        obs = check._observations(policy.spec.observation_space, 1, random)
+        is_first, reward = step % 10 == 0, random.normal(size=1).astype(np.float32)
+        action, state = policy(obs, state, reward=reward, is_first=np.array([is_first]))
+        expected.append(np.ravel(action))
+        parts = [*jax.tree.leaves(obs), *[reward] * (name == "R2D2")]
+        numbers = np.concatenate([np.ravel(part) for part in parts])
+        lines.append("reset " * is_first + " ".join(f"{x:.9g}" for x in numbers))
+    words, given = [*in_c, tmp_path / "policy.onnx"], "\n".join(lines)
     done = subprocess.run(words, input=given, capture_output=True, text=True, check=True)
     found = np.array([line.split() for line in done.stdout.splitlines()], np.float64)
-    assert found.shape == expected.shape and np.abs(found - expected).max() <= 1e-5
-    wrong = subprocess.run(
-        [*words[:3], "6", *words[4:]], input=given, capture_output=True, text=True
-    )
-    assert wrong.returncode == 1 and "onnxruntime: " in wrong.stderr
+    assert found.shape == np.shape(expected) and np.abs(found - expected).max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("1 2 3 4 5\n1 2", "the last observation: has too few numbers"),
+        ("1 2 three 4 5", "three: is neither a number nor"),
+        ("1 reset 2 3 4 5", "reset: is neither a number nor"),
+    ],
+)
+def test_the_example_in_c_refuses_what_is_no_observation(given, message, in_c, tmp_path):
+    pytest.importorskip("jax2onnx")
+    FORMS["onnx"](acting_of(policy_of("MLP, discrete"), 1), tmp_path / "policy.onnx")
+    words = [*in_c, tmp_path / "policy.onnx"]
+    done = subprocess.run(words, input=given, capture_output=True, text=True)
+    assert done.returncode == 2 and message in done.stderr
+    done = subprocess.run([*words[:2], tmp_path / "none"], capture_output=True, text=True)
+    assert done.returncode == 1 and "onnxruntime: " in done.stderr
 
 
 def test_many_agents_are_refused():
