@@ -213,6 +213,7 @@ def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):
         (["cartpole", "--num-envs", "0"], "num_envs=0"),
         (["cartpole", "--seeds", "0"], "seeds=0 must be at least 1"),
         (["cartpole", "--results", "no/where/at-all"], "make it"),
+        (["tests.own:slow", "tests/own.py:slow"], "would both write learn-slow.json"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is(words, message, capsys, monkeypatch):

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sebulba.benchmarks.pictures import BLUE, GREY, open_frame, picture
+from sebulba.checks import require
 from sebulba.commands.run_folder import file_name
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.files import read_json_object
@@ -135,9 +136,13 @@ def run(
 
     Returns:
       What was written, by name.
+
+    Raises:
+      UsageError: The results of two names would be one file.
     """
     from sebulba.benchmarks import harness
 
+    check_files(goals)
     written = {}
     folders: dict[tuple[str, ...], str] = {}  # by what is trained there
     trainings: dict[tuple[Any, ...], SeedResult] = {}
@@ -166,6 +171,20 @@ def run(
     if len(written) > 1:
         print(overview(written), flush=True)
     return written
+
+
+def check_files(names: Iterable[str]) -> None:
+    """Raise UsageError if the results of two names would be one file."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(file_name(name), name)
+        require(
+            other == name,
+            "names",
+            f"{other} {name}",
+            f"would both write learn-{file_name(name)}.json",
+            "name one of them at a time, each with a --results folder of its own",
+        )
 
 
 def train_words(name: str, goal: Goal | None) -> list[str]:
