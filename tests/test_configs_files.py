@@ -91,9 +91,14 @@ def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
 def test_a_task_changes_hyperparameters_of_agents_that_it_has():
     for task in TASKS:
         assert set(task.changes) <= set(task.env_steps)
-    for agent in ("ppo", "sac"):
-        neutral, swimmer = PRESETS[agent].make().agent, PRESETS[f"swimmer-{agent}"].make().agent
-        assert swimmer == dataclasses.replace(neutral, discount=0.9999)
+    for preset, changes in {
+        "swimmer-ppo": {"discount": 0.9999},
+        "swimmer-sac": {"discount": 0.9999},
+        "mountaincarcontinuous-sac": {"noise_correlation": 0.9},
+        "mountaincarcontinuous-ppo": {},
+    }.items():
+        neutral = PRESETS[preset.rpartition("-")[2]].make().agent
+        assert PRESETS[preset].make().agent == dataclasses.replace(neutral, **changes)
 
 
 def test_only_what_differs_from_the_preset_is_written():

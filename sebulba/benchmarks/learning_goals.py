@@ -198,6 +198,20 @@ GOALS: dict[str, Goal] = {
     "halfcheetah-ppo": _reach(
         "halfcheetah-ppo", 1_000_000, evaluated=False, reference="CleanRL: about 1.4k"
     ),
+    "lunarlandercontinuous-ppo": Goal(
+        "lunarlandercontinuous-ppo",
+        243.81,
+        1_000_000,
+        options=("--eval-every-env-steps", "100000", "--eval-episodes", "50"),
+        reference=f"{_ZOO_TABLE}, PPO, v2: 270.9",
+    ),
+    "mountaincarcontinuous-sac": Goal(
+        "mountaincarcontinuous-sac",
+        85.21,
+        30_000,
+        options=("--eval-every-env-steps", "5000", "--eval-episodes", "50"),
+        reference=f"{_ZOO_TABLE}, SAC, tuned, at 50k: 94.68",
+    ),
     "swimmer-ppo": Goal(
         "swimmer-ppo",
         253.4,

@@ -29,12 +29,28 @@ class Task(NamedTuple):
 _FAR_SIGHTED = {"discount": 0.9999}
 """Franceschetti et al. 2022 (arXiv 2208.07587) name a discount of 0.99 as why Swimmer fails."""
 
-TASKS = (
+_ZOO_LANDER = {
+    "discount": 0.999,
+    "trace_decay": 0.98,
+    "entropy_coefficient": 0.01,
+    "epochs": 4,
+}
+"""Of the Stable-Baselines3 zoo for LunarLanderContinuous-v2 (hyperparams/ppo.yml)."""
+
+TASKS: tuple[Task, ...] = (
     Task("Acrobot-v1", {"impala": None, "ppo": None, "dqn": None}),
     Task("MountainCar-v0", {"impala": None, "ppo": None, "dqn": 120_000}),
-    Task("MountainCarContinuous-v0", {"ppo": None, "sac": None}),
+    Task(
+        "MountainCarContinuous-v0",
+        {"ppo": None, "sac": 30_000},
+        {"sac": {"noise_correlation": 0.9}},
+    ),
     Task("LunarLander-v3", {"impala": None, "ppo": None, "dqn": None}),
-    Task("LunarLanderContinuous-v3", {"impala": None, "ppo": None, "sac": 500_000}),
+    Task(
+        "LunarLanderContinuous-v3",
+        {"impala": None, "ppo": None, "sac": 500_000},
+        {"ppo": _ZOO_LANDER},
+    ),
     Task("BipedalWalker-v3", {"impala": 15_000_000, "ppo": 5_000_000, "sac": 500_000}),
     Task("BipedalWalkerHardcore-v3", {"ppo": 100_000_000, "sac": 10_000_000}),
     Task("CarRacing-v3", {"ppo": 4_000_000}),
