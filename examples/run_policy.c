@@ -34,7 +34,7 @@ enum { ERROR_MESSAGE = 2, NEW_ENV = 3, NEW_SESSION = 7, RUN = 9, NEW_OPTIONS = 1
 enum { ONE_THREAD = 24, NUM_INPUTS = 30, NUM_OUTPUTS = 31, INPUT_TYPE = 33, OUTPUT_TYPE = 34 };
 enum { INPUT_NAME = 36, OUTPUT_NAME = 37, NEW_TENSOR = 49, TENSOR_OF_TYPE = 55, ELEMENT = 60 };
 enum { NUM_DIMENSIONS = 61, DIMENSIONS = 62, NEW_MEMORY = 69, ALLOCATOR = 78 };
-enum { FLOAT32 = 1, UINT8 = 2, INT32 = 6, BOOL = 9 }; /* types of elements */
+enum { FLOAT32 = 1, UINT8 = 2, INT8 = 3, UINT16 = 4, INT16 = 5, INT32 = 6, BOOL = 9 }; /* elements */
 enum { WARNINGS = 2, ARENA = 1, DEFAULT_MEMORY = 0, MOST_PORTS = 32, MOST_DIMENSIONS = 8 };
 
 static const void *const *api;
@@ -80,6 +80,16 @@ static void *session_of(const char *model) {
   return session;
 }
 
+static size_t bytes_of(const char *name, int type) {
+  switch (type) {
+    case FLOAT32: case INT32: return 4;
+    case UINT16: case INT16: return 2;
+    case UINT8: case INT8: case BOOL: return 1;
+  }
+  fail(name, "has a type that this program does not know");
+  return 0;
+}
+
 /* An input or output with memory that is ours: nothing is allocated from step to step. */
 static Port port_of(void *session, size_t index, int name_of, int type_of) {
   Port port;
@@ -110,9 +120,7 @@ static Port port_of(void *session, size_t index, int name_of, int type_of) {
     if (sizes[i] < 1) fail(port.name, "has no fixed size; export with --batch 1");
     port.count *= (size_t)sizes[i];
   }
-  if (port.type != FLOAT32 && port.type != UINT8 && port.type != INT32 && port.type != BOOL)
-    fail(port.name, "has a type that this program does not know");
-  port.bytes = port.count * (port.type == FLOAT32 || port.type == INT32 ? 4 : 1);
+  port.bytes = port.count * bytes_of(port.name, port.type);
   port.data = calloc(1, port.bytes);
   if (port.data == NULL) fail("memory", "there is not enough");
   check(new_memory(ARENA, DEFAULT_MEMORY, &memory));
@@ -133,11 +141,19 @@ static int is_read(const Port *port) {
   return strncmp(port->name, "obs", 3) == 0 || strcmp(port->name, "reward") == 0;
 }
 
+static double within(const Port *port, double value, double low, double high) {
+  if (!(low <= value && value <= high)) fail(port->name, "has a number that its type does not hold");
+  return value;
+}
+
 static void set(Port *port, size_t i, double value) {
   switch (port->type) {
     case FLOAT32: ((float *)port->data)[i] = (float)value; break;
-    case INT32: ((int32_t *)port->data)[i] = (int32_t)value; break;
-    default: ((uint8_t *)port->data)[i] = (uint8_t)value; break;
+    case INT32: ((int32_t *)port->data)[i] = (int32_t)within(port, value, INT32_MIN, INT32_MAX); break;
+    case INT16: ((int16_t *)port->data)[i] = (int16_t)within(port, value, INT16_MIN, INT16_MAX); break;
+    case UINT16: ((uint16_t *)port->data)[i] = (uint16_t)within(port, value, 0, UINT16_MAX); break;
+    case INT8: ((int8_t *)port->data)[i] = (int8_t)within(port, value, INT8_MIN, INT8_MAX); break;
+    default: ((uint8_t *)port->data)[i] = (uint8_t)within(port, value, 0, UINT8_MAX); break;
   }
 }
 
@@ -147,7 +163,7 @@ static const Port *carried(const Port *input, const Port *outputs, size_t count)
     const char *name = outputs[i].name;
     int is_next = strncmp(name, "next_", 5) == 0 && strcmp(name + 5, input->name) == 0;
     if (is_next || (strcmp(name, "action") == 0 && strcmp(input->name, "prev_action") == 0))
-      return &outputs[i];
+      return outputs[i].bytes == input->bytes ? &outputs[i] : NULL;
   }
   return NULL;
 }

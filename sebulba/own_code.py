@@ -24,8 +24,11 @@ CODE_FOLDERS = "code_folders"
 _imported: set[str] = set()
 """Modules that ``import_module`` imported in this process."""
 
+_bases: list[str] = []
+"""Folders from which relative names of files were found in this process."""
+
 _folders_of_runs: list[str] = []
-"""Folders that ``find_code_in`` was given in this process."""
+"""Folders that ``find_code_in`` was given in this process, the last first."""
 
 
 def is_attribute(value: str) -> bool:
@@ -88,19 +91,14 @@ def module_of_file(name: str, file: Path) -> str:
     Raises:
       UsageError: It is missing, or Python has another module of that name.
     """
-    if not os.path.isfile(file):
-        elsewhere = (Path(folder, file.name) for folder in _folders_of_runs)
-        there = next(filter(os.path.isfile, elsewhere), None)
-        if there is None:
-            raise UsageError(f"{name} file {file} does not exist; check its path")
-        file = there
+    file = _found(name, file)
     if not file.stem.isidentifier():
         raise UsageError(
             f"{name} file {file} has a name that Python cannot import; use one such as my_code.py"
         )
     folder = str(file.absolute().parent)
     is_new = folder not in sys.path
-    sys.path += [folder] * is_new
+    import_from(folder)
     origin = None
     with contextlib.suppress(ValueError):  # of a module without a spec, __main__
         found = importlib.util.find_spec(file.stem)
@@ -128,8 +126,15 @@ def class_name(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
+def import_from(folder: str) -> None:
+    """Let Python find modules in a folder, after all others but those of runs."""
+    if folder not in sys.path:
+        of_runs = (i for i, one in enumerate(sys.path) if one in _folders_of_runs)
+        sys.path.insert(next(of_runs, len(sys.path)), folder)
+
+
 def code_folders(*classes: type) -> list[str]:
-    """Return the folders from which Python imported code of one's own, other than installed code.
+    """Return the folders from which code of one's own came here, other than installed code.
 
     A run keeps them, so that what it names is found from any folder.
 
@@ -138,26 +143,66 @@ def code_folders(*classes: type) -> list[str]:
     """
     modules = {*_imported, *(cls.__module__ for cls in classes)}
     folders = {_folder_of(name.partition(".")[0]) for name in modules}
-    return sorted(folder for folder in folders if folder is not None)
+    return sorted({folder for folder in folders if folder is not None} | {*_bases})
 
 
 def find_code_in(folders: Any) -> None:
-    """Let Python find modules and files in ``folders``, after all others; for trusted records only.
+    """Let Python find modules and files in the folders of a run, after all others.
+
+    Only for records that are trusted: whoever names a folder names code.
 
     Args:
       folders: What ``code_folders`` returned when the record was written; what is not there is
         left out.
+
+    Raises:
+      UsageError: The run has a module whose name one of another run has in this process.
     """
-    for folder in folders if isinstance(folders, list) else ():
-        if isinstance(folder, str) and os.path.isabs(folder) and os.path.isdir(folder):
-            sys.path += [folder] * (folder not in sys.path)
-            _folders_of_runs.extend([folder] * (folder not in _folders_of_runs))
+    given = folders if isinstance(folders, list) else []
+    named = [one for one in given if isinstance(one, str) and os.path.isabs(one)]
+    there = [one for one in named if os.path.isdir(one)]
+    others = {*_folders_of_runs}.difference(there)
+    for module in [one for one in sys.modules if "." not in one] if others else ():
+        if (loaded := _folder_of(module)) not in others:
+            continue
+        for folder in there:
+            if Path(folder, f"{module}.py").exists() or Path(folder, module).is_dir():
+                raise UsageError(
+                    f"the run has a module {module!r} in {folder}, and this process has that of "
+                    f"another run, in {loaded}; use a process for each, or rename one of them"
+                )
+    sys.path += [one for one in there if one not in sys.path]
+    _folders_of_runs[:] = [*there, *(one for one in _folders_of_runs if one not in there)]
+
+
+def search_path() -> tuple[list[str], list[str]]:
+    """Return where this process finds modules and files, for ``use_search_path`` of another."""
+    return list(sys.path), [*_bases, *_folders_of_runs]
+
+
+def use_search_path(path: list[str], folders: list[str]) -> None:
+    """Find modules and files where the process does that called ``search_path``.
+
+    What this machine does not have is left out.
+    """
+    sys.path.extend(one for one in path if one not in sys.path and os.path.exists(one))
+    _folders_of_runs[:] = [one for one in folders if os.path.isdir(one)]
+
+
+def _found(name: str, file: Path) -> Path:
+    """Return a file; one with a relative name may be relative to a folder of a run."""
+    for base in ("", *_bases, *_folders_of_runs):
+        if os.path.isfile(os.path.join(base, file)):
+            if not file.is_absolute() and (folder := base or os.getcwd()) not in _bases:
+                _bases.append(folder)
+            return Path(base, file)
+    raise UsageError(f"{name} file {file} does not exist; check its path")
 
 
 def _folder_of(package: str) -> str | None:
     """Return where Python found a package or module; None if it is installed, or a script."""
-    found = sys.modules.get(package)
-    paths = [*getattr(found, "__path__", ()), getattr(found, "__file__", None) or ""]
+    found = getattr(sys.modules.get(package), "__dict__", {})  # no getattr: some import by it
+    paths = [*found.get("__path__", ()), found.get("__file__") or ""]
     if package in ("sebulba", "__main__") or not paths[0]:
         return None
     folder = os.path.dirname(os.path.realpath(paths[0]))

@@ -59,6 +59,12 @@ POLICIES: dict[str, tuple[Any, Any, Any]] = {
         spaces.Box(-2, 2, (5,), np.float64),
         spaces.Discrete(4, dtype=np.int64),
     ),
+    "MLP, bits": (ImpalaConfig(torso=SIZES), spaces.MultiBinary(6), CHOICE),
+    "MLP, small numbers": (
+        ImpalaConfig(torso=SIZES),
+        spaces.Box(-100, 3000, (4,), np.int16),
+        CHOICE,
+    ),
     "DQN": (DQNConfig(torso=SIZES, normalize_observations=True), FLAT, CHOICE),
     "R2D2": (R2D2Config(torso=SIZES, lstm_size=8), FLAT, CHOICE),
     "SAC": (SACConfig(torso=SIZES, normalize_observations=True), FLAT, FORCE),

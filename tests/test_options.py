@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from sebulba import FaultOptions, LoopOptions, UsageError
+from sebulba import ClusterOptions, FaultOptions, LoopOptions, UsageError
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.options import LoopKeywords
 from tests.loop_helpers import make_tiny_loop
@@ -98,3 +98,16 @@ def test_type_checkers_know_every_keyword():
 def test_options_need_no_jax():
     code = "import sys, sebulba.options; print('jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+
+
+def test_options_that_need_each_other_may_be_given_together():
+    cluster = ClusterOptions(address="auto", nodes=2, min_nodes=1)
+    options = LoopOptions().changed({"cluster": cluster, "on_env_failure": "restart"})
+    assert options.cluster == cluster and options.faults.on_env_failure == "restart"
+    faults = FaultOptions(max_env_restarts=3)
+    options = LoopOptions().changed({"faults": faults, "on_env_failure": "restart"})
+    assert options.faults == FaultOptions(max_env_restarts=3, on_env_failure="restart")
+    with pytest.raises(UsageError, match="min_nodes"):
+        LoopOptions().changed({"cluster": cluster})
+    with pytest.raises(UsageError, match=r"^faults="):
+        LoopOptions().changed({"faults": 3, "on_env_failure": "restart"})

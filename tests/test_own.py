@@ -408,49 +408,113 @@ def test_a_file_may_stand_wherever_a_module_may(tmp_path, monkeypatch):
         sebulba.env_spec(f"{tmp_path}/nowhere.py:MyEnv")
 
 
-def test_a_run_finds_the_file_that_it_began_with_from_any_folder(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """Return what begins a command as another process does, in a folder; code lies in tmp_path."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(own_code, "_folders_of_runs", [])
-    (tmp_path / "code").mkdir()
-    (tmp_path / "other").mkdir()
-    source = "from tests.own import *\nclass Mine(MyAgent): ...\n"
-    (tmp_path / "code/from_elsewhere.py").write_text(source)
-    run = tmp_path / "run"
-    words = ["--agent", "code/from_elsewhere.py:Mine", "--env.id", "code/from_elsewhere.py:MyEnv"]
-    wrapper = ["--env.wrappers", "code/from_elsewhere.py:MyWrapper(factor=2)"]
-    monkeypatch.chdir(tmp_path)
-    assert (
-        cli.main(
-            [
-                "train",
-                "impala",
-                *words,
-                *wrapper,
-                *SMALL,
-                "--total-env-steps",
-                "80",
-                "--run-dir",
-                str(run),
-            ]
-        )
-        == 0
-    )
+    for name in ("_imported", "_bases", "_folders_of_runs"):
+        monkeypatch.setattr(own_code, name, type(getattr(own_code, name))())
 
-    def elsewhere(*command: str) -> int:
-        """Run a command as a process does that begins in another folder."""
-        monkeypatch.chdir(tmp_path / "other")
-        sys.modules.pop("from_elsewhere")
+    def begin(folder: str) -> None:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        for name in ("_imported", "_bases", "_folders_of_runs"):
+            getattr(own_code, name).clear()
         sys.path[:] = [one for one in sys.path if not one.startswith(str(tmp_path))]
-        return cli.main([*command])
+        for name, module in [*sys.modules.items()]:
+            if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+                del sys.modules[name]
 
-    assert elsewhere("eval", str(run), "--episodes", "2") == 0
-    assert elsewhere("resume", str(run), "--total-env-steps", "160") == 0
+    yield begin
+    begin("end")
+
+
+SOURCE = """
+from tests.own import *
+class Mine(MyAgent): ...
+class Always(MyEnv):
+    def step(self, action):
+        return super().step(action)[0], {reward}, True, False, {{}}
+"""
+
+
+def write_code(folder: Path, reward: float, name: str = "from_elsewhere") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.py").write_text(SOURCE.format(reward=reward))
+
+
+def first_reward(run: Path) -> float:
+    env = sebulba.load_env(run)
+    env.reset(seed=0)
+    reward = env.step(0)[1]
+    env.close()
+    return float(reward)
+
+
+@pytest.mark.parametrize("code", ["code/from_elsewhere.py", "from_elsewhere"])
+def test_a_run_finds_its_code_from_any_folder(code, process, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    write_code((tmp_path / "work" / code).parent, 1)
+    process("work")
+    words = ["--agent", f"{code}:Mine", "--env.id", f"{code}:MyEnv"]
+    words += ["--env.wrappers", f"{code}:MyWrapper(factor=2)", "--run-dir", str(run)]
+    assert cli.main(["train", "impala", *words, *SMALL, "--total-env-steps", "80"]) == 0
+    process("other")
+    assert cli.main(["eval", str(run), "--episodes", "2"]) == 0
+    process("other")
+    assert cli.main(["resume", str(run), "--total-env-steps", "160"]) == 0
+    process("other")
     assert type(sebulba.load_policy(run).agent).__name__ == "Mine"
-    capsys.readouterr()
+    process("other")
     stranger(monkeypatch, tmp_path)
-    assert elsewhere("eval", str(run)) == cli.EXIT_USAGE
+    capsys.readouterr()
+    assert cli.main(["eval", str(run)]) == cli.EXIT_USAGE
     assert "--trust" in capsys.readouterr().err and "from_elsewhere" not in sys.modules
     assert not any(one.startswith(str(tmp_path)) for one in sys.path), "a stranger's folder"
+
+
+def trained_on(reward: float, process, tmp_path: Path, *words: str) -> Path:
+    """Return a run in an environment of a file that all such runs call the same."""
+    folder = f"work{reward}"
+    write_code(tmp_path / folder, reward)
+    process(folder)
+    run = tmp_path / f"run{reward}"
+    words = ("--env.id", "from_elsewhere.py:Always", "--run-dir", str(run), *words)
+    words += ("--no-anneal-learning-rate",)
+    assert cli.main(["train", "impala", *words, *SMALL, "--total-env-steps", "80"]) == 0
+    return run
+
+
+def test_code_of_the_same_name_is_never_that_of_another_run(process, tmp_path):
+    runs = {reward: trained_on(reward, process, tmp_path) for reward in (1, 7)}
+    for reward, run in runs.items():
+        process("other")
+        assert first_reward(run) == reward
+    process("other")
+    assert first_reward(runs[1]) == 1
+    with pytest.raises(UsageError, match=r"the run has a module 'from_elsewhere' in .*work7, and "):
+        first_reward(runs[7])
+    assert first_reward(runs[1]) == 1
+    with pytest.raises(UsageError, match=r"nowhere/from_elsewhere.py does not exist"):
+        sebulba.env_spec("nowhere/from_elsewhere.py:Always")
+
+
+def test_a_copy_where_one_is_comes_before_the_code_that_trained(process, tmp_path, capsys):
+    run = trained_on(1, process, tmp_path)
+    write_code(tmp_path / "copy", 5)
+    process("copy")
+    assert cli.main(["eval", str(run), "--episodes", "2"]) == 0
+    assert "mean return 5.00" in capsys.readouterr().out
+    assert cli.main(["resume", str(run), "--total-env-steps", "160"]) == 0
+    assert json.loads((run / "config.json").read_text())["code_folders"] == [str(tmp_path / "copy")]
+
+
+def test_processes_find_the_code_of_a_run_and_a_run_goes_on_in_them(process, tmp_path):
+    run = trained_on(3, process, tmp_path)
+    process("other")
+    words = ["--cluster.address", "processes", "--total-env-steps", "160"]
+    assert cli.main(["resume", str(run), *words]) == 0
+    assert json.loads((run / "config.json").read_text())["cluster"]["address"] == "processes"
 
 
 def test_no_file_writes_to_the_terminal_by_its_name():

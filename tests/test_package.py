@@ -27,6 +27,7 @@ ORDER = (
         "trust",
         "standard_streams",
         "checks",
+        "own_code",
         "options",
         "files",
         "types",
@@ -55,12 +56,13 @@ ORDER = (
 The command line, which calls everything, is a room of its own within ``commands``."""
 
 # What a room may import, where that is less than all before it.
-CONTRACTS = {"errors", "checks", "options", "types", "trees", "one_kernel", "agent"}
+CONTRACTS = {"errors", "checks", "own_code", "options", "types", "trees", "one_kernel", "agent"}
 ALLOWED = {
     "errors": set(),
     "trust": {"errors"},
     "standard_streams": set(),
     "checks": {"errors"},
+    "own_code": {"errors", "checks"},
     "options": {"errors", "checks"},
     "files": {"errors"},
     "types": set(),
@@ -77,7 +79,7 @@ ALLOWED = {
     "managers": CONTRACTS | {"transport", "inference", "agents"},
     "policies": CONTRACTS | {"files", "trust", "agents"},
     "checkpoints": CONTRACTS | {"files", "trust", "metrics", "transport", "inference", "learning"},
-    "configs": {"errors", "checks", "options", "files", "agents"},
+    "configs": {"errors", "checks", "own_code", "options", "files", "agents"},
 }
 
 

@@ -38,6 +38,7 @@ from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.commands.waiting_parent import go_on_in_child, leave, note_end, note_run
 from sebulba.errors import UsageError, text_of
 from sebulba.files import write_json
+from sebulba.own_code import import_from
 from sebulba.standard_streams import make_streams_safe
 from sebulba.trust import Trust
 
@@ -250,8 +251,8 @@ def _import_from_here() -> None:
         raise UsageError(
             f"the current folder is gone ({error.strerror}); change into one that exists"
         ) from error
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
+    if "" not in sys.path:
+        import_from(here)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

@@ -550,7 +550,7 @@ MAY_CHANGE = (
     *("eval_max_episode_steps", "video_every_env_steps", "writers", "stop_at_return", "callbacks"),
     *("metrics_interval_s", "checkpoint", "faults", "platform", *OF_ONE_PROCESS),
     *("num_cpu_devices", "inference_devices", "update_devices", "compile_cache", "name", "run_dir"),
-    *("env.num_threads", "env.vectorization", "pin_inferencers"),
+    *("env.num_threads", "env.vectorization", "pin_inferencers", "cluster"),
 )
 """Fields of a configuration with which a run may be resumed that began with others. Whether the
 saved state fits other numbers of environments and Inferencers is for the loop to say."""

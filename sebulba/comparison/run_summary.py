@@ -28,7 +28,7 @@ LAST_MOMENT = 2**37
 _ENDED = re.compile(r"^\S+ \S+  exit code (\d+): ")
 _NOT_CONFIGURED = {
     *("run_id", "command", "environment", "links", "sha256", "signature", "sebulba"),
-    "member_configs",
+    *("member_configs", "code_folders"),
 }
 """Keys of ``config.json`` that no option sets."""
 

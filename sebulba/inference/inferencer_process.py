@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from sebulba.inference.cycle_server import failure_of
 from sebulba.inference.remote import make_servers
+from sebulba.own_code import use_search_path
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """A terminal sends them to all of its processes; the one that trains decides what becomes of it."""
@@ -28,8 +29,9 @@ def main() -> None:
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     control, *connections = (Connection(int(number)) for number in sys.argv[1:])
-    path, config, given, name = control.recv()
+    (path, folders), config, given, name = control.recv()
     sys.path[:] = path
+    use_search_path(path, folders)
     servers = make_servers(name, given, config, len(connections))
     threading.Thread(target=_receive, args=(control, servers[0]), daemon=True).start()
     for connection, server in zip(connections[1:], servers[1:], strict=True):

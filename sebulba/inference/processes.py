@@ -20,6 +20,7 @@ from sebulba.inference.nodes import CLOSE_S, LostNodeError, Node, Version, Worke
 from sebulba.inference.remote import CYCLES, pickled, worker_config
 from sebulba.inference.workers import Workers
 from sebulba.options import ClusterOptions
+from sebulba.own_code import search_path
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
@@ -76,7 +77,7 @@ class ProcessNode(Node):
         self._control, *self._connections = (Connection(ours.detach()) for ours, _ in pairs)
         self._ending = threading.Lock()
         try:
-            self._send_given((list(sys.path), worker_config(), given, server))
+            self._send_given((search_path(), worker_config(), given, server))
         except BaseException:
             self.end()
             raise

@@ -16,7 +16,6 @@ import os
 import platform
 import signal
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -32,6 +31,7 @@ from sebulba.inference.nodes import CLOSE_S, LostNodeError, Node, Version, Worke
 from sebulba.inference.remote import CYCLES, make_servers, pickled, worker_config
 from sebulba.inference.workers import Workers
 from sebulba.options import ClusterOptions
+from sebulba.own_code import search_path, use_search_path
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
@@ -77,10 +77,15 @@ class CycleActor:
     """What Ray runs in a process of a machine: ``Server``s, or that of a trajectory manager."""
 
     def __init__(
-        self, path: list[str], config: dict[str, Any], given: bytes, server: str, room: int
+        self,
+        path: tuple[list[str], list[str]],
+        config: dict[str, Any],
+        given: bytes,
+        server: str,
+        room: int,
     ) -> None:
         """Prepare the servers; folders of ``path`` that this machine has are where it imports."""
-        sys.path.extend(p for p in path if p not in sys.path and os.path.exists(p))
+        use_search_path(*path)
         there = {k: v for k, v in config.items() if k not in _PATHS or (v and os.path.isdir(v))}
         self._servers = make_servers(server, given, there, room)
 
@@ -340,7 +345,7 @@ class ActorNode(Node):
             "concurrency_groups": {"stop": 1, **{f"slot{slot}": 1 for slot in range(room)}},
         }
         self.actor = ray.remote(**options)(CycleActor).remote(
-            list(sys.path), worker_config(), given, server, room
+            search_path(), worker_config(), given, server, room
         )
         self._about = self.actor.about.remote()
         self._placing = threading.Lock()

@@ -32,9 +32,8 @@ _MORE_TASKS = """\
 
 These are the presets that are named after an agent, in another environment: what is shown above as
 neutral-AGENT-TASK is what they learn. Some train for as long as the Stable-Baselines3 zoo does, and
-a few have hyper-parameters of their own ([sebulba/configs/tasks.py](../sebulba/configs/tasks.py)). What
-those learn that have no curve above has not been measured, most games (the last twelve rows) among
-them."""
+a few have hyper-parameters of their own ([tasks.py](../sebulba/configs/tasks.py)). What those learn
+that have no curve above has not been measured, most games (the last twelve rows) among them."""
 
 
 def markdown(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path) -> str:
