@@ -108,11 +108,14 @@ def test_a_preset_by_task_is_that_of_its_agent_in_an_environment_of_envpool(name
     made, agent = PRESETS[name].make(), name.rpartition("-")[2]
     start = (ATARI if made.env.id in tasks.GAMES else NEUTRAL)[agent].make()
     changes = next((t.changes for t in tasks.TASKS if t.env_id == made.env.id), {}).get(agent, {})
+    of_run = {name: value for name, value in changes.items() if name == "steps_per_cycle"}
+    of_agent = {name: value for name, value in changes.items() if name not in of_run}
     same = dataclasses.replace(
         start,
         env=dataclasses.replace(start.env, id=made.env.id),
-        agent=dataclasses.replace(start.agent, **changes),
+        agent=dataclasses.replace(start.agent, **of_agent),
         total_env_steps=made.total_env_steps,
+        **of_run,
     )
     assert made == same
     assert name == f"{tasks.name_of(made.env.id)}-{agent}"

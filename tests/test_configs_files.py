@@ -96,9 +96,15 @@ def test_a_task_changes_hyperparameters_of_agents_that_it_has():
         "swimmer-sac": {"discount": 0.9999},
         "mountaincarcontinuous-sac": {"noise_correlation": 0.9},
         "mountaincarcontinuous-ppo": {},
+        "lunarlandercontinuous-ppo": {
+            **{"discount": 0.999, "trace_decay": 0.98, "entropy_coefficient": 0.01},
+            **{"epochs": 4, "minibatches": 256},
+        },
     }.items():
         neutral = PRESETS[preset.rpartition("-")[2]].make().agent
         assert PRESETS[preset].make().agent == dataclasses.replace(neutral, **changes)
+    assert PRESETS["lunarlandercontinuous-ppo"].make().steps_per_cycle == 1024
+    assert PRESETS["lunarlandercontinuous-impala"].make().steps_per_cycle == 128
 
 
 def test_only_what_differs_from_the_preset_is_written():

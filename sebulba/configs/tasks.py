@@ -1,6 +1,6 @@
 """Tasks that have a preset by name: an agent's neutral preset, with what the task changes in it.
 
-That is the length of the run, and here and there a hyper-parameter. The name of a task is the id of
+That is the length of the run, and here and there hyper-parameters. The name of a task is the id of
 its environment in lower case, without the version.
 """
 
@@ -23,7 +23,7 @@ class Task(NamedTuple):
     env_steps: Mapping[str, int | None]
     """Environment steps to train for, by agent; None for those of the agent's neutral preset."""
     changes: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    """Hyper-parameters that differ from those of the neutral preset, by agent."""
+    """Hyper-parameters, and numbers of the run, that differ from the neutral preset's, by agent."""
 
 
 _FAR_SIGHTED = {"discount": 0.9999}
@@ -34,6 +34,8 @@ _ZOO_LANDER = {
     "trace_decay": 0.98,
     "entropy_coefficient": 0.01,
     "epochs": 4,
+    "minibatches": 256,
+    "steps_per_cycle": 1024,
 }
 """Of the Stable-Baselines3 zoo for LunarLanderContinuous-v2 (hyperparams/ppo.yml)."""
 
@@ -116,11 +118,14 @@ def _in_env(
     def make() -> ExperimentConfig:
         """Return the configuration of the agent's own preset in this environment."""
         config = preset.make()
+        of_run = {name: changes[name] for name in changes if hasattr(config, name)}
+        of_agent = {name: changes[name] for name in changes if name not in of_run}
         return dataclasses.replace(
             config,
             env=dataclasses.replace(config.env, id=env_id),
-            agent=dataclasses.replace(config.agent, **changes),  # type: ignore[call-arg]
+            agent=dataclasses.replace(config.agent, **of_agent),  # type: ignore[call-arg]
             total_env_steps=env_steps or config.total_env_steps,
+            **of_run,
         )
 
     changed = "".join(f", {name} {value}" for name, value in changes.items())
