@@ -10,6 +10,7 @@ import re
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sebulba.checks import nearest, require
@@ -54,10 +55,15 @@ def load_attribute(name: str, value: str) -> Any:
         if not hasattr(found, attribute):
             raise UsageError(
                 f"{name}={value!r}: {module!r} has no attribute {attribute!r}"
-                f"{nearest(attribute, dir(found))}"
+                f"{nearest(attribute, _own_names(found))}"
             )
         found = getattr(found, attribute)
     return found
+
+
+def _own_names(found: Any) -> list[str]:
+    """Return the names of what is in a module or class, but for the modules that it imports."""
+    return [one for one in dir(found) if not isinstance(getattr(found, one, None), ModuleType)]
 
 
 def import_module(name: str, value: str, module: str) -> Any:

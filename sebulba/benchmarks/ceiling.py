@@ -211,7 +211,7 @@ def _shorter_way(setup: Setup) -> str:
 
 
 def _leaves_cores_idle(cost: Cost, setup: Setup) -> bool:
-    return cost.cpu_us < GOOD * setup.cores * cost.wall_us
+    return setup.cores > 1 and cost.cpu_us < GOOD * setup.cores * cost.wall_us
 
 
 def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setup: Setup) -> str:

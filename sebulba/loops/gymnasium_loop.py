@@ -339,7 +339,8 @@ class GymnasiumLoop:
         kinds = {inferencer.run_cycle.kind for inferencer in self._session.inferencers}
         how = f"; {'/'.join(sorted(kinds))} cycles ({'; '.join(sorted(self._cycle_reasons))})"
         return (
-            f"{self.num_inferencers} Inferencers x {self.num_envs} environments on "
+            f"{self.num_inferencers} Inferencer{'s' * (self.num_inferencers > 1)} x "
+            f"{self.num_envs} environment{'s' * (self.num_envs > 1)} on "
             f"{names(self.inference_devices)}; updates on {names(self.update_devices)}; "
             f"{self._options.schedule}{how if kinds else ''}"
             f"{'' if self._hosts is None else f'; {self._hosts}, alike on each'}"

@@ -190,12 +190,12 @@ def _draw_episodes(
         dots = axes.plot(x, y, ".", color=colour, markersize=size, alpha=alpha, label=label)
         dots[0].set_markeredgewidth(0)
     env_steps, (mean, low, high) = running_mean(sample)
-    axes.fill_between(
-        env_steps, low, high, color=colour, alpha=0.2, linewidth=0, label="10 % to 90 % of them"
-    )
+    is_line = len(env_steps) > 1  # of one point nothing is seen, so the legend leaves it out
+    band = "10 % to 90 % of them" if is_line else ""
+    axes.fill_between(env_steps, low, high, color=colour, alpha=0.2, linewidth=0, label=band)
     earlier, means = _columns(before) if before else ((), ())
     x, y = [*earlier, *env_steps], [*means, *mean]
-    axes.plot(x, y, color=colour, linewidth=1.8, label="running mean")
+    axes.plot(x, y, color=colour, linewidth=1.8, label="running mean" if is_line or before else "")
     rest = (100.0 - SHOWN_PERCENT) / 2
     return [*y, *low, *high, *np.percentile(sample.returns, (rest, 100.0 - rest))]
 
@@ -266,7 +266,7 @@ def _finish(figure: Figure, axes: Axes, nothing: str | None) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     num = len([label for label in axes.get_legend_handles_labels()[1] if label])
     if num:
-        columns = num if num <= 4 else 3
+        columns = {4: 2}.get(num, min(num, 3))  # wider than this, long words are cut off
         figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5)
     if nothing is not None:
         axes.text(0.5, 0.5, nothing, ha="center", transform=axes.transAxes)

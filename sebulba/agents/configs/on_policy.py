@@ -77,7 +77,7 @@ class ActorCriticConfig(OnPolicyConfig):
             "separate_value_torso",
             self.separate_value_torso,
             f"cannot go with lstm_size={self.lstm_size}, which policy and value share",
-            "set one of them to False or 0",
+            "use separate_value_torso=False (--agent.no-separate-value-torso), or lstm_size=0",
         )
         require(
             not (self.central_critic and self.lstm_size),
