@@ -21,6 +21,19 @@ def _reach(preset: str, env_steps: int, **more: Any) -> Goal:
 
 
 _ZOO_TABLE = "rl-baselines3-zoo, benchmark.md"
+
+
+def _zoo(preset: str, mean_return: float, env_steps: int, every: int, row: str) -> Goal:
+    """Return a goal by a row of the zoo; ``every`` is env steps from evaluation to evaluation."""
+    return Goal(
+        preset,
+        mean_return,
+        env_steps,
+        options=("--eval-every-env-steps", str(every), "--eval-episodes", "50"),
+        reference=f"{_ZOO_TABLE}, {row}",
+    )
+
+
 _CLEANRL = "CleanRL, docs/benchmark/ppo_continuous_action.md"
 _TD3_PAPER = "Fujimoto et al. 2018 (arXiv 1802.09477), table 1"
 _OPTIMUM_OF_LAKE = "0.744 is the best possible (dynamic programming), 0.014 a random policy's"
@@ -198,27 +211,13 @@ GOALS: dict[str, Goal] = {
     "halfcheetah-ppo": _reach(
         "halfcheetah-ppo", 1_000_000, evaluated=False, reference="CleanRL: about 1.4k"
     ),
-    "lunarlandercontinuous-ppo": Goal(
-        "lunarlandercontinuous-ppo",
-        243.81,
-        1_000_000,
-        options=("--eval-every-env-steps", "100000", "--eval-episodes", "50"),
-        reference=f"{_ZOO_TABLE}, PPO, v2: 270.9",
+    "lunarlandercontinuous-ppo": _zoo(
+        "lunarlandercontinuous-ppo", 243.81, 1_000_000, 100_000, "PPO, v2: 270.9"
     ),
-    "mountaincarcontinuous-sac": Goal(
-        "mountaincarcontinuous-sac",
-        85.21,
-        30_000,
-        options=("--eval-every-env-steps", "5000", "--eval-episodes", "50"),
-        reference=f"{_ZOO_TABLE}, SAC, tuned, at 50k: 94.68",
+    "mountaincarcontinuous-sac": _zoo(
+        "mountaincarcontinuous-sac", 85.21, 30_000, 5_000, "SAC, tuned, at 50k: 94.68"
     ),
-    "swimmer-ppo": Goal(
-        "swimmer-ppo",
-        253.4,
-        1_000_000,
-        options=("--eval-every-env-steps", "100000", "--eval-episodes", "50"),
-        reference=f"{_ZOO_TABLE}, PPO, tuned, v3: 281.6",
-    ),
+    "swimmer-ppo": _zoo("swimmer-ppo", 253.4, 1_000_000, 100_000, "PPO, tuned, v3: 281.6"),
     "qbert-ppo-42": Goal(
         "qbert-ppo",
         492,

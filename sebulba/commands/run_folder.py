@@ -263,6 +263,8 @@ class RunFolder:
     def trust(self, is_given: bool, record: Mapping[str, Any] | None = None) -> Trust:
         """Return whether what ``config.json`` names may run, and what lies here may be opened.
 
+        If so, Python finds the code that the run names from now on, where the run found it.
+
         Args:
           is_given: The user says so.
           record: What ``record`` returned, if it is used: the file may be another by now.
@@ -448,6 +450,8 @@ def config_of_record(
     record: Mapping[str, Any], file: Path, trust: Trust
 ) -> tuple[str, ExperimentConfig]:
     """Return the preset and the configuration that a run wrote.
+
+    If it is trusted, Python finds the code that the run names from now on.
 
     Args:
       record: What its ``config.json`` says.
