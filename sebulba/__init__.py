@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
     from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
-    from sebulba.commands.run_env import load_env
-    from sebulba.diagnosis.agent_check import check_agent
-    from sebulba.diagnosis.env_check import check_env
+    from sebulba.cluster.hosts.join import join_hosts
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv
     from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
@@ -28,12 +26,14 @@ if TYPE_CHECKING:
         NotFiniteError,
         UsageError,
     )
-    from sebulba.hosts.join import join_hosts
     from sebulba.loops.evaluation import EvaluationPlayer, evaluate
-    from sebulba.loops.evaluator import Evaluator
+    from sebulba.loops.evaluation_thread import Evaluator
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
     from sebulba.options import ClusterOptions, DistributedOptions, FaultOptions, LoopOptions
     from sebulba.policies.policy import Policy, load_policy, save_policy
+    from sebulba.runs.environment import load_env
+    from sebulba.tools.check.agent_check import check_agent
+    from sebulba.tools.check.env_check import check_env
     from sebulba.types import (
         ActionOutput,
         EnvSpec,
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
     "sebulba.checkpoints.checkpointer": ("Checkpoint", "Checkpointer"),
-    "sebulba.commands.run_env": ("load_env",),
-    "sebulba.diagnosis.agent_check": ("check_agent",),
-    "sebulba.diagnosis.env_check": ("check_env",),
+    "sebulba.runs.environment": ("load_env",),
+    "sebulba.tools.check.agent_check": ("check_agent",),
+    "sebulba.tools.check.env_check": ("check_env",),
     "sebulba.envs": ("env_spec", "make_env_factory"),
     "sebulba.envs.jax_env": ("JaxEnv", "MultiAgentJaxEnv"),
     "sebulba.envs.multi.multi_agent_env": ("MultiAgentEnv",),
@@ -63,9 +63,9 @@ _ROOMS = {
         "NotFiniteError",
         "UsageError",
     ),
-    "sebulba.hosts.join": ("join_hosts",),
+    "sebulba.cluster.hosts.join": ("join_hosts",),
     "sebulba.loops.evaluation": ("EvaluationPlayer", "evaluate"),
-    "sebulba.loops.evaluator": ("Evaluator",),
+    "sebulba.loops.evaluation_thread": ("Evaluator",),
     "sebulba.loops.gymnasium_loop": ("GymnasiumLoop", "Result"),
     "sebulba.options": ("ClusterOptions", "DistributedOptions", "FaultOptions", "LoopOptions"),
     "sebulba.policies.policy": ("Policy", "load_policy", "save_policy"),

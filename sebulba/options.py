@@ -12,8 +12,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal, TypedDict
 
-from sebulba.checks import at_least, at_most, check_types, nearest, require, require_number
 from sebulba.errors import UsageError, shown
+from sebulba.support.checks import at_least, at_most, check_types, nearest, require, require_number
 
 Schedule = Literal["async", "lockstep"]
 """How networks and trajectories are exchanged: as they come, or in rounds that the seed decides."""

@@ -19,9 +19,9 @@ import numpy as np
 from pettingzoo import AECEnv
 from pettingzoo.classic import connect_four_v3
 
-from sebulba.benchmarks import harness
-from sebulba.benchmarks.trial import Trial
 from sebulba.configs.presets import PRESETS
+from sebulba.tools.bench import harness
+from sebulba.tools.bench.trial import Trial
 from tests import beside
 from tests.kuhn_aec import Kuhn
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from sebulba.agent import Agent, AgentState
-from sebulba.diagnosis import agent_driver
-from sebulba.diagnosis.agent_driver import B, Streams
 from sebulba.inference.cycle import env_step_of
+from sebulba.tools.check import agent_driver
+from sebulba.tools.check.agent_driver import B, Streams
 from sebulba.types import EnvAdapter, EnvSpec, EnvStep, RunSpec
 
 spaces = gymnasium.spaces

@@ -1,7 +1,7 @@
 """The agents of the shared suite; a new one joins by a line in ``AGENTS``.
 
 A line says which agent, on which actions, whether it must remember, and a tiny configuration in
-which it answers the questions of ``sebulba.diagnosis.questions`` within ``num_cycles``
+which it answers the questions of ``sebulba.tools.check.questions`` within ``num_cycles``
 trajectories. For the tests that count cells and devices the same configuration learns with plain
 gradient descent.
 """
@@ -37,9 +37,9 @@ from sebulba.agents.configs import (
     make_agent,
 )
 from sebulba.agents.replay import store as replay_store
-from sebulba.diagnosis import questions
-from sebulba.diagnosis.agent_driver import B, T
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
+from sebulba.tools.check import questions
+from sebulba.tools.check.agent_driver import B, T
 from tests import oracle
 from tests.agent_driver import Driver, EnvStreams
 

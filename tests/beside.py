@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks import harness
 from sebulba.configs.presets import PRESETS
+from sebulba.tools.bench import harness
 
 Speeds = Mapping[str, list[float]]
 """Env steps a second, one a round, by who takes turns; ours is the first."""

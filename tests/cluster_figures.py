@@ -17,8 +17,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from sebulba.benchmarks import harness
 from sebulba.options import ClusterOptions
+from sebulba.tools.bench import harness
 from tests.loop_helpers import make_tiny_loop
 
 NUM_ENVS = 16

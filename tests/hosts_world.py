@@ -87,8 +87,8 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
 
     import sebulba
     from sebulba.checkpoints import checkpointer as checkpointer_module
-    from sebulba.commands.jax_setup import configure_jax
     from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
+    from sebulba.runs.jax_setup import configure_jax
 
     configure_jax("cpu", NUM_DEVICES // num_hosts)
     options = DistributedOptions()

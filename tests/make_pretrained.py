@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 import sebulba
-from sebulba.commands.run_folder import RunFolder
 from sebulba.policies.card import CARD_FILE
 from sebulba.policies.policy import CONFIG_FILE, save_policy
 from sebulba.policies.pretrained import EVALUATION_FILE, FOLDER, about, folder_of
-from sebulba.trust import signed
+from sebulba.runs.folder import RunFolder
+from sebulba.support.trust import signed
 from sebulba.types import EnvFactory
 
 COMMANDS: dict[str, tuple[str, ...]] = {

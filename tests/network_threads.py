@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sebulba.benchmarks.harness import machine
 from sebulba.envs.networks.native import NativePool
 from sebulba.envs.networks.options import CongestionControlOptions
+from sebulba.tools.bench.harness import machine
 
 NUM_ROWS = 16
 MEAN_WINDOW = 321

@@ -14,10 +14,10 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.rivals import Rival
-from sebulba.benchmarks.trial import Trial
 from sebulba.configs.presets import PRESETS
+from sebulba.tools.bench import harness
+from sebulba.tools.bench.trial import Trial
 from tests import beside
 
 TRAINER = Path(__file__).with_name("rllib_trainer.py")

@@ -27,11 +27,11 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.kernels.legal_actions import ILLEGAL
 from sebulba.configs.experiment import EnvConfig
-from sebulba.diagnosis.checks import run_checks
-from sebulba.diagnosis.env_checks import checks_of
-from sebulba.diagnosis.env_subject import Subject
-from sebulba.diagnosis.finding import Finding, Level
 from sebulba.envs.spaces import legal_action
+from sebulba.tools.check.checks import run_checks
+from sebulba.tools.check.env_checks import checks_of
+from sebulba.tools.check.env_subject import Subject
+from sebulba.tools.check.finding import Finding, Level
 from sebulba.types import FinalObs, RunSpec
 from tests import masked_envs
 from tests.loop_helpers import Recorder, leaves_equal

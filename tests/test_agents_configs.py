@@ -23,9 +23,9 @@ from sebulba.agents.configs import (
 from sebulba.agents.impala import Impala
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.commands import cli
-from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
+from sebulba.runs.folder import RunFolder
 from sebulba.types import EnvSpec
 
 spaces = gymnasium.spaces

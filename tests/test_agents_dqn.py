@@ -20,8 +20,8 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.dqn import DQN
 from sebulba.agents.nets.q_networks import QHead
-from sebulba.diagnosis.agent_driver import Streams, run_spec
 from sebulba.errors import UsageError
+from sebulba.tools.check.agent_driver import Streams, run_spec
 from sebulba.types import EnvSpec
 from tests.agent_driver import BOX_SPEC, SPEC, Driver, quick_state
 

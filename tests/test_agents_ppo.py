@@ -15,9 +15,9 @@ from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, PPOConfig, Tor
 from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.returns import transitions, vtrace
 from sebulba.agents.ppo import PPO
-from sebulba.diagnosis.agent_driver import B, Streams, T, run_spec
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
+from sebulba.tools.check.agent_driver import B, Streams, T, run_spec
 from sebulba.types import EnvSpec, RunSpec
 from tests.agent_driver import BOX_SPEC, SPEC, quick_state
 

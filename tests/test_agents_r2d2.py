@@ -22,9 +22,9 @@ from sebulba.agents.configs import (
 from sebulba.agents.kernels.returns import Transitions
 from sebulba.agents.nets.torso import zero_core
 from sebulba.agents.r2d2 import R2D2, sequence_priority
-from sebulba.diagnosis.agent_driver import Streams, T, run_spec
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
+from sebulba.tools.check.agent_driver import Streams, T, run_spec
 from sebulba.types import EnvStep, RunSpec
 from tests.agent_driver import BOX_SPEC, SPEC, Driver
 from tests.test_agents_dqn import with_axis

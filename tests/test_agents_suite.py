@@ -15,16 +15,16 @@ import sebulba
 from sebulba.agent import Agent, is_spec, spec_of_each_leaf
 from sebulba.agents.configs import MultiAgentConfig
 from sebulba.agents.configs.agent_config import agent_configs
-from sebulba.diagnosis import questions
-from sebulba.diagnosis.agent_driver import (
+from sebulba.errors import UsageError
+from sebulba.policies.policy import load_policy, save_policy
+from sebulba.tools.check import questions
+from sebulba.tools.check.agent_driver import (
     B,
     differs_by_device,
     replicated_leaves,
     run_spec,
     with_other_rewards,
 )
-from sebulba.errors import UsageError
-from sebulba.policies.policy import load_policy, save_policy
 from sebulba.types import EnvSpec, empty_env_step
 from tests import oracle
 from tests.agent_driver import Driver, quick_state

@@ -18,7 +18,7 @@ from sebulba.agents.configs import (
 from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
 from sebulba.configs.presets import PRESETS
-from sebulba.diagnosis.agent_driver import B, Streams, T, run_spec
+from sebulba.tools.check.agent_driver import B, Streams, T, run_spec
 from sebulba.types import RunSpec
 from tests.agent_driver import SPEC, Driver, quick_state
 from tests.contract_agents import (

@@ -8,9 +8,10 @@ import inspect
 import jax
 import pytest
 
-from sebulba.benchmarks import command_line, scale, train, tune
 from sebulba.benchmarks.project import rivals
+from sebulba.commands import bench as command_line
 from sebulba.configs.impala_presets import atari, cartpole
+from sebulba.tools.bench import scale, train, tune
 from tests.test_package import MODULES, imports
 
 ARGUMENTS = {"tune": ["--output", "x.json"], "learn": ["cartpole", "--num-envs", "4"]}
@@ -46,11 +47,11 @@ def test_a_benchmark_takes_what_its_options_give(monkeypatch, name):
 def test_what_serves_users_imports_nothing_that_measures_the_project():
     """But for the table of commands, and for the rival of ``bench train --compare prototype``."""
     ours = {module for module in MODULES if module.startswith("sebulba.benchmarks.project")}
-    users = {module for module in MODULES if module.startswith("sebulba.benchmarks.")} - ours
+    users = MODULES.keys() - ours
     importing = {module for module in users if imports(module, at_import=False) & ours}
-    assert importing == {"sebulba.benchmarks.command_line", "sebulba.benchmarks.train"}
+    assert importing == {"sebulba.commands.bench", "sebulba.tools.bench.train"}
     case = "sebulba.benchmarks.project.prototype_case"
-    assert imports("sebulba.benchmarks.train", at_import=False) & ours == {case}
+    assert imports("sebulba.tools.bench.train", at_import=False) & ours == {case}
 
 
 def test_what_follows_a_configuration_that_was_left_out_is_not_taken_for_one(monkeypatch):

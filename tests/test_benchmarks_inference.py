@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
-from sebulba.benchmarks import harness
 from sebulba.benchmarks.project import bare, inference
 from sebulba.benchmarks.project.plain_cycle import PlainCycle
+from sebulba.tools.bench import harness
 from tests.loop_helpers import Recorder, make_tiny_loop
 from tests.test_package import imports
 

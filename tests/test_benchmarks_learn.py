@@ -192,7 +192,7 @@ def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):
         return types.SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(learn.subprocess, "run", train)
-    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: ("abc", "today", False))
+    monkeypatch.setattr("sebulba.tools.bench.harness.commit", lambda: ("abc", "today", False))
     words = ["bench", "learn", "cartpole", "--seeds", "2", "--results", str(tmp_path)]
     words += ["--runs", str(tmp_path / "runs"), "--num-envs", "64"]
     for _ in range(2):
@@ -261,7 +261,7 @@ def test_goals_that_differ_in_their_exams_are_examined_on_the_same_runs(tmp_path
         return types.SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(learn.subprocess, "run", run)
-    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: (None, None, False))
+    monkeypatch.setattr("sebulba.tools.bench.harness.commit", lambda: (None, None, False))
     both = {name: GOALS[name] for name in ("connect-four", "connect-four-script")}
     config = PRESETS["connect-four"].make()
     written = learn.run(

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import sebulba
-from sebulba.benchmarks import memory, memory_use
 from sebulba.configs.impala_presets import cartpole
 from sebulba.errors import UsageError
+from sebulba.tools.bench import memory, memory_use
 from sebulba.types import RunSpec
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
 

@@ -9,11 +9,11 @@ import types
 import pytest
 
 from sebulba.agents.configs import TorsoConfig
-from sebulba.benchmarks import scale
-from sebulba.benchmarks.scale import Axis, AxisResult, Point
-from sebulba.benchmarks.trial import Measurement, Series
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
+from sebulba.tools.bench import scale
+from sebulba.tools.bench.scale import Axis, AxisResult, Point
+from sebulba.tools.bench.trial import Measurement, Series
 
 AXIS = Axis("num-envs", (2, 4, 8), lambda config, n: dataclasses.replace(config, num_envs=n))
 CPU = [types.SimpleNamespace(platform="cpu")]

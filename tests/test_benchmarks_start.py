@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from sebulba.benchmarks import harness
 from sebulba.benchmarks.project import start
-from sebulba.commands.huge_pages import OPTION, VARIABLE
 from sebulba.errors import UsageError
+from sebulba.runs.huge_pages import OPTION, VARIABLE
+from sebulba.tools.bench import harness
 
 TRAINS = """
 import pathlib, sys, time

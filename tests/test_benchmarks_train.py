@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 
 from sebulba.agents.configs import ImpalaConfig, PPOConfig, TorsoConfig
-from sebulba.benchmarks import ceiling, gil, train
-from sebulba.benchmarks.ceiling import Cost, Setup, Training
 from sebulba.benchmarks.project import prototype
 from sebulba.benchmarks.project.prototype_case import PrototypeCase
-from sebulba.benchmarks.stages import ReplayEnv, Stages, env_work, measure_together
-from sebulba.commands.experiment import build_agent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.errors import UsageError
 from sebulba.learning.update import Updater
 from sebulba.loops.devices import learner_mesh
 from sebulba.options import ClusterOptions
+from sebulba.runs.build import build_agent
+from sebulba.tools.bench import ceiling, gil, train
+from sebulba.tools.bench.ceiling import Cost, Setup, Training
+from sebulba.tools.bench.stages import ReplayEnv, Stages, env_work, measure_together
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import RunSpec, Trajectory
 from tests.test_package import imports
@@ -367,7 +367,7 @@ def test_processes_with_cycles_of_their_own_answer():
 
 def test_the_prototype_imports_nothing_of_the_package_but_the_contracts():
     imported = imports(prototype.__name__, at_import=False)
-    assert imported == {"sebulba.agent", "sebulba.trees", "sebulba.types"}
+    assert imported == {"sebulba.agent", "sebulba.support.trees", "sebulba.types"}
 
 
 @pytest.mark.slow

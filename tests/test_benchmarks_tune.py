@@ -10,13 +10,13 @@ from typing import ClassVar
 
 import pytest
 
-from sebulba.benchmarks import tune
-from sebulba.benchmarks.trial import Measurement, Series, Trial
-from sebulba.benchmarks.worker import WorkerError
 from sebulba.commands.cli import _parse
 from sebulba.configs.files import read_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
+from sebulba.tools.bench import tune
+from sebulba.tools.bench.trial import Measurement, Series, Trial
+from sebulba.tools.bench.worker import WorkerError
 from tests.test_benchmarks_scale import tiny_config
 
 CPU = [types.SimpleNamespace(platform="cpu")]

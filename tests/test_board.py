@@ -22,9 +22,9 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from sebulba.board import server, shelf
 from sebulba.commands import cli
-from sebulba.comparison.run_summary import RunSummary
+from sebulba.runs.summary import RunSummary
+from sebulba.tools.board import server, shelf
 from tests.hostile_runs import SECRET, SPOILED, check_harmless, make_hostile_folder
 from tests.test_comparison import CONFIG, make_run
 

@@ -9,14 +9,14 @@ import pytest
 
 import sebulba
 from sebulba.commands import cli
-from sebulba.diagnosis import agent_uses
-from sebulba.diagnosis.agent_checks import checks_of
-from sebulba.diagnosis.agent_driver import run_spec
-from sebulba.diagnosis.agent_subject import AgentSubject
-from sebulba.diagnosis.checks import Done, run_checks
-from sebulba.diagnosis.finding import Finding, Level
 from sebulba.errors import UsageError
 from sebulba.loops.agent_contract import check_contract
+from sebulba.tools.check import agent_uses
+from sebulba.tools.check.agent_checks import checks_of
+from sebulba.tools.check.agent_driver import run_spec
+from sebulba.tools.check.agent_subject import AgentSubject
+from sebulba.tools.check.checks import Done, run_checks
+from sebulba.tools.check.finding import Finding, Level
 from tests import broken_agents
 from tests.agent_driver import SPEC
 from tests.agent_suite import AGENTS

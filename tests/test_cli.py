@@ -19,11 +19,11 @@ from gymnasium import spaces
 
 import sebulba
 from sebulba.commands import cli
-from sebulba.commands.stop_on_signal import StopOnSignal
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.errors import is_env_failure
 from sebulba.metrics.plots import read_records
+from sebulba.runs.signals import StopOnSignal
 
 ROOT = Path(__file__).parent.parent
 
@@ -170,7 +170,7 @@ def test_a_folder_that_holds_a_run_is_refused(run, capsys):
 
 
 def test_folders_without_a_name_do_not_collide(tmp_path, monkeypatch):
-    from sebulba.commands.run_folder import choose_run_folder
+    from sebulba.runs.folder import choose_run_folder
 
     monkeypatch.chdir(tmp_path)
     config = PRESETS["pong"].make()
@@ -439,7 +439,7 @@ def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, caps
 def test_a_signal_before_there_is_a_loop_ends_the_process_whatever_is_being_imported(which):
     program = f"""
 import os
-from sebulba.commands.stop_on_signal import StopOnSignal
+from sebulba.runs.signals import StopOnSignal
 with StopOnSignal():
     try:
         os.kill(os.getpid(), {int(which)})

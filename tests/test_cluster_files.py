@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from sebulba.cluster.inferencers import ray_actors
 from sebulba.commands.cli import read_config
-from sebulba.diagnosis import doctor
-from sebulba.diagnosis.finding import Level
 from sebulba.errors import UsageError
-from sebulba.inference import ray_actors
+from sebulba.tools.check import doctor
+from sebulba.tools.check.finding import Level
 
 FOLDER = Path(__file__).parent.parent / "examples" / "cluster"
 

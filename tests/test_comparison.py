@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from sebulba.commands import cli
-from sebulba.comparison import curves
-from sebulba.comparison.run_summary import read_run
+from sebulba.runs.summary import read_run
+from sebulba.tools.compare import curves
 
 CONFIG = {
     "sebulba": "0.1.0",

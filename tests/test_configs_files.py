@@ -13,7 +13,6 @@ import pytest
 from sebulba.agents.configs import MultiAgentConfig
 from sebulba.commands import cli
 from sebulba.commands.cli import _parse
-from sebulba.commands.run_folder import RunFolder
 from sebulba.configs.files import (
     config_options,
     option_words,
@@ -23,6 +22,7 @@ from sebulba.configs.files import (
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.configs.tasks import TASKS
 from sebulba.errors import UsageError
+from sebulba.runs.folder import RunFolder
 
 
 def written(tmp_path, record):

@@ -16,12 +16,12 @@ from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from sebulba.commands import cli
-from sebulba.diagnosis import doctor, machine, self_tests
-from sebulba.diagnosis.checks import Check, run_checks
-from sebulba.diagnosis.finding import Finding, Level, Report, note, ok, problem
-from sebulba.diagnosis.printing import table
-from sebulba.diagnosis.versions import check_versions, supported_versions, version_finding
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
+from sebulba.tools.check import doctor, machine, self_tests
+from sebulba.tools.check.checks import Check, run_checks
+from sebulba.tools.check.finding import Finding, Level, Report, note, ok, problem
+from sebulba.tools.check.printing import table
+from sebulba.tools.check.versions import check_versions, supported_versions, version_finding
 
 GB = 10**9
 
@@ -208,7 +208,7 @@ def test_a_gradient_that_is_wrong_is_found(monkeypatch):
 
 
 def test_a_family_that_aborts_is_a_line_and_not_the_end():
-    from sebulba.diagnosis.isolation import isolated_findings
+    from sebulba.tools.check.isolation import isolated_findings
 
     events = isolated_findings("tests.test_doctor:checks_that_abort", (), 60.0)
     found = [event for event in events if isinstance(event, Finding)]

@@ -12,12 +12,12 @@ import pytest
 import sebulba
 from sebulba import Population
 from sebulba.commands import cli
-from sebulba.diagnosis import env_checks
-from sebulba.diagnosis.checks import Done, run_checks
-from sebulba.diagnosis.env_checks import checks_of
-from sebulba.diagnosis.env_subject import Subject
-from sebulba.diagnosis.finding import Finding, Level
 from sebulba.errors import UsageError
+from sebulba.tools.check import env_checks
+from sebulba.tools.check.checks import Done, run_checks
+from sebulba.tools.check.env_checks import checks_of
+from sebulba.tools.check.env_subject import Subject
+from sebulba.tools.check.finding import Finding, Level
 from tests import broken_envs
 from tests.broken_envs import PID_FILE, Good
 from tests.populations import Turns

@@ -21,8 +21,8 @@ import sebulba
 from sebulba import ActionError, EnvError
 from sebulba.agents.multi import turns
 from sebulba.benchmarks import games
-from sebulba.diagnosis.env_players import RandomActions
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter
+from sebulba.tools.check.env_players import RandomActions
 from sebulba.types import EnvOutput, EnvSpec, EnvStep, FusedEnv
 
 GAMES = int(os.environ.get("RANDOM_GAMES", "600"))

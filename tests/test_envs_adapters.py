@@ -15,13 +15,13 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from sebulba.envs import env_source, env_spec, make_env_factory
-from sebulba.envs.clamp import clamp
 from sebulba.envs.envpool_adapter import (
     MOST_COMPARED,
     _places,
     _places_by_comparison,
     native_step,
 )
+from sebulba.envs.valid_actions import clamp
 from sebulba.errors import UsageError
 from sebulba.types import EnvOutput
 from tests.oracle import ORACLES, DictOracleEnv, OracleEnv, pool_adapter, ready_made

@@ -15,7 +15,8 @@ from gymnasium import spaces
 from gymnasium.utils import EzPickle
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from sebulba.envs import make_env_factory, saved_env
+from sebulba.envs import make_env_factory
+from sebulba.envs.saving import saved_env
 from sebulba.errors import EnvError
 from tests.oracle import DictOracleEnv, OracleEnv, ready_made
 
@@ -334,7 +335,7 @@ def test_other_spaces_are_refused():
 
 
 def test_a_state_of_another_version_is_refused(monkeypatch):
-    from sebulba.envs import sealed
+    from sebulba.envs.saving import sealed
 
     monkeypatch.setattr(sealed, "VERSION", 7)
     state = state_of(WalkEnv)

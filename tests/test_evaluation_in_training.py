@@ -21,7 +21,7 @@ from sebulba.envs import seed_block
 from sebulba.errors import EnvError, HangError, UsageError
 from sebulba.inference import hangs
 from sebulba.loops.evaluation import EvaluationPlayer, evaluation_seeds
-from sebulba.loops.evaluator import Evaluator, Heartbeat
+from sebulba.loops.evaluation_thread import Evaluator, Heartbeat
 from sebulba.metrics.live_panel import PanelView
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import LinesWriter, TensorBoardWriter

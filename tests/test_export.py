@@ -28,10 +28,10 @@ from sebulba.agents.configs import (
 )
 from sebulba.commands import cli
 from sebulba.errors import UsageError
-from sebulba.export import check
-from sebulba.export.acting import acting_of
-from sebulba.export.check import OBSERVATIONS, largest_difference
-from sebulba.export.forms import FORMS
+from sebulba.policies.export import check
+from sebulba.policies.export.acting import acting_of
+from sebulba.policies.export.check import OBSERVATIONS, largest_difference
+from sebulba.policies.export.forms import FORMS
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvSpec
 from tests.test_video import SMALL, refused

@@ -35,9 +35,9 @@ from sebulba.agents.impala import Impala
 from sebulba.agents.kernels import returns
 from sebulba.agents.replay.layouts import Draw, Sequence, TransitionReplay
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
-from sebulba.checkpoints.snapshot_trees import SnapshotReader, SnapshotWriter
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.stepped_cycle import SteppedCycle
+from sebulba.loops.snapshot_trees import SnapshotReader, SnapshotWriter
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvStep, FinalObs, Trajectory

@@ -23,18 +23,18 @@ from sebulba import Checkpointer, HostError, UsageError
 from sebulba.agents.configs.impala import ImpalaConfig
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.commands import waiting_parent
-from sebulba.commands.exit_codes import EXIT_HOST, EXIT_OK, exit_code_of
+from sebulba.cluster.hosts.agreement import LATE_SHARE, WINDOW_S, Agreed, Gather, Lateness, Word
+from sebulba.cluster.hosts.hosts import Hosts
+from sebulba.cluster.hosts.mesh import HostMesh
+from sebulba.cluster.hosts.rounds import Rounds
+from sebulba.cluster.hosts.watch import DONE, FAILED, LIFE, REASON, Watch
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs.seeds import seed_block
 from sebulba.errors import CheckpointError
-from sebulba.hosts.agreement import LATE_SHARE, WINDOW_S, Agreed, Gather, Lateness, Word
-from sebulba.hosts.hosts import Hosts
-from sebulba.hosts.mesh import HostMesh
-from sebulba.hosts.rounds import Rounds
-from sebulba.hosts.watch import DONE, FAILED, LIFE, REASON, Watch
 from sebulba.inference.loop_envs import LoopEnvs
 from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
+from sebulba.runs import parent_process as waiting_parent
+from sebulba.runs.exit_codes import EXIT_HOST, EXIT_OK, exit_code_of
 from tests.host_processes import DEADLINE_S, free_port, hosts, printed
 from tests.hosts_world import NUM_ENVS, T
 from tests.loop_helpers import make_tiny_loop

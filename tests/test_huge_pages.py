@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from sebulba.commands import cli, huge_pages
-from sebulba.commands.huge_pages import (
+from sebulba.commands import cli
+from sebulba.runs import huge_pages
+from sebulba.runs.huge_pages import (
     OPTION,
     RETURNS_FROM,
     VARIABLE,

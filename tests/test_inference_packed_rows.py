@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sebulba.inference.packed_rows import MOST_PACKED_ELEMENTS, RowPacking
-from sebulba.one_kernel import MOST_ELEMENTS, MOST_REDUCED_ELEMENTS, one_kernel
+from sebulba.support.one_kernel import MOST_ELEMENTS, MOST_REDUCED_ELEMENTS, one_kernel
 
 B = 3
 

@@ -1,4 +1,4 @@
-"""How the CPU is split for a run (``sebulba/commands/jax_setup.py``)."""
+"""How the CPU is split for a run (``sebulba/runs/jax_setup.py``)."""
 
 import dataclasses
 
@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from sebulba.agents.configs import TorsoConfig
-from sebulba.commands import jax_setup
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
+from sebulba.runs import jax_setup
 
 PONG = PRESETS["pong"].make()
 

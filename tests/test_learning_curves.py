@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from sebulba.configs.presets import PRESETS, goal_of
-from sebulba.loops.run_records import RunRecords
+from sebulba.loops.records import RunRecords
 from sebulba.metrics import plots
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.episode_log import MOST_PENDING, EpisodeLog

@@ -14,7 +14,7 @@ from sebulba.inference import cycle as cycle_module
 from sebulba.inference import fused_cycle
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
-from sebulba.inference.running_inferencers import RunningInferencers
+from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.types import RunSpec
 from tests.loop_helpers import Recorder, make_tiny_loop

@@ -15,9 +15,9 @@ import sebulba
 from sebulba.agents.configs import DQNConfig, PPOConfig
 from sebulba.agents.dqn import DQN
 from sebulba.agents.ppo import PPO
+from sebulba.cluster.inferencers.nodes import Worker
+from sebulba.cluster.replay.sharded_replay import ManagerHere, joined, parted
 from sebulba.errors import ReplayError, UsageError
-from sebulba.inference.nodes import Worker
-from sebulba.managers.sharded_replay import ManagerHere, joined, parted
 from sebulba.options import ClusterOptions
 from tests.as_users import ran_as_users_compile
 from tests.lockstep_hashes import CASES, REPLAY, SMALL

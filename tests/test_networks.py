@@ -28,7 +28,7 @@ from sebulba.envs.networks.gymnasium_env import CongestionControlEnv
 from sebulba.envs.networks.native import ACK_BYTES, INFO, PACKET_BYTES, PAYLOAD_BYTES, NativePool
 from sebulba.envs.networks.options import CongestionControlOptions
 from sebulba.errors import ActionError, EnvError, UsageError
-from sebulba.trees import host_copy
+from sebulba.support.trees import host_copy
 from tests.loop_helpers import leaves_equal
 
 pytestmark = pytest.mark.skipif(

@@ -12,10 +12,10 @@ from PIL import Image
 
 import sebulba
 from sebulba.agents.configs import make_agent
-from sebulba.benchmarks.networks.sweep import ORDER, SWEPT
 from sebulba.commands import cli
-from sebulba.commands.run_folder import RunFolder
 from sebulba.policies.policy import save_policy
+from sebulba.runs.folder import RunFolder
+from sebulba.tools.networks.sweep import ORDER, SWEPT
 from sebulba.types import RunSpec
 
 pytestmark = pytest.mark.skipif(

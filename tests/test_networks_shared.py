@@ -12,15 +12,15 @@ import sebulba
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.multi.multi_agent import MultiAgent
-from sebulba.benchmarks.networks.fairness import jain, share_of
-from sebulba.benchmarks.networks.playing import Figures, columns, ignored, play
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.envs.networks import SHARED_BOTTLENECK
 from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
 from sebulba.errors import ActionError, EnvError, UsageError
-from sebulba.trees import host_copy
+from sebulba.support.trees import host_copy
+from sebulba.tools.networks.fairness import jain, share_of
+from sebulba.tools.networks.playing import Figures, columns, ignored, play
 from tests.loop_helpers import leaves_equal
 
 pytestmark = pytest.mark.skipif(

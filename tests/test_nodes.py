@@ -18,19 +18,20 @@ import pytest
 from rich.console import Console
 
 from sebulba.agents.replay.store import MIN_PRIORITY
+from sebulba.cluster.inferencers import inferencer_process
+from sebulba.cluster.inferencers import start as placement
+from sebulba.cluster.inferencers.cycle_server import Failure, Given, Server, Shared, Spent
+from sebulba.cluster.inferencers.node_figures import NodeFigures, node_lines
+from sebulba.cluster.inferencers.nodes import LostNodeError, Node, Version, Versions, Worker
+from sebulba.cluster.inferencers.remote_inferencer import CYCLES, make_servers, pickled
+from sebulba.cluster.inferencers.workers import Workers
+from sebulba.cluster.replay import start as managers_placement
+from sebulba.cluster.replay.managed_update import ManagedUpdater
+from sebulba.cluster.replay.trajectory_manager import TrajectoryManager
 from sebulba.errors import EnvError, EnvHangError, UsageError
-from sebulba.inference import inferencer_process, placement
-from sebulba.inference.cycle_server import Failure, Given, Server, Shared, Spent
 from sebulba.inference.inferencer import Inferencer
-from sebulba.inference.node_figures import NodeFigures, node_lines
-from sebulba.inference.nodes import LostNodeError, Node, Version, Versions, Worker
-from sebulba.inference.remote import CYCLES, make_servers, pickled
+from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.inference.replacements import BEING_REPLACED, Replacements
-from sebulba.inference.running_inferencers import RunningInferencers
-from sebulba.inference.workers import Workers
-from sebulba.learning.managed_update import ManagedUpdater
-from sebulba.managers import placement as managers_placement
-from sebulba.managers.trajectory_manager import TrajectoryManager
 from sebulba.metrics import live_panel
 from sebulba.metrics.counters import Counters
 from sebulba.options import ClusterOptions, FaultOptions, LoopOptions

@@ -15,16 +15,17 @@ import pytest
 from gymnasium import spaces
 
 import sebulba
-from sebulba import own_code, trust
 from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
 from sebulba.agents.configs.agent_config import config_of
 from sebulba.commands import cli
-from sebulba.commands.configurations import start_of
-from sebulba.commands.run_folder import RunFolder, choose_run_folder
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
-from sebulba.own_code import is_attribute
+from sebulba.runs.configurations import start_of
+from sebulba.runs.folder import RunFolder, choose_run_folder
+from sebulba.support import trust
+from sebulba.support import user_code as own_code
+from sebulba.support.user_code import is_attribute
 from sebulba.types import EnvSpec
 from tests import own
 from tests.populations import Pairs
@@ -113,7 +114,7 @@ def test_it_is_benchmarked(tmp_path, monkeypatch, capsys):
         return subprocess.CompletedProcess(command, cli.main(command[3:]))
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr("sebulba.benchmarks.harness.commit", lambda: ("abc", None, False))
+    monkeypatch.setattr("sebulba.tools.bench.harness.commit", lambda: ("abc", None, False))
     words = [*AGENT, *SMALL, "--total-env-steps", "40", "--seeds", "1", "--results", str(tmp_path)]
     assert cli.main(["bench", "learn", *words]) == 0
     record = json.loads((tmp_path / "learn-MyAgent.json").read_text())

@@ -22,70 +22,47 @@ MODULES = {
 }
 
 ORDER = (
-    *(
-        "errors",
-        "trust",
-        "standard_streams",
-        "checks",
-        "own_code",
-        "options",
-        "files",
-        "types",
-        "trees",
-        "one_kernel",
-        "agent",
-        "hosts",
-        "envs",
-        "metrics",
-    ),
-    *(
-        "transport",
-        "inference",
-        "learning",
-        "agents",
-        "managers",
-        "policies",
-        "checkpoints",
-        "loops",
-    ),
-    *("configs", "video", "export", "commands", "comparison", "board", "sweeps"),
-    *("diagnosis", "benchmarks", "cli", "__main__"),
+    *("errors", "types", "support", "agent", "options"),
+    *("cluster.hosts", "envs", "metrics", "transport", "inference", "learning", "agents"),
+    *("cluster", "inferencer_pool", "policies", "checkpoints", "loops"),
+    *("configs", "video", "runs", "tools", "benchmarks", "bench_train", "commands"),
+    "__main__",
 )
-"""The rooms, by folder below sebulba or module at its top: one imports from those before it only.
+"""The rooms, by folder or module below sebulba: one imports from those before it only."""
 
-The command line, which calls everything, is a room of its own within ``commands``."""
+ROOMS_WITHIN = {
+    "sebulba.cluster.hosts": "cluster.hosts",
+    "sebulba.inference.inferencer_pool": "inferencer_pool",
+    "sebulba.tools.bench.train": "bench_train",
+}
+"""What is a room of its own within another: the way of the data passes several hosts, the pool runs
+Inferencers wherever they are, and ``bench train`` compares with the project's own prototype."""
 
 # What a room may import, where that is less than all before it.
-CONTRACTS = {"errors", "checks", "own_code", "options", "types", "trees", "one_kernel", "agent"}
+CONTRACTS = {"errors", "types", "support", "agent", "options"}
 ALLOWED = {
     "errors": set(),
-    "trust": {"errors"},
-    "standard_streams": set(),
-    "checks": {"errors"},
-    "own_code": {"errors", "checks"},
-    "options": {"errors", "checks"},
-    "files": {"errors"},
     "types": set(),
-    "trees": {"types"},
-    "one_kernel": {"types"},
+    "support": {"errors", "types"},
     "agent": {"types", "errors"},
-    "hosts": CONTRACTS,
-    "envs": CONTRACTS | {"standard_streams"},
-    "metrics": {"errors", "types", "files"},
-    "transport": CONTRACTS | {"hosts"},
+    "options": {"errors", "support"},
+    "cluster.hosts": CONTRACTS,
+    "envs": CONTRACTS,
+    "metrics": CONTRACTS,
+    "transport": CONTRACTS | {"cluster.hosts"},
     "inference": CONTRACTS | {"envs", "metrics", "transport"},
-    "learning": CONTRACTS | {"hosts", "metrics", "transport"},
+    "learning": CONTRACTS | {"cluster.hosts", "metrics", "transport"},
     "agents": CONTRACTS,
-    "managers": CONTRACTS | {"transport", "inference", "agents"},
-    "policies": CONTRACTS | {"files", "trust", "agents"},
-    "checkpoints": CONTRACTS | {"files", "trust", "metrics", "transport", "inference", "learning"},
-    "configs": {"errors", "checks", "own_code", "options", "files", "agents"},
+    "policies": CONTRACTS | {"agents"},
+    "checkpoints": CONTRACTS | {"transport"},
+    "configs": {"errors", "support", "options", "agents"},
 }
 
 
 def room(module: str) -> str:
-    if module == "sebulba.commands.cli":
-        return "cli"
+    for within, name in ROOMS_WITHIN.items():
+        if module == within or module.startswith(f"{within}."):
+            return name
     return module.split(".")[1] if "." in module else ""
 
 
@@ -185,7 +162,7 @@ def test_importing_what_the_command_line_needs_imports_no_jax():
         "import os, sys\n"
         "before = dict(os.environ)\n"
         "import sebulba, sebulba.commands.cli, sebulba.configs.presets\n"
-        "import sebulba.commands.run_folder\n"
+        "import sebulba.runs.folder\n"
         "assert dict(os.environ) == before\n"
         "heavy = {'jax', 'flax', 'envpool', 'gymnasium', 'matplotlib', 'rich', 'tensorboardX'}\n"
         "print(sorted(heavy & sys.modules.keys()))\n"
@@ -252,7 +229,7 @@ build_wheel(target)
 
 def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documents(tmp_path):
     copy = tmp_path / "copy"
-    pages = [*(PACKAGE / "board").glob("*.css"), *(PACKAGE / "board").glob("*.js")]
+    pages = [path for path in (PACKAGE / "tools/board").iterdir() if path.suffix in {".css", ".js"}]
     trained = [path for path in (PACKAGE / "policies/trained").rglob("*") if path.is_file()]
     native = [
         *(PACKAGE / "envs/networks/engine").iterdir(),

@@ -16,9 +16,9 @@ from gymnasium import spaces
 import sebulba
 from sebulba import ActionError, EnvError, UsageError
 from sebulba.commands import cli
-from sebulba.diagnosis.env_players import RandomActions, fingerprint
 from sebulba.envs import env_source
 from sebulba.envs.multi import pettingzoo_env
+from sebulba.tools.check.env_players import RandomActions, fingerprint
 
 pytest.importorskip("pettingzoo", reason="the package pettingzoo is not installed")
 

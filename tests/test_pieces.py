@@ -18,9 +18,9 @@ from sebulba.inference.fused_cycle import equal_chunks
 from sebulba.learning.donation import DEBUGGING, DonatingProgram
 from sebulba.loops.devices import choose_devices
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.trees import is_finite, owned_copy
 from sebulba.transport.staging import Staged, Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
-from sebulba.trees import is_finite, owned_copy
 
 DEADLINE_S = 10.0
 """Ten times what a stop or a failure promises."""

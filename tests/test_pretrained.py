@@ -10,9 +10,9 @@ import pytest
 
 import sebulba
 from sebulba.commands import cli
-from sebulba.commands.run_folder import RunFolder
 from sebulba.errors import UsageError
 from sebulba.policies import pretrained
+from sebulba.runs.folder import RunFolder
 from tests.make_pretrained import COMMANDS, environment
 
 EPISODES = 12

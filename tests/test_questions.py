@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sebulba.diagnosis.questions import ANSWERS, DISCOUNT, MEMORY, STATES, DiscretePool, Questions
+from sebulba.tools.check.questions import ANSWERS, DISCOUNT, MEMORY, STATES, DiscretePool, Questions
 
 
 def answers(

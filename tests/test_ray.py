@@ -14,8 +14,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from sebulba.cluster.inferencers.ray_actors import ActorNode, NetworkStore
 from sebulba.errors import EnvError, UsageError
-from sebulba.inference.ray_actors import ActorNode, NetworkStore
 from sebulba.options import ClusterOptions, FaultOptions, LoopOptions
 from tests import test_managers
 from tests.loop_helpers import leaves_equal, make_tiny_loop

@@ -21,8 +21,8 @@ from sebulba.agents.configs import (
     TorsoConfig,
     make_agent,
 )
+from sebulba.cluster.replay.sharded_replay import ManagerHere, ShardedReplay
 from sebulba.errors import UsageError
-from sebulba.managers.sharded_replay import ManagerHere, ShardedReplay
 from sebulba.types import EnvSpec, EnvStep, FinalObs, RunSpec, Trajectory
 from tests.loop_helpers import leaves_equal
 

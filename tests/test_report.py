@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sebulba.board import charts
-from sebulba.board.run_details import read_details, time_shares
 from sebulba.commands import cli
-from sebulba.comparison import metrics_file
-from sebulba.comparison.metrics_file import read_newest, read_sample
 from sebulba.errors import UsageError
+from sebulba.runs import metrics_file
+from sebulba.runs.metrics_file import read_newest, read_sample
+from sebulba.tools.board import charts
+from sebulba.tools.board.run_details import read_details, time_shares
 from tests.hostile_runs import NAMES, SCRIPT, SPOILED, check_harmless
 from tests.test_comparison import make_run
 

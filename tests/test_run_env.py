@@ -13,13 +13,14 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import sebulba
-from sebulba.commands import cli, run_env
-from sebulba.commands.run_folder import RunFolder
+from sebulba.commands import cli
 from sebulba.configs.experiment import EnvConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.envs.single_env import SingleEnv
 from sebulba.errors import ActionError, UsageError
+from sebulba.runs import environment as run_env
+from sebulba.runs.folder import RunFolder
 from sebulba.video import screens
 from tests.test_video import SMALL, Recorder
 

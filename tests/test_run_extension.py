@@ -13,11 +13,11 @@ import pytest
 
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig
 from sebulba.commands import cli
-from sebulba.commands.experiment import build_agent, warn_of_rate_0
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec
 from sebulba.metrics.episode_sample import episodes_of
 from sebulba.metrics.plots import read_records
+from sebulba.runs.build import build_agent, warn_of_rate_0
 
 TRAIN = [
     *("train", "cartpole", "--env.id", "tests.test_cli:Guess", "--schedule", "lockstep"),
@@ -93,7 +93,7 @@ def test_a_run_that_is_extended_learns_on_and_may_be_resumed_again(finished, tmp
 
 
 def test_the_configuration_of_a_run_before_extensions_is_read(finished):
-    from sebulba.commands.run_folder import RunFolder
+    from sebulba.runs.folder import RunFolder
 
     folder = RunFolder(finished[0])
     record = json.loads(folder.config.read_text())

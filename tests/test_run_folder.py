@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from sebulba.commands.run_folder import RunFolder, choose_run_folder
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.options import CheckpointOptions
+from sebulba.runs.folder import RunFolder, choose_run_folder
 
 
 @pytest.fixture

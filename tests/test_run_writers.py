@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from sebulba.commands import cli
-from sebulba.commands.run_writers import find_writer
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.metrics.trackers import MlflowWriter, WandbWriter
 from sebulba.metrics.writers import CompositeWriter, TensorBoardWriter
+from sebulba.runs.writers import find_writer
 from sebulba.types import RunInfo
 from tests import own
 

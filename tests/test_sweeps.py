@@ -15,10 +15,11 @@ import pytest
 from PIL import Image
 
 from sebulba.commands import cli
+from sebulba.commands import sweep as command_line
 from sebulba.errors import UsageError
-from sebulba.sweeps import command_line, pictures, sweep, training
-from sebulba.sweeps.space import Choices, Range, space_of
-from sebulba.sweeps.study import Ended, Trial
+from sebulba.tools.sweep import pictures, sweep, training
+from sebulba.tools.sweep.space import Choices, Range, space_of
+from sebulba.tools.sweep.study import Ended, Trial
 
 pytest.importorskip("optuna")
 

@@ -11,10 +11,10 @@ import sys
 
 import pytest
 
-from sebulba import trust
 from sebulba.commands import cli
 from sebulba.errors import UsageError
-from sebulba.trust import Trust, signed, trust_of, was_changed
+from sebulba.support import trust
+from sebulba.support.trust import Trust, signed, trust_of, was_changed
 
 RECORD = {"run_id": "7", "env": {"id": "CartPole-v1", "options": {}}, "sizes": (1, 2)}
 
@@ -37,7 +37,9 @@ def test_what_was_signed_is_trusted_after_a_trip_through_json(key):
 
 
 def test_the_key_is_made_once_even_by_processes_that_begin_together(key):
-    program = "from sebulba.trust import signed; print(signed('run', {})['signature']['key'])"
+    program = (
+        "from sebulba.support.trust import signed; print(signed('run', {})['signature']['key'])"
+    )
     started = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         for _ in range(6)

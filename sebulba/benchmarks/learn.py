@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks.pictures import BLUE, GREY, open_frame, picture
-from sebulba.checks import require
-from sebulba.commands.run_folder import file_name
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.files import read_json_object
 from sebulba.metrics.counters import EPISODES_AVERAGED
 from sebulba.metrics.plots import learning_curves, read_records
+from sebulba.runs.folder import file_name
+from sebulba.support.checks import require
+from sebulba.support.files import read_json_object
+from sebulba.tools.bench.pictures import BLUE, GREY, open_frame, picture
 
 RESULTS = "benchmarks/results"
 """Folder that ``learn`` writes to and ``report`` reads."""
@@ -140,7 +140,7 @@ def run(
     Raises:
       UsageError: The results of two names would be one file.
     """
-    from sebulba.benchmarks import harness
+    from sebulba.tools.bench import harness
 
     check_files(goals)
     written = {}

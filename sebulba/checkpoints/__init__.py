@@ -1,1 +1,1 @@
-"""Checkpoints: the store on disk, and what a run saves and resumes."""
+"""Checkpoints: the store on disk, and nothing else."""

@@ -14,12 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from sebulba.errors import CheckpointError
-from sebulba.trust import signed, trust_of
+from sebulba.support.trust import signed, trust_of
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
 KIND = "checkpoint"
-"""What the signature is of; see ``sebulba.trust``."""
+"""What the signature is of; see ``sebulba.support.trust``."""
 
 
 class DamageError(CheckpointError):

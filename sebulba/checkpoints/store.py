@@ -29,8 +29,8 @@ from sebulba.checkpoints.parts import (
 from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
-from sebulba.files import PARTIAL, read_json_object
-from sebulba.trust import Trust
+from sebulba.support.files import PARTIAL, read_json_object
+from sebulba.support.trust import Trust
 
 NUMBER_DIGITS = 12
 

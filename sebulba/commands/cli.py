@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sebulba
-from sebulba.commands.exit_codes import (
+from sebulba.errors import UsageError, text_of
+from sebulba.runs.exit_codes import (
     EXIT_CHECKPOINT,
     EXIT_ENV,
     EXIT_HANG,
@@ -33,18 +34,17 @@ from sebulba.commands.exit_codes import (
     EXIT_USAGE,
     exit_code_of,
 )
-from sebulba.commands.huge_pages import restart_with_huge_pages
-from sebulba.commands.stop_on_signal import StopOnSignal
-from sebulba.commands.waiting_parent import go_on_in_child, leave, note_end, note_run
-from sebulba.errors import UsageError, text_of
-from sebulba.files import write_json
-from sebulba.own_code import import_from
-from sebulba.standard_streams import make_streams_safe
-from sebulba.trust import Trust
+from sebulba.runs.huge_pages import restart_with_huge_pages
+from sebulba.runs.parent_process import go_on_in_child, leave, note_end, note_run
+from sebulba.runs.signals import StopOnSignal
+from sebulba.support.files import write_json
+from sebulba.support.streams import make_streams_safe
+from sebulba.support.trust import Trust
+from sebulba.support.user_code import import_from
 
 if TYPE_CHECKING:
-    from sebulba.commands.run_folder import RunFolder
     from sebulba.configs.experiment import ExperimentConfig
+    from sebulba.runs.folder import RunFolder
 
 USAGE = """\
 usage: sebulba train CONFIG [options]      train an agent
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell_hosts(error: BaseException) -> None:
     """Tell the hosts that learn with this one, if there are any, that it ends and why."""
-    join = sys.modules.get("sebulba.hosts.join")
+    join = sys.modules.get("sebulba.cluster.hosts.join")
     hosts = join.joined() if join is not None else None
     if hosts is not None:
         hosts.end_after(error)
@@ -138,7 +138,7 @@ def _tell_hosts(error: BaseException) -> None:
 
 def _hosts_failed() -> bool:
     """Tell whether hosts learned together and do not end together."""
-    join = sys.modules.get("sebulba.hosts.join")
+    join = sys.modules.get("sebulba.cluster.hosts.join")
     hosts = join.joined() if join is not None else None
     return hosts is not None and hosts.has_failed
 
@@ -286,10 +286,10 @@ def _train(argv: list[str]) -> int:
         print(_train_help(), end="")
         return EXIT_OK
     _import_from_here()
-    from sebulba.commands.configurations import config_first
+    from sebulba.runs.configurations import config_first
 
     preset, config = read_config(config_first(argv), "sebulba train")
-    from sebulba.commands.run_folder import choose_run_folder
+    from sebulba.runs.folder import choose_run_folder
 
     config = _joined(config)
     folder = choose_run_folder(config, preset)
@@ -300,7 +300,7 @@ def _joined(config: ExperimentConfig) -> ExperimentConfig:
     """Meet the other hosts, if there are any, and note which of them this is."""
     if not config.distributed.is_on:
         return config
-    from sebulba.commands.hosts import joined_config
+    from sebulba.runs.meet_hosts import joined_config
 
     return joined_config(config)
 
@@ -319,14 +319,14 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
         )
     note_run(folder.path)
     with StopOnSignal() as stop_on_signal:
-        from sebulba.commands.train import train
+        from sebulba.runs.train import train
 
         return train(config, folder, stop_on_signal, preset=preset, command=command)
 
 
 def _check_writers(config: ExperimentConfig) -> None:
     """Raise UsageError, before the run begins, if a writer or callback is unknown or unusable."""
-    from sebulba.commands.run_writers import find_callback, find_writer
+    from sebulba.runs.writers import find_callback, find_writer
 
     for name in config.writers:
         find_writer(name)
@@ -352,8 +352,8 @@ run any code.
         return EXIT_OK if argv else EXIT_USAGE
     import dataclasses
 
-    from sebulba.commands.configurations import is_trust_given
-    from sebulba.commands.run_folder import RunFolder
+    from sebulba.runs.configurations import is_trust_given
+    from sebulba.runs.folder import RunFolder
 
     folder = RunFolder(Path(argv[0]))
     folder.check_path()
@@ -417,7 +417,7 @@ def _train_help() -> str:
 
 
 def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
-    """Read ``CONFIG [options]``; ``sebulba.commands.configurations`` says what CONFIG may be.
+    """Read ``CONFIG [options]``; ``sebulba.runs.configurations`` says what CONFIG may be.
 
     Args:
       argv: The words.
@@ -430,7 +430,7 @@ def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
       UsageError: The configuration is unknown, or an option breaks a rule.
       SystemExit: tyro has printed what is wrong with an option, or the help.
     """
-    from sebulba.commands.configurations import AGENT, is_trust_given, start_of, take_agent
+    from sebulba.runs.configurations import AGENT, is_trust_given, start_of, take_agent
 
     word, *options = argv
     start = start_of(word, trust=is_trust_given(options), command=command)
@@ -459,11 +459,11 @@ def _parse(
 
     import tyro
 
-    from sebulba.commands.configurations import take_agent
-    from sebulba.commands.option_words import ENV_OPTIONS, gather_env_options, registry
+    from sebulba.commands.options import ENV_OPTIONS, gather_env_options, registry
     from sebulba.configs.experiment import ExperimentConfig
     from sebulba.configs.own_agent import with_agent
     from sebulba.configs.presets import PRESETS
+    from sebulba.runs.configurations import take_agent
 
     short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())
     start = default or PRESETS[preset].make()
@@ -533,9 +533,9 @@ def _eval_parser() -> argparse.ArgumentParser:
 
 
 def _eval(argv: list[str]) -> int:
-    from sebulba.commands.run_folder import RunFolder
     from sebulba.options import INT32
     from sebulba.policies.pretrained import folder_of
+    from sebulba.runs.folder import RunFolder
 
     arguments = _eval_parser().parse_args(argv)
     if arguments.seed not in INT32:
@@ -552,7 +552,7 @@ def _eval(argv: list[str]) -> int:
     if trust.is_trusted:
         _import_from_here()
     from sebulba.commands.episode_progress import EpisodeProgress
-    from sebulba.commands.experiment import evaluate_run
+    from sebulba.runs.build import evaluate_run
 
     with EpisodeProgress(arguments.episodes, sys.stderr) as progress:
         evaluation = evaluate_run(
@@ -575,37 +575,37 @@ def _eval(argv: list[str]) -> int:
 
 
 def _policies(argv: list[str]) -> int:
-    from sebulba.comparison import command_line
+    from sebulba.commands import compare as command_line
 
     return command_line.policies(argv)
 
 
 def _runs(argv: list[str]) -> int:
-    from sebulba.comparison import command_line
+    from sebulba.commands import compare as command_line
 
     return command_line.runs(argv)
 
 
 def _plot(argv: list[str]) -> int:
-    from sebulba.comparison import command_line
+    from sebulba.commands import compare as command_line
 
     return command_line.plot(argv)
 
 
 def _diff(argv: list[str]) -> int:
-    from sebulba.comparison import command_line
+    from sebulba.commands import compare as command_line
 
     return command_line.diff(argv)
 
 
 def _report(argv: list[str]) -> int:
-    from sebulba.board import command_line
+    from sebulba.commands import board as command_line
 
     return command_line.report(argv)
 
 
 def _board(argv: list[str]) -> int:
-    from sebulba.board import command_line
+    from sebulba.commands import board as command_line
 
     return command_line.board(argv)
 
@@ -629,39 +629,39 @@ def _export(argv: list[str]) -> int:
 
 
 def _sweep(argv: list[str]) -> int:
-    from sebulba.sweeps import command_line
+    from sebulba.commands import sweep as command_line
 
     return command_line.main(argv, read_config)
 
 
 def _bench(argv: list[str]) -> int:
     _import_from_here()
-    from sebulba.benchmarks import command_line
+    from sebulba.commands import bench as command_line
 
     return command_line.main(argv, read_config)
 
 
 def _networks(argv: list[str]) -> int:
-    from sebulba.benchmarks.networks import command_line
+    from sebulba.commands import networks as command_line
 
     return command_line.main(argv)
 
 
 def _doctor(argv: list[str]) -> int:
-    from sebulba.diagnosis import command_line
+    from sebulba.commands import check as command_line
 
     return command_line.doctor(argv)
 
 
 def _check_env(argv: list[str]) -> int:
     _import_from_here()
-    from sebulba.diagnosis import command_line
+    from sebulba.commands import check as command_line
 
     return command_line.check_env(argv)
 
 
 def _check_agent(argv: list[str]) -> int:
-    from sebulba.diagnosis import command_line
+    from sebulba.commands import check as command_line
 
     return command_line.check_agent(argv)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sebulba.errors import UsageError, shown
-from sebulba.files import PARTIAL, write_json
 from sebulba.policies.pretrained import beside, folder_of
-from sebulba.trust import trust_of
+from sebulba.support.files import PARTIAL, write_json
+from sebulba.support.trust import trust_of
 
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
@@ -33,9 +33,9 @@ def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
     policy = _policy(arguments, import_from_here)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
-    from sebulba.export.acting import acting_of
-    from sebulba.export.check import OBSERVATIONS, largest_difference
-    from sebulba.export.forms import DESCRIPTION_FILE, FORMS, describe
+    from sebulba.policies.export.acting import acting_of
+    from sebulba.policies.export.check import OBSERVATIONS, largest_difference
+    from sebulba.policies.export.forms import DESCRIPTION_FILE, FORMS, describe
 
     acting = acting_of(policy, arguments.batch)
     out.mkdir(exist_ok=True)
@@ -61,7 +61,7 @@ def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
 
 def _policy(arguments: argparse.Namespace, import_from_here: Callable[[], None]) -> Policy:
     """Return the policy of a run, or that of the folder of a policy."""
-    from sebulba.commands.run_folder import RunFolder
+    from sebulba.runs.folder import RunFolder
 
     folder = RunFolder(folder_of(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
@@ -69,7 +69,7 @@ def _policy(arguments: argparse.Namespace, import_from_here: Callable[[], None])
         return _saved_policy(arguments, import_from_here, record)
     if folder.trust(arguments.trust, record).is_trusted:
         import_from_here()
-    from sebulba.commands.experiment import load_policy_of
+    from sebulba.runs.build import load_policy_of
 
     return load_policy_of(
         folder, explore=False, best=arguments.best, seed=0, trust=arguments.trust, platform="cpu"
@@ -85,8 +85,8 @@ def _saved_policy(
             f"{shown(arguments.run)} is the folder of a policy, and --best chooses one of a run; "
             "leave it out"
         )
-    from sebulba.commands.jax_setup import configure_jax
     from sebulba.policies.policy import KIND, load_policy
+    from sebulba.runs.jax_setup import configure_jax
 
     configure_jax("cpu")
     if trust_of(KIND, record, arguments.trust).is_trusted:

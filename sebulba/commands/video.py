@@ -178,7 +178,7 @@ def _policy_on_stage(
     check: Callable[[], object] = lambda: None,
 ) -> Any:
     """Load the policy of the run, and make environments that draw; ``check`` comes before."""
-    from sebulba.commands.run_folder import RunFolder
+    from sebulba.runs.folder import RunFolder
 
     folder = RunFolder(folder_of(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
@@ -187,7 +187,7 @@ def _policy_on_stage(
     env = folder.read_env_config(trust, record)
     if trust.is_trusted:
         import_from_here()
-    from sebulba.commands.experiment import load_policy_of
+    from sebulba.runs.build import load_policy_of
     from sebulba.video.pictures import Stage, drawing_factory
 
     policy = load_policy_of(

@@ -12,10 +12,17 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.agents.configs.shared import own_torsos
-from sebulba.checks import at_least, at_most, check_types, require, require_number, require_positive
 from sebulba.errors import UsageError, shown
 from sebulba.options import ENV_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
-from sebulba.own_code import is_attribute
+from sebulba.support.checks import (
+    at_least,
+    at_most,
+    check_types,
+    require,
+    require_number,
+    require_positive,
+)
+from sebulba.support.user_code import is_attribute
 
 PATH_CHARACTERS = frozenset("/\\.~:")
 """An option without any of these names no module, and a file only in the current folder."""

@@ -20,7 +20,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError
-from sebulba.files import read_json_object, write_json
+from sebulba.support.files import read_json_object, write_json
 
 Scalar: TypeAlias = bool | int | float | str | None
 Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]

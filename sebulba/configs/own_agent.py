@@ -9,7 +9,7 @@ from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.agents.configs.agent_config import config_of, own_agent_class
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError, shown
-from sebulba.own_code import class_name
+from sebulba.support.user_code import class_name
 
 
 def with_agent(config: ExperimentConfig, name: str) -> ExperimentConfig:

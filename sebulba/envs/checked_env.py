@@ -15,8 +15,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.envs import saved_env
-from sebulba.envs.plain_data import pack, unpack
+from sebulba.envs.saving import saved_env
+from sebulba.envs.saving.plain_data import pack, unpack
 from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,

@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.clamp import clamp
-from sebulba.envs.foreign_calls import without_side_effects
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
 from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
 from sebulba.envs.observation_parts import LegalActions
@@ -30,8 +28,10 @@ from sebulba.envs.spaces import (
     make_action_check,
     make_native_action,
 )
+from sebulba.envs.valid_actions import clamp
+from sebulba.envs.xla_calls import without_side_effects
 from sebulba.errors import EnvError, UsageError, shown
-from sebulba.one_kernel import one_kernel
+from sebulba.support.one_kernel import one_kernel
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
 
 NUM_INFERENCERS = 2

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from sebulba.checks import nearest
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.flat_parts import warn_of_text
 from sebulba.envs.gymnasium_adapter import (
@@ -55,7 +54,8 @@ from sebulba.envs.spaces import canonical_action_space, canonical_observation_sp
 from sebulba.envs.vectorize import make_vector_env
 from sebulba.envs.wrappers import load_wrapper, wrapped
 from sebulba.errors import UsageError, shown
-from sebulba.own_code import import_module, is_attribute, load_attribute, module_of_file
+from sebulba.support.checks import nearest
+from sebulba.support.user_code import import_module, is_attribute, load_attribute, module_of_file
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 
 Backend = Literal["envpool", "gymnasium"]

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from sebulba.envs import saved_env
 from sebulba.envs.observation_parts import LegalActions, tags_of
-from sebulba.envs.sealed import seal, unseal
+from sebulba.envs.saving import saved_env
+from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
     canonical_action_space,

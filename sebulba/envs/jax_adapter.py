@@ -11,19 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.clamp import clamp
 from sebulba.envs.jax_env import JaxEnv
 from sebulba.envs.observation_parts import LegalActions
-from sebulba.envs.saved_arrays import fitted
-from sebulba.envs.sealed import seal, unseal
+from sebulba.envs.saving.saved_arrays import fitted
+from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
     make_action_check,
 )
+from sebulba.envs.valid_actions import clamp
 from sebulba.errors import EnvError, UsageError, shown
-from sebulba.trees import KeyData, host_copy, named_leaves
+from sebulba.support.trees import KeyData, host_copy, named_leaves
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree, empty_env_step
 
 

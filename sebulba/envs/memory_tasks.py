@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.envpool_adapter import make_envpool
-from sebulba.envs.sealed import seal, unseal
+from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.spaces import make_action_check
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
 

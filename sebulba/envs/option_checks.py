@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sebulba.checks import nearest
 from sebulba.errors import UsageError
+from sebulba.support.checks import nearest
 
 
 def is_one_of(value: Any, *choices: str) -> bool:

@@ -17,7 +17,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError, UsageError
-from sebulba.standard_streams import make_streams_safe
+from sebulba.support.streams import make_streams_safe
 
 SIGTERM_GRACE_S = 120
 """Seconds that a worker process works on after SIGTERM if the main process does, and seconds that

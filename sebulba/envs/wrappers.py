@@ -15,7 +15,7 @@ import gymnasium
 
 from sebulba.envs.tree import SPEC
 from sebulba.errors import UsageError, shown, text_of
-from sebulba.own_code import load_attribute
+from sebulba.support.user_code import load_attribute
 
 EXAMPLE = "'gymnasium.wrappers:FrameStackObservation(stack_size=4)'"
 

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.agent import Agent
-from sebulba.envs.saved_arrays import fitted
-from sebulba.envs.sealed import seal, unseal
+from sebulba.envs.saving.saved_arrays import fitted
+from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.errors import EnvError
 from sebulba.inference.cores import num_cores
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.trees import KeyData, copy_tree
 from sebulba.transport.permits import WAKE_S
-from sebulba.trees import KeyData, copy_tree
 from sebulba.types import (
     EnvAdapter,
     EnvOutput,

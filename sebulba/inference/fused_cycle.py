@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.saved_arrays import fitted
-from sebulba.envs.sealed import seal, unseal
+from sebulba.envs.saving.saved_arrays import fitted
+from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
     CycleOutput,
@@ -28,7 +28,7 @@ from sebulba.inference.cycle import (
 from sebulba.inference.episodes import new_statistics
 from sebulba.inference.packed_rows import Packed, RowPacking
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.trees import copy_tree, host_copy
+from sebulba.support.trees import copy_tree, host_copy
 from sebulba.types import EnvAdapter, EnvStep, FusedEnv, PyTree, Trajectory, empty_env_step
 
 FIRST_CHUNK_ENV_STEPS = 16384

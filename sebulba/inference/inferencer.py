@@ -16,11 +16,11 @@ from sebulba.inference.cores import Cores, run_on
 from sebulba.inference.cycle import Cycle, CycleOutput
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.options import Schedule
+from sebulba.support.trees import owned_copy
 from sebulba.transport.item import HandOff, Item
 from sebulba.transport.permits import CyclePermits, Stop
 from sebulba.transport.staging import Staged, Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
-from sebulba.trees import owned_copy
 from sebulba.types import EnvAdapter, PyTree, Trajectory
 
 INFERENCER_PHASES = ("take", "compile", "act", "env_step", "cycle", "finish", "shard", "put")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.one_kernel import one_kernel
+from sebulba.support.one_kernel import one_kernel
 from sebulba.types import PyTree
 
 MOST_PACKED_ELEMENTS = 4096

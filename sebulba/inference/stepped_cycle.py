@@ -21,7 +21,7 @@ from sebulba.inference.cycle import (
 )
 from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.trees import named_leaves
+from sebulba.support.trees import named_leaves
 from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree
 
 ALIGNMENT = 64

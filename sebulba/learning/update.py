@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
-from sebulba.hosts.mesh import HostMesh
+from sebulba.cluster.hosts.mesh import HostMesh
 from sebulba.learning.donation import DonatingProgram
-from sebulba.trees import copy_tree, is_finite, num_bytes, owned_copy
+from sebulba.support.trees import copy_tree, is_finite, num_bytes, owned_copy
 from sebulba.types import PyTree, Trajectory
 
 SKIPPED = "skipped"

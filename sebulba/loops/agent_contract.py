@@ -17,7 +17,7 @@ import numpy as np
 from sebulba.agent import TRAJECTORY_SPEC, Agent, is_spec, spec_of_each_leaf
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_tracing import TracedAgent, kind_of, shape_of
-from sebulba.trees import named_leaves
+from sebulba.support.trees import named_leaves
 from sebulba.types import PyTree, RunSpec, Trajectory, policy_row
 
 

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Agent, is_spec, spec_of_each_leaf
 from sebulba.errors import UsageError, describe_error, is_installed, shown
-from sebulba.trees import named_leaves
+from sebulba.support.trees import named_leaves
 from sebulba.types import PyTree, RunSpec
 
 HAS_NO_VALUES = (

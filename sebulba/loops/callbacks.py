@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from sebulba.checks import require, require_number, require_size
 from sebulba.metrics.counters import EPISODES_AVERAGED
+from sebulba.support.checks import require, require_number, require_size
 from sebulba.types import Callback
 
 Of = Literal["training", "evaluation"]

@@ -23,46 +23,46 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
-from sebulba.checkpoints.resume_point import Resumed, put_session_back, read_state
-from sebulba.checkpoints.session import Session
-from sebulba.checkpoints.snapshot_trees import SnapshotReader
-from sebulba.checks import check_count, check_divisible
+from sebulba.cluster.hosts.hosts import Hosts
+from sebulba.cluster.hosts.join import join_hosts
+from sebulba.cluster.hosts.mesh import HostMesh, devices_of_hosts
+from sebulba.cluster.hosts.rounds import Rounds
+from sebulba.cluster.inferencers.cycle_server import Given
+from sebulba.cluster.inferencers.node_figures import node_lines
+from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
+from sebulba.cluster.inferencers.start import new_workers
+from sebulba.cluster.inferencers.workers import Workers
+from sebulba.cluster.replay.managed_update import ManagedUpdater
+from sebulba.cluster.replay.sharded_replay import ShardedReplay, check_managers
+from sebulba.cluster.replay.start import start_managers
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
-from sebulba.hosts.hosts import Hosts
-from sebulba.hosts.join import join_hosts
-from sebulba.hosts.mesh import HostMesh, devices_of_hosts
-from sebulba.hosts.rounds import Rounds
 from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import Cycle, CyclePrograms
-from sebulba.inference.cycle_server import Given
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
-from sebulba.inference.node_figures import node_lines
-from sebulba.inference.placement import new_workers
-from sebulba.inference.remote import RemoteCycle, RemoteEnv
-from sebulba.inference.workers import Workers
-from sebulba.learning.managed_update import ManagedUpdater
 from sebulba.learning.update import Updater
-from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.agent_contract import check_contract, check_is_agent
 from sebulba.loops.devices import choose_devices, learner_mesh
-from sebulba.loops.evaluator import Evaluator
+from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.interrupt import KeptInterrupt
+from sebulba.loops.resuming import Resumed, put_session_back, read_state
 from sebulba.loops.run import Attached, Run
+from sebulba.loops.session import Session
+from sebulba.loops.snapshot_trees import SnapshotReader
 from sebulba.loops.state_check import check_state
 from sebulba.loops.supervisor import OnHang
-from sebulba.managers.placement import start_managers
-from sebulba.managers.sharded_replay import ShardedReplay, check_managers
+from sebulba.loops.update_loop import ObserveCycle
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.options import CycleKind, LoopKeywords, LoopOptions
+from sebulba.support.checks import check_count, check_divisible
+from sebulba.support.trees import fold_in_count, owned_copy
 from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts, HandOffToMesh
 from sebulba.transport.item import HandedOver, HandOff
 from sebulba.transport.staging import Staging
-from sebulba.trees import fold_in_count, owned_copy
 from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
 
 UPDATE_STREAM = 0xFFFFFFFF

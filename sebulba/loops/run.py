@@ -9,26 +9,26 @@ from typing import Any
 
 from sebulba.agent import Agent
 from sebulba.checkpoints.checkpointer import Checkpointer
-from sebulba.checkpoints.run_checkpoints import About, RunCheckpoints
-from sebulba.checkpoints.session import Session
+from sebulba.cluster.hosts.rounds import Rounds
+from sebulba.cluster.inferencers.node_figures import NodeFigures
+from sebulba.cluster.inferencers.workers import Workers
 from sebulba.errors import ActionError, HangError
-from sebulba.hosts.rounds import Rounds
 from sebulba.inference import hangs
 from sebulba.inference.inferencer import Inferencer
-from sebulba.inference.node_figures import NodeFigures
+from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.inference.replacements import Replace
-from sebulba.inference.running_inferencers import RunningInferencers
-from sebulba.inference.workers import Workers
 from sebulba.learning.update import Updater
-from sebulba.learning.update_loop import LEARNER_PHASES, ObserveCycle, UpdateLoop
-from sebulba.loops.evaluator import Evaluations, Evaluator
-from sebulba.loops.run_records import RunRecords
+from sebulba.loops.evaluation_thread import Evaluations, Evaluator
+from sebulba.loops.records import RunRecords
+from sebulba.loops.saving import About, RunCheckpoints
+from sebulba.loops.session import Session
 from sebulba.loops.supervisor import OnHang, Supervisor
+from sebulba.loops.update_loop import LEARNER_PHASES, ObserveCycle, UpdateLoop
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import MetricWindow
 from sebulba.options import LoopOptions
+from sebulba.support.trees import on_device
 from sebulba.transport.item import HandedOver, HandOff, Item
-from sebulba.trees import on_device
 from sebulba.types import Callback, MetricWriter, PyTree
 
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from sebulba.checkpoints.session import Session
 from sebulba.errors import HangError, HostError
 from sebulba.inference.hangs import silence_error, stacks
 from sebulba.inference.inferencer import WAITING_PHASES, Inferencer
-from sebulba.inference.running_inferencers import RunningInferencers
-from sebulba.loops.evaluator import EVALUATOR_THREAD, Evaluations
+from sebulba.inference.inferencer_pool import RunningInferencers
+from sebulba.loops.evaluation_thread import EVALUATOR_THREAD, Evaluations
+from sebulba.loops.session import Session
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S
 

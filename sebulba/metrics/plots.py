@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sebulba.errors import UsageError
-from sebulba.files import parse_json
 from sebulba.metrics.counters import of_groups
 from sebulba.metrics.episode_sample import Episodes, episodes_of
+from sebulba.support.files import parse_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

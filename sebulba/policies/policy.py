@@ -26,12 +26,17 @@ from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.configs.shared import own_torsos
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.errors import UsageError, shown, text_of
-from sebulba.files import check_no_link, check_regular, dataclass_from_json, read_json_object
-from sebulba.own_code import CODE_FOLDERS, class_name, code_folders, find_code_in
 from sebulba.policies.card import CARD_FILE, policy_card, population_card
 from sebulba.policies.pretrained import folder_of
-from sebulba.trees import named_leaves
-from sebulba.trust import Trust, signed, trust_of, was_changed
+from sebulba.support.files import (
+    check_no_link,
+    check_regular,
+    dataclass_from_json,
+    read_json_object,
+)
+from sebulba.support.trees import named_leaves
+from sebulba.support.trust import Trust, signed, trust_of, was_changed
+from sebulba.support.user_code import CODE_FOLDERS, class_name, code_folders, find_code_in
 from sebulba.types import (
     EnvSpec,
     EnvStep,
@@ -47,7 +52,7 @@ ARRAYS_FILE = "arrays.npz"
 VALUE_ARRAYS_FILE = "value_arrays.npz"
 FORMAT = 1
 KIND = "policy"
-"""What the signature of ``config.json`` is of; see ``sebulba.trust``."""
+"""What the signature of ``config.json`` is of; see ``sebulba.support.trust``."""
 MOST_HEADER_BYTES = 4096
 """Most bytes of an array in a file before its elements."""
 POLICY_STREAM = 0xFFFFFFFD

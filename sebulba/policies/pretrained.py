@@ -2,7 +2,7 @@
 
 ``pretrained:NAME`` stands for the folder of one wherever a run is read. Such a folder is that of a
 run with what is needed to play: ``config.json``, ``policy/`` and ``evaluation.json``, what the
-policy returned. None is signed, so none can name code but that of Sebulba (``sebulba.trust``).
+policy returned. None is signed, so none can name code but that of Sebulba (``support/trust.py``).
 ``python -m tests.make_pretrained`` trains them again.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebulba.errors import UsageError, shown
-from sebulba.files import read_json_object
+from sebulba.support.files import read_json_object
 
 PREFIX = "pretrained:"
 FOLDER = Path(__file__).parent / "trained"

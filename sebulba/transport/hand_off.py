@@ -8,8 +8,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, spec_of_each_leaf
-from sebulba.hosts.mesh import HostMesh
-from sebulba.trees import copy_tree, is_on
+from sebulba.cluster.hosts.mesh import HostMesh
+from sebulba.support.trees import copy_tree, is_on
 from sebulba.types import PyTree, Trajectory
 
 MOST_COPIED_BYTES = 1 << 18

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from sebulba.errors import UsageError, shown
-from sebulba.files import PARTIAL
 from sebulba.policies.policy import Policy
+from sebulba.support.files import PARTIAL
 from sebulba.video.pictures import Scale, Shown, Stage
 
 SUFFIXES = (".mp4", ".gif")

@@ -20,8 +20,8 @@ from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError, text_of
 from sebulba.inference.cycle import env_step_of, info_columns
 from sebulba.loops.evaluation import check_spaces, mean_of_slots
-from sebulba.own_code import is_attribute, load_attribute
 from sebulba.policies.policy import Policy
+from sebulba.support.user_code import is_attribute, load_attribute
 from sebulba.types import EnvAdapter, EnvFactory
 
 RENDER_MODE = {"render_mode": "rgb_array"}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sebulba.benchmarks import harness
+from sebulba.tools.bench import harness
 from tests.faults import counts
 
 OPTION = "--faults-json"

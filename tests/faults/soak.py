@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import envpool
 import jax
 
-from sebulba.benchmarks import harness
-from sebulba.benchmarks.memory import slope_error, theil_sen
 from sebulba.benchmarks.project.bare import bare_loop
-from sebulba.commands.experiment import build_agent
-from sebulba.commands.jax_setup import configure_jax
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec, make_env_factory
+from sebulba.runs.build import build_agent
+from sebulba.runs.jax_setup import configure_jax
+from sebulba.tools.bench import harness
+from sebulba.tools.bench.memory import slope_error, theil_sen
 from sebulba.types import RunSpec
 from tests.faults.children import Child
 

@@ -23,14 +23,15 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba import trust
 from sebulba.checkpoints import manifest
-from sebulba.commands import cli, experiment
-from sebulba.commands.run_folder import KIND as RUN
-from sebulba.commands.run_folder import RunFolder
-from sebulba.envs import sealed
+from sebulba.commands import cli
+from sebulba.envs.saving import sealed
 from sebulba.errors import CheckpointError, UsageError
 from sebulba.policies.policy import KIND as POLICY
+from sebulba.runs import build as experiment
+from sebulba.runs.folder import KIND as RUN
+from sebulba.runs.folder import RunFolder
+from sebulba.support import trust
 
 SMALL = [
     *("--num-envs", "4", "--steps-per-cycle", "5", "--total-env-steps", "200"),

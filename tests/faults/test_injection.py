@@ -21,7 +21,10 @@ import pytest
 import sebulba
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.commands.exit_codes import (
+from sebulba.errors import CheckpointError, EnvError, EnvHangError, HangError, NotFiniteError
+from sebulba.inference.stepped_cycle import SteppedCycle
+from sebulba.loops.evaluation_thread import Evaluator
+from sebulba.runs.exit_codes import (
     EXIT_CHECKPOINT,
     EXIT_ENV,
     EXIT_HANG,
@@ -29,9 +32,6 @@ from sebulba.commands.exit_codes import (
     EXIT_OTHER,
     exit_code_of,
 )
-from sebulba.errors import CheckpointError, EnvError, EnvHangError, HangError, NotFiniteError
-from sebulba.inference.stepped_cycle import SteppedCycle
-from sebulba.loops.evaluator import Evaluator
 from sebulba.transport.staging import Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests.faults.counts import rounds

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.commands.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.errors import EnvError
 from sebulba.inference.cycle import check_finite
+from sebulba.runs.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.types import EnvStep
 from tests import echo
 from tests.faults.test_restarts import Faults, kill_a_worker, make_loop

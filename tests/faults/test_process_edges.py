@@ -28,19 +28,20 @@ import pytest
 import sebulba
 from sebulba import UsageError
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.commands import cli, jax_setup
-from sebulba.commands import train as train_command
-from sebulba.commands.run_folder import RunFolder
-from sebulba.commands.stop_on_signal import StopOnSignal
+from sebulba.commands import cli
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError
-from sebulba.files import MOST_NESTED, read_json_object
 from sebulba.inference.inferencer import Inferencer
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.writers import LinesWriter
 from sebulba.policies.policy import space_from_json, space_to_json
-from sebulba.standard_streams import Output
+from sebulba.runs import jax_setup
+from sebulba.runs import train as train_command
+from sebulba.runs.folder import RunFolder
+from sebulba.runs.signals import StopOnSignal
+from sebulba.support.files import MOST_NESTED, read_json_object
+from sebulba.support.streams import Output
 from tests.faults.children import ROOT, training_began
 from tests.faults.test_supervisor import LIMIT_S, World
 from tests.loop_helpers import make_tiny_loop
@@ -350,7 +351,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path, capsys, monkey
     assert "cannot be" in one_sentence(capsys, 2, *train_words(file / "run"))
     (tmp_path / "locked/.lock").mkdir(parents=True)
     assert "cannot be written" in one_sentence(capsys, 2, *train_words(tmp_path / "locked"))
-    monkeypatch.setattr("sebulba.commands.run_folder.write_whole", refuse)
+    monkeypatch.setattr("sebulba.runs.folder.write_whole", refuse)
     assert "cannot be written" in one_sentence(capsys, 2, *train_words(tmp_path / "full"))
 
 
@@ -398,7 +399,7 @@ def test_a_home_that_cannot_be_written_or_is_not_there_is_a_warning(home, monkey
     monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", home or "~"))
     with pytest.warns(UserWarning, match="compiled programs are not kept in"):
         jax_setup._use_compile_cache("auto")
-    assert sebulba.trust.signed("kind", {"x": 1})["signature"] is None
+    assert sebulba.support.trust.signed("kind", {"x": 1})["signature"] is None
     assert not list(tmp_path.iterdir()), "no folder named ~"
 
 

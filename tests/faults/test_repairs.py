@@ -32,8 +32,8 @@ from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs
 from sebulba.loops.gymnasium_loop import UPDATE_STREAM
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.trees import fold_in_count
 from sebulba.transport.item import Item
-from sebulba.trees import fold_in_count
 from sebulba.types import RunSpec
 from tests.loop_helpers import counting, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig

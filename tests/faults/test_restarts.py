@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.commands.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.errors import EnvError
+from sebulba.runs.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests import oracle
 from tests.faults.counts import rounds

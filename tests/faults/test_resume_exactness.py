@@ -19,7 +19,7 @@ import sebulba
 from sebulba.agents.configs import ReplayConfig, TorsoConfig, make_agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import UsageError
-from sebulba.trees import host_copy
+from sebulba.support.trees import host_copy
 from tests.agent_suite import AGENTS
 from tests.faults.counts import rounds
 from tests.loop_helpers import Recorder, leaves_equal

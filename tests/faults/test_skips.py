@@ -14,8 +14,8 @@ from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs import DQNConfig, ReplayConfig, TorsoConfig
 from sebulba.agents.dqn import DQN
 from sebulba.checkpoints.checkpointer import Checkpointer
-from sebulba.commands.exit_codes import EXIT_NOT_FINITE, exit_code_of
 from sebulba.errors import NotFiniteError
+from sebulba.runs.exit_codes import EXIT_NOT_FINITE, exit_code_of
 from tests.faults.counts import rounds
 from tests.loop_helpers import leaves_equal, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig

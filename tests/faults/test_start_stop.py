@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.loops.evaluator import Evaluator
+from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.options import ClusterOptions
 from sebulba.transport.staging import Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue

@@ -9,9 +9,9 @@ import pytest
 
 from sebulba.errors import EnvHangError, HangError
 from sebulba.inference.inferencer import ENV_PHASES, INFERENCER_PHASES, WAITING_PHASES, Inferencer
-from sebulba.learning.update_loop import LEARNER_PHASES
 from sebulba.loops import supervisor as supervisor_module
 from sebulba.loops.supervisor import Supervisor
+from sebulba.loops.update_loop import LEARNER_PHASES
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sebulba.commands import waiting_parent
+from sebulba.runs import parent_process as waiting_parent
 from tests.faults.children import ROOT, Child, newest_whole, training_began
 from tests.faults.test_process_edges import ON_TERMINAL, command, environment
 from tests.faults.test_signals import SMALL, check_saved
@@ -29,7 +29,7 @@ DEADLINE_S = 100.0
 BEGIN = """
 import ctypes, os, select, signal, sys, threading, time
 from pathlib import Path
-from sebulba.commands.waiting_parent import go_on_in_child, leave, note_end, note_run
+from sebulba.runs.parent_process import go_on_in_child, leave, note_end, note_run
 libc, before = ctypes.CDLL(None), os.getpid()
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell ignores it in what it runs beside
 """

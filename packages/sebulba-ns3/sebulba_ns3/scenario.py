@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
-from sebulba.checks import require_size
+from sebulba.support.checks import require_size
 from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S, ProcessPool, ask_once
 from sebulba.envs.networks.worker import SPEC
 from sebulba.envs.seeds import check_seed

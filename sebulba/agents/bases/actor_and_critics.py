@@ -22,7 +22,7 @@ from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.replay.layouts import Transition
 from sebulba.errors import UsageError
-from sebulba.one_kernel import after
+from sebulba.support.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
 _FIRST_NOISE = 0x6E6F6973

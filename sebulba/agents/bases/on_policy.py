@@ -24,7 +24,7 @@ from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput
 from sebulba.agents.nets.torso import has_convolutions, zero_core
 from sebulba.errors import UsageError
-from sebulba.one_kernel import one_kernel
+from sebulba.support.one_kernel import one_kernel
 from sebulba.types import (
     ActionOutput,
     EnvSpec,

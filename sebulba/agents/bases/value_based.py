@@ -18,7 +18,7 @@ from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions
 from sebulba.agents.nets.torso import zero_core
-from sebulba.one_kernel import after
+from sebulba.support.one_kernel import after
 from sebulba.types import (
     ActionOutput,
     EnvSpec,

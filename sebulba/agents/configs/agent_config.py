@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sebulba.errors import UsageError, shown
-from sebulba.own_code import class_name, load_attribute
+from sebulba.support.user_code import class_name, load_attribute
 
 if TYPE_CHECKING:
     from sebulba.agent import Agent

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
-from sebulba.checks import check_types, require_number, require_positive, require_size
+from sebulba.support.checks import check_types, require_number, require_positive, require_size
 
 
 @dataclasses.dataclass(frozen=True)

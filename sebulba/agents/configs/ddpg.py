@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
-from sebulba.checks import require_number, require_size
+from sebulba.support.checks import require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from sebulba.agents.configs.on_policy import ActorCriticConfig
-from sebulba.checks import require_number, require_positive, require_size
+from sebulba.support.checks import require_number, require_positive, require_size
 
 
 @dataclasses.dataclass(frozen=True)

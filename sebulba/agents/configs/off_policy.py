@@ -12,7 +12,7 @@ from sebulba.agents.configs.shared import (
     TorsoConfig,
     check_normalization,
 )
-from sebulba.checks import require_number, require_positive, require_size
+from sebulba.support.checks import require_number, require_positive, require_size
 
 
 @dataclasses.dataclass(frozen=True)

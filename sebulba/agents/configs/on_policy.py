@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from sebulba.agents.configs.shared import CommonConfig, check_normalization
-from sebulba.checks import require, require_number, require_positive, require_size
+from sebulba.support.checks import require, require_number, require_positive, require_size
 
 
 @dataclasses.dataclass(frozen=True)

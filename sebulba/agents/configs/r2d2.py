@@ -8,7 +8,7 @@ from typing import ClassVar
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.shared import OptimizerConfig
-from sebulba.checks import require_number, require_size
+from sebulba.support.checks import require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)

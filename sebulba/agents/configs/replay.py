@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sebulba.checks import check_types, require, require_number, require_size
+from sebulba.support.checks import check_types, require, require_number, require_size
 
 
 @dataclasses.dataclass(frozen=True)

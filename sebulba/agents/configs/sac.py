@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
-from sebulba.checks import require, require_positive
+from sebulba.support.checks import require, require_positive
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from sebulba.agents.configs.agent_config import AgentConfig
-from sebulba.checks import check_types, require, require_number, require_positive, require_size
-from sebulba.own_code import is_attribute
+from sebulba.support.checks import (
+    check_types,
+    require,
+    require_number,
+    require_positive,
+    require_size,
+)
+from sebulba.support.user_code import is_attribute
 
 TorsoKind = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
 """Networks of this package from an observation to features."""

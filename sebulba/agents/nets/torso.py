@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.errors import UsageError, shown
-from sebulba.own_code import load_attribute
+from sebulba.support.user_code import load_attribute
 from sebulba.types import PyTree
 
 _NATURE_CNN_LEAST_PIXELS = 36

@@ -31,8 +31,8 @@ from sebulba.agents.replay.frame_stack import (
     rebuild,
     take_apart,
 )
-from sebulba.checks import check_divisible
 from sebulba.errors import UsageError
+from sebulba.support.checks import check_divisible
 from sebulba.types import COMMON, EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
 
 MIN_PRIORITY = 1e-6

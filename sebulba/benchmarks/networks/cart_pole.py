@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks.harness import machine, write_json
-from sebulba.benchmarks.pictures import BLUE, RED, open_frame, picture
-from sebulba.checks import at_least
 from sebulba.envs.networks import CART_POLE
 from sebulba.errors import UsageError
+from sebulba.support.checks import at_least
+from sebulba.tools.bench.harness import machine, write_json
+from sebulba.tools.bench.pictures import BLUE, RED, open_frame, picture
 
 GOAL = 450
 TOTAL_ENV_STEPS = 100_000

@@ -16,16 +16,16 @@ import jax
 
 from sebulba.agent import Agent
 from sebulba.agents.configs import SimplePolicyGradientConfig, make_agent
-from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.bare import bare_loop
 from sebulba.benchmarks.project.plain_cycle import PlainCycle
 from sebulba.benchmarks.project.prototype import make_pool
-from sebulba.commands.jax_setup import configure_jax
 from sebulba.envs import env_spec, seed_block
 from sebulba.inference.choose_cycle import MakeCycle
-from sebulba.learning.update_loop import ObserveCycle
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
+from sebulba.loops.update_loop import ObserveCycle
 from sebulba.options import CycleKind
+from sebulba.runs.jax_setup import configure_jax
+from sebulba.tools.bench import harness
 from sebulba.types import EnvFactory, RunSpec
 
 ENV, NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE, NUM_INFERENCERS = "CartPole-v1", 16, 20, 100, 2

@@ -17,15 +17,15 @@ import jax
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.bare import bare_loop
 from sebulba.benchmarks.project.inference import acting_loop
 from sebulba.benchmarks.project.null import NullAgent, NullConfig, NullPool, NullVectorEnv
-from sebulba.commands.jax_setup import configure_jax
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.runs.jax_setup import configure_jax
+from sebulba.tools.bench import harness
 from sebulba.types import EnvStep, RunSpec
 
 NUM_ENVS, NUM_CYCLES, STEPS_PER_CYCLE = 16, 10, 1000

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Agent, AgentState
-from sebulba.trees import is_key
+from sebulba.support.trees import is_key
 from sebulba.types import EnvStep, PyTree, RunSpec, Trajectory
 
 QUEUE_SIZE = 2

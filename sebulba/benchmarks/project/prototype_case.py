@@ -7,7 +7,6 @@ from typing import Protocol
 
 from sebulba.agent import Agent
 from sebulba.agents.configs import PPOConfig
-from sebulba.benchmarks import harness
 from sebulba.benchmarks.project.jax_prototype import JaxPrototype
 from sebulba.benchmarks.project.prototype import QUEUE_SIZE, Prototype
 from sebulba.configs.experiment import ExperimentConfig
@@ -15,6 +14,7 @@ from sebulba.envs import seed_block
 from sebulba.envs.envpool_adapter import default_num_threads, envpool_id
 from sebulba.envs.jax_libraries import library_of
 from sebulba.errors import UsageError
+from sebulba.tools.bench import harness
 from sebulba.types import RunSpec
 
 

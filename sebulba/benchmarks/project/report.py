@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from sebulba.benchmarks.learn import RESULTS
 from sebulba.benchmarks.learning_goals import GOALS
-from sebulba.benchmarks.pictures import BLUE, RED, open_frame, picture
 from sebulba.benchmarks.project import gallery as gallery_page
 from sebulba.benchmarks.project.tables import show, table
 from sebulba.errors import UsageError
-from sebulba.files import read_json_object
+from sebulba.support.files import read_json_object
+from sebulba.tools.bench.pictures import BLUE, RED, open_frame, picture
 
 PAGE = "benchmarks/README.md"
 

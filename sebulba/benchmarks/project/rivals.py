@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sebulba.agents.configs import DQNConfig, ReplayConfig, SACConfig, TargetConfig, TorsoConfig
-from sebulba.benchmarks import harness
 from sebulba.benchmarks.project import rival
-from sebulba.benchmarks.trial import Trial
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
+from sebulba.tools.bench import harness
+from sebulba.tools.bench.trial import Trial
 
 LIBRARIES = {"sb3": "stable_baselines3", "sbx": "sbx"}
 """Modules by the name that tables and options have for them."""

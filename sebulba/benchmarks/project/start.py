@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.commands.huge_pages import environment_before_restart
 from sebulba.errors import UsageError
+from sebulba.runs.huge_pages import environment_before_restart
 
 # Only functions import JAX here: `train_with_marks` runs in a process whose start is measured.
 
@@ -33,11 +33,11 @@ LONGEST_S = 300.0
 """Seconds after which a start without a first update counts as a hang."""
 
 MARKS = (
-    ("sebulba.commands.train:set_up_jax", "JAX configured"),
-    ("sebulba.commands.train:env_spec", "environment described"),
+    ("sebulba.runs.train:set_up_jax", "JAX configured"),
+    ("sebulba.runs.train:env_spec", "environment described"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.__init__", "environments made"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.new_state", "agent state made"),
-    ("sebulba.commands.run_folder:RunFolder.write_config", "run folder made"),
+    ("sebulba.runs.folder:RunFolder.write_config", "run folder made"),
     ("sebulba.learning.update:Updater.place", "agent state placed"),
     ("sebulba.learning.update:Updater.acting_networks", "first networks published"),
     ("sebulba.transport.trajectory_queue:TrajectoryQueue.put", "first trajectory made"),
@@ -55,7 +55,7 @@ def run(*, repeats: int = 5, preset: str = "cartpole", json_file: str | None = N
     Raises:
       UsageError: The training ended or hung before its first update.
     """
-    from sebulba.benchmarks import harness
+    from sebulba.tools.bench import harness
 
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "sebulba", *train_arguments(preset, folder)]
@@ -191,7 +191,7 @@ def train_with_marks(arguments: Sequence[str], file: str) -> None:
       file: JSON to write when the last of ``MARKS`` is reached: ``{mark: time.time()}``.
     """
     marks = {"interpreter started": time.time()}
-    importlib.import_module("sebulba.commands.train")
+    importlib.import_module("sebulba.runs.train")
     marks["sebulba imported"] = time.time()
 
     def note(name: str) -> None:

@@ -12,10 +12,10 @@ import importlib.util
 import warnings
 from typing import Any
 
-from sebulba.checks import nearest
 from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv
 from sebulba.errors import UsageError, text_of
 from sebulba.options import JAX_LIBRARIES
+from sebulba.support.checks import nearest
 
 
 def library_of(env: str) -> str | None:

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.clamp import clamp, make_legal
 from sebulba.envs.jax_adapter import JaxAdapter, JaxEnvState
 from sebulba.envs.spaces import check_legal, make_action_check
 from sebulba.envs.tree import OBSERVATION, compile_tree
+from sebulba.envs.valid_actions import clamp, make_legal
 from sebulba.errors import ActionError, UsageError
 from sebulba.types import COMMON, EnvOutput, EnvSpec, MultiAgentSpec, PyTree
 

@@ -18,7 +18,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.checks import nearest
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
 from sebulba.envs.tree import (
     OBSERVATION,
@@ -30,6 +29,7 @@ from sebulba.envs.tree import (
     num_choices,
 )
 from sebulba.errors import EnvError, UsageError, text_of
+from sebulba.support.checks import nearest
 from sebulba.types import COMMON
 
 PETTINGZOO = "pettingzoo"

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from sebulba.envs.clamp import clamp
 from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
 from sebulba.envs.networks.native import NativePool, Rows
 from sebulba.envs.networks.options import (
@@ -21,12 +20,13 @@ from sebulba.envs.networks.options import (
 )
 from sebulba.envs.networks.pools import make_pool
 from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S
-from sebulba.envs.sealed import seal, unseal
+from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
+from sebulba.envs.valid_actions import clamp
 from sebulba.errors import EnvError, UsageError
-from sebulba.one_kernel import one_kernel
+from sebulba.support.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, MultiAgentSpec, PyTree
 
 LARGEST_EXPONENT = 2.0

@@ -6,8 +6,8 @@ import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 
-from sebulba.checks import nearest
 from sebulba.errors import UsageError, shown
+from sebulba.support.checks import nearest
 
 NATIVE = "native"
 GROUP = "sebulba.network_engines"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sebulba.checks import require
 from sebulba.envs.networks.build import library
 from sebulba.envs.networks.options import (
     LoopbackOptions,
@@ -18,6 +17,7 @@ from sebulba.envs.networks.options import (
     SharedBottleneckOptions,
 )
 from sebulba.errors import EnvError
+from sebulba.support.checks import require
 
 if TYPE_CHECKING:
     from sebulba.envs.networks.jax_call import JaxCall

@@ -18,7 +18,7 @@ import numpy as np
 from sebulba.envs.networks import worker
 from sebulba.envs.networks.native import INFO, Layout, Rows
 from sebulba.envs.networks.options import PoolOptions
-from sebulba.envs.plain_data import pack, unpack
+from sebulba.envs.saving.plain_data import pack, unpack
 from sebulba.errors import EnvError
 
 STEP_TIMEOUT_S = 60.0

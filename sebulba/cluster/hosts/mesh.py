@@ -1,0 +1,125 @@
+"""The update devices of all hosts as one mesh, and arrays on the way between it and one host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import LEARNER_AXIS, is_spec, spec_of_each_leaf
+from sebulba.errors import UsageError
+from sebulba.support.trees import is_key, owned_copy
+from sebulba.types import PyTree
+
+
+class HostMesh:
+    """The update devices of this host, and those of all hosts, ordered by host.
+
+    An array of one host that is split over its devices is this host's part of one that is split
+    over all of them: rows of host 0 come first. To lift it, or to take a part out, copies nothing.
+    """
+
+    def __init__(self, local: Sequence[jax.Device], devices: Sequence[jax.Device]) -> None:
+        """Make both meshes.
+
+        Args:
+          local: Update devices of this host.
+          devices: Update devices of all hosts, as many of each.
+        """
+        self.local = _mesh(local)
+        self.whole = _mesh(devices)
+        self.num_hosts = len(devices) // len(local)
+
+    def lift(self, tree: PyTree, specs: PyTree) -> PyTree:
+        """Return arrays over all hosts, of which those of ``tree`` are this host's parts.
+
+        Args:
+          tree: Arrays on this host's update devices; what spans all hosts already stays as it is.
+          specs: Prefix tree of ``PartitionSpec``. Under ``P()`` a leaf should be equal on all
+            hosts; nothing checks it.
+        """
+
+        def one(spec: P, leaf: jax.Array) -> jax.Array:
+            if not leaf.is_fully_addressable:
+                return leaf
+            shape = [
+                size * (self.num_hosts if axis else 1)
+                for size, axis in zip(leaf.shape, _padded(spec, leaf.ndim), strict=True)
+            ]
+            return _of_shards(leaf, shape, NamedSharding(self.whole, spec))
+
+        return _map_specs(one, specs, tree)
+
+    def parts(self, tree: PyTree) -> PyTree:
+        """Return this host's parts of arrays over all hosts; other leaves stay as they are."""
+
+        def one(leaf: PyTree) -> PyTree:
+            if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+                return leaf
+            assert isinstance(leaf.sharding, NamedSharding)
+            spec = leaf.sharding.spec
+            shape = [
+                size // (self.num_hosts if axis else 1)
+                for size, axis in zip(leaf.shape, _padded(spec, leaf.ndim), strict=True)
+            ]
+            return _of_shards(leaf, shape, NamedSharding(self.local, spec))
+
+        return jax.tree.map(one, tree)
+
+    def put(self, tree: PyTree, specs: PyTree) -> PyTree:
+        """Return copies over all hosts of which the arrays of ``tree`` are this host's parts."""
+
+        def one(spec: P, leaf: jax.Array) -> jax.Array:
+            if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+                return owned_copy(leaf, NamedSharding(self.whole, spec))
+            return self.lift(owned_copy(leaf, NamedSharding(self.local, spec)), spec)
+
+        return _map_specs(one, specs, tree)
+
+
+def devices_of_hosts(local: Sequence[jax.Device], num_hosts: int) -> list[jax.Device]:
+    """Return the devices of every host that have the same places there as ``local`` have here.
+
+    Raises:
+      UsageError: A host has fewer devices.
+    """
+    here = jax.local_devices()
+    places = [here.index(device) for device in local]
+    devices: list[jax.Device] = []
+    for host in range(num_hosts):
+        there = jax.local_devices(process_index=host)
+        if len(there) != len(here):
+            raise UsageError(
+                f"host {host} has {len(there)} devices and this one has {len(here)}; hosts that "
+                "learn together need as many"
+            )
+        devices += [there[place] for place in places]
+    return devices
+
+
+def _mesh(devices: Sequence[jax.Device]) -> Mesh:
+    return Mesh(np.array(devices), (LEARNER_AXIS,), axis_types=(AxisType.Auto,))
+
+
+def _padded(spec: P, ndim: int) -> tuple:
+    return (*spec, *(None,) * (ndim - len(spec)))
+
+
+def _map_specs(one: object, specs: PyTree, tree: PyTree) -> PyTree:
+    return jax.tree.map(one, spec_of_each_leaf(specs, tree), tree, is_leaf=is_spec)  # type: ignore[arg-type]
+
+
+def _of_shards(leaf: jax.Array, shape: Sequence[int], sharding: NamedSharding) -> jax.Array:
+    """Return an array of ``shape`` whose shards on this host are those of ``leaf``."""
+    if is_key(leaf):
+        # The shards of a typed key are typed too, and JAX puts arrays of numbers together only.
+        data = jax.random.key_data(leaf)
+        spec = P(*_padded(sharding.spec, leaf.ndim), None)
+        of_numbers = NamedSharding(sharding.mesh, spec)
+        whole = _of_shards(data, (*shape, *data.shape[leaf.ndim :]), of_numbers)
+        return jax.random.wrap_key_data(whole, impl=jax.random.key_impl(leaf))
+    shards = [shard.data for shard in leaf.addressable_shards]
+    return jax.make_array_from_single_device_arrays(tuple(shape), sharding, shards)

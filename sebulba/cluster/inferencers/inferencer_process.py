@@ -1,0 +1,97 @@
+"""The process of one or several Inferencers, or of a trajectory manager: it answers at sockets.
+
+``processes.py`` starts it by ``python -m`` with the arguments ``CONTROL FD...``, and asks: each FD
+is the socket of one Inferencer, and networks come through CONTROL, once for all. It ends when the
+other end of its sockets is closed, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+from sebulba.cluster.inferencers.cycle_server import failure_of
+from sebulba.cluster.inferencers.remote_inferencer import make_servers
+from sebulba.support.user_code import use_search_path
+
+IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""A terminal sends them to all of its processes; the one that trains decides what becomes of it."""
+
+
+def main() -> None:
+    """Serve the sockets whose numbers are the arguments."""
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    control, *connections = (Connection(int(number)) for number in sys.argv[1:])
+    (path, folders), config, given, name = control.recv()
+    sys.path[:] = path
+    use_search_path(path, folders)
+    servers = make_servers(name, given, config, len(connections))
+    threading.Thread(target=_receive, args=(control, servers[0]), daemon=True).start()
+    for connection, server in zip(connections[1:], servers[1:], strict=True):
+        threading.Thread(target=_serve, args=(connection, server), daemon=True).start()
+    _serve(connections[0], servers[0])  # some environments want the main thread
+
+
+def _serve(connection: Connection, server: Any) -> NoReturn:
+    """Answer the requests of one Inferencer, one after the other."""
+    requests: queue.SimpleQueue[tuple[str, tuple]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, requests, server), daemon=True).start()
+    try:
+        while True:
+            _send(connection, server.answer(*requests.get()))
+    except OSError:
+        os._exit(0)  # nobody is there any more
+
+
+def _send(connection: Connection, answer: Any) -> None:
+    """Send an answer, or why it cannot be sent: whoever asked would wait for ever."""
+    try:
+        connection.send(answer)
+    except OSError:
+        raise
+    except Exception as raised:  # it cannot be pickled
+        connection.send(failure_of(raised))
+
+
+def _read(
+    connection: Connection, requests: queue.SimpleQueue[tuple[str, tuple]], server: Any
+) -> None:
+    """Pass requests on, and tell a cycle to stop at once; end the process with the connection."""
+    try:
+        while True:
+            name, arguments = connection.recv()
+            if name == "stop":
+                server.stop(*arguments)
+            else:
+                requests.put((name, arguments))
+    except (EOFError, OSError):
+        # Threads inside XLA or an environment must not delay the end.
+        os._exit(0)
+    except BaseException:  # a request that cannot be read
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _receive(control: Connection, server: Any) -> None:
+    """Receive networks; end the process with the connection, or if they cannot be received."""
+    try:
+        while True:
+            version, leaves, keep = control.recv()
+            server.shared.put(version, lambda leaves=leaves: leaves, keep)
+            del leaves
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""Inferencers whose cycles run elsewhere: in a process of this machine, or on another machine.
+
+The thread of such an Inferencer stays in the process that trains: permits, rounds, hangs, restarts
+and checkpoints are those of any other. Only its cycle runs elsewhere: ``RemoteCycle`` sends the
+networks, if they are new there, and the step state, and gets the trajectory back. What is asked
+there is a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it, in a ``Node``
+(``nodes.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+import jax
+import numpy as np
+
+from sebulba.cluster.inferencers.nodes import Worker
+from sebulba.errors import EnvError, UsageError
+from sebulba.inference.cycle import CycleOutput, CyclePrograms
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.trees import num_bytes, owned_copy
+from sebulba.types import EnvOutput, FusedEnv, PyTree
+
+CYCLES = "sebulba.cluster.inferencers.cycle_server:Server"
+"""What runs the cycles of an Inferencer in a worker."""
+COPIED_CONFIG = (
+    *("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable"),
+    *("jax_default_matmul_precision", "jax_numpy_rank_promotion", "jax_debug_nans"),
+    *("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"),
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+"""Settings of JAX that workers take over."""
+
+
+def server_class(name: str) -> Any:
+    """Return the class named ``module:class``."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def make_servers(name: str, given: bytes, config: Mapping[str, Any], number: int) -> list[Any]:
+    """Return the servers of a process, which share what they can; see ``Server.another``."""
+    first = server_class(name)(given, config)
+    return [first, *(first.another() for _ in range(number - 1))]
+
+
+def worker_config() -> dict[str, Any]:
+    """Return the settings of JAX for workers: those of this process, but on the CPU."""
+    config = {name: getattr(jax.config, name) for name in COPIED_CONFIG}
+    # Programs run in the thread that calls them: no other has work while they do.
+    return config | {"jax_platforms": "cpu", "jax_cpu_enable_async_dispatch": False}
+
+
+def pickled(given: Any, address: str) -> bytes:
+    """Return what servers work with as bytes.
+
+    Raises:
+      UsageError: The environment factory or the agent cannot be sent.
+    """
+    try:
+        return cloudpickle.dumps(given)
+    except Exception as error:
+        raise UsageError(
+            f"cluster.address={address!r} sends the environment factory and the agent to other "
+            f"processes, and they cannot be pickled: {error}; make them of functions and classes "
+            "at the top of a module"
+        ) from error
+
+
+class RemoteEnv:
+    """A vector environment in another process. Only ``RemoteCycle`` steps it."""
+
+    def __init__(self, worker: Worker, num_envs: int, seeds: Sequence[int]) -> None:
+        """Make it; the spec comes from there."""
+        self.worker = worker
+        self.num_envs = num_envs
+        self.spec, self.draws = worker.prepare("make", num_envs, list(seeds))
+
+    def reset(self) -> EnvOutput:
+        """Not here: its cycle does it."""
+        raise NotImplementedError("its process resets it")
+
+    def step(self, action: Any) -> EnvOutput:
+        """Not here: its cycle does it."""
+        raise NotImplementedError("its process steps it")
+
+    def fused(self) -> FusedEnv | str:
+        """Return why it is not JAX functions here."""
+        return "it is in another process"
+
+    def state(self) -> bytes | str:
+        """Not here: its cycle keeps it."""
+        raise NotImplementedError("its process keeps its state")
+
+    def put_back(self, state: bytes) -> None:
+        """Not here: its cycle does it."""
+        raise NotImplementedError("its process puts it back")
+
+    def kill(self) -> None:
+        """End its process, in which it hangs."""
+        self.worker.kill()
+
+    def close(self) -> None:
+        """Free it, and end its process."""
+        self.worker.close()
+
+
+class RemoteCycle:
+    """Has the cycles of an Inferencer run in its worker; see ``Cycle``."""
+
+    def __init__(
+        self, env: RemoteEnv, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
+    ) -> None:
+        """Prepare cycles there; ``device`` holds networks and step states here."""
+        self._worker = env.worker
+        self._device = device
+        self._timer = timer
+        self._sent: PyTree = None
+        self.why = env.worker.where
+        self._use(programs)
+
+    def use(self, programs: CyclePrograms) -> None:
+        """Use other programs from the next cycle on; whoever replaces a worker uses them anyway."""
+        if not self._worker.is_gone:
+            self._use(programs)
+
+    def _use(self, programs: CyclePrograms) -> None:
+        self._programs = programs
+        self.kind, why = self._worker.prepare("use", programs.run)
+        if why:
+            self.why = f"{self._worker.where}; {why}"
+        self._sent = None
+        shapes = programs.shapes
+        self._structure = jax.tree.structure((shapes.env_step, shapes.action, shapes.extras))
+
+    def reset(self) -> None:
+        """Begin new episodes."""
+        self._worker.ask("reset")
+
+    def run(
+        self, networks: PyTree, step_state: PyTree, stop: threading.Event
+    ) -> tuple[CycleOutput | None, PyTree]:
+        """Run one cycle; see ``Cycle.run``."""
+        keys, number = self._programs.keys, next(self._worker.node.cycle_numbers)
+        with self._timer.phase("act"):
+            initial = self._programs.copy(step_state)
+            given = jax.device_get(keys.unwrap(step_state))
+        with self._timer.phase("cycle"):
+            began = time.perf_counter()
+            version = None
+            if networks is not self._sent:
+                version = self._worker.version(networks, self._device)
+            self._worker.begin("run", number, version, given)
+            self._sent = networks
+            made, after, spent = self._worker.answer(stop, number)
+            wall_s = time.perf_counter() - began
+        with self._timer.phase("finish"):
+            step_state = keys.wrap(owned_copy(after, self._device))
+            self._worker.node.note(
+                spent,
+                wall_s,
+                num_bytes(given),
+                num_bytes(after) + num_bytes(made[0] if made else ()),
+            )
+            if made is None:
+                return None, step_state
+            leaves, step_infos = made
+            env_step, action, extras = jax.tree.unflatten(self._structure, leaves)
+            final = self._programs.copy(step_state)
+        return CycleOutput(env_step, action, extras, initial, final, step_infos), step_state
+
+    def position(self) -> bytes | str:
+        """Return where the environment stands; see ``Cycle.position``."""
+        return self._worker.ask("position")
+
+    def put_back(self, position: bytes) -> None:
+        """Go on from ``position``; see ``Cycle.put_back``."""
+        self._worker.ask("put_back", position)
+
+    def last_transition(self) -> dict[str, np.ndarray]:
+        """Return the latest observation and action; empty where the worker ended."""
+        try:
+            return self._worker.ask("last_transition")
+        except EnvError:
+            return {}

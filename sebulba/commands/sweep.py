@@ -1,0 +1,215 @@
+"""``sebulba sweep``: its options. Free of JAX."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sebulba.configs.files import config_options, write_config_file
+from sebulba.configs.presets import PRESETS
+from sebulba.errors import UsageError, shown
+from sebulba.runs.configurations import config_first
+from sebulba.runs.exit_codes import EXIT_OK, EXIT_OTHER
+from sebulba.runs.folder import RunFolder
+from sebulba.runs.signals import StopOnSignal
+from sebulba.support.files import read_json_object, write_json
+from sebulba.tools.sweep.space import Space, read_space
+from sebulba.tools.sweep.study import Study, import_optuna
+from sebulba.tools.sweep.sweep import Plan, Sweep, best_of, words_of
+from sebulba.tools.sweep.table import print_trials, ranked, record_of_trial
+from sebulba.tools.sweep.training import Measure
+
+if TYPE_CHECKING:
+    from sebulba.configs.experiment import ExperimentConfig
+
+SWEEP, BEST = "sweep.json", "best.json"
+"""What is swept, and the configuration of the best trial."""
+INTERVALS = 20
+"""Of a training without evaluations, in which its returns are compared."""
+ReadConfig = Callable[[list[str], str], tuple[str, "ExperimentConfig"]]
+"""Reads ``CONFIG [options]`` that were given to a command."""
+
+
+def main(argv: Sequence[str], read_config: ReadConfig) -> int:
+    """Run a sweep, or go on with one; returns the exit code."""
+    arguments, words = parsed(argv)
+    for name, least in (("trials", 1), ("parallel", 1), ("seeds", 1), ("prune_after", 0)):
+        if (value := getattr(arguments, name)) < least:
+            raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")
+    import_optuna()  # before anything is written
+    space = read_space(Path(arguments.space))
+    preset, config = read_config(words, "sebulba sweep")
+    _check_options(config)
+    _options_of(config, preset, read_config)  # refused before hours of training
+    for name, domain in space.items():
+        for end in domain.ends():
+            read_config([*words, *words_of(config, {name: end})], "sebulba sweep")
+    folder = Path(arguments.sweep_dir or f"sweeps/{Path(preset).name}")
+    with _opened(folder, _about(arguments, words, space), arguments.resume):
+        plan = _plan(config, words, arguments, folder)
+        min_trials = arguments.prune_after or arguments.trials + 1  # 0 prunes none
+        study = Study(folder, space, config.seed, min_trials)
+        sweep = Sweep(plan, study, arguments.trials, arguments.parallel, _say)
+        with StopOnSignal() as stop_on_signal:
+            stop_on_signal.attach(sweep)
+            sweep.run()
+            best = _report(study, space, plan, arguments.json, read_config)
+        return stop_on_signal.exit_code or (EXIT_OK if best else EXIT_OTHER)
+
+
+def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options of a sweep, and ``[CONFIG, *options]`` of its trainings."""
+    parser = _parser()
+    arguments, others = parser.parse_known_args(list(argv))
+    words = config_first(others)
+    if not words or words[0].startswith("-"):
+        parser.error("the first word that is no option of a sweep must be CONFIG; or give --agent")
+    return arguments, words
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sebulba sweep",
+        usage="sebulba sweep CONFIG --space FILE [options] [options of sebulba train]",
+        description="Search hyper-parameters by many trainings: Optuna's TPE proposes values, and "
+        "trials that are worse than the median are ended early.",
+        epilog="CONFIG is a configuration, as of sebulba train; --agent may stand for it. "
+        "Every other option is one of sebulba train, for all trials. With "
+        "--eval-every-env-steps N evaluations are compared, otherwise the returns of training.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--space",
+        metavar="FILE",
+        required=True,
+        help='JSON of options and values: {"learning-rate": {"low": 1e-4, "high": 1e-2, "log": '
+        'true}, "num-envs": [16, 32]}',
+    )
+    for name, default, text in (
+        ("trials", 20, "in all, with those before --resume"),
+        ("parallel", 1, "trainings at a time"),
+        ("seeds", 1, "of each trial, from --seed on; its return is their mean"),
+        ("prune-after", 5, "trials that are done; 0 ends none early"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}"
+        )
+    parser.add_argument(
+        "--sweep-dir",
+        metavar="DIR",
+        help="folder of the runs and the result; default: sweeps/CONFIG",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on if the folder holds a sweep, else begin it"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write the table there")
+    return parser
+
+
+def _check_options(config: ExperimentConfig) -> None:
+    """Raise UsageError if options are given that say where the run of one training is."""
+    for name in ("name", "run_dir"):
+        if getattr(config, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is of one run; use --sweep-dir DIR for the runs of a sweep")
+
+
+def _about(arguments: argparse.Namespace, words: list[str], space: Space) -> dict[str, Any]:
+    """Return what may not change when a sweep goes on, as JSON has it."""
+    return {
+        "config": words[0],
+        "options": words[1:],
+        "seeds": arguments.seeds,
+        "space": {
+            name: list(domain[0]) if len(domain) == 1 else domain._asdict()
+            for name, domain in space.items()
+        },
+    }
+
+
+@contextlib.contextmanager
+def _opened(folder: Path, about: dict[str, Any], resume: bool) -> Any:
+    """Make the folder of a sweep, or see that it holds this one, and keep others out of it.
+
+    Raises:
+      UsageError: It holds another sweep, or one that is not to be resumed.
+    """
+    file = folder / SWEEP
+    if file.exists():
+        if not resume:
+            raise UsageError(
+                f"{folder} holds a sweep; --resume goes on with it, --sweep-dir DIR takes another"
+            )
+        before = read_json_object(file)
+        for name, value in about.items():
+            if before.get(name) != value:
+                raise UsageError(
+                    f"the sweep in {folder} has {name}={shown(before.get(name))}, and not "
+                    f"{shown(value)}; repeat its command, or choose another --sweep-dir"
+                )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--sweep-dir {folder} cannot be made ({error.strerror}); use another"
+        ) from error
+    with RunFolder(folder).locked():
+        if not file.exists():
+            write_json(file, about)
+        yield
+
+
+def _plan(
+    config: ExperimentConfig,
+    words: list[str],
+    arguments: argparse.Namespace,
+    folder: Path,
+) -> Plan:
+    if config.eval_every_env_steps:
+        measure = Measure("eval_return_mean", "eval_env_steps", config.eval_every_env_steps)
+    else:
+        every = config.total_env_steps / INTERVALS
+        measure = Measure("episode_return_mean", "env_steps", every)
+    if arguments.parallel > 1:  # all trainings would be on the same cores
+        words = [*words, "--no-pin-inferencers"]
+    seeds = tuple(range(config.seed, config.seed + arguments.seeds))
+    return Plan(config, tuple(words), seeds, measure, folder)
+
+
+def _report(
+    study: Study, space: Space, plan: Plan, json_file: str | None, read_config: ReadConfig
+) -> bool:
+    """Print and draw what came of a sweep; tell whether a trial is done."""
+    from sebulba.tools.sweep import pictures
+
+    trials, importances = study.trials(), study.importances()
+    print_trials(trials, importances)
+    if json_file is not None:
+        rows = [record_of_trial(trial) for trial in ranked(trials)]
+        write_json(json_file, {"trials": rows, "importances": importances})
+    for file in pictures.draw(plan.folder, space, trials, importances, plan.measure.every):
+        print(f"drawn: {file}")
+    if (best := best_of(trials)) is None:
+        return False
+    words = plan.train_words(best.values, plan.seeds[0])
+    preset, config = read_config(words, "sebulba sweep")
+    measured = {"return": best.score, "trial": best.number}
+    best_options = _options_of(config, preset, read_config)
+    write_config_file(plan.folder / BEST, preset, best_options, measured)
+    trust = " --trust" if config.named_code() or preset not in PRESETS else ""
+    print(f"train the best again: sebulba train {plan.folder / BEST}{trust}", flush=True)
+    return True
+
+
+def _options_of(config: ExperimentConfig, preset: str, read_config: ReadConfig) -> dict[str, Any]:
+    """Return the options that make ``config`` of ``preset``, which a file may have named."""
+    words = [preset, *(["--trust"] if config.trust else [])]
+    default = None if preset in PRESETS else read_config(words, "sebulba sweep")[1]
+    return config_options(config, preset, default)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

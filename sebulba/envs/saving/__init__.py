@@ -1,0 +1,1 @@
+"""The state of an environment as bytes, for exact resume."""

@@ -1,1 +1,0 @@
-"""Policies as programs that need neither Sebulba nor the agent: StableHLO and ONNX."""

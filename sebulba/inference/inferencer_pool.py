@@ -1,0 +1,374 @@
+"""Starts the Inferencers of a run, collects what they make, replaces them and ends them."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+from sebulba.cluster.inferencers.nodes import LostNodeError
+from sebulba.cluster.inferencers.remote_inferencer import RemoteEnv
+from sebulba.cluster.inferencers.workers import Workers
+from sebulba.errors import EnvHangError, HangError, is_env_failure, text_of
+from sebulba.inference import hangs
+from sebulba.inference.inferencer import (
+    WAITING_PHASES,
+    Inferencer,
+    explained,
+    inferencer_thread,
+    run_cycles,
+)
+from sebulba.inference.replacements import Replace, Replacements
+from sebulba.metrics.counters import Counters
+from sebulba.options import LoopOptions
+from sebulba.transport.item import HandOff, Item
+from sebulba.transport.permits import CyclePermits, Stop
+from sebulba.transport.trajectory_queue import TrajectoryQueue
+
+
+class RunningInferencers:
+    """Runs Inferencers in threads or inline: the ``TrajectorySource`` of the update loop."""
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        inferencers: list[Inferencer],
+        counters: Counters,
+        hand_off: HandOff,
+        stop_requested: threading.Event,
+        replace: Replace,
+        while_idle: Callable[[], None],
+        workers: Workers | None = None,
+        replace_beside: Replace | None = None,
+    ) -> None:
+        """Prepare a run; nothing starts yet.
+
+        Args:
+          options: The loop's; they say the schedule, queue size, restarts, and whether inline.
+          inferencers: All of the loop; one that is replaced is replaced in this list, too.
+          counters: Count what is dropped or replaced.
+          hand_off: Places what a cycle made on the update devices.
+          stop_requested: Set when the user asks for a stop; ends every wait here.
+          replace: Called when an environment failed.
+          while_idle: Called whenever no trajectory has come for a moment.
+          workers: Where Inferencers are elsewhere.
+          replace_beside: ``replace`` for threads beside the update loop; None never replaces there.
+        """
+        self._inferencers = inferencers
+        self._counters = counters
+        self._hand_off = hand_off
+        self._schedule = options.schedule
+        self._stop_requested = stop_requested
+        self._replace = replace
+        self._max_replaced = options.env_restarts_allowed
+        self._hang_timeout_s = options.faults.hang_timeout_s
+        self._while_idle = while_idle
+        self._inline = options.inline
+        self._workers = workers
+        self._replacements = Replacements(replace_beside or replace)
+        self._replaces_beside = replace_beside is not None and options.schedule == "async"
+        self._permits = CyclePermits(0)
+        self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
+        """Carries items from the threads to the update loop."""
+        self.threads: list[threading.Thread] = []
+        """One per Inferencer; the thread of a replaced Inferencer is left out. Empty inline."""
+        self.silent: list[threading.Thread] = []
+        """Threads that hang; nobody waits for them any more."""
+        self._soon = threading.Event()
+        self._stops: list[Stop] = []
+        self._turns: Iterator[tuple[Inferencer, Iterator[Item]]] | None = None
+        self._second_version = 0
+        self._num_items: collections.Counter[int] = collections.Counter()
+
+    def start(self, num_cycles: int, second_version: int) -> None:
+        """Start the Inferencers; the first networks have been published.
+
+        Args:
+          num_cycles: Async: how many cycles may begin.
+          second_version: Lockstep: the policy version that the second cycle of each acts with.
+        """
+        self._permits = CyclePermits(num_cycles)
+        self._second_version = second_version
+        inferencers = self._inferencers
+        self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
+        for inferencer in inferencers:
+            inferencer.failure = None
+        if self._workers is not None:
+            self._workers.limit_s = self._hang_timeout_s
+        if self._inline:
+            # One item of each in turn: the order that threads of equal speed would have.
+            self._turns = itertools.cycle([(i, self._cycles(i)) for i in inferencers])
+            return
+        self.threads = [self._thread(inferencer) for inferencer in inferencers]
+        for thread in self.threads:
+            thread.start()
+
+    def _cycles(self, inferencer: Inferencer) -> Iterator[Item]:
+        index = inferencer.index
+        staged = inferencer.staging.newest()
+        assert staged is not None, "publishing comes first"
+        # Not 0 if this Inferencer replaces one that has made items in this run.
+        num_made = self._num_items[index] + self.queue.count(lambda item: item.inferencer == index)
+        return run_cycles(
+            inferencer,
+            staged,
+            self._hand_off,
+            self._schedule,
+            self._second_version + num_made,
+            self._permits,
+            self._stops[index],
+        )
+
+    def _thread(self, inferencer: Inferencer) -> threading.Thread:
+        stop = self._stops[inferencer.index]
+        return threading.Thread(
+            target=inferencer_thread,
+            args=(inferencer, self._cycles(inferencer), self.queue, stop),
+            name=inferencer.thread_name,
+            daemon=True,
+        )
+
+    # Collecting what they make.
+
+    @property
+    def fullness(self) -> float:
+        """The share of the queue that is taken; see ``TrajectorySource``."""
+        return len(self.queue) / self.queue.size
+
+    def next_item(self, wait_s: float) -> Item | None:
+        """Return the next trajectory, or None at a stop; see ``TrajectorySource``.
+
+        Raises:
+          RuntimeError: All threads have ended without an error or a stop.
+        """
+        if self._turns is not None:
+            return _next_inline(*next(self._turns))
+        deadline = None
+        while True:
+            self._start_replaced()
+            nobody_left = not (self._replacements or any(t.is_alive() for t in self.threads))
+            try:
+                item = self.queue.get()
+            except Exception as error:
+                if not self._mend(error):
+                    raise
+                continue
+            if item is not None:
+                self._num_items[item.inferencer] += 1
+                return item
+            if nobody_left:
+                raise RuntimeError("all Inferencer threads ended without an error or a stop")
+            if self._stop_requested.is_set() or self._soon.is_set():
+                deadline = deadline or time.monotonic() + wait_s
+                if time.monotonic() >= deadline:
+                    return None
+            else:
+                self._while_idle()
+
+    def next_round(self, end_takes_long: Callable[[], None]) -> list[Item]:
+        """Return one trajectory of each Inferencer, in order; see ``TrajectorySource``."""
+        items = [self._next_of_round(end_takes_long) for _ in self._inferencers]
+        return sorted(items, key=lambda item: item.inferencer)
+
+    def _next_of_round(self, end_takes_long: Callable[[], None]) -> Item:
+        """Return the next item; at a stop wait for it as long as any Inferencer gets on."""
+        item = self.next_item(wait_s=hangs.SAVE_FIRST_S)
+        if item is None:
+            end_takes_long()
+        while item is None:
+            item = self.next_item(wait_s=hangs.JOIN_S)
+            if item is None and not self._are_getting_on(hangs.JOIN_S):
+                raise hangs.hang_error(self.threads, hangs.JOIN_S)
+        return item
+
+    def give_permit(self) -> None:
+        """Permit one more cycle; see ``TrajectorySource``."""
+        self._permits.give()
+
+    def _are_getting_on(self, within_s: float) -> bool:
+        """Tell whether any Inferencer works, and has been in its phase for less than this."""
+        at_work = [
+            inferencer.timer.present()
+            for inferencer, thread in zip(self._inferencers, self.threads, strict=True)
+            if thread.is_alive()
+        ]
+        return any(
+            present is None or (present[0] not in WAITING_PHASES and present[1] < within_s)
+            for present in at_work
+        )
+
+    # Replacing an environment that failed.
+
+    def _mend(self, error: BaseException, *, goes_on: bool = True) -> bool:
+        """Replace the Inferencer that ``error`` ended; False if the error has to be raised."""
+        restarts = self._counters.env_restarts
+        guilty = next((i for i in self._inferencers if i.failure is error), None)
+        if guilty is None or not self._max_replaced or not is_env_failure(error):
+            return False
+        if isinstance(error, EnvHangError) and isinstance(guilty.env, RemoteEnv):
+            guilty.env.kill()  # its node is lost from here on
+        if goes_on and not self._has_enough_nodes(error):
+            return False
+        if restarts >= self._max_replaced:
+            error.add_note(
+                f"{restarts} environments were replaced before this one; "
+                f"max_env_restarts={self._max_replaced}"
+            )
+            return False
+        warnings.warn(
+            f"the environment of Inferencer {guilty.index} failed and gets replaced by a new one "
+            f"(restart {restarts + 1} of {self._max_replaced}): "
+            f"{text_of(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        # A thread that hangs is left behind; what it still makes is dropped.
+        self._stops[guilty.index].now.set()
+        self.queue.forgive(error)
+        if not goes_on and isinstance(guilty.env, RemoteEnv):
+            _empty_place_of(guilty)  # a new node may take minutes, which a stop must not
+            return True
+        self._count_restart(guilty)
+        if self._replaces_beside and isinstance(guilty.env, RemoteEnv):
+            self._replacements.begin(guilty, error)
+            return True
+        new = self._put_in_place_of(guilty, error)
+        if goes_on:
+            self._start(new)
+        return True
+
+    def _has_enough_nodes(self, error: BaseException) -> bool:
+        """Tell whether a run may go on with the nodes that are left; else say why not."""
+        workers = self._workers
+        if workers is None or workers.num_living >= workers.min_nodes:
+            return True
+        error.add_note(
+            f"{workers.num_living} nodes with Inferencers are left; "
+            f"cluster.min_nodes={workers.min_nodes}"
+        )
+        return False
+
+    def _count_restart(self, guilty: Inferencer) -> None:
+        self._counters.env_restarts += 1
+        if not guilty.needs_reset:  # it was in a cycle
+            self._counters.dropped_env_cycles += 1
+            self._permits.give()
+
+    def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
+        while True:
+            try:
+                new = self._replace(guilty)
+                break
+            except Exception as failure:
+                if not self._tries_again(failure):
+                    raise _explained_failure(failure, guilty, error) from failure.__cause__
+        self._inferencers[guilty.index] = new
+        return new
+
+    def _tries_again(self, failure: BaseException) -> bool:
+        """Tell whether to replace an Inferencer once more, and count it: its new node was lost."""
+        counters = self._counters
+        if not isinstance(failure, LostNodeError) or counters.env_restarts >= self._max_replaced:
+            return False
+        if not self._has_enough_nodes(failure):
+            return False
+        counters.env_restarts += 1
+        return True
+
+    def _start(self, new: Inferencer) -> None:
+        self._stops[new.index] = Stop(self._soon, threading.Event())
+        self.threads[new.index] = self._thread(new)
+        self.threads[new.index].start()
+
+    def _start_replaced(self) -> None:
+        """Start the Inferencers that were replaced beside the others, and are ready."""
+        for old, error, new in self._replacements.take():
+            if isinstance(new, Inferencer):
+                self._inferencers[new.index] = new
+                self._start(new)
+            elif self._tries_again(new):
+                self._replacements.begin(old, error)
+            else:
+                raise _explained_failure(new, old, error)
+
+    def end_replacements(self) -> None:
+        """Wait for those that are under way; keep the Inferencers that are ready for the next run.
+
+        The place of one that is not stays empty, as that of one that failed while ending: its
+        first cycle fails then, and it is replaced.
+        """
+        hangs.join(self._replacements.threads, hangs.JOIN_S)
+        for _, _, new in self._replacements.take():
+            if isinstance(new, Inferencer):
+                self._inferencers[new.index] = new
+
+    @property
+    def replacing_threads(self) -> list[threading.Thread]:
+        """Those that replace Inferencers, and have not ended."""
+        return self._replacements.threads
+
+    def fail(self, inferencer: Inferencer, error: HangError) -> None:
+        """Report an Inferencer whose thread is silent: it is replaced, or the run ends."""
+        if inferencer.fail(error):
+            self.silent.append(self.threads[inferencer.index])
+            self.queue.fail(error)
+
+    def raise_failures(self) -> None:
+        """Raise the errors of Inferencers that failed while ending and cannot be replaced."""
+        while True:
+            try:
+                self.queue.raise_failure()
+            except Exception as error:
+                if not self._mend(error, goes_on=False):
+                    raise
+            else:
+                return
+
+    # Ending.
+
+    def begin_no_more(self) -> None:
+        """Tell every Inferencer to end after its cycle; see ``TrajectorySource``."""
+        self._soon.set()
+
+    def stop(self) -> None:
+        """Tell every Inferencer to end after the program it is in; cycles in flight are dropped."""
+        self.begin_no_more()
+        for stop in self._stops:
+            stop.now.set()
+        self._permits.wake()
+        if self._workers is not None:
+            self._workers.stopping.set()
+        # Draining also wakes Inferencers that wait for room in the queue.
+        self._counters.dropped_stop_cycles += len(self.queue.drain())
+
+
+def _empty_place_of(guilty: Inferencer) -> None:
+    """Free an environment elsewhere; whoever runs its Inferencer again is told so."""
+    assert isinstance(guilty.env, RemoteEnv)
+    if isinstance(guilty.failure, EnvHangError):
+        guilty.env.kill()  # its own thread closes it
+    else:
+        guilty.env.close()
+
+
+def _explained_failure(
+    failure: BaseException, guilty: Inferencer, error: BaseException
+) -> BaseException:
+    """Return the error of a replacement with a note that says what it was for."""
+    failure.add_note(
+        f"while Inferencer {guilty.index} was to get new environments, because its own had "
+        f"failed: {text_of(error)}"
+    )
+    return failure
+
+
+def _next_inline(inferencer: Inferencer, cycles: Iterator[Item]) -> Item:
+    try:
+        return next(cycles)
+    except BaseException as raised:
+        error = explained(raised, "the calling thread", inferencer)
+        inferencer.fail(error)
+        raise error from error.__cause__

@@ -1,0 +1,171 @@
+"""The records of one run: a window of updates each, with where its time went."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sebulba.cluster.inferencers.node_figures import NodeFigures
+from sebulba.errors import NotFiniteError, UsageError, shown
+from sebulba.learning.update import Updater
+from sebulba.loops.evaluation_thread import Evaluations
+from sebulba.loops.session import Session
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.metrics.window import MetricWindow, time_shares
+from sebulba.options import LoopOptions
+from sebulba.types import Callback, MetricWriter
+
+FIRST_WINDOW_SHARE = 1 / 16
+"""The window after the first record lasts this share of the others, and each lasts twice as long as
+the one before until they are whole: a run of seconds has most to show at its beginning."""
+
+
+class RunRecords:
+    """Closes windows of metrics when they are due, and gives their records to the writer."""
+
+    def __init__(
+        self,
+        options: LoopOptions,
+        writer: MetricWriter | None,
+        callbacks: Sequence[Callback],
+        stop_requested: threading.Event,
+        session: Session,
+        updater: Updater,
+        timer: PhaseTimer,
+        evaluations: Evaluations,
+        window: MetricWindow,
+        total_cycles: int,
+        nodes: NodeFigures | None = None,
+    ) -> None:
+        """Begin with ``window``, which has just been opened.
+
+        Args:
+          options: Say how long a window lasts, and how many updates may be skipped.
+          writer: Gets the records.
+          callbacks: Called with every record after that.
+          stop_requested: Set when one of them ends the run.
+          session: Its counters, episodes and Inferencers go into the records.
+          updater: Has the metrics of the updates.
+          timer: Of the update loop.
+          evaluations: An evaluation that is done goes into the next record.
+          window: The open window of metrics.
+          total_cycles: Count of cycles at which the run ends.
+          nodes: Figures of the nodes with Inferencers; None where all are here.
+        """
+        self._writer = writer
+        self._callbacks = callbacks
+        self._stop_requested = stop_requested
+        self.stop_reason: str | None = None
+        """What the first callback said that ended the run."""
+        self._interval_s = options.metrics_interval_s
+        self._window_share = 1.0
+        """How long the open window lasts, as a share of the interval."""
+        self._max_skipped_updates = options.faults.max_skipped_updates
+        self._session = session
+        self._updater = updater
+        self._timer = timer
+        self._evaluations = evaluations
+        self.window = window
+        """The one that is open."""
+        self._total_cycles = total_cycles
+        self._nodes = nodes
+        self._readings = self._read_timers()
+        self._last: dict[str, Any] | None = None
+
+    def write_when_due(self) -> None:
+        """Close the window if it is old enough, or has the first updates."""
+        first = self._session.counters.updates > 0 and self._last is None
+        if first or self.window.age_s >= self._window_share * self._interval_s:
+            share = FIRST_WINDOW_SHARE if self._last is None else 2 * self._window_share
+            self._window_share = min(share, 1.0)
+            self._close_window()
+
+    def close(self) -> dict[str, Any]:
+        """Return the record of the end of the run."""
+        counters = self._session.counters
+        for inferencer in self._session.inferencers:
+            counters.dropped_stop_cycles += inferencer.dropped_cycles
+            inferencer.dropped_cycles = 0
+        if self.window.is_empty and self._last is not None:
+            return self._last | {"dropped_cycles": counters.dropped_cycles}
+        return self._close_window()
+
+    def _close_window(self) -> dict[str, Any]:
+        """Close the window and write its record, with an evaluation that is done."""
+        with self._timer.phase("metrics"):
+            # First, because it waits for the updates in flight: their time belongs to this window.
+            metrics = self._updater.take_metrics()
+            self._count_skipped()
+            elapsed_s = self.window.age_s
+            readings = self._read_timers()
+            shares = {
+                f"time/{who}/{phase}": share
+                for who, before, after in zip(
+                    ("learner", "inferencer"), self._readings, readings, strict=True
+                )
+                for phase, share in time_shares(before, after, elapsed_s).items()
+            }
+            self._readings = readings
+            more = {"total_cycles": self._total_cycles, **shares}
+            if self._nodes is not None:
+                more |= self._nodes.take(elapsed_s, self._session.counters.policy_version)
+            record = self.window.close(
+                metrics, self._session.episodes, more | self._evaluations.pop()
+            )
+            self.write(record)
+        self._last = record
+        return record
+
+    def _read_timers(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the seconds in each phase so far: of the update loop, of the mean Inferencer."""
+        readings = [i.timer.seconds() for i in self._session.inferencers]
+        mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
+        return self._timer.seconds(), mean
+
+    def _count_skipped(self) -> None:
+        """Raise NotFiniteError if too many updates had to be skipped."""
+        counters, most = self._session.counters, self._max_skipped_updates
+        counters.skipped_updates += self._updater.pop_skipped()
+        if counters.skipped_updates > most:
+            raise NotFiniteError(
+                f"{counters.skipped_updates} of {counters.updates} updates were skipped because "
+                f"their loss or gradient was not finite; max_skipped_updates={most}. A lower "
+                "learning rate, gradient clipping, or scaled rewards are the usual remedies"
+            )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Give a record to the writer, whose errors only warn, and then to the callbacks."""
+        counters = self._session.counters
+        counters.evaluated_at = record.get("eval_env_steps", counters.evaluated_at)
+        if self._writer is not None:
+            self._give(self._writer, record)
+        for callback in self._callbacks:
+            reason = _checked(callback(record))
+            if reason is not None:
+                self.stop_reason = self.stop_reason or reason
+                self._stop_requested.set()
+
+    @staticmethod
+    def _give(writer: MetricWriter, record: Mapping[str, Any]) -> None:
+        try:
+            writer.write(record)
+        except Exception as error:
+            warnings.warn(
+                f"the metric writer raised, and the run goes on without this record: "
+                f"{''.join(traceback.format_exception(error))}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _checked(reason: Any) -> str | None:
+    """Return what a callback returned."""
+    if reason is None or isinstance(reason, str):
+        return reason
+    raise UsageError(
+        f"a callback returned {shown(reason)}; it must return None, or a sentence that says why "
+        "the run is to end"
+    )

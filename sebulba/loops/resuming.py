@@ -1,0 +1,273 @@
+"""Resumes from a checkpoint: agent state, counters, Inferencers and the round in flight."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from sebulba.agent import Agent, AgentState, is_spec, spec_of_each_leaf
+from sebulba.errors import EnvError, UsageError
+from sebulba.inference.cycle import CyclePrograms
+from sebulba.inference.inferencer import Inferencer
+from sebulba.loops.session import Session
+from sebulba.loops.snapshot_trees import MOST_DIFFERENCES, SnapshotReader
+from sebulba.metrics.counters import Counters
+from sebulba.metrics.window import RecentEpisodes
+from sebulba.options import Schedule
+from sebulba.support.trees import is_finite
+from sebulba.transport.item import HandOff, Item
+from sebulba.types import PyTree, RunSpec
+
+
+class Resumed(NamedTuple):
+    """The agent state that was read from a checkpoint."""
+
+    state: AgentState
+    """The state, fitted to this run."""
+    notes: list[str]
+    """Sentences for the user on what could not be kept."""
+    layout_fits: bool
+    """Whether Inferencers and environments are divided as they were, so that positions fit."""
+    replay_is_new: bool
+    """Whether the experience was dropped, so that its warm-up begins again."""
+
+
+def read_state(
+    agent: Agent,
+    reader: SnapshotReader,
+    run: RunSpec,
+    keys: tuple[jax.Array, jax.Array],
+    drop_replay: bool,
+) -> Resumed:
+    """Return the agent state in a checkpoint, fitted to this run.
+
+    Args:
+      agent: The algorithm.
+      reader: Reads the checkpoint.
+      run: The sizes of this run; steps_per_cycle is that of the checkpoint.
+      keys: PRNG keys for step states and for an experience that cannot be read and are made new.
+      drop_replay: Begin with a new experience if the saved one does not fit.
+
+    Raises:
+      UsageError: The checkpoint does not fit.
+    """
+    key, experience_key = keys
+    saved = reader.run_spec()
+    like = jax.eval_shape(lambda key: agent.new_state(key, run), key)
+    networks, opt = reader.tree("networks", like.networks), reader.tree("opt", like.opt)
+    if not is_finite(networks):
+        raise UsageError(
+            "the networks of the checkpoint are not finite (NaN or infinity), and training cannot "
+            "go on from them; delete that checkpoint, and an older one is used"
+        )
+    notes: list[str] = []
+    experience, replay_is_new = _experience(agent, reader, run, experience_key, drop_replay)
+    if replay_is_new:
+        notes.append("the replay is dropped, and fills again before the next update")
+    fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
+    step = _step_states(agent, reader, run, key, fits, notes)
+    state = AgentState(networks, opt, experience, tuple(step))
+    return Resumed(state, notes, fits, replay_is_new)
+
+
+def _experience(
+    agent: Agent, reader: SnapshotReader, run: RunSpec, key: jax.Array, drop_replay: bool
+) -> tuple[PyTree, bool]:
+    """Return the experience, and whether it is a new one because the saved one was dropped."""
+
+    def shapes(run: RunSpec) -> PyTree:
+        return jax.eval_shape(lambda key: agent.new_state(key, run).experience, key)
+
+    like, saved = shapes(run), reader.run_spec()
+    different = reader.differences("experience", like)
+    if not different:
+        return _with_lasting(agent, reader, reader.tree("experience", like)), False
+    saved_like = shapes(saved)
+    if jax.eval_shape(agent.refit_experience, like, saved_like) is not None:
+        before = reader.tree("experience", saved_like)
+        return agent.refit_experience(_new_experience(agent, run, key), before), False
+    if not drop_replay:
+        raise UsageError(
+            f"the experience of the checkpoint does not fit this run: "
+            f"{'; '.join(different[:MOST_DIFFERENCES])}. Resume with the sizes it was saved with "
+            f"({saved.num_inferencers} Inferencers x {saved.num_envs} environments), or give "
+            "--drop-replay to begin with an empty one"
+        )
+    return _with_lasting(agent, reader, _new_experience(agent, run, key)), True
+
+
+def _with_lasting(agent: Agent, reader: SnapshotReader, experience: PyTree) -> PyTree:
+    """Return ``experience`` with what is kept even without the rest; older checkpoints lack it."""
+    like = agent.lasting_experience(experience)
+    if reader.differences("lasting", like):
+        return experience
+    return agent.with_lasting(experience, reader.tree("lasting", like))
+
+
+def _new_experience(agent: Agent, run: RunSpec, key: jax.Array) -> PyTree:
+    return jax.jit(lambda key: agent.new_state(key, run).experience)(key)
+
+
+def _step_states(
+    agent: Agent,
+    reader: SnapshotReader,
+    run: RunSpec,
+    key: jax.Array,
+    layout_fits: bool,
+    notes: list[str],
+) -> list[PyTree]:
+    saved = reader.run_spec()
+
+    done = reader.record["counters"]["env_steps"] // reader.record.get("hosts", 1)
+
+    def new(run: RunSpec, index: int) -> PyTree:
+        return agent.new_step_state(jax.random.fold_in(key, index), run, index)
+
+    def fresh(run: RunSpec, index: int) -> PyTree:
+        return agent.advance_step_state(
+            new(run, index), done // (run.num_envs * run.num_inferencers)
+        )
+
+    def read(run: RunSpec, index: int) -> PyTree | None:
+        like, name = jax.eval_shape(lambda: new(run, index)), f"step/{index}"
+        is_there = reader.record["inferencers"][index]["has_step_state"]
+        if not is_there or reader.differences(name, like):  # of an older version of the agent
+            return None
+        return reader.tree(name, like)
+
+    if layout_fits:
+        parts = [read(run, index) for index in range(run.num_inferencers)]
+        lost = [index for index, part in enumerate(parts) if part is None]
+        if lost:
+            notes.append(f"the step state of Inferencers {lost} was lost; they begin with new ones")
+        return [fresh(run, i) if part is None else part for i, part in enumerate(parts)]
+    news = [fresh(run, index) for index in range(run.num_inferencers)]
+    parts = [read(saved, index) for index in range(saved.num_inferencers)]
+    num_envs = run.num_envs * run.num_inferencers
+    if saved.num_envs * saved.num_inferencers != num_envs or any(part is None for part in parts):
+        notes.append(
+            f"{saved.num_inferencers} x {saved.num_envs} environments were saved and there are "
+            f"{run.num_inferencers} x {run.num_envs} now: step states begin anew"
+        )
+        return news
+    notes.append(f"{num_envs} environments are split over {run.num_inferencers} Inferencers now")
+    return split_again(agent.step_state_spec(), parts, news)
+
+
+def put_session_back(
+    session: Session,
+    schedule: Schedule,
+    reader: SnapshotReader,
+    run: RunSpec,
+    resumed: Resumed,
+    programs: CyclePrograms,
+    hand_off: HandOff,
+    replace: Callable[[Inferencer], Inferencer],
+) -> list[str]:
+    """Put counters, episodes, Inferencers and the round in flight back into ``session``.
+
+    Args:
+      session: The session to change; its Inferencers are new.
+      schedule: Schedule of this run.
+      reader: Reads the checkpoint.
+      run: Sizes of this run.
+      resumed: What ``read_state`` returned.
+      programs: Know the shapes of a trajectory.
+      hand_off: Places the round in flight on the update devices.
+      replace: Returns an Inferencer with new environments in the place of one whose environments
+        could not be put back.
+
+    Returns:
+      Sentences for the user on what could not be put back.
+    """
+    notes: list[str] = []
+    record = reader.record
+    session.counters = merged_counters(record["counters"])
+    session.episodes = RecentEpisodes.restored(record["episodes"], session.episodes.teams)
+    session.seconds_before = record["seconds"]
+    keeps_round = resumed.layout_fits and schedule == record["schedule"] == "lockstep"
+    if resumed.layout_fits:
+        session.inferencers = [
+            _put_back(inferencer, reader, replace, notes) for inferencer in session.inferencers
+        ]
+    else:
+        newest = max(inferencer["cycle"] for inferencer in record["inferencers"])
+        for inferencer in session.inferencers:
+            inferencer.cycle = newest + 1
+        notes.append("new episodes from fresh seeds: the environments are divided differently")
+    if keeps_round:
+        step_state = jax.eval_shape(lambda: resumed.state.step[0])
+        items = reader.round(programs.shapes, step_state)
+        session.kept_round = [_handed_over(item, hand_off) for item in items]
+    elif record["round"]:
+        notes.append("the round that was in flight is dropped")
+    counters = session.counters
+    counters.dropped_stop_cycles += record["lost_cycles"]
+    counters.dropped_stop_cycles += len(record["round"]) - len(session.kept_round)
+    if resumed.replay_is_new:
+        counters.warm_up_from = counters.cycles
+    return notes
+
+
+def _put_back(
+    inferencer: Inferencer,
+    reader: SnapshotReader,
+    replace: Callable[[Inferencer], Inferencer],
+    notes: list[str],
+) -> Inferencer:
+    """Return ``inferencer`` where it stood, or one with new episodes and a note why."""
+    inferencer.cycle = reader.record["inferencers"][inferencer.index]["cycle"]
+    saved = reader.env(inferencer.index)
+    try:
+        if isinstance(saved, bytes):
+            inferencer.run_cycle.put_back(saved)
+            inferencer.needs_reset = False
+            return inferencer
+        reason = saved
+    except EnvError as error:
+        reason = str(error)
+        inferencer = replace(inferencer)
+    inferencer.cycle += 1  # leave a gap, since the next trajectory continues none that was saved
+    note = f"new episodes from fresh seeds: {reason}"
+    if note not in notes:
+        notes.append(note)
+    return inferencer
+
+
+def _handed_over(item: Item, hand_off: HandOff) -> Item:
+    placed = hand_off(item.trajectory, item.initial_step_state, item.final_step_state)
+    return Item(item.inferencer, item.cycle, item.policy_version, *placed, item.step_infos)
+
+
+def split_again(spec: PyTree, parts: Sequence[PyTree], new: Sequence[PyTree]) -> list[PyTree]:
+    """Return step states of other Inferencers, environments in the same order as before.
+
+    Args:
+      spec: ``Agent.step_state_spec``; says which leaves have a row for each environment.
+      parts: Step states of the old Inferencers.
+      new: Fresh step states of the new Inferencers, of as many environments in all; leaves without
+        a row for each environment (keys, scalars) stay as they are here.
+    """
+
+    def split(leaf_spec: P, *leaves: Any) -> list[Any]:
+        if not any(leaf_spec):
+            return list(leaves[len(parts) :])
+        rows = jnp.concatenate(leaves[: len(parts)])
+        return [jnp.array(x, copy=True) for x in jnp.split(rows, len(new))]
+
+    specs = jax.tree.leaves(spec_of_each_leaf(spec, new[0]), is_leaf=is_spec)
+    leaves = zip(specs, *map(jax.tree.leaves, (*parts, *new)), strict=True)
+    columns = [split(*each_leaf) for each_leaf in leaves]
+    structure = jax.tree.structure(new[0])
+    return [jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True)]
+
+
+def merged_counters(saved: Mapping[str, int]) -> Counters:
+    """Return the saved counters; those that this version does not know are left out, new ones 0."""
+    known = {field.name for field in dataclasses.fields(Counters)}
+    return Counters(**{name: value for name, value in saved.items() if name in known})

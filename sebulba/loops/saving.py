@@ -1,0 +1,319 @@
+"""Saves the checkpoints of one run, also when it stops or fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text_of
+from sebulba.inference.inferencer import Inferencer, InferencerPosition
+from sebulba.learning.update import Updater
+from sebulba.loops.session import Session
+from sebulba.loops.snapshot_trees import SnapshotWriter
+from sebulba.support.trees import num_bytes, owned_copy
+from sebulba.transport.item import Item
+
+LARGE_BYTES = 200_000_000
+"""A save at the end of a run is announced if it has more bytes, which take over a second."""
+STOPPED_AMID = "the run was stopped during a cycle"
+
+About = Callable[[], Mapping[str, Any]]
+"""Returns what the record of a checkpoint says of its loop, as JSON."""
+
+
+@dataclasses.dataclass
+class Begun:
+    """A checkpoint that has the learner's part and still needs the Inferencers' parts."""
+
+    env_steps: int
+    """Number of the checkpoint."""
+    writer: SnapshotWriter
+    """Holds the copy of the learner's part."""
+    experience: Snapshot | None
+    """The experience, if it is kept apart and due."""
+    score: float | None
+    """Mean training return."""
+    consumed_up_to: int
+    """Sum over the Inferencers of the number of the next cycle to be consumed."""
+
+
+class RunCheckpoints:
+    """Copies what the learner and the Inferencers hold, and hands it to the checkpointer.
+
+    A checkpoint begins between two trajectories with the learner's part. Every Inferencer leaves
+    its part at the end of the cycle that it is in, and training goes on meanwhile. In lockstep both
+    parts and the round in flight make one exact position. In async the trajectories that an
+    Inferencer made between the two parts are not in the checkpoint, and are lost as at a stop.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer | None,
+        session: Session,
+        updater: Updater,
+        about: About,
+        seconds: Callable[[], float],
+    ) -> None:
+        """Prepare; nothing is saved yet.
+
+        Args:
+          checkpointer: Says when to save and writes checkpoints; None never saves.
+          session: Has the Inferencers and counters to save.
+          updater: Holds the learner's part.
+          about: Returns further entries for the record.
+          seconds: Returns how many seconds the run has lasted.
+        """
+        self._checkpointer = checkpointer
+        self._session = session
+        self._updater = updater
+        self._about = about
+        self._seconds = seconds
+        self._begun: Begun | None = None
+        self._learner_saved_at: int | None = None
+        """Counter of cycles at which ``save_learner`` last saved."""
+        self._next_cycles = {i.index: i.cycle for i in session.inferencers}
+
+    def consumed(self, item: Item) -> None:
+        """Note a trajectory that the update loop took; those of one Inferencer come in order."""
+        self._next_cycles[item.inferencer] = item.cycle + 1
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to begin a checkpoint."""
+        checkpointer, counters = self._checkpointer, self._session.counters
+        return (
+            checkpointer is not None
+            and self._begun is None
+            and checkpointer.is_due(counters.updates)
+        )
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether the run has checkpoints at all."""
+        return self._checkpointer is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint was begun, or is being written."""
+        return self._begun is not None or (
+            self._checkpointer is not None and self._checkpointer.is_busy
+        )
+
+    @property
+    def experience_is_due(self) -> bool:
+        """Whether a checkpoint that begins now has the experience, if that is kept apart."""
+        return self._checkpointer is not None and self._checkpointer.experience_is_due
+
+    def begin(self, *, with_experience: bool) -> None:
+        """Copy the learner's part and ask the Inferencers for theirs.
+
+        Args:
+          with_experience: Also copy an experience that is kept apart.
+
+        Raises:
+          NotFiniteError: The networks are not finite.
+        """
+        self._warn_of_failure()
+        self._check_finite()
+        self._begun = self._learner(with_experience=with_experience)
+        for inferencer in self._session.inferencers:
+            inferencer.left_position = None
+            inferencer.position_wanted.set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a checkpoint was begun and every Inferencer has left its position."""
+        return self._begun is not None and all(
+            inferencer.left_position is not None for inferencer in self._session.inferencers
+        )
+
+    def finish(self, items: Sequence[Item]) -> None:
+        """Hand the begun checkpoint to the checkpointer, which writes it while training goes on.
+
+        Args:
+          items: Lockstep: the round that was in flight when the checkpoint was begun.
+        """
+        begun, self._begun = self._begun, None
+        assert begun is not None and self._checkpointer is not None
+        positions = []
+        for inferencer in self._session.inferencers:
+            assert inferencer.left_position is not None
+            positions.append(inferencer.left_position)
+            inferencer.left_position = None
+        made = sum(position.cycle for position in positions)
+        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
+        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
+        self._checkpointer.save(
+            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
+        )
+
+    def save_learner(self) -> None:
+        """Save the learner's part alone, as an Inferencer is slow to end and may never end.
+
+        The checkpoint at the end of the run replaces this one.
+
+        Raises:
+          CheckpointError: The checkpoint could not be written.
+          NotFiniteError: The networks are not finite.
+        """
+        counters = self._session.counters
+        if self._checkpointer is None or self._learner_saved_at == counters.cycles:
+            return
+        self._checkpointer.say("an Inferencer is slow to end; what was learned is saved meanwhile")
+        self._give_up_begun(self._checkpointer)
+        self._check_finite()
+        begun = self._learner()
+        inferencers = self._session.inferencers
+        positions = [InferencerPosition(i.cycle, None, STOPPED_AMID) for i in inferencers]
+        made = sum(position.cycle for position in positions)
+        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to
+        self._save_now(begun, positions, [])
+        self._checkpointer.replace(begun.env_steps)
+        self._learner_saved_at = counters.cycles
+
+    def save_at_the_end(self) -> None:
+        """Save everything once the Inferencers have ended, and wait until it is written.
+
+        Raises:
+          CheckpointError: The checkpoint could not be written.
+          NotFiniteError: The networks are not finite.
+        """
+        if self._checkpointer is None:
+            return
+        # Positions come first: what ended the run, such as a signal, may soon end worker processes.
+        positions = [_position_at_the_end(i) for i in self._session.inferencers]
+        self._give_up_begun(self._checkpointer)
+        self._check_finite()
+        begun = self._learner()
+        self._save_now(begun, positions, self._session.kept_round)
+
+    def save_after(self, error: BaseException) -> None:
+        """Save what was learned in a run that ``error`` ended; warn if that fails."""
+        if self._checkpointer is None or isinstance(error, NotFiniteError | CheckpointError):
+            return
+        try:
+            if not self._updater.is_whole():
+                return
+            self._give_up_begun(self._checkpointer)
+            begun = self._learner()
+            begun.writer.record["lost_cycles"] = sum(
+                inferencer.dropped_cycles for inferencer in self._session.inferencers
+            )
+            positions = [_position_after_failure(i) for i in self._session.inferencers]
+            self._save_now(begun, positions, [])
+        except Exception as failure:
+            warnings.warn(
+                f"what was learned could not be saved: {type(failure).__name__}: {failure}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _check_finite(self) -> None:
+        """Raise NotFiniteError rather than save networks from which training cannot go on."""
+        if not self._updater.is_whole():
+            raise NotFiniteError(
+                f"the networks are not finite after {self._session.counters.updates} updates, and "
+                "are not saved. A lower learning rate, gradient clipping, or scaled rewards and "
+                "observations are the usual remedies"
+            )
+
+    def _learner(self, *, with_experience: bool | None = None) -> Begun:
+        """Return the learner's part, copied; ``with_experience`` None is at the end of the run."""
+        session, checkpointer = self._session, self._checkpointer
+        assert checkpointer is not None
+        counters, episodes = session.counters, session.episodes
+        writer = SnapshotWriter()
+        writer.record.update(
+            counters=dataclasses.asdict(counters),
+            episodes=episodes.state(),
+            seconds=self._seconds(),
+            lost_cycles=0,
+            **checkpointer.about(),
+            **self._about(),
+        )
+        networks, opt = self._updater.learned()
+        if checkpointer.has_learner:
+            writer.add("networks", networks)
+            writer.add("opt", opt)
+        experience_bytes = self._updater.experience_bytes()
+        if (
+            with_experience is None
+            and (all_bytes := experience_bytes + num_bytes((networks, opt))) > LARGE_BYTES
+        ):
+            checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
+        # A replay that is saved apart may be older, and networks need the newest of these.
+        writer.add("lasting", self._updater.lasting_experience())
+        separate: Snapshot | None = None
+        if not checkpointer.is_kept_apart(experience_bytes):
+            writer.add("experience", self._updater.experience())
+            writer.record["experience"] = None
+        elif with_experience or with_experience is None:
+            apart = SnapshotWriter()
+            apart.add("experience", self._updater.experience())
+            apart.record["counters"] = dataclasses.asdict(counters)
+            separate = apart.snapshot()
+        return Begun(
+            env_steps=counters.env_steps,
+            writer=writer,
+            experience=separate,
+            score=episodes.score(),
+            consumed_up_to=sum(self._next_cycles.values()),
+        )
+
+    def _save_now(
+        self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
+    ) -> None:
+        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
+        assert self._checkpointer is not None
+        self._checkpointer.save_now(
+            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
+        )
+
+    def _give_up_begun(self, checkpointer: Checkpointer) -> None:
+        """Drop the begun checkpoint; wait for the one being written, to free the memory of both."""
+        self._begun = None
+        for inferencer in self._session.inferencers:
+            inferencer.position_wanted.clear()
+            inferencer.left_position = None
+        checkpointer.wait()
+        self._warn_of_failure()
+
+    def _warn_of_failure(self) -> None:
+        assert self._checkpointer is not None
+        if error := self._checkpointer.pop_error():
+            warnings.warn(
+                f"a checkpoint could not be saved, and the run goes on without it: {error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _position_at_the_end(inferencer: Inferencer) -> InferencerPosition:
+    """Return where an Inferencer stands, without its environment if that fails now."""
+    try:
+        return inferencer.position()
+    except Exception as error:
+        if not is_env_failure(error):
+            raise
+        warnings.warn(
+            f"the environment of Inferencer {inferencer.index} failed as it was to be saved, and "
+            f"begins new episodes when the run goes on: {text_of(error)}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        step_state = owned_copy(inferencer.step_state, inferencer.device)
+        return InferencerPosition(inferencer.cycle, step_state, f"it failed: {text_of(error)}")
+
+
+def _position_after_failure(inferencer: Inferencer) -> InferencerPosition:
+    """Return the position, without the environment, of an Inferencer of a run that failed."""
+    leaves = jax.tree.leaves(inferencer.step_state)
+    lost = any(leaf.is_deleted() for leaf in leaves)
+    step_state = None if lost else inferencer.step_state
+    return InferencerPosition(inferencer.cycle, step_state, "the run failed")

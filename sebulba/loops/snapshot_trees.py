@@ -1,0 +1,181 @@
+"""Writes the trees of a loop into a snapshot, under names, and reads them back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.errors import UsageError
+from sebulba.inference.inferencer import InferencerPosition
+from sebulba.support.trees import host_copy, is_key, named_leaves
+from sebulba.transport.item import Item
+from sebulba.types import PyTree, RunSpec, StepInfos, Trajectory
+
+MOST_DIFFERENCES = 5
+"""Most differences that an error names."""
+FINAL_OBS = re.compile(r"(experience|round)/.*\b(env_step|rows)/final/(obs|given)(/|$)")
+"""Names of leaves that older checkpoints lack: zeros say that no last observation is given."""
+
+
+class SnapshotWriter:
+    """Gathers trees under names into one snapshot."""
+
+    def __init__(self) -> None:
+        """Begin with an empty snapshot."""
+        self.record: dict[str, Any] = {"keys": {}}
+        """The record, as JSON; ``keys`` has the kind of every typed PRNG key by its name."""
+        self._arrays: dict[str, np.ndarray] = {}
+        self._blobs: dict[str, bytes] = {}
+
+    def add(self, prefix: str, tree: PyTree) -> None:
+        """Add copies of the leaves of ``tree`` under the names ``prefix/path``."""
+        names, leaves = _named(prefix, tree)
+        for name, leaf, copy in zip(names, leaves, jax.tree.leaves(host_copy(tree)), strict=True):
+            assert name not in self._arrays, f"two leaves are called {name}"
+            self._arrays[name] = copy
+            if isinstance(leaf, jax.Array) and is_key(leaf):
+                self.record["keys"][name] = str(jax.random.key_impl(leaf))
+
+    def add_inferencers(
+        self, positions: Sequence[InferencerPosition], items: Sequence[Item]
+    ) -> None:
+        """Add where the Inferencers stand, and the trajectories made but not consumed."""
+        self.record["inferencers"] = []
+        for index, position in enumerate(positions):
+            env = position.env
+            if isinstance(env, bytes):
+                self._blobs[f"env/{index}"] = env
+            self.record["inferencers"].append(
+                {
+                    "cycle": position.cycle,
+                    "env": None if isinstance(env, bytes) else env,
+                    "has_step_state": position.step_state is not None,
+                }
+            )
+            if position.step_state is not None:
+                self.add(f"step/{index}", position.step_state)
+        names = ("inferencer", "cycle", "policy_version")  # the fields before the arrays
+        self.record["round"] = [dict(zip(names, item[:3], strict=True)) for item in items]
+        for index, item in enumerate(items):
+            self.add(f"round/{index}", item[3:])
+
+    def snapshot(self) -> Snapshot:
+        """Return the snapshot of what was added."""
+        return Snapshot(self.record, self._arrays, self._blobs)
+
+
+class SnapshotReader:
+    """Reads trees from a snapshot that ``SnapshotWriter`` made."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Read from ``snapshot``."""
+        self.record = snapshot.record
+        self._snapshot = snapshot
+
+    def tree(self, prefix: str, like: PyTree) -> PyTree:
+        """Return a copy of the tree under ``prefix``, on the default device.
+
+        Args:
+          prefix: The prefix under which the tree was added.
+          like: A tree of the same structure, of arrays or shapes.
+
+        Raises:
+          UsageError: The leaves differ from those of ``like`` in name, shape or dtype.
+        """
+        if different := self.differences(prefix, like):
+            raise UsageError(
+                f"the checkpoint does not fit this run: {'; '.join(different[:MOST_DIFFERENCES])}. "
+                "Resume with the agent, the environment and the sizes that it was saved with"
+            )
+        leaves = [
+            self._leaf(name) if name in self._snapshot.arrays else jnp.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in zip(*_named(prefix, like), strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+    def _leaf(self, name: str) -> jax.Array:
+        array = jnp.array(self._snapshot.arrays[name], copy=True)
+        impl = self.record["keys"].get(name)
+        return array if impl is None else jax.random.wrap_key_data(array, impl=impl)
+
+    def differences(self, prefix: str, like: PyTree) -> list[str]:
+        """Return a line for each leaf of the tree under ``prefix`` that differs from ``like``."""
+        wanted = dict(zip(*_named(prefix, like), strict=True))
+        there = {n for n in self._snapshot.arrays if f"{n}/".startswith(f"{prefix}/")}
+        found = [f"{name} is in the checkpoint only" for name in sorted(there - wanted.keys())]
+        for name, leaf in wanted.items():
+            now = f"{leaf.dtype}{list(leaf.shape)}"
+            if name not in there:
+                if not FINAL_OBS.match(name):
+                    found.append(f"{name} is not in the checkpoint, and {now} now")
+            elif (saved := self._describe(name)) != now:
+                found.append(f"{name} is {saved} in the checkpoint and {now} now")
+        return found
+
+    def _describe(self, name: str) -> str:
+        if name in self.record["keys"]:
+            leaf = self._leaf(name)
+            return f"{leaf.dtype}{list(leaf.shape)}"
+        array = self._snapshot.arrays[name]
+        return f"{array.dtype}{list(array.shape)}"
+
+    def env(self, index: int) -> bytes | str:
+        """Return the saved position of an Inferencer's environment, or why there is none."""
+        saved = self._snapshot.blobs.get(f"env/{index}")
+        return self.record["inferencers"][index]["env"] if saved is None else saved
+
+    def round(self, trajectory: Trajectory, step_state: PyTree) -> list[Item]:
+        """Return the trajectories that were made and not consumed, on the default device.
+
+        Args:
+          trajectory: Shapes of a trajectory.
+          step_state: Shapes of the step state of an Inferencer.
+        """
+        scalar = np.zeros((), np.int32)
+        trajectory = trajectory._replace(policy_version=scalar, inferencer=scalar, cycle=scalar)
+        items = []
+        for index, about in enumerate(self.record["round"]):
+            prefix = f"round/{index}"
+            likes = enumerate((trajectory, step_state, step_state))
+            rows, initial, final = (self.tree(f"{prefix}/{i}", like) for i, like in likes)
+            items.append(
+                Item(
+                    **about,
+                    trajectory=rows,
+                    initial_step_state=initial,
+                    final_step_state=final,
+                    step_infos=self._step_infos(f"{prefix}/3"),
+                )
+            )
+        return items
+
+    def _step_infos(self, prefix: str) -> StepInfos:
+        """Return the episodes of a round; rewards and slots by group where there are groups."""
+        fields: dict[str, Any] = {}
+        for name, array in self._snapshot.arrays.items():
+            if name.startswith(f"{prefix}/"):
+                field, _, group = name.removeprefix(f"{prefix}/").partition("/")
+                if group:
+                    fields.setdefault(field, {})[group] = array
+                else:
+                    fields[field] = array
+        return StepInfos(**fields)
+
+    def run_spec(self) -> RunSpec:
+        """Return the sizes of the run that was saved."""
+        # Before there was RunSpec.num_hosts, the record said it beside.
+        return RunSpec(**{"num_hosts": self.record.get("hosts", 1), **self.record["run"]})
+
+
+def _named(prefix: str, tree: PyTree) -> tuple[list[str], list[Any]]:
+    """Return the names of the leaves of ``tree`` under ``prefix``, and the leaves."""
+    names, leaves = named_leaves(tree)
+    if leaves and leaves[0] is tree:
+        return [prefix], leaves
+    return [f"{prefix}/{name}" for name in names], leaves

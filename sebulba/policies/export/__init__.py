@@ -1,0 +1,1 @@
+"""A saved policy as a program for other runtimes: StableHLO and ONNX."""

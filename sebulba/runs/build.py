@@ -1,0 +1,170 @@
+"""From a configuration to agent, loop and evaluation: what commands build and benchmarks too."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sebulba.agent import Agent
+from sebulba.agents.configs import OptimizerConfig, make_agent
+from sebulba.runs.jax_setup import Platform, configure_jax
+from sebulba.runs.folder import RunFolder
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.envs import make_env_factory
+from sebulba.errors import UsageError
+from sebulba.support.files import check_no_link
+from sebulba.loops.devices import local_devices
+from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
+from sebulba.policies.policy import Policy, load_policy
+from sebulba.types import EnvFactory, EnvSpec, PyTree
+
+if TYPE_CHECKING:
+    from sebulba.video.training import TrainingFilms
+
+
+def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
+    """Return the agent, told over how many updates its learning rate falls, if it does."""
+    agent = make_agent(spec, config.agent, config.agent_class)
+    if not config.anneal_learning_rate:
+        return agent
+    return make_agent(spec, config.agent_for(_num_updates(config, agent)), config.agent_class)
+
+
+def _num_updates(config: ExperimentConfig, agent: Agent) -> int:
+    """Return the updates of the run, or of the part of it over which the learning rate falls."""
+    due = map(agent.num_off_policy_optims_per_cycle, range(1, config.annealed_cycles + 1))
+    return sum(due)
+
+
+def warn_of_rate_0(config: ExperimentConfig, agent: Agent) -> None:
+    """Warn where a schedule that was set by hand is at 0 before the run ends."""
+    optimizer = getattr(config.agent, "optimizer", None)
+    if config.anneal_learning_rate or not isinstance(optimizer, OptimizerConfig):
+        return
+    if optimizer.schedule != "linear" or optimizer.share_after_schedule:
+        return
+    num_updates = _num_updates(config, agent)
+    if num_updates > optimizer.schedule_updates:
+        warnings.warn(
+            f"agent.optimizer.schedule_updates={optimizer.schedule_updates} is less than the "
+            f"{num_updates:,} updates of the run, and the learning rate is 0 after it, so nothing "
+            "is learned then; raise it, use --anneal-learning-rate instead, or set "
+            "agent.optimizer.share_after_schedule",
+            stacklevel=2,
+        )
+
+
+def build_player(
+    config: ExperimentConfig,
+    factory: EnvFactory,
+    agent: Agent,
+    on_best: Callable[[PyTree], None],
+) -> EvaluationPlayer | None:
+    """Return what plays evaluations during training; None where the run has none."""
+    if not config.eval_every_env_steps:
+        return None
+    return EvaluationPlayer(
+        agent,
+        factory,
+        num_episodes=config.eval_episodes,
+        num_envs=config.eval_num_envs,
+        seed=config.seed,
+        max_episode_steps=config.eval_max_episode_steps,
+        on_best=on_best,
+        max_env_restarts=config.env_restarts_allowed,
+    )
+
+
+def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> TrainingFilms | None:
+    """Return what films during training; None where the run makes no films.
+
+    Raises:
+      UsageError: The environment cannot draw, or ffmpeg is missing.
+    """
+    if not config.video_every_env_steps:
+        return None
+    from sebulba.video.pictures import drawing_factory
+    from sebulba.video.training import TrainingFilms
+
+    return TrainingFilms(
+        agent,
+        drawing_factory(folder.chosen_env(config.env)),
+        folder.videos,
+        config.video_every_env_steps,
+        seed=config.seed,
+        max_episode_steps=config.eval_max_episode_steps,
+    )
+
+
+def evaluate_run(
+    folder: RunFolder,
+    env: EnvConfig,
+    *,
+    num_episodes: int,
+    num_envs: int,
+    seed: int,
+    max_episode_steps: int,
+    progress: Progress,
+    explore: bool = False,
+    best: bool = False,
+    trust: bool = False,
+    platform: Platform | None = None,
+) -> Evaluation:
+    """Play the trained policy of a run in its environment; see ``sebulba.evaluate``.
+
+    Args:
+      folder: Folder of the run.
+      env: The environment.
+      num_episodes: How many episodes to play, at least 1.
+      num_envs: Environments side by side.
+      seed: Seed of environments and policy.
+      max_episode_steps: Steps after which an episode is cut.
+      progress: Is told, after every step, how far it is.
+      explore: Act as in training.
+      best: Take the policy that returned most in an evaluation during training, not the last.
+      trust: Import the agent that the policy names, even if it is a stranger's.
+      platform: What JAX runs on.
+    """
+    policy = load_policy_of(
+        folder, explore=explore, best=best, seed=seed, trust=trust, platform=platform
+    )
+    factory = make_env_factory(env.id, **env.factory_arguments())
+    return evaluate(
+        policy,
+        factory,
+        num_episodes=num_episodes,
+        num_envs=num_envs,
+        seed=seed,
+        max_episode_steps=max_episode_steps,
+        progress=progress,
+    )
+
+
+def load_policy_of(
+    folder: RunFolder,
+    *,
+    explore: bool,
+    best: bool,
+    seed: int,
+    trust: bool,
+    platform: Platform | None,
+) -> Policy:
+    """Set up JAX and load the trained policy of a run.
+
+    The arguments are those of ``evaluate_run``.
+
+    Raises:
+      UsageError: There is no such policy, it is not to be trusted, or the platform is missing.
+    """
+    if best and not folder.best_policy.exists():
+        raise UsageError(
+            f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
+            "train with --eval-every-env-steps, or leave --best out"
+        )
+    if best:
+        check_no_link(folder.best_policy)
+    configure_jax(platform)
+    local_devices()  # says in words what is wrong with the platform
+    which = folder.best_policy if best else folder.path
+    return load_policy(which, explore=explore, seed=seed, trust=trust)

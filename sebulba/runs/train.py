@@ -1,0 +1,580 @@
+"""``sebulba train`` and ``sebulba resume``: a run in its folder, from its begin to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import shlex
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import sebulba
+from sebulba.agent import AgentState
+from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
+from sebulba.runs.ended import LastRecord, write_end
+from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
+from sebulba.runs.build import build_agent, build_films, build_player, warn_of_rate_0
+from sebulba.runs.jax_setup import set_up_jax
+from sebulba.runs.other_host import make_checkpointer, train_beside
+from sebulba.runs.folder import RunFolder, as_json
+from sebulba.runs.writers import find_callback, find_writer
+from sebulba.runs.signals import StopOnSignal
+from sebulba.runs.parent_process import leave
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.presets import goal_of
+from sebulba.envs import env_source, env_spec, make_env_factory
+from sebulba.errors import CheckpointError, HangError, HostError, UsageError, text_of
+from sebulba.support.files import PARTIAL, replace_folder, write_whole
+from sebulba.cluster.hosts.join import join_hosts
+from sebulba.loops.callbacks import Of, stop_at_return
+from sebulba.loops.evaluation_thread import Evaluator, evaluation_record
+from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.metrics.counters import EPISODES_AVERAGED
+from sebulba.metrics.episode_log import EpisodeLog
+from sebulba.metrics.plots import learning_curve, read_records
+from sebulba.metrics.writers import (
+    CompositeWriter,
+    JsonLinesWriter,
+    LinesWriter,
+    few_episodes,
+    number,
+)
+from sebulba.policies.policy import save_policy
+from sebulba.support.trees import is_finite
+from sebulba.support.trust import KEY_VARIABLE, key_problem
+from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo, RunSpec
+
+
+def train(
+    config: ExperimentConfig,
+    folder: RunFolder,
+    stop_on_signal: StopOnSignal,
+    *,
+    preset: str = "",
+    command: Sequence[str] = (),
+) -> int:
+    """Train as ``config`` says and leave everything in ``folder``.
+
+    Args:
+      config: What to train, and how.
+      folder: Folder of the run.
+      stop_on_signal: Turns signals into stops; it is in force already and is given the loop.
+      preset: Name of the configuration.
+      command: The words of the command line, which are kept in the folder.
+
+    Returns:
+      0, or 128 plus the number of the signal that ended the run early; the policy is saved
+      either way.
+
+    Raises:
+      UsageError: Something in ``config`` breaks a rule.
+      CheckpointError: The run is to be resumed and no checkpoint is whole.
+      Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
+    """
+    config = set_up_jax(config)
+    if config.distributed.host:
+        return train_beside(config, folder, stop_on_signal)
+    run = _Run(config, folder, preset or config.env.id)
+    with contextlib.closing(run):
+        run.resume_or_begin()
+        if not run.num_cycles:
+            print(
+                f"nothing to do: {run.env_steps_done:,} env steps are done; --total-env-steps N "
+                f"{'--extension-learning-rate X ' if config.anneal_learning_rate else ''}trains on",
+                flush=True,
+            )
+            run.meet_others()
+            run.complete()
+            run.end_with_others()
+            return EXIT_OK
+        folder.ended.unlink(missing_ok=True)
+        folder.write_config(config, preset, command, dataclasses.asdict(run.source))
+        run.watch_folder()
+        run.meet_others()
+        if problem := key_problem():
+            print(
+                f"the run is not signed, and going on with it will need --trust: {problem}; "
+                f"{KEY_VARIABLE} names another place",
+                flush=True,
+            )
+        stop_on_signal.attach(run.loop)
+        try:
+            result = run.train()
+            code = stop_on_signal.exit_code
+            write_end(folder, code=code, reason=result.stop_reason, metrics=result.metrics)
+        finally:
+            run.draw()  # last, since whoever sent a signal may kill this process soon
+    _print_summary(result, folder)
+    return code
+
+
+class FolderWatch:
+    """A metric writer that looks after the folder of the run at every record."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        """Call ``look`` at every record."""
+        self._look = look
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Look."""
+        self._look()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class _Run:
+    """What surrounds the loop in one run of the command: made, used and closed together."""
+
+    def __init__(self, config: ExperimentConfig, folder: RunFolder, title: str) -> None:
+        """Keep the arguments; nothing is made yet."""
+        self._config = config
+        self._folder = folder
+        self._title = title
+        self._last = LastRecord()
+        self._hosts = join_hosts(config.distributed) if config.distributed.is_on else None
+        self._lock = contextlib.ExitStack()
+        self._stack = contextlib.ExitStack()
+        self._writers = CompositeWriter(self._last, FolderWatch(self._mend_folder))
+        self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
+        self._config_text = ""
+        self._here = os.getcwd()
+        self._is_deleted = False
+        self._end: RunEnd = "failed"
+        """How the run ended, as far as is known yet."""
+        self.env_steps_done = 0
+        """Environment steps of earlier processes of this run."""
+
+    def resume_or_begin(self) -> None:
+        """Make everything, take possession of the folder, and say where the run goes on.
+
+        Raises:
+          UsageError: Something in the configuration breaks a rule, or another process runs here.
+          CheckpointError: No checkpoint is whole.
+        """
+        goes_on = self._folder.config.exists()
+        if goes_on:
+            self._lock.enter_context(self._folder.locked())
+            self._folder.tidy()
+        try:
+            self._make()
+        except Exception as error:
+            if goes_on:  # what is there of an earlier end is no longer why
+                write_end(self._folder, error=error, metrics={})
+            raise
+        if not goes_on:
+            # Nothing can be wrong with the configuration any more: now write.
+            self._folder.create()
+            self._lock.enter_context(self._folder.locked())
+        self._say_where()
+
+    def _make(self) -> None:
+        """Make agent, environments and loop, and put them where the run is resumed.
+
+        Raises:
+          UsageError: Something in the configuration breaks a rule.
+          CheckpointError: No checkpoint is whole.
+        """
+        config, folder = self._config, self._folder
+        checkpointer = self._stack.enter_context(self._make_checkpointer())
+        checkpoint = self._load_newest(checkpointer) if config.resume else None
+        if self._hosts is not None:
+            self._hosts.meet(None if checkpoint is None else checkpoint.env_steps)
+        self._is_resumed = checkpoint is not None
+        self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
+        env = folder.chosen_env(config.env)
+        self.source = env_source(env.id, env.backend)
+        self._versions |= self.source.versions
+        factory = make_env_factory(env.id, **env.factory_arguments())
+        self._agent = build_agent(config, env_spec(factory))
+        warn_of_rate_0(config, self._agent)
+        self._player = build_player(config, factory, self._agent, self._keep_best)
+        if self._player is not None:
+            self._stack.enter_context(self._player)
+            self._player.best = folder.best_return()
+        self.loop = self._stack.enter_context(
+            GymnasiumLoop(
+                factory,
+                self._agent,
+                config.num_envs,
+                options=config,
+                metric_writer=self._writers,
+                callbacks=self._make_callbacks(),
+                observe_cycle=self._make_episode_log(checkpoint).observe,
+                evaluator=self._make_evaluator(checkpoint),
+                checkpointer=checkpointer,
+                on_hang=self._end_hung,
+            )
+        )
+        self._run_spec = _run_spec(config, self.loop)
+        if checkpoint is None:
+            self._state = [self.loop.new_state(config.seed, config.steps_per_cycle)]
+        else:
+            self._state = [self.loop.restore(checkpoint, drop_replay=config.drop_replay)]
+            self.env_steps_done = checkpoint.env_steps
+        self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
+        self._writers.add(JsonLinesWriter(folder.metrics))
+        self._make_writers = [find_writer(name) for name in config.writers]
+
+    def meet_others(self) -> None:
+        """Tell the other hosts, if there are any, which run this is, and how long it is."""
+        if self._hosts is not None:
+            self._hosts.meet([self._folder.run_id(), self.num_cycles])
+
+    def end_with_others(self) -> None:
+        """Let the other hosts, if there are any, end: they have waited for this one."""
+        if self._hosts is not None:
+            self._hosts.meet("the end", math.inf)
+
+    def _make_callbacks(self) -> list[Callback]:
+        """Return what may end the run early.
+
+        Raises:
+          UsageError: One is none, or cannot be made.
+        """
+        config, made = self._config, []
+        if config.stop_at_return is not None:
+            of: Of = "training" if self._player is None else "evaluation"
+            made.append(stop_at_return(config.stop_at_return, of))
+        return made + [find_callback(name) for name in config.callbacks]
+
+    def _make_episode_log(self, checkpoint: Checkpoint | None) -> EpisodeLog:
+        """Return what notes the episodes of training, which is a writer of the run."""
+        num_episodes, env_steps = 0, 0
+        if checkpoint is not None:
+            num_episodes = checkpoint.snapshot.record["counters"].get("episodes", 0)
+            env_steps = checkpoint.env_steps
+        log = EpisodeLog(self._folder.episodes, num_episodes, env_steps)
+        self._writers.add(log)
+        return log
+
+    def _load_newest(self, checkpointer: Checkpointer) -> Checkpoint | None:
+        config = self._config
+        checkpoint = checkpointer.load_newest(strict=config.strict, trust=config.trust)
+        if checkpoint is not None:
+            self._folder.check_of_this_run(checkpoint.snapshot.record, config)
+        return checkpoint
+
+    def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
+        if self._player is None:
+            return None
+        config, folder = self._config, self._folder
+        played_at = folder.evaluated_at(checkpoint.env_steps) if checkpoint else 0
+        films = build_films(config, folder, self._agent)
+        if films is not None:
+            self._stack.callback(films.close)
+        return Evaluator(self._player, config.eval_every_env_steps, played_at, after=films)
+
+    def _say_where(self) -> None:
+        """Say where the run is, and where it is resumed, with what is dropped of it."""
+        print(f"sebulba: {self.source} in {self._folder.path}", flush=True)
+        if not self._config.resume:
+            return
+        dropped = self._folder.drop_metrics_after(self.env_steps_done)
+        if not self._is_resumed:
+            return  # killed before its first checkpoint: it begins again
+        print(f"resumed at {self.env_steps_done:,} env steps", flush=True)
+        for note in self.loop.resume_notes:
+            print(f"  {note}", flush=True)
+        for name, version in self._versions.items():
+            if (before := self._saved_by.get(name, version)) != version:
+                print(f"  {name} was {before} and is {version}", flush=True)
+        if dropped:
+            print(f"  {dropped} later records in metrics.jsonl are dropped", flush=True)
+
+    def train(self) -> Result:
+        """Run the loop and leave everything in the folder."""
+        config, folder = self._config, self._folder
+        try:
+            with self._writing(), os_exit_is_seen():
+                loop = self.loop
+                self._writers.add(
+                    _progress_writer(self._title, folder, loop.describe, loop.describe_nodes)
+                )
+                # Nobody keeps the state, whose replay would be in memory twice.
+                result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
+                self._mend_folder()
+                self._save_policy(folder.policy, result.acting_networks, result.state)
+                is_stopped = result.stopped and result.stop_reason is None
+                self._end = "stopped" if is_stopped else "finished"
+        except BaseException as error:
+            self._mend_folder()
+            self._rescue_policy()
+            write_end(
+                folder,
+                error=error,
+                metrics=self._last.record,
+                last_transition=self.loop.last_transition(),
+            )
+            raise
+        if self._is_deleted:
+            deleted = self._deleted_error()
+            write_end(folder, error=deleted, metrics=result.metrics)
+            raise deleted
+        return result
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Begin the writers that were asked for; tell them how the run ended, and close all.
+
+        Raises:
+          Exception: Whatever one raises that cannot begin; later, its errors only warn.
+        """
+        resumed_at = self.env_steps_done if self._config.resume else None
+        config = as_json(self._config) | {"preset": self._title}
+        config.pop("")  # the class of the configuration itself
+        with contextlib.closing(self._writers):
+            try:
+                run = RunInfo(self._folder.path, self._folder.run_id() or "", config, resumed_at)
+                for make in self._make_writers:
+                    self._writers.add(make(run))
+                yield
+            finally:
+                self._writers.end("failed" if self._is_deleted else self._end)
+
+    def watch_folder(self) -> None:
+        """End the run from now on if somebody deletes its folder."""
+        self._config_text = self._folder.config.read_text()
+
+    def _mend_folder(self) -> None:
+        """If somebody deleted the folder, end the run, and make a folder to save it in."""
+        if not self._config_text or not self._folder.is_deleted():
+            return
+        self._is_deleted = True
+        self.loop.stop()
+        try:
+            os.makedirs(self._here, exist_ok=True)  # it may be gone with the run folder in it
+            os.chdir(self._here)
+            self._folder.create()
+            write_whole(self._folder.config, self._config_text)
+            self._lock.enter_context(self._folder.locked())
+        except (UsageError, OSError) as error:
+            warnings.warn(text_of(error), stacklevel=2)
+
+    def _deleted_error(self) -> CheckpointError:
+        path = self._folder.path
+        return CheckpointError(
+            f"run folder {path} was deleted or moved while the run wrote into it, so the run was "
+            f"ended. It is saved in a new folder of that name, without the metrics before; to go "
+            f"on: sebulba resume {path}"
+        )
+
+    def complete(self) -> None:
+        """Leave what a process did not that was killed between its last checkpoint and its end."""
+        folder, state = self._folder, self._state.pop()
+        done = self.env_steps_done
+        to_play = self._player is not None and folder.evaluated_at(done) < done
+        if folder.is_complete and not to_play:
+            return
+        networks = self._agent.acting_networks(state.networks, state.experience)
+        records = read_records(folder.metrics) if folder.metrics.exists() else []
+        last = records[-1] if records else {}
+        self._save_policy(folder.policy, networks, state)
+        try:
+            with self._writing():
+                if to_play:
+                    last = self._play_last(networks, last)
+                self._end = "finished"
+        except Exception as error:
+            write_end(folder, error=error, metrics=last)
+            raise
+        write_end(folder, metrics=last)
+        self.draw()
+
+    def _play_last(self, networks: PyTree, last: Mapping[str, Any]) -> dict[str, Any]:
+        """Play the evaluation of the end, which was cut short; return its record."""
+        assert self._player is not None
+        print("playing the evaluation of the end, which was cut short", flush=True)
+        began = time.perf_counter()
+        played = self._player(jax.device_get(networks), threading.Event())
+        assert played is not None, "nobody stops it"
+        record = {**last, **evaluation_record(played, self.env_steps_done, began, 0)}
+        self._writers.write(record)
+        return record
+
+    def draw(self) -> None:
+        """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
+        config, folder = self._config, self._folder
+        names = (config.env.id, config.agent_name)
+        new = folder.path / f"{PARTIAL}{folder.learning_curve.name}"
+        try:
+            if folder.metrics.exists() and learning_curve(
+                folder.metrics,
+                new,
+                ", ".join(name.rpartition(":")[2] for name in names),
+                episodes=folder.episodes,
+                subtitle=f"seed {config.seed}",
+                goal=goal_of(self._title, config),
+            ):
+                new.replace(folder.learning_curve)
+        except Exception as error:
+            warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
+
+    def close(self) -> None:
+        """Close what was made, and only then let another process into the folder."""
+        with self._lock:
+            self._stack.close()
+
+    def _make_checkpointer(self) -> Checkpointer:
+        return make_checkpointer(self._config, self._folder, self._about)
+
+    def _about(self) -> dict[str, Any]:
+        """Return what a checkpoint says beside where the loop stands."""
+        self._mend_folder()  # whose identity belongs to it
+        return {"versions": self._versions, **self._folder.about(self._config)}
+
+    def _keep_best(self, networks: PyTree) -> None:
+        assert self._player is not None and self._player.best is not None
+        best = self._player.best
+
+        def write(new: Path) -> None:
+            self._write_policy(
+                new, networks, more={"evaluation": f"{number(best)}, the best so far"}
+            )
+            self._folder.write_best_return(new, best)
+
+        try:
+            replace_folder(self._folder.best_policy, write)
+        except OSError as error:
+            self._player.best = self._folder.best_return()
+            warnings.warn(f"the best policy is not saved: {text_of(error)}", stacklevel=2)
+
+    def _save_policy(self, folder: Path, networks: PyTree, state: AgentState | None = None) -> None:
+        values: PyTree = ()
+        if state is not None:
+            values = self._agent.value_networks(state.networks, state.experience)
+        try:
+            replace_folder(folder, lambda new: self._write_policy(new, networks, values))
+        except OSError as error:
+            raise CheckpointError(
+                f"the policy cannot be saved in {folder} ({error.strerror or error}); see that the "
+                f"disk has room and the folder is writable, then: sebulba resume {folder.parent}"
+            ) from error
+
+    def _write_policy(
+        self,
+        folder: Path,
+        networks: PyTree,
+        values: PyTree = (),
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        save_policy(
+            folder,
+            self._agent,
+            networks,
+            self._run_spec,
+            run_id=self._folder.run_id(),
+            value_networks=values,
+            about={**self._facts(), **(more or {})},
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the card of the policy says of its training."""
+        config, record = self._config, self._last.record
+        facts: dict[str, Any] = {
+            "configuration": self._title,
+            "wrappers": ", ".join(config.env.wrappers),
+            "seed": str(config.seed),
+            "trained for": f"{record.get('env_steps', self.env_steps_done):,} env steps",
+        }
+        if number_averaged := record.get("episodes_averaged"):
+            mean = number(record.get("episode_return_mean"))
+            facts["return in training"] = f"{mean}, mean of the last {number_averaged} episodes"
+        if record.get("eval_return_mean") is not None:
+            facts["evaluation"] = (
+                f"{number(record['eval_return_mean'])} ± {number(record.get('eval_return_std'))} "
+                f"(standard deviation), {record.get('eval_episodes')} episodes at "
+                f"{record.get('eval_env_steps', 0):,} env steps"
+            )
+        versions = ", ".join(f"{name} {version}" for name, version in self._versions.items())
+        return {**facts, "versions": versions}
+
+    def _rescue_policy(self) -> None:
+        """Save what a failed run had learned; nothing here may hide why it failed."""
+        folder = self._folder.policy
+        try:
+            networks = self.loop.newest_networks()
+            if networks is None or not is_finite(networks):
+                return
+            self._save_policy(folder, networks)
+            print(f"the policy as it was last published is saved in {folder}", flush=True)
+        except Exception as error:
+            warnings.warn(f"no policy: {type(error).__name__}: {error}", stacklevel=2)
+
+    def _end_hung(self, error: HangError | HostError) -> None:
+        """End the process: its main thread is in a program that does not return."""
+        write_end(self._folder, error=error, metrics=self._last.record)
+        what = "hosts" if isinstance(error, HostError) else "hang"
+        print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)
+        leave(exit_code_of(error))
+
+
+def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
+    return RunSpec(
+        config.num_envs,
+        loop.num_inferencers,
+        config.steps_per_cycle,
+        len(loop.update_devices),
+        config.distributed.hosts,
+    )
+
+
+def _progress_writer(
+    title: str,
+    folder: RunFolder,
+    describe: Callable[[], str],
+    describe_nodes: Callable[[], list[str]] = list,
+) -> MetricWriter:
+    """Return a live panel on a terminal that can show one, plain lines elsewhere."""
+    can_draw = (os.environ.get("TERM") or "dumb") not in ("dumb", "unknown")
+    is_unicode = sys.stdout.encoding.lower().startswith("utf")
+    if not (sys.stdout.isatty() and can_draw and is_unicode):
+        return LinesWriter(sys.stdout, describe)
+    from sebulba.metrics.live_panel import PanelWriter
+
+    def describe_all() -> str:
+        return "\n".join([describe(), *describe_nodes()])
+
+    panel = PanelWriter(title, str(folder.path), describe_all)
+    panel.start()
+    return panel
+
+
+def _mean_return(metrics: Mapping[str, Any]) -> str:
+    """Return the mean return of the training episodes that the record has, and how many."""
+    averaged = metrics.get("episodes_averaged")
+    if not averaged:
+        return "no episode ended"
+    mean = f"mean return {number(metrics['episode_return_mean'])}"
+    if averaged >= EPISODES_AVERAGED:
+        return f"{mean} (last {averaged} episodes)"
+    return mean + few_episodes(metrics)
+
+
+def _print_summary(result: Result, folder: RunFolder) -> None:
+    metrics, counters = result.metrics, result.counters
+    evaluation = ""
+    if (evaluated := metrics.get("eval_return_mean")) is not None:
+        evaluation = f"{number(evaluated)} (evaluation), "
+    run = shlex.quote(str(folder.path))
+    go_on = f"go on with it: sebulba resume {run}\n" if result.stopped else ""
+    if result.stop_reason is not None:
+        print(f"ended early: {result.stop_reason}", flush=True)
+    print(
+        f"{'stopped' if result.stopped and result.stop_reason is None else 'done'}: "
+        f"{_mean_return(metrics)}, "
+        f"{evaluation}"
+        f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
+        f"{metrics.get('seconds') or 0.0:.1f} s\n"
+        f"{go_on}play it: sebulba eval {run}",
+        flush=True,
+    )

@@ -1,0 +1,92 @@
+"""What the names of ``--writers`` and ``--callbacks`` stand for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+
+from sebulba.support.checks import nearest
+from sebulba.errors import UsageError, shown, text_of
+from sebulba.metrics.trackers import MlflowWriter, WandbWriter
+from sebulba.metrics.writers import TensorBoardWriter
+from sebulba.support.user_code import load_attribute
+from sebulba.types import Callback, MetricWriter, RunInfo
+
+GROUP = "sebulba.writers"
+"""Entry points of this group are what ``find_writer`` returns."""
+
+
+def find_writer(name: str) -> Callable[[RunInfo], MetricWriter]:
+    """Return what makes a writer for a run: a class, or a function.
+
+    Args:
+      name: ``tensorboard``, ``wandb``, ``mlflow``, the name of an entry point, or
+        ``module:attribute``.
+
+    Raises:
+      UsageError: There is none of that name, or its library is missing.
+    """
+    if ":" in name:
+        found = load_attribute("writers", name)
+    elif name in OURS:
+        found = OURS[name]
+        if name in LIBRARIES and importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"writers={name!r} needs {LIBRARIES[name]}, which is not installed; "
+                f"pip install 'sebulba[{name}]'"
+            )
+    else:
+        found = _of_entry_point(name)
+    if not callable(found):
+        raise UsageError(
+            f"writers={name!r} is {shown(found)}; it must be a class or a function that is given a "
+            "sebulba.types.RunInfo and returns a writer"
+        )
+    return found
+
+
+def find_callback(name: str) -> Callback:
+    """Return a callback of the user's own; a class is called without arguments.
+
+    Args:
+      name: ``module:attribute``.
+
+    Raises:
+      UsageError: There is none of that name, it cannot be called, or the class cannot be made.
+    """
+    found = load_attribute("callbacks", name)
+    if isinstance(found, type):
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"callbacks={name!r} cannot be made: {text_of(error)}") from error
+    if not callable(found):
+        raise UsageError(
+            f"callbacks={name!r} is {shown(found)}; it must be a function of a record of metrics"
+        )
+    return found
+
+
+def _of_entry_point(name: str) -> Callable[[RunInfo], MetricWriter]:
+    entries = importlib.metadata.entry_points(group=GROUP)
+    for entry in entries.select(name=name):
+        return entry.load()
+    names = [*OURS, *sorted(entries.names)]
+    hint = nearest(name, names) or f"; there is {', '.join(names)}"
+    raise UsageError(
+        f"writers={shown(name)} is unknown{hint}; one of your own is my_package:MyWriter"
+    )
+
+
+def _tensorboard(run: RunInfo) -> TensorBoardWriter:
+    return TensorBoardWriter(run.folder / "tensorboard", run.resumed_at)
+
+
+OURS: dict[str, Callable[[RunInfo], MetricWriter]] = {
+    "tensorboard": _tensorboard,
+    "wandb": WandbWriter,
+    "mlflow": MlflowWriter,
+}
+LIBRARIES = {"wandb": "Weights & Biases", "mlflow": "MLflow"}
+"""Optional libraries, by the name of their writer, module and extra."""

@@ -1,0 +1,1 @@
+"""Tools that look at runs, environments and agents, and change nothing in them."""

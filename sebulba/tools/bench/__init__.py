@@ -1,0 +1,1 @@
+"""``sebulba bench``: measurements of a run of the user."""

@@ -1,0 +1,369 @@
+"""``bench memory``: whether a run's memory grows, and whether its arrays are those it has to hold.
+
+Trains as ``sebulba train`` does, writers included, while a thread samples the memory in use.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import itertools
+import math
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from sebulba.agent import Agent
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.errors import UsageError
+from sebulba.loops.gymnasium_loop import GymnasiumLoop
+from sebulba.metrics.writers import CompositeWriter, JsonLinesWriter, TensorBoardWriter
+from sebulba.runs.folder import RunFolder
+from sebulba.runs.jax_setup import set_up_jax
+from sebulba.tools.bench import harness
+from sebulba.tools.bench.memory_use import MB, allocator_mb, device_bytes, rss_bytes
+from sebulba.tools.bench.pictures import BLUE, GREY, RED, open_frame, picture
+from sebulba.types import PyTree, RunSpec
+
+SETTLE_S = 60.0
+"""Seconds at the beginning that do not count: they compile, and fill queue and allocator."""
+ENDLESS_CYCLES = 1_000_000_000
+"""More cycles than a benchmark runs; the watching thread stops the loop."""
+WINDOW_S = 15.0
+"""Seconds of samples that make one point. Every second or so an update takes and frees more memory
+than what stays; the median over many samples hides that rhythm."""
+PROGRESS_S = 30.0
+"""Seconds between printed lines."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Memory at one moment, in 10^6 bytes."""
+
+    minute: float
+    """Minutes since the run began."""
+    rss_mb: float
+    """Resident memory of the process."""
+    device_mb: float
+    """Memory in use on all devices or, if the backend does not count it, of all living arrays; on a
+    CPU it is part of the resident memory."""
+    allocated_mb: float | None
+    """Memory that glibc's allocator has given out; None on other systems."""
+    kept_mb: float | None
+    """Memory returned to glibc's allocator but not to the system, resident or not; None on other
+    systems."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Window(Sample):
+    """The samples of some seconds as one point.
+
+    Minute, resident and kept memory are medians. Device memory, which the bound is for, is the
+    highest. Allocated memory is the mean: what comes and goes takes a steady share of the time.
+    """
+
+    rss_lowest_mb: float
+    """Lowest resident memory."""
+    rss_highest_mb: float
+    """Highest resident memory."""
+
+
+def run(
+    config: ExperimentConfig,
+    *,
+    preset: str,
+    minutes: float = 10.0,
+    interval_s: float = 0.1,
+    window_s: float = WINDOW_S,
+    settle_s: float = SETTLE_S,
+    json_file: str | None = None,
+    png_file: str | None = None,
+) -> dict:
+    """Train for a while, watch memory, print a table, write JSON and a picture.
+
+    The arguments that are not options of the command (see ``command_line``) are:
+
+    Args:
+      interval_s: Seconds between samples.
+      window_s: Seconds of samples that make one point.
+      settle_s: Seconds at the beginning that do not count.
+
+    Raises:
+      UsageError: ``minutes`` is too short for a slope.
+    """
+    if 60 * minutes < settle_s + 3 * window_s:
+        raise UsageError(
+            f"minutes={minutes:g} must leave three windows of {window_s:g} s after the first "
+            f"{settle_s:g} s; use {math.ceil((settle_s + 3 * window_s) / 60)} or more"
+        )
+    config = set_up_jax(config)
+    samples, bound = watch_training(config, 60 * minutes, interval_s)
+    windows = windows_of(samples, window_s)
+    settled = [window for window in windows if 60 * window.minute >= settle_s]
+    keys = keys_of(settled, bound)
+    print_result(preset, settled, keys, bound)
+    columns = [field.name for field in dataclasses.fields(Window)]
+    figures = {name: [getattr(window, name) for window in windows] for name in columns}
+    times = {"interval_s": interval_s, "window_s": window_s, "settle_s": settle_s}
+    settings = {"preset": preset, "minutes": minutes, **times, **dataclasses.asdict(config)}
+    keys["bound_mb"] = {part: num_bytes / MB for part, num_bytes in bound.items()}
+    result = harness.record(keys, figures, settings)
+    harness.write_json(json_file, result)
+    if png_file is not None:
+        draw(result, png_file)
+    return result
+
+
+def windows_of(samples: Sequence[Sample], window_s: float) -> list[Window]:
+    """Reduce samples to windows; a last window that is not full is left out."""
+    groups = itertools.groupby(samples, lambda sample: int(60 * sample.minute / window_s))
+    return [_window(list(its_samples)) for _, its_samples in groups][:-1]
+
+
+def _window(samples: Sequence[Sample]) -> Window:
+    rss = [sample.rss_mb for sample in samples]
+    allocated = [mb for sample in samples if (mb := sample.allocated_mb) is not None]
+    kept = [mb for sample in samples if (mb := sample.kept_mb) is not None]
+    return Window(
+        minute=statistics.median(sample.minute for sample in samples),
+        rss_mb=statistics.median(rss),
+        rss_lowest_mb=min(rss),
+        rss_highest_mb=max(rss),
+        device_mb=max(sample.device_mb for sample in samples),
+        allocated_mb=statistics.fmean(allocated) if allocated else None,
+        kept_mb=statistics.median(kept) if kept else None,
+    )
+
+
+def keys_of(settled: Sequence[Window], bound: Mapping[str, int]) -> dict[str, Any]:
+    """Return the keys of the JSON.
+
+    Args:
+      settled: The windows that count.
+      bound: Return value of ``bound_bytes``.
+    """
+    minutes = [window.minute for window in settled]
+
+    def slope(name: str) -> float | None:
+        values = [getattr(window, name) for window in settled]
+        return None if None in values else theil_sen(minutes, values)
+
+    rss_mb = [window.rss_mb for window in settled]
+    device_mb = max(window.device_mb for window in settled)
+    bound_mb = sum(bound.values()) / MB
+    return {
+        "rss_slope_mb_per_min": theil_sen(minutes, rss_mb),
+        "rss_slope_error_mb_per_min": slope_error(minutes, rss_mb),
+        "rss_slope_least_squares_mb_per_min": float(np.polyfit(minutes, rss_mb, 1)[0]),
+        "allocated_slope_mb_per_min": slope("allocated_mb"),
+        "device_slope_mb_per_min": slope("device_mb"),
+        "rss_highest_mb": max(window.rss_highest_mb for window in settled),
+        "device_highest_mb": device_mb,
+        "device_bound_mb": bound_mb,
+        "device_is_within_bound": device_mb <= bound_mb,
+    }
+
+
+def theil_sen(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the median of the slopes between all pairs of points (Theil 1950, Sen 1968).
+
+    Resident memory moves in jumps, because the allocator takes and returns whole arenas. One jump
+    near an end tilts a least-squares line; this median holds until 29 % of the points are off.
+    """
+    first, second = np.triu_indices(len(x), 1)
+    x_array, y_array = np.asarray(x), np.asarray(y)
+    return float(np.median((y_array[second] - y_array[first]) / (x_array[second] - x_array[first])))
+
+
+def slope_error(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the standard error of a least-squares slope, from how ``y`` scatters about the line.
+
+    A slope that is not larger than this cannot be told from none.
+    """
+    residuals = np.asarray(y) - np.polyval(np.polyfit(x, y, 1), x)
+    return float(np.sqrt((residuals**2).sum() / (len(x) - 2)) / (np.std(x) * len(x) ** 0.5))
+
+
+def bound_bytes(
+    sizes: Mapping[str, int],
+    *,
+    num_inferencers: int,
+    num_inference_devices: int,
+    num_update_devices: int,
+    queue_size: int,
+) -> dict[str, int]:
+    """Return the most bytes of arrays that a run may hold at a time, by what holds them.
+
+    What a program needs while it runs (activations, gradients) is not in arrays and not counted.
+
+    Args:
+      sizes: Return value of ``sizes_of``.
+      num_inferencers: Inferencers, each of which fills one trajectory and hands one over.
+      num_inference_devices: Inference devices, each of which has networks staged.
+      num_update_devices: Update devices, each of which has networks and optimizer state.
+      queue_size: Trajectories that may wait.
+    """
+    # Handed over together with the initial and the final step state.
+    handed_over = sizes["trajectory"] + 2 * sizes["step_state"]
+    # Staged, held by each Inferencer, and being published.
+    num_acting_networks = num_inference_devices + num_inferencers + num_update_devices
+    return {
+        "trajectories being filled": num_inferencers * (sizes["trajectory"] + 2 * sizes["row"]),
+        "trajectories being handed over": num_inferencers * handed_over,
+        "trajectories waiting": queue_size * handed_over,
+        "trajectory being consumed": handed_over,
+        "step states of Inferencers": 3 * num_inferencers * sizes["step_state"],
+        # The caller of run() keeps the state that it gave, so all of it exists twice.
+        "experience": 2 * sizes["experience"],
+        "networks and optimizer": 2 * num_update_devices * (sizes["networks"] + sizes["opt"]),
+        "acting networks": num_acting_networks * sizes["acting_networks"],
+    }
+
+
+def sizes_of(agent: Agent, run_spec: RunSpec) -> dict[str, int]:
+    """Return the bytes of one of each thing that a run holds, without computing any of them.
+
+    ``"trajectory"`` includes the bootstrap row; ``"row"`` is the environment step of one time.
+    """
+    key = jax.random.key(0)
+    state = jax.eval_shape(lambda key: agent.new_state(key, run_spec), key)
+    acting = jax.eval_shape(agent.acting_networks, state.networks, state.experience)
+    trajectory = jax.eval_shape(lambda acting: agent.empty_trajectory(acting, run_spec), acting)
+    return {
+        "trajectory": _bytes(trajectory),
+        "row": _bytes(trajectory.env_step) // (run_spec.steps_per_cycle + 1),
+        "step_state": _bytes(state.step[0]),
+        "networks": _bytes(state.networks),
+        "acting_networks": _bytes(acting),
+        "opt": _bytes(state.opt),
+        "experience": _bytes(state.experience),
+    }
+
+
+def _bytes(tree: PyTree) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def watch_training(
+    config: ExperimentConfig, seconds: float, interval_s: float
+) -> tuple[list[Sample], dict[str, int]]:
+    """Train as ``sebulba train`` does, in a folder that is removed, and sample the memory.
+
+    Returns:
+      The samples, and the bound of ``bound_bytes``.
+    """
+    factory, agent = harness.env_and_agent(config)
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+        folder = RunFolder(Path(temporary))
+        writers = CompositeWriter(
+            JsonLinesWriter(folder.metrics), TensorBoardWriter(folder.tensorboard)
+        )
+        loop = stack.enter_context(
+            GymnasiumLoop(factory, agent, config.num_envs, options=config, metric_writer=writers)
+        )
+        stack.enter_context(contextlib.closing(writers))
+        run_spec = RunSpec(
+            config.num_envs, loop.num_inferencers, config.steps_per_cycle, len(loop.update_devices)
+        )
+        state = loop.new_state(config.seed, config.steps_per_cycle)
+        ended = threading.Event()
+        with concurrent.futures.ThreadPoolExecutor(1) as watcher:
+            samples = watcher.submit(watch, loop, seconds, interval_s, ended)
+            try:
+                # Lockstep requires a multiple of the number of Inferencers.
+                loop.run(state, ENDLESS_CYCLES * loop.num_inferencers, config.steps_per_cycle)
+            finally:
+                ended.set()
+        bound = bound_bytes(
+            sizes_of(agent, run_spec),
+            num_inferencers=loop.num_inferencers,
+            num_inference_devices=len(loop.inference_devices),
+            num_update_devices=len(loop.update_devices),
+            queue_size=config.queue_size,
+        )
+        return samples.result(), bound
+
+
+def watch(
+    loop: GymnasiumLoop, seconds: float, interval_s: float, ended: threading.Event
+) -> list[Sample]:
+    """Sample memory, at least once, until ``seconds`` are over or the run ends; then stop it."""
+    samples: list[Sample] = []
+    began, said, elapsed = time.perf_counter(), 0.0, 0.0
+    try:
+        while elapsed < seconds and not ended.is_set():
+            samples.append(
+                Sample(elapsed / 60, rss_bytes() / MB, device_bytes() / MB, *allocator_mb())
+            )
+            if elapsed >= said + PROGRESS_S:
+                said = elapsed
+                print(f"{elapsed / 60:5.1f} min: {samples[-1].rss_mb:,.0f} MB resident", flush=True)
+            ended.wait(min(interval_s, seconds - elapsed))
+            elapsed = time.perf_counter() - began
+    finally:
+        loop.stop()
+    return samples
+
+
+def print_result(
+    preset: str, settled: Sequence[Window], keys: Mapping[str, Any], bound: Mapping[str, int]
+) -> None:
+    """Print the memory in use, and what the bound consists of."""
+    names = {
+        "resident memory (median)": "rss_mb",
+        "resident memory (highest)": "rss_highest_mb",
+        "arrays on devices (highest)": "device_mb",
+        "given out by glibc (mean)": "allocated_mb",
+        "kept by glibc (median)": "kept_mb",
+    }
+    figures = {
+        title: [getattr(sample, name) for sample in settled]
+        for title, name in names.items()
+        if getattr(settled[0], name) is not None
+    }
+    slope, is_within = keys["rss_slope_mb_per_min"], keys["device_is_within_bound"]
+    harness.print_table(
+        f"bench memory: sebulba train {preset}, {len(settled)} windows after the start",
+        "MB",
+        figures,
+        [
+            f"rss_slope_mb_per_min: {slope:.2f} ± {keys['rss_slope_error_mb_per_min']:.2f} (median "
+            "over all pairs of windows; a longer run is surer)",
+            f"arrays on devices: at most {keys['device_highest_mb']:.1f} MB, "
+            f"{'within' if is_within else 'ABOVE'} the bound of {keys['device_bound_mb']:.1f} MB",
+        ],
+    )
+    rows = {part: [harness.number(num_bytes / MB)] for part, num_bytes in bound.items()}
+    harness.print_rows("what the bound consists of", ["MB"], rows)
+
+
+def draw(result: Mapping[str, Any], png_file: str) -> None:
+    """Draw memory over time, with the bound, from a record of this benchmark."""
+    figures, minutes = result["figures"], result["figures"]["minute"]
+    lowest, highest = figures["rss_lowest_mb"], figures["rss_highest_mb"]
+    slope = result["rss_slope_mb_per_min"]
+    with picture(png_file, 7, 5, dots_per_inch=100) as figure:
+        upper, lower = figure.subplots(2, 1, sharex=True)
+        upper.fill_between(minutes, lowest, highest, color=BLUE, alpha=0.15, linewidth=0)
+        upper.plot(minutes, figures["rss_mb"], color=BLUE, label="resident")
+        if None not in figures["allocated_mb"]:
+            given_out = figures["allocated_mb"]
+            upper.plot(minutes, given_out, color=GREY, linewidth=1, label="given out by glibc")
+        upper.set(ylabel="MB", title=f"{result['config']['preset']}: {slope:+.2f} MB/min")
+        lower.plot(minutes, figures["device_mb"], color=BLUE, label="arrays")
+        lower.axhline(result["device_bound_mb"], color=RED, linewidth=1, label="bound")
+        lower.set(xlabel="minutes", ylabel="MB on devices")
+        settle_min = result["config"]["settle_s"] / 60
+        for axes in (upper, lower):
+            axes.set_ylim(bottom=0)
+            axes.axvspan(0, settle_min, color="black", alpha=0.06, linewidth=0)
+            open_frame(axes, "both")
+            axes.legend(frameon=False, fontsize="small")

@@ -1,0 +1,345 @@
+"""``bench scale``: speed and memory as the work grows, one axis at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sebulba.agents.configs import TorsoConfig
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.errors import UsageError
+from sebulba.loops.devices import local_devices
+from sebulba.runs.jax_setup import configure_jax
+from sebulba.tools.bench import harness
+from sebulba.tools.bench.pictures import BLUE, picture
+from sebulba.tools.bench.trial import Series, Trial, measure_in_turn
+from sebulba.tools.bench.worker import WorkerError, share_accelerator
+
+TOLERANCE = 0.10
+"""A cost per step that rises by less than this share counts as level: machines are noisy."""
+
+IMAGE_TORSOS = ("nature_cnn", "impala_resnet")
+
+CPU_DEVICES_NOTE = "  the devices of a CPU share its cores: more devices do not add any"
+
+Value = int | tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """A setting, and the values that it takes."""
+
+    name: str
+    """Name on the command line."""
+    values: tuple[Value, ...]
+    """Values, in the order in which the work grows."""
+    change: Callable[[ExperimentConfig, Any], ExperimentConfig]
+    """Returns a configuration with another value."""
+    per_parameter: bool = False
+    """The cost that must not rise is that of a step and a parameter of the networks."""
+    note: str = ""
+    """What to know when reading its figures."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One value of an axis, measured in turn with the other values."""
+
+    value: Value
+    """The value."""
+    parameters: int
+    """Number of parameters of the networks."""
+    series: Series
+    """The measurements."""
+
+    @property
+    def us_per_env_step(self) -> float:
+        """Microseconds, the median."""
+        return 1e6 / self.series.speed
+
+    def record(self) -> dict[str, Any]:
+        """Return the figures as JSON."""
+        series, speeds = self.series, self.series.speeds
+        spread = {"median": series.speed, "lowest": min(speeds), "highest": max(speeds)}
+        return {
+            "env_steps_per_s": spread,
+            "us_per_env_step": self.us_per_env_step,
+            "rss_mb": series.rss_mb,
+            "device_mb": series.device_mb,
+            "parameters": self.parameters,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisResult:
+    """An axis, measured."""
+
+    axis: Axis
+    """The axis."""
+    points: tuple[Point, ...]
+    """The values that could be measured."""
+    failed: Mapping[Value, str]
+    """The values that cannot run here, and why."""
+
+    def offenders(self) -> dict[Value, float]:
+        """Return ``cost_rises`` of the points."""
+        return cost_rises(self.axis, self.points)
+
+    def record(self) -> dict[str, Any]:
+        """Return the figures as JSON."""
+        offenders = self.offenders()
+        return {
+            "points": {label(point.value): point.record() for point in self.points},
+            "cost_falls": not offenders,
+            "offenders": {label(value): ratio for value, ratio in offenders.items()},
+            "failed": {label(value): why for value, why in self.failed.items()},
+        }
+
+
+def run(
+    config: ExperimentConfig,
+    *,
+    preset: str,
+    repeats: int = 5,
+    seconds: float = 1.0,
+    axes: Sequence[str] = (),
+    json_file: str | None = None,
+    png_file: str | None = None,
+) -> dict:
+    """Measure every axis, print tables, write JSON and a picture.
+
+    The arguments are the options of the command, see ``command_line``.
+
+    Raises:
+      UsageError: An axis is unknown, or no value of one can run.
+    """
+    configure_jax(config.platform, None, "off")
+    share_accelerator()
+    chosen = choose_axes(all_axes(config, local_devices()), axes)
+    title = f"bench scale: {preset}"
+    results = []
+    for axis in chosen:
+        print(f"{axis.name}: starting {len(axis.values)} processes ...", flush=True)
+        results.append(measure_axis(axis, config, repeats, seconds))
+        print_axis(title, results[-1])
+    figures = {
+        f"{result.axis.name}={label(point.value)}": point.series.speeds
+        for result in results
+        for point in result.points
+    }
+    keys = {"axes": {result.axis.name: result.record() for result in results}}
+    keys["cost_falls"] = {name: axis["cost_falls"] for name, axis in keys["axes"].items()}
+    settings = {"preset": preset, **dataclasses.asdict(config)}
+    record = harness.record(keys, figures, {**settings, "repeats": repeats, "seconds": seconds})
+    harness.write_json(json_file, record)
+    if png_file is not None:
+        draw(results, title, png_file)
+    return record
+
+
+def choose_axes(axes: Sequence[Axis], names: Sequence[str]) -> list[Axis]:
+    """Return the axes of these names, or all axes if there is no name.
+
+    Raises:
+      UsageError: A name is unknown.
+    """
+    by_name = {axis.name: axis for axis in axes}
+    for name in names:
+        if name not in by_name:
+            raise UsageError(f"axis {name!r} is unknown; use {', '.join(by_name)}")
+    return [by_name[name] for name in names or by_name]
+
+
+def all_axes(config: ExperimentConfig, devices: Sequence[jax.Device]) -> list[Axis]:
+    """Return the axes of a configuration; its own value is on each of them, but that of devices.
+
+    Args:
+      config: The configuration.
+      devices: The machine's devices. A CPU is split into several, accelerators are not.
+    """
+    on_cpu = devices[0].platform == "cpu"
+    numbers = tuple(n for n in (1, 2, 4, 8) if n <= (4 if on_cpu else len(devices)))
+    axes = [
+        _whole_axis(config, "num_envs", 8, 16, 32, 64, 128, 256, 512),
+        _whole_axis(config, "steps_per_cycle", 4, 8, 16, 32, 64, 128),
+        _whole_axis(config, "num_inferencers_per_device", 1, 2, 3, 4),
+        Axis(
+            "devices",
+            numbers,
+            lambda config, n: with_devices(config, n, on_cpu),
+            note=CPU_DEVICES_NOTE if on_cpu else "",
+        ),
+        *_network_axes(config),
+    ]
+    return [axis for axis in axes if len(axis.values) > 1]
+
+
+def _whole_axis(config: ExperimentConfig, field: str, *values: int) -> Axis:
+    every = tuple(sorted({*values, getattr(config, field)}))
+    name = field.replace("_", "-")
+    return Axis(name, every, lambda c, value: dataclasses.replace(c, **{field: value}))
+
+
+def with_devices(config: ExperimentConfig, num_devices: int, on_cpu: bool) -> ExperimentConfig:
+    """Return the configuration on so many devices: half infer, half update; a single one does both.
+
+    With halves the number of update devices, by which the environments are divided, remains a power
+    of two.
+    """
+    half = num_devices // 2
+    return dataclasses.replace(
+        config,
+        num_cpu_devices=num_devices if on_cpu else None,
+        inference_devices=tuple(range(half)) or (0,),
+        update_devices=tuple(range(half, num_devices)),
+    )
+
+
+def _network_axes(config: ExperimentConfig) -> list[Axis]:
+    torso = getattr(config.agent, "torso", None)
+    if not isinstance(torso, TorsoConfig) or torso.is_own:
+        return []
+
+    def with_torso(config: ExperimentConfig, **changes: Any) -> ExperimentConfig:
+        agent: Any = config.agent
+        agent = dataclasses.replace(agent, torso=dataclasses.replace(agent.torso, **changes))
+        return dataclasses.replace(config, agent=agent)
+
+    if torso.kind in IMAGE_TORSOS:
+        features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))
+        return [
+            Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
+        ]
+    depth = len(torso.hidden_sizes) or 2
+    sizes = {torso.hidden_sizes, *((size,) * depth for size in (32, 64, 128, 256, 512))}
+    by_work = tuple(sorted(sizes, key=lambda size: sum(size)))
+    return [Axis("hidden-sizes", by_work, lambda c, s: with_torso(c, hidden_sizes=s), True)]
+
+
+def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: float) -> AxisResult:
+    """Train every value in a process of its own, in turn.
+
+    Raises:
+      UsageError: None of the values can run.
+    """
+    failed: dict[Value, str] = {}
+    with contextlib.ExitStack() as stack:
+        started: dict[Value, Trial] = {}
+        for value in axis.values:
+            try:
+                started[value] = stack.enter_context(Trial(axis.change(config, value), seconds))
+            except UsageError as error:
+                failed[value] = str(error)
+        trials = {}
+        for value, trial in started.items():
+            try:
+                trial.ready()
+                trials[value] = trial
+            except WorkerError as error:
+                failed[value] = str(error)
+        measured = measure_in_turn(trials, repeats, failed)
+    if not measured:
+        value, why = next(iter(failed.items()))
+        raise UsageError(f"no value of {axis.name} can run here; {label(value)}: {why}")
+    points = (Point(v, trials[v].parameters, series) for v, series in measured.items())
+    return AxisResult(axis, tuple(points), failed)
+
+
+def cost_rises(axis: Axis, points: Sequence[Point]) -> dict[Value, float]:
+    """Return the points that cost more than a point with less work, beyond the tolerance.
+
+    Costs are compared with the point before that is cheapest by its median, and within a round, so
+    that a machine whose speed drifts from round to round does not decide.
+
+    Returns:
+      By value, the median of the ratios of the costs.
+    """
+
+    def parameters(point: Point) -> int:
+        return point.parameters if axis.per_parameter else 1
+
+    rises: dict[Value, float] = {}
+    cheapest: Point | None = None
+    for point in points:
+        if cheapest is None:
+            cheapest = point
+            continue
+        fewer = parameters(cheapest) / parameters(point)
+        ratio = cheapest.series.gain_over(point.series) * fewer
+        if ratio > 1 + TOLERANCE:
+            rises[point.value] = ratio
+        if point.us_per_env_step * fewer < cheapest.us_per_env_step:
+            cheapest = point
+    return rises
+
+
+def label(value: Value) -> str:
+    """Return a value as it is written on the command line."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def print_axis(title: str, result: AxisResult) -> None:
+    """Print the speed of each point with its spread, its cost and memory, and the notes."""
+    per_parameter = result.axis.per_parameter
+    columns = ["env steps/s", "lowest", "highest", "us/step"]
+    columns += ["ps/step, parameter"] * per_parameter + ["peak RSS MB", "device MB"]
+    rows = {}
+    for point in result.points:
+        series, cost_us = point.series, point.us_per_env_step
+        rows[label(point.value)] = [
+            *(f"{x:,.0f}" for x in (series.speed, min(series.speeds), max(series.speeds))),
+            f"{cost_us:,.2f}",
+            *[f"{1e6 * cost_us / point.parameters:,.1f}"] * per_parameter,
+            f"{series.rss_mb:,.0f}",
+            f"{series.device_mb:,.1f}",
+        ]
+    harness.print_rows(f"{title}, {result.axis.name}", columns, rows)
+    harness.print_notes(axis_notes(result))
+
+
+def axis_notes(result: AxisResult) -> list[str]:
+    """Say whether the cost fell, and what could not run."""
+    offenders = result.offenders()
+    what = "cost per env step" + (" and parameter" if result.axis.per_parameter else "")
+    notes = [f"cost_falls: {str(not offenders).lower()} ({what}, within {TOLERANCE:.0%})"]
+    notes += [
+        f"  {result.axis.name} {label(value)}: {ratio:.2f} times the lowest cost before it"
+        for value, ratio in offenders.items()
+    ]
+    notes += [
+        f"  {result.axis.name} {label(v)} cannot run: {why}" for v, why in result.failed.items()
+    ]
+    return [*notes, result.axis.note, ""] if result.axis.note else [*notes, ""]
+
+
+def draw(results: Sequence[AxisResult], title: str, png_file: str) -> None:
+    """Draw one panel per axis: speed with its spread, and memory."""
+    columns = min(3, len(results))
+    rows = -(-len(results) // columns)
+    with picture(png_file, 5 * columns, 3.6 * rows) as figure:
+        figure.suptitle(title)
+        for number, result in enumerate(results, 1):
+            _draw_axis(figure.add_subplot(rows, columns, number), result)
+
+
+def _draw_axis(axes: Any, result: AxisResult) -> None:
+    places = range(len(result.points))
+    all_series = [point.series for point in result.points]
+    lowest, highest = ([edge(one.speeds) for one in all_series] for edge in (min, max))
+    axes.fill_between(places, lowest, highest, color=BLUE, alpha=0.2)
+    axes.plot(places, [one.speed for one in all_series], color=BLUE, marker="o", markersize=4)
+    axes.set_xticks(places, [label(point.value) for point in result.points])
+    axes.set_xlabel(result.axis.name)
+    axes.set_ylabel("env steps/s", color=BLUE)
+    axes.grid(alpha=0.25)
+    memory, orange = axes.twinx(), "#c05621"
+    rss = [one.rss_mb for one in all_series]
+    memory.plot(places, rss, color=orange, marker="s", markersize=3, linestyle="--")
+    memory.set_ylabel("resident memory, MB", color=orange)
+    for side in (axes, memory):
+        side.set_ylim(bottom=0)
+        side.spines["top"].set_visible(False)

@@ -1,0 +1,480 @@
+"""The programs of a training run, each measured alone, warm and at full speed.
+
+They are built from the same pieces and the same configuration as the run's programs, with
+environments of their own.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sebulba.agent import Agent, AgentState
+from sebulba.cluster.inferencers.cycle_server import Given
+from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
+from sebulba.cluster.inferencers.start import new_workers
+from sebulba.cluster.inferencers.workers import Workers
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.errors import EnvError
+from sebulba.inference.choose_cycle import make_cycle
+from sebulba.inference.cores import Cores, threads_run_on
+from sebulba.inference.cycle import Cycle, CycleOutput, CyclePrograms
+from sebulba.inference.inferencer import INFERENCER_PHASES
+from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
+from sebulba.learning.update import Updater
+from sebulba.loops.devices import choose_devices, learner_mesh
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.trees import on_device, owned_copy
+from sebulba.tools.bench.ceiling import ALONE, RELAY, Cost
+from sebulba.transport.hand_off import HandOffToMesh
+from sebulba.types import (
+    EnvAdapter,
+    EnvFactory,
+    EnvOutput,
+    EnvSpec,
+    FusedEnv,
+    MultiAgentSpec,
+    PyTree,
+    RunSpec,
+    Trajectory,
+)
+
+MOST_COPIES, MOST_COPIED_BYTES = 64, 2**28
+"""Limits to the trajectories that are prepared for the update before the clock starts."""
+
+Work = Callable[[float], int]
+"""Works until ``time.perf_counter()`` passes its argument, at least once; returns env steps."""
+
+
+def repeated(
+    once: Callable[[], None], env_steps: int, finish: Callable[[], None] = lambda: None
+) -> Work:
+    """Return a work that calls ``once`` again and again, and ``finish`` at the end.
+
+    Args:
+      once: Does the work of ``env_steps`` environment steps.
+      env_steps: Environment steps of one call.
+      finish: Waits for what the calls have dispatched.
+    """
+
+    def work(until: float) -> int:
+        done = 0
+        while True:
+            once()
+            done += env_steps
+            if time.perf_counter() >= until:
+                finish()
+                return done
+
+    return work
+
+
+def measure_together(
+    works: Sequence[Work],
+    seconds: float,
+    cores: Sequence[Cores | None] | None = None,
+    cpu_clock: Callable[[], float] = time.process_time,
+) -> Cost:
+    """Measure works that run at the same time, each in a thread of its own.
+
+    Each works once before the clock starts, so that caches are warm. The threads end up to one work
+    apart, so the wall time of a step is taken from the sum of their speeds.
+
+    Args:
+      works: One per thread.
+      seconds: Duration of the measurement.
+      cores: The cores that each runs on; None lets it run on any.
+      cpu_clock: Returns the CPU seconds so far of all that work.
+    """
+    cpu_began_s = 0.0
+
+    def begin() -> None:
+        nonlocal cpu_began_s
+        cpu_began_s = cpu_clock()
+
+    start = threading.Barrier(len(works), action=begin)
+
+    def one(work: Work, cores: Cores | None) -> tuple[int, float]:
+        with threads_run_on(cores):
+            start.wait()
+            began_s = time.perf_counter()
+            env_steps = work(began_s + seconds)
+            return env_steps, env_steps / (time.perf_counter() - began_s)
+
+    with concurrent.futures.ThreadPoolExecutor(len(works)) as threads:
+        list(threads.map(lambda work: work(0.0), works))
+        results = list(threads.map(one, works, cores or [None] * len(works)))
+    cpu_s = cpu_clock() - cpu_began_s
+    env_steps = sum(steps for steps, _ in results)
+    speed = sum(per_s for _, per_s in results)
+    return Cost(wall_us=1e6 / speed, cpu_us=1e6 * cpu_s / env_steps)
+
+
+class Stages:
+    """Cycle, hand-off and update of a run, and the environment and the inference of a cycle."""
+
+    def __init__(
+        self, config: ExperimentConfig, factory: EnvFactory, agent: Agent, seconds: float
+    ) -> None:
+        """Choose devices; the first ``use`` makes environments and programs.
+
+        Args:
+          config: The run's configuration.
+          factory: Makes its environments.
+          agent: The agent that it trains.
+          seconds: Duration of one measurement of a stage.
+        """
+        self._config = config
+        self._agent = agent
+        self._seconds = seconds
+        self._devices, update_devices = choose_devices(
+            config.inference_devices, config.update_devices
+        )
+        self._mesh = learner_mesh(update_devices)
+        per_device = max(1, config.num_inferencers_per_device)
+        self._devices = [device for device in self._devices for _ in range(per_device)]
+        self._run = RunSpec(
+            config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
+        )
+        self._factory = factory
+        self._cluster = config.cluster
+        self._workers: Workers | None = None
+        """Where the environments of the cycles are, if elsewhere."""
+        is_here = config.cluster.address == "threads"
+        pin = config.pin_inferencers and config.num_inferencers_per_device > 0 and is_here
+        self._cores = cores_of_inferencers(factory, len(self._devices), pin=pin)
+        self._envs: list[LoopEnvs] = []
+        self._works: dict[str, list[Work]] = {}
+        self._hand_off = HandOffToMesh(agent, self._mesh)
+        self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
+        self._consumed = self._updates = 0
+        self.kind = ""
+        """How a cycle runs: ``"stepped"`` or ``"fused"``; known after the first ``use``."""
+        self.could_fuse = False
+        """The cycle is stepped, and could be fused."""
+
+    @property
+    def num_inferencers(self) -> int:
+        """Number of Inferencers on all inference devices."""
+        return self._run.num_inferencers
+
+    @property
+    def env_steps_per_cycle(self) -> int:
+        """Environment steps in one trajectory."""
+        return self._run.num_envs * self._run.steps_per_cycle
+
+    @property
+    def shares_cores(self) -> bool:
+        """Every stage runs on the CPU's cores."""
+        devices = [*self._devices, *self._mesh.devices.flat]
+        is_here = self._cluster.address in ("threads", "processes", "local")
+        return is_here and all(device.platform == "cpu" for device in devices)
+
+    def use(self, state: AgentState, acting_networks: PyTree, cycles: int) -> None:
+        """Measure from now on with this state of training.
+
+        Args:
+          state: The state, which is copied.
+          acting_networks: The acting networks of that state.
+          cycles: Trajectories consumed so far, which decide how many updates are due.
+        """
+        self._updater.place(state)
+        self._consumed = cycles
+        self._networks = {
+            device: owned_copy(acting_networks, device) for device in set(self._devices)
+        }
+        jax.block_until_ready(self._networks)
+        if not self._works:
+            self._build(state)
+
+    def use_new_state(self) -> None:
+        """Measure with a state that has not been trained."""
+        state = jax.jit(lambda key: self._agent.new_state(key, self._run))(jax.random.key(0))
+        acting = self._agent.acting_networks(state.networks, state.experience)
+        self.use(state, acting, cycles=0)
+
+    def _build(self, state: AgentState) -> None:
+        acting = jax.eval_shape(lambda x: x, self._networks[self._devices[0]])
+        programs = CyclePrograms(self._agent, acting, state.step[0], self._run)
+        envs = self._make_envs_of_cycles()
+        cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
+        self.kind = cycles[0].kind
+        self.could_fuse = (
+            self.kind == "stepped"
+            and self._devices[0].platform == "cpu"
+            and not isinstance(envs[0].fused(), str)
+        )
+        self._kept: list[Any] = [None] * len(envs)
+        self._works["cycle"] = [
+            self._cycle_work(i, cycle, step_state, self._kept)
+            for i, (cycle, step_state) in enumerate(zip(cycles, state.step, strict=True))
+        ]
+        for work in self._works["cycle"]:
+            work(0.0)
+        replays = [ReplayEnv(env.spec, kept) for env, kept in zip(envs, self._kept, strict=True)]
+        self._works["inference"] = [
+            self._cycle_work(
+                i, self._make_cycle(i, env, programs), kept.final_step_state, [None] * len(envs)
+            )
+            for i, (env, kept) in enumerate(zip(replays, self._kept, strict=True))
+        ]
+        self._works["environment"] = [
+            env_work(env, jax.tree.map(np.array, kept.action), self.kind, device)
+            for env, kept, device in zip(self._make_envs(), self._kept, self._devices, strict=True)
+        ]
+
+    def _make_envs_of_cycles(self) -> list[EnvAdapter]:
+        config = self._config
+        given = Given(self._factory, self._agent, config.cycle, config.schedule)
+        self._workers = new_workers(given, self._cluster, self.num_inferencers)
+        return self._make_envs(self._workers)
+
+    def _make_envs(self, workers: Workers | None = None) -> list[EnvAdapter]:
+        config = self._config
+        envs = LoopEnvs(
+            workers or self._factory,
+            self._agent.spec,
+            config.seed,
+            config.num_envs,
+            self._cores,
+            factory_here=self._factory,
+            num_here=self._cluster.infer_here,
+        )
+        self._envs.append(envs)
+        return [envs[i] for i in range(self.num_inferencers)]
+
+    def _make_cycle(self, i: int, env: EnvAdapter, programs: CyclePrograms) -> Cycle:
+        timer = PhaseTimer(*INFERENCER_PHASES)
+        if isinstance(env, RemoteEnv):
+            return RemoteCycle(env, programs, self._devices[i], timer)
+        # What replaces the environment runs as the environment did.
+        kind: Any = self.kind or self._config.cycle
+        return make_cycle(kind, env, programs, self._devices[i], timer)[0]
+
+    def _cycle_work(self, i: int, cycle: Cycle, step_state: PyTree, kept: list[Any]) -> Work:
+        """Return the cycles of Inferencer ``i``; ``kept[i]`` is the output of the last."""
+        cycle.reset()
+        device, never = self._devices[i], threading.Event()
+        step_state = owned_copy(step_state, device)
+
+        def once() -> None:
+            nonlocal step_state
+            kept[i], step_state = cycle.run(self._networks[device], step_state, never)
+
+        def finish() -> None:
+            jax.block_until_ready((kept[i].env_step, kept[i].final_step_state))
+
+        return repeated(once, self.env_steps_per_cycle, finish)
+
+    def measure(self) -> dict[str, Cost]:
+        """Measure every stage once, after a call of ``use``; and the way of what is elsewhere."""
+        before, cpu_before_s = self._traffic(), time.process_time()
+        costs = {"cycle": self.measure_cycle()}
+        if self._workers is not None:
+            costs[RELAY] = self._relay(before, time.process_time() - cpu_before_s)
+        elif self.num_inferencers > 1 and self.kind == "stepped":
+            costs[ALONE] = measure_together(self._works["environment"][:1], self._seconds / 2)
+        return costs | {
+            "hand-off": self._measure_hand_off(),
+            "update": self._measure_update(),
+            "environment": self._measure_part("environment"),
+            "inference": self._measure_part("inference"),
+        }
+
+    def measure_cycle(self) -> Cost:
+        """Measure the cycles of all Inferencers, after a call of ``use``."""
+
+        def cpu_s() -> float:
+            return time.process_time() + (self._workers.cpu_s if self._workers else 0.0)
+
+        return measure_together(self._works["cycle"], self._seconds, self._cores, cpu_s)
+
+    def _measure_part(self, part: str) -> Cost:
+        """Measure a part of a cycle, without what shares of it wait for each other elsewhere."""
+        if self._workers is None:
+            return measure_together(self._works[part], self._seconds, self._cores)
+        # Here they would share one interpreter; elsewhere each process has its own.
+        one = measure_together(self._works[part][:1], self._seconds)
+        return Cost(one.wall_us / len(self._workers.nodes), one.cpu_us)
+
+    def _traffic(self) -> tuple[int, float]:
+        """Return how many cycles have come from elsewhere, and the seconds of their way."""
+        nodes = self._workers.nodes if self._workers else []
+        traffic = [node.traffic for node in nodes]
+        return sum(one.items for one in traffic), sum(one.relay_s for one in traffic)
+
+    def _relay(self, before: tuple[int, float], cpu_s: float) -> Cost:
+        """Return what the way of items costs; its CPU time is that of this process."""
+        items, relay_s = (now - was for now, was in zip(self._traffic(), before, strict=True))
+        env_steps = max(1, items) * self.env_steps_per_cycle
+        return Cost(1e6 * relay_s / env_steps / self.num_inferencers, 1e6 * cpu_s / env_steps)
+
+    def _kept_arguments(self) -> tuple[Trajectory, PyTree, PyTree]:
+        output = self._kept[0]
+        zero = np.array(0, np.int32)
+        trajectory = Trajectory(output.env_step, output.action, output.extras, zero, zero, zero)
+        return trajectory, output.initial_step_state, output.final_step_state
+
+    def _measure_hand_off(self) -> Cost:
+        arguments = self._kept_arguments()
+
+        def once() -> None:
+            # Without waiting, transfers to another device would pile up.
+            jax.block_until_ready(self._hand_off(*arguments))
+
+        return measure_together([repeated(once, self.env_steps_per_cycle)], self._seconds / 2)
+
+    def _measure_update(self) -> Cost:
+        """Measure updates and publishing as the update loop does them.
+
+        The update donates its trajectory, so copies are made before the clock starts.
+        """
+        placed = self._hand_off(*self._kept_arguments())
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if isinstance(leaf, jax.Array))
+        most_copies = max(1, min(MOST_COPIES, MOST_COPIED_BYTES // max(1, size)))
+        warm_up_s, _ = self._time_updates(placed, 2)
+        wanted = math.ceil(2 * self._seconds / max(warm_up_s, 1e-9))
+        num_copies = min(most_copies, wanted)
+        wall_s = cpu_s = 0.0
+        env_steps = 0
+        while wall_s < self._seconds:
+            more_wall_s, more_cpu_s = self._time_updates(placed, num_copies)
+            wall_s += more_wall_s
+            cpu_s += more_cpu_s
+            env_steps += num_copies * self.env_steps_per_cycle
+        self._updater.take_metrics()
+        return Cost(wall_us=1e6 * wall_s / env_steps, cpu_us=1e6 * cpu_s / env_steps)
+
+    def _time_updates(self, placed: PyTree, num_copies: int) -> tuple[float, float]:
+        """Return the wall and CPU seconds of learning from copies of one trajectory."""
+        copies = [
+            jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, placed)
+            for _ in range(num_copies)
+        ]
+        jax.block_until_ready(copies)
+        began_s, cpu_began_s = time.perf_counter(), time.process_time()
+        for arguments in copies:
+            self._consume(*arguments)
+        self._updater.wait()
+        return time.perf_counter() - began_s, time.process_time() - cpu_began_s
+
+    def _consume(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
+        due = self._agent.num_off_policy_optims_per_cycle(self._consumed + 1)
+        acting = self._updater.consume(trajectory, initial, final, updates=self._updates, due=due)
+        self._consumed += 1
+        self._updates += due
+        if acting is None:
+            return
+        for device in set(self._devices):
+            on_device(acting, device)
+
+    def close(self) -> None:
+        """Free the environments."""
+        with contextlib.ExitStack() as stack:
+            if self._workers is not None:
+                stack.callback(self._workers.close)
+            for env in self._envs:
+                stack.callback(env.close)
+
+
+class ReplayEnv:
+    """Returns the rows of a kept cycle, whatever the action, and so costs nothing."""
+
+    def __init__(self, spec: EnvSpec | MultiAgentSpec, output: CycleOutput) -> None:
+        """Keep a host copy of ``output``."""
+        self.spec = spec
+        steps, infos = output.env_step, output.step_infos
+        shown = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
+        later, beside = jax.tree.map(lambda x: x[1:], (shown, (steps.final, steps.acting)))
+        rows = (*later, infos.true_reward, infos.episode_end, *beside)
+        self._rows = EnvOutput(*jax.tree.map(np.array, rows))
+        self._num_rows, self.num_envs = infos.episode_end.shape
+        self._outputs = [
+            jax.tree.map(lambda x, t=t: x[t], self._rows) for t in range(self._num_rows)
+        ]
+        self._t = 0
+
+    def reset(self) -> EnvOutput:
+        """Return the first row as the beginning of an episode."""
+        first = self._outputs[0]
+        is_first = jax.tree.map(np.ones_like, first.is_first)
+        nothing = jax.tree.map(np.zeros_like, first)
+        return nothing._replace(obs=first.obs, is_first=is_first, acting=first.acting)
+
+    def step(self, action: np.ndarray) -> EnvOutput:
+        """Return the next row."""
+        del action
+        self._t = (self._t + 1) % self._num_rows
+        return self._outputs[self._t]
+
+    def fused(self) -> FusedEnv:
+        """Return the same as JAX functions; the state is the rows and the index of the next."""
+
+        def step(state: PyTree, action: jax.Array) -> tuple[PyTree, EnvOutput, jax.Array]:
+            rows, t = state
+            output = jax.tree.map(
+                lambda x: jax.lax.dynamic_index_in_dim(x, t, keepdims=False), rows
+            )
+            del action
+            return (rows, (t + 1) % self._num_rows), output, jax.numpy.int32(0)
+
+        return FusedEnv((self._rows, np.int32(0)), step)
+
+    def state(self) -> str:
+        """Return why there is no state."""
+        return "rows that are replayed have no state to save"
+
+    def put_back(self, state: bytes) -> None:
+        """Raise EnvError."""
+        raise EnvError(self.state())
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def env_work(env: EnvAdapter, actions: PyTree, kind: str, device: jax.Device) -> Work:
+    """Return a work that only steps ``env``, as a cycle of ``kind`` would do it.
+
+    Args:
+      env: The environment, which is reset here.
+      actions: Leaves ``[T, B, ...]``, valid actions that are taken again and again.
+      kind: ``"fused"`` steps within one program, ``"stepped"`` from Python.
+      device: Device of a fused program.
+    """
+    env.reset()
+    num_steps, num_envs = jax.tree.leaves(actions)[0].shape[:2]
+    fused = env.fused() if kind == "fused" else ""
+    if isinstance(fused, str):
+        each = [jax.tree.map(lambda x, t=t: x[t], actions) for t in range(num_steps)]
+
+        def step_all() -> None:
+            for action in each:
+                env.step(action)
+
+    else:
+        run = jax.jit(lambda state, actions: _scan_env(fused, state, actions), donate_argnums=0)
+        state = jax.device_put(jax.tree.map(lambda x: np.array(x), fused.state), device)
+        actions_there = jax.device_put(jax.tree.map(np.array, actions), device)
+
+        def step_all() -> None:
+            nonlocal state
+            state, ends = run(state, actions_there)
+            ends.block_until_ready()
+
+    return repeated(step_all, num_steps * num_envs)
+
+
+def _scan_env(fused: FusedEnv, state: PyTree, actions: PyTree) -> tuple[PyTree, jax.Array]:
+    def body(state: PyTree, action: jax.Array) -> tuple[PyTree, jax.Array]:
+        state, output, _ = fused.step(state, action)
+        return state, output.episode_end
+
+    return jax.lax.scan(body, state, actions)

@@ -1,0 +1,182 @@
+"""``sebulba board``: the runs of a folder on loopback, by starlette and uvicorn.
+
+Both are imported where they are used, since Sebulba may be installed without them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sebulba.errors import UsageError
+from sebulba.tools.board.board_pages import POLICY, diff_page, error_page, run_page, table_page
+from sebulba.tools.board.run_details import films_of, read_details
+from sebulba.tools.board.run_page import report_page
+from sebulba.tools.board.shelf import Shelf
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+LOOPBACK = "127.0.0.1"
+"""The only address that is served: nobody else's machine can reach it."""
+HOSTS = [LOOPBACK, "localhost"]
+"""Names by which a browser may ask. A page elsewhere could have its own name lead to loopback."""
+HEADERS = {
+    "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Board:
+    """Answers requests; starlette calls it in threads."""
+
+    def __init__(self, root: Path) -> None:
+        """Serve the runs in ``root``, which exists."""
+        self._root = root
+        self._shelf = Shelf(root)
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.routing import Route
+
+        routes = [
+            Route("/", self._table),
+            Route("/run/{word}", self._run),
+            Route("/run/{word}/report.html", self._report),
+            Route("/run/{word}/film/{name}", self._film),
+            Route("/diff", self._diff),
+            Route("/board.js", self._script),
+        ]
+        hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
+        return Starlette(routes=routes, middleware=[hosts], exception_handlers={404: self._missing})
+
+    def _table(self, request: Request) -> Response:
+        return _answer(request, table_page(self._shelf.table(), str(self._root)))
+
+    def _run(self, request: Request) -> Response:
+        word = request.path_params["word"]
+        return self._shown(request, "run", [word], lambda folder: run_page(word, folder))
+
+    def _report(self, request: Request) -> Response:
+        words = [request.path_params["word"]]
+        answer = self._shown(
+            request, "report", words, lambda folder: report_page(read_details(folder))
+        )
+        if answer.status_code == 200:
+            answer.headers["Content-Disposition"] = 'attachment; filename="report.html"'
+        return answer
+
+    def _film(self, request: Request) -> Response:
+        from starlette.responses import FileResponse
+
+        word, name = request.path_params["word"], request.path_params["name"]
+        folder = self._shelf.folder(word)
+        films = films_of(folder) if folder is not None else []
+        film = next((film for film in films if film.file.name == name), None)
+        if film is None:
+            return _answer(request, error_page("There is no such film."), 404)
+        return FileResponse(film.file, media_type="video/mp4", headers=HEADERS)
+
+    def _diff(self, request: Request) -> Response:
+        words = request.query_params.getlist("run")
+        if len(words) != 2:
+            said = f"{len(words)} runs are chosen; choose two in the table of all runs"
+            return _answer(request, error_page(said), 400)
+        return self._shown(request, "diff", words, diff_page)
+
+    def _script(self, request: Request) -> Response:
+        from starlette.responses import Response
+
+        script = Path(__file__).with_name("board.js").read_bytes()
+        return Response(script, media_type="text/javascript", headers=HEADERS)
+
+    def _missing(self, request: Request, error: Exception) -> Response:
+        return _answer(request, error_page("There is no such page."), 404)
+
+    def _shown(
+        self, request: Request, what: str, words: list[str], make: Callable[..., str]
+    ) -> Response:
+        """Return the page of some runs, or why there is none."""
+        runs = self._shelf.runs()
+        if not all(word in runs for word in words):
+            said = f"There is no such run in {self._root}."
+            return _answer(request, error_page(said), 404)
+        folders = tuple(runs[word] for word in words)
+        try:
+            return _answer(request, self._shelf.page(what, folders, make))
+        except UsageError as error:
+            return _answer(request, error_page(str(error)), 409)
+
+
+def _answer(request: Request, page: str, status: int = 200) -> Response:
+    """Return a page, or that the browser has it already."""
+    from starlette.responses import Response
+
+    tag = f'"{hashlib.sha256(page.encode()).hexdigest()[:32]}"'
+    headers = {**HEADERS, "ETag": tag}
+    if status == 200 and request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(page, status, headers, "text/html; charset=utf-8")
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket on loopback.
+
+    Raises:
+      UsageError: The port is in use, or not for this user.
+    """
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((LOOPBACK, port))
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        why = (
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be had ({error.strerror})"
+        )
+        raise UsageError(
+            f"--port {port} {why}; choose another, or --port 0 for any that is free"
+        ) from error
+    return bound
+
+
+def server(root: Path) -> uvicorn.Server:
+    """Return a server of the runs in ``root``; its ``run(sockets=[...])`` returns at its end.
+
+    Raises:
+      UsageError: uvicorn or starlette is missing.
+    """
+    try:
+        import uvicorn
+
+        app = Board(root).app()
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"sebulba board needs {error.name}, which is not installed; "
+            "pip install 'sebulba[board]'"
+        ) from error
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,476 @@
+"""The checks of ``check-agent``, each of which looks at one thing and says what it saw."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from sebulba.agent import Agent, is_spec, spec_of_each_leaf
+from sebulba.errors import UsageError, describe_error, is_installed
+from sebulba.loops.agent_contract import Contract
+from sebulba.runs.jax_setup import configure_jax
+from sebulba.support.trees import named_leaves
+from sebulba.tools.check import agent_uses
+from sebulba.tools.check.agent_driver import (
+    differs_by_device,
+    replicated_leaves,
+    with_other_actions,
+    with_other_rewards,
+)
+from sebulba.tools.check.agent_subject import DEVICES, MOST_WARM_UP, AgentSubject, feed
+from sebulba.tools.check.checks import Check
+from sebulba.tools.check.finding import Finding, note, ok, problem
+from sebulba.types import PyTree
+
+RUNS = ("state", "step", "update_experience", "loss", "optimize", "updates due")
+"""Checks without whose success nothing can be run."""
+NOT_UPDATED = "not tried: no update is due"
+
+
+def checks(agent: Any, arguments: dict[str, Any]) -> list[Check]:
+    """Return the checks of an agent, for a process of their own, whose CPU is split for them.
+
+    Args:
+      agent: Agent, as ``check_agent`` takes it.
+      arguments: Further arguments of ``AgentSubject``.
+    """
+    configure_jax(num_cpu_devices=DEVICES)
+    try:
+        return checks_of(AgentSubject(agent, **arguments))
+    except UsageError:
+        raise
+    except Exception as error:  # the agent's module raised it
+        return [Check("importing", functools.partial(_raise, error))]
+
+
+def _raise(error: Exception) -> Iterator[Finding]:
+    raise error
+
+
+def checks_of(subject: AgentSubject) -> list[Check]:
+    """Return the checks of ``subject``, each after those that it needs."""
+
+    def check(name: str, function: Callable[[Any], Iterator[Finding]], *needs: str) -> Check:
+        return Check(name, functools.partial(function, subject), needs)
+
+    return [
+        check("making", check_making),
+        check("config", check_config, "making"),
+        check("state", check_state, "making"),
+        check("step", check_step, "state"),
+        check("specs", check_specs, "step"),
+        check("update_experience", check_update_experience, "step", "specs"),
+        check("loss", check_loss, "update_experience"),
+        check("optimize", check_optimize, "loss"),
+        check("updates due", check_updates_due, "making"),
+        check("purity", check_purity, "optimize"),
+        check("keys", check_keys, "optimize"),
+        check("explore", check_explore, "step"),
+        check("gradients", check_gradients, *RUNS),
+        check("valid", check_valid, *RUNS),
+        check("devices", check_devices, *RUNS),
+        check("lockstep", agent_uses.check_lockstep, *RUNS),
+        check("probes", agent_uses.check_probes, "lockstep"),
+        check("saving", agent_uses.check_saving, *RUNS),
+    ]
+
+
+# What it is.
+
+
+def check_making(subject: AgentSubject) -> Iterator[Finding]:
+    """Make the agent, and find sizes that it takes."""
+    try:
+        agent, spec = subject.agent, subject.agent.spec
+        where = spec.name or "its spaces"
+        yield ok(
+            f"{type(agent).__name__} for {where}, {spec.observation_space} -> "
+            f"{spec.action_space}; steps_per_cycle={subject.num_steps}"
+        )
+    except Exception as error:
+        remedy = "mend it, or name an environment that it takes (--env), or a configuration"
+        yield problem(describe_error(error), remedy)
+
+
+def check_config(subject: AgentSubject) -> Iterator[Finding]:
+    """Look whether hyper-parameters are a frozen dataclass."""
+    config = subject.agent.config
+    config_class: Any = type(config)
+    name = config_class.__name__
+    remedy = "make it a @dataclasses.dataclass(frozen=True) of numbers, text and tuples"
+    if not dataclasses.is_dataclass(config):
+        yield problem(f"{name} is no dataclass, so it cannot be saved", remedy)
+        return
+    if not config_class.__dataclass_params__.frozen:
+        yield problem(f"{name} is not frozen: a change would not reach compiled programs", remedy)
+        return
+    try:
+        hash(config)
+    except TypeError as error:
+        yield problem(f"{name} cannot be hashed ({error})", remedy)
+        return
+    yield ok(f"{name}, frozen")
+
+
+# The contract, by shapes. What breaks it raises UsageError, which the report shows.
+
+
+def _keeps(method: Callable[[Contract], Any], shown: str) -> Callable:
+    def check(subject: AgentSubject) -> Iterator[Finding]:
+        try:
+            method(subject.contract)
+        except UsageError as error:
+            yield _problem_of(error)
+            return
+        yield ok(shown)
+
+    return check
+
+
+def _problem_of(error: UsageError) -> Finding:
+    what, _, remedy = str(error).rpartition("; ")
+    return problem(what, remedy)
+
+
+check_state = _keeps(
+    lambda contract: (contract.networks, contract.opt, contract.step_state),
+    "networks, opt and step state are trees of arrays",
+)
+check_step = _keeps(
+    lambda contract: (contract.step, contract.exploit),
+    "returns actions of the space, and a step state as it came in",
+)
+check_update_experience = _keeps(
+    lambda contract: contract.updated_experience, "returns an experience as it came in"
+)
+check_loss = _keeps(
+    lambda contract: contract.grads, "returns a scalar, an experience as it came in, and metrics"
+)
+check_optimize = _keeps(
+    lambda contract: contract.check_optimize(), "returns networks and opt as they came in"
+)
+
+
+def check_specs(subject: AgentSubject) -> Iterator[Finding]:
+    """Look whether specs fit their trees, and split what has a row for each environment."""
+    contract = subject.contract
+    yield from _keeps(
+        lambda contract: (contract.experience, contract.local_experience),
+        f"experience_spec splits the experience over {DEVICES} devices",
+    )(subject)
+    shapes = contract.step_state
+    declared = subject.agent.step_state_spec()
+    fits = _keeps(lambda contract: contract.local_step_state, "")
+    found = [one for one in fits(subject) if one.remedy]
+    yield from found
+    if found or type(subject.agent).shard_step_state is not Agent.shard_step_state:
+        return
+    by_shape = dict(named_specs(Agent.step_state_spec(subject.agent), shapes))
+    for name, spec in named_specs(declared, shapes):
+        if any(spec) != any(by_shape[name]):
+            has = "has" if any(by_shape[name]) else "does not have"
+            yield problem(
+                f"step_state_spec says {'to split' if any(spec) else 'P() for'} {name}, which "
+                f"{has} a row for each environment",
+                "use P('learner') for [B, ...] and P() for all else, or do not override it",
+            )
+            return
+    yield ok("step_state_spec splits what has a row for each environment")
+
+
+def named_specs(specs: PyTree, tree: PyTree) -> list[tuple[str, Any]]:
+    """Return names and PartitionSpecs of the leaves of ``tree``."""
+    flat = jax.tree.leaves(spec_of_each_leaf(specs, tree), is_leaf=is_spec)
+    return list(zip(named_leaves(tree)[0], flat, strict=True))
+
+
+def check_updates_due(subject: AgentSubject) -> Iterator[Finding]:
+    """Look at the numbers of updates after the first trajectories."""
+    try:
+        due = [subject.contract.check_due(cycle) for cycle in range(1, 101)]
+    except UsageError as error:
+        yield _problem_of(error)
+        return
+    counts = sorted(set(due) - {0})
+    if due != [subject.contract.check_due(cycle) for cycle in range(1, 101)]:
+        yield problem(
+            "num_off_policy_optims_per_cycle gives another number when it is asked again",
+            "compute it from the cycle and the config alone",
+        )
+    elif len(counts) > 1:
+        yield problem(
+            f"num_off_policy_optims_per_cycle gives {counts} in one run; each is compiled",
+            "give 0 and one other number only",
+        )
+    elif subject.warm_up is None:
+        yield note(
+            f"no update is due after any of {MOST_WARM_UP} trajectories, so none was tried",
+            "give a config with a shorter warm-up: --config",
+        )
+    else:
+        yield ok(f"{counts[0] if counts else 0}, from trajectory {subject.warm_up + 1} on")
+
+
+# The programs.
+
+
+def check_purity(subject: AgentSubject) -> Iterator[Finding]:
+    """Trace everything again: a pure function gives the same program."""
+    first, kept = subject.contract, dict(vars(subject.agent))
+    second = Contract(subject.agent, first.run)
+    second.check_acting()
+    second.check_learning()
+    changed = [name for name, value in vars(subject.agent).items() if kept.get(name) is not value]
+    for method, program in first.programs.items():
+        if _text(program) != _text(second.programs[method]):
+            yield problem(
+                f"{method} gives another program when it is traced again",
+                "draw with jax.random and the key that is passed; let nothing depend on NumPy's "
+                "or Python's randomness, on time, or on counts kept on self",
+            )
+            return
+    if changed:
+        yield problem(
+            f"methods write self.{', self.'.join(changed)}, and a compiled one does so once only",
+            "keep it in the state; in __init__ what never changes",
+        )
+        return
+    weak = _weak_leaves(first)
+    if weak:
+        yield note(
+            f"step returns {', '.join(weak)} of a weak type, so it is compiled twice",
+            "give its dtype: jnp.asarray(x, jnp.float32)",
+        )
+        return
+    yield ok("the same programs when traced again")
+
+
+def _text(program: Any) -> str:
+    text = re.sub(r"0x[0-9a-f]+", "", str(program.jaxpr))
+    consts = [np.asarray(x).tobytes() for x in program.consts if not _is_key(x)]
+    return f"{text} {consts}"
+
+
+def _is_key(x: Any) -> bool:
+    return jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
+
+
+def _weak_leaves(contract: Contract) -> list[str]:
+    names, leaves = named_leaves(contract.step[1])
+    before = jax.tree.leaves(contract.step_state)
+    return [
+        name
+        for name, new, old in zip(names, leaves, before, strict=True)
+        if new.weak_type != old.weak_type
+    ]
+
+
+def check_keys(subject: AgentSubject) -> Iterator[Finding]:
+    """Look whether a PRNG key is used twice."""
+    contract, agent = subject.contract, subject.agent
+    acting = (contract.acting_networks, contract.step_state, contract.env_step)
+    learning = (
+        *(contract.networks, contract.opt, contract.local_experience),
+        contract.key,
+    )
+
+    def twice(networks: PyTree, step_state: PyTree, env_step: Any) -> PyTree:
+        _, step_state = agent.act(networks, step_state, env_step)
+        return agent.act(networks, step_state, env_step)
+
+    cases: list[tuple[str, Callable, tuple, str]] = [
+        ("new_networks", agent.new_networks, (contract.key,), "within it"),
+        ("step", agent.act, acting, "within it"),
+        ("step", twice, acting, "by the next step: the key that it returns has been used"),
+        ("loss", contract.mapped(agent.loss), learning, "within it"),
+    ]
+    for method, function, given, where in cases:
+        try:
+            with jax.debug_key_reuse(True):
+                jax.eval_shape(lambda *x, function=function: function(*x), *given)
+        except jax.errors.KeyReuseError as error:
+            yield problem(
+                f"{method} uses a key that was used before{_place(error)}, {where}",
+                "split it: next_key, key = jax.random.split(key); draw once from each",
+            )
+            return
+    yield ok("none is used twice")
+
+
+def _place(error: BaseException) -> str:
+    """Return where the key was used, from the stack that JAX kept."""
+    kept = error.__cause__ or error.__context__
+    frames = traceback.extract_tb(kept.__traceback__) if kept is not None else []
+    own = [frame for frame in frames if not is_installed(frame.filename)]
+    return f" ({own[-1].filename.rpartition('/')[2]}:{own[-1].lineno})" if own else ""
+
+
+def check_explore(subject: AgentSubject) -> Iterator[Finding]:
+    """Look whether the evaluation policy is another one, and what actions depend on."""
+    programs = subject.contract.programs
+    exploring, exploiting = (programs[f"step(explore={explore})"] for explore in (True, False))
+    same = _text(exploring) == _text(exploiting)
+    if same and "random_bits" in str(exploring):
+        yield problem(
+            "step(explore=False) is the same program and draws random numbers, too",
+            "take the likeliest action where explore is False: the evaluation policy",
+        )
+        return
+    given = (subject.contract.acting_networks, subject.contract.step_state)
+    num_networks, num_state = (len(jax.tree.leaves(tree)) for tree in given)
+    obs = len(jax.tree.leaves(subject.contract.env_step.obs))
+    total = len(exploiting.in_avals)
+    for name, begin, end in (
+        ("networks", 0, num_networks),
+        ("env_step.obs", num_networks + num_state, num_networks + num_state + obs),
+    ):
+        flags = [begin <= i < end for i in range(total)]
+        if not reached(exploiting.jaxpr, flags)[0]:
+            yield problem(
+                f"the actions of step(explore=False) do not depend on {name}",
+                "compute them from networks and observation",
+            )
+            return
+    yield ok("never explores" if same else "step(explore=False) is another policy")
+
+
+def reached(jaxpr: Any, flags: list[bool]) -> list[bool]:
+    """Return which outputs of a program depend on the inputs that are flagged.
+
+    Loops and branches count as a whole.
+    """
+    found = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
+    for eqn in jaxpr.eqns:
+        inputs = [not hasattr(var, "val") and var in found for var in eqn.invars]
+        if not any(inputs):
+            continue
+        outputs = [True] * len(eqn.outvars)
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        inner = getattr(inner, "jaxpr", inner)
+        is_call = inner is not None and eqn.primitive.name not in ("scan", "while")
+        if is_call and len(inner.invars) == len(inputs):
+            outputs = reached(inner, inputs)
+        found |= {var for var, flag in zip(eqn.outvars, outputs, strict=True) if flag}
+    return [not hasattr(var, "val") and var in found for var in jaxpr.outvars]
+
+
+# Updates.
+
+
+def _is_updated(subject: AgentSubject) -> bool:
+    return subject.warm_up is not None
+
+
+def check_gradients(subject: AgentSubject) -> Iterator[Finding]:
+    """Look whether a gradient reaches every leaf, in the program and in numbers."""
+    contract = subject.contract
+    names, _ = named_leaves(contract.networks)
+    program = contract.programs["loss"].jaxpr
+    flags = reached(program, [True] * len(program.invars))[-len(names) :]
+    lost = [name for name, flag in zip(names, flags, strict=True) if not flag]
+    if not lost and _is_updated(subject):
+        fed = subject.fed
+        if bad := [name for name, value in fed.metrics.items() if not np.isfinite(value)]:
+            yield problem(
+                f"{', '.join(bad)} not finite after {fed.driver.updates} updates",
+                "bound what goes into logarithms, divisions and exponentials",
+            )
+            return
+        lost = [name for name in fed.before if np.array_equal(fed.before[name], fed.after[name])]
+    if lost:
+        yield problem(
+            f"the loss gives no gradient to {', '.join(lost[:5])}",
+            "use it in the loss; keep targets in new_opt and statistics in new_experience",
+        )
+    else:
+        yield ok(f"reach all {len(names)} leaves")
+
+
+def check_valid(subject: AgentSubject) -> Iterator[Finding]:
+    """Feed the same with other numbers in the transitions that are not valid."""
+    if not _is_updated(subject):
+        yield note(NOT_UPDATED)
+        return
+    fed = subject.fed
+    changes = {"actions": with_other_actions}
+    if not _has_statistics_of_rewards(subject):  # which may count on the 0 of a reset
+        changes["rewards"] = with_other_rewards
+    for what, change in changes.items():
+        other = feed(fed.driver, [change(one) for one in fed.made])
+        if largest_difference(other.after, fed.after) > 1e-4 * _moved(fed) + 1e-9:
+            yield problem(
+                f"what is learned depends on {what} of transitions that are not valid, which are "
+                "the resets after episodes",
+                "weight transitions with env_step.valid[1:], as masked_mean(x, step.valid) does",
+            )
+            return
+    yield ok("transitions that are not valid count for nothing")
+
+
+def _has_statistics_of_rewards(subject: AgentSubject) -> bool:
+    """Tell whether something that is not split over devices is computed from rewards."""
+    contract = subject.contract
+    program = contract.programs["update_experience"].jaxpr
+    states = (contract.local_experience, contract.local_step_state, contract.local_step_state)
+    before = len(jax.tree.leaves((*states, contract.env_step.obs, contract.env_step.prev_action)))
+    flags = reached(program, [i == before for i in range(len(program.invars))])
+    specs = named_specs(subject.agent.experience_spec(), contract.experience)
+    return any(flag and not any(spec) for flag, (_, spec) in zip(flags, specs, strict=True))
+
+
+def check_devices(subject: AgentSubject) -> Iterator[Finding]:
+    """Feed the same to several devices."""
+    if not _is_updated(subject):
+        yield note(NOT_UPDATED)
+        return
+    one = subject.fed
+    driver = subject.driver(one.driver.agent, DEVICES, one.driver.first_state)
+    many = feed(driver, one.made)
+    unlike = [name for name, leaf in replicated_leaves(driver).items() if differs_by_device(leaf)]
+    if unlike:
+        yield problem(
+            f"{', '.join(unlike[:3])} differs by device, and its spec is P()",
+            "take jax.lax.pmean or psum of it over 'learner', or split it in experience_spec",
+        )
+        return
+    if _draws(subject):
+        yield ok(
+            f"what is replicated is equal on {DEVICES} devices; the update draws random numbers, "
+            "so it was not compared with one device"
+        )
+        return
+    difference, moved = largest_difference(many.after, one.after), _moved(one)
+    if difference > 0.01 * moved + 1e-7:
+        yield problem(
+            f"on {DEVICES} devices networks differ by {difference / moved:.1%} of what they moved "
+            "on one, with the same trajectories",
+            "divide by a pmean of the count: masked_mean(x, step.valid); take means of what "
+            "normalises over 'learner', too",
+        )
+    else:
+        yield ok(f"the same gradient on {DEVICES} as on one")
+
+
+def _draws(subject: AgentSubject) -> bool:
+    """Tell whether an update depends on its key."""
+    program = subject.contract.programs["loss"].jaxpr
+    flags = [_is_key(var.aval) for var in program.invars]
+    flags = [flag and i == len(flags) - 1 for i, flag in enumerate(flags)]
+    return any(reached(program, flags))
+
+
+def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    """Return the largest difference of any two elements; infinite where one is NaN."""
+    differences = (float(np.abs(a[name] - b[name]).max(initial=0.0)) for name in a)
+    return max((np.inf if np.isnan(d) else d for d in differences), default=0.0)
+
+
+def _moved(fed: Any) -> float:
+    return largest_difference(fed.before, fed.after)

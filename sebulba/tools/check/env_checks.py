@@ -1,0 +1,335 @@
+"""The checks of ``check-env``, each of which looks at one thing and says what it saw."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from sebulba.envs.flat_parts import LEFT_OUT
+from sebulba.envs.observation_parts import MASK
+from sebulba.envs.spaces import WRAP
+from sebulba.envs.tree import describe
+from sebulba.errors import UsageError, describe_error
+from sebulba.tools.check import env_uses
+from sebulba.tools.check.checks import Check
+from sebulba.tools.check.env_players import SinglePlayer, first_difference
+from sebulba.tools.check.env_subject import Subject
+from sebulba.tools.check.finding import Finding, note, ok, problem
+from sebulba.types import MultiAgentSpec
+
+HUGE_REWARD = 100.0
+ZERO_SUM = 1e-3
+"""Sum of all rewards up to which a payoff counts as zero_sum."""
+MASKS = frozenset({"action_mask", "action_masks", "avail_actions", "legal_actions"})
+"""Names of infos that say which actions are allowed."""
+CONTRACT = ("steps", "observations", "rewards")
+"""Checks without whose success the others cannot run."""
+
+
+def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
+    """Return the checks of an environment.
+
+    Args:
+      env: Environment, as ``make_env_factory`` takes it.
+      arguments: Further arguments of ``Subject``.
+    """
+    try:
+        return checks_of(Subject(env, **arguments))
+    except UsageError:
+        raise
+    except Exception as error:  # the environment's module raised it
+        return [Check("importing", functools.partial(_raise, error))]
+
+
+def _raise(error: Exception) -> Iterator[Finding]:
+    raise error
+
+
+def checks_of(subject: Subject) -> list[Check]:
+    """Return the checks of ``subject``, each after those that it needs."""
+
+    def check(name: str, function: Callable[[Subject], Iterator[Finding]], *needs: str) -> Check:
+        return Check(name, functools.partial(function, subject), needs)
+
+    sound = (*CONTRACT, "close")
+    alone = [
+        check("infos", check_infos, *CONTRACT),
+        check("vector", env_uses.check_vector, *sound),
+        check("workers", env_uses.check_workers, "vector"),
+    ]
+    used = ("vector",) if subject.make_one else sound
+    return [
+        check("making", check_making),
+        check("spaces", check_spaces, "making"),
+        check("steps", check_steps, "making"),
+        check("observations", check_observations, "steps"),
+        check("rewards", check_rewards, "observations"),
+        check("episodes", check_episodes, *CONTRACT),
+        check("agents", check_agents, *CONTRACT),
+        check("close", check_close, *CONTRACT),
+        check("buffers", check_buffers, *CONTRACT),
+        check("determinism", check_determinism, *sound),
+        check("seeds", check_seeds, "determinism"),
+        check("shared state", check_shared_state, "determinism"),
+        *(alone if subject.make_one else []),
+        check("resume", env_uses.check_resume, *used),
+        check("cycle", env_uses.check_cycle, *used),
+        check("speed", env_uses.check_speed, *used),
+    ]
+
+
+def check_making(subject: Subject) -> Iterator[Finding]:
+    """Make two environments: different ones, of the right type, with supported spaces."""
+    try:
+        with subject.playing() as one, subject.playing(1) as another:
+            first, second = _made(one), _made(another)
+    except UsageError as error:
+        seen, wrap, how = str(error).partition(WRAP)
+        yield problem(seen, wrap[2:] + how if wrap else "mend the environment as it says")
+        return
+    if first is second:
+        yield problem(
+            "the environment factory returned the same environment twice",
+            "make a new one at each call",
+        )
+        return
+    kind = "one environment at a time" if subject.plays_one else f"{subject.num_envs} at a time"
+    yield ok(f"{type(first).__name__}, {kind}")
+
+
+def _made(player: Any) -> Any:
+    return player.made if isinstance(player, SinglePlayer) else player
+
+
+def check_spaces(subject: Subject) -> Iterator[Finding]:
+    """Show the spaces, and say what is unusual about them."""
+    with subject.playing() as player:
+        spec, metadata = player.spec, getattr(_made(player), "metadata", None) or {}
+    if isinstance(spec, MultiAgentSpec):
+        yield ok(describe(spec))
+        return
+    if text := metadata.get(LEFT_OUT):
+        yield note(
+            f"{', '.join(text)}: text, which is left out",
+            "wrap the environment to encode it as numbers, if the task needs it",
+        )
+    declared, action = spec.observation_space, spec.action_space
+    yield ok(f"{_short(declared)} -> {_short(action)}")
+    leaves = declared.spaces if isinstance(declared, spaces.Dict) else {"obs": declared}
+    wide = [key for key, leaf in leaves.items() if np.dtype(leaf.dtype).itemsize == 8]
+    is_wide_box = any(isinstance(leaves[key], spaces.Box) for key in wide)
+    if is_wide_box:
+        yield note(f"{', '.join(wide)}: 64 bits, of which 32 reach JAX", "declare float32")
+    if isinstance(action, spaces.Box) and not action.is_bounded():
+        yield note(
+            "the action space has no bounds, so actions are not squashed into any",
+            "declare bounds if there are any",
+        )
+
+
+def _short(space: gymnasium.Space) -> str:
+    if isinstance(space, spaces.Dict):
+        return f"Dict({', '.join(f'{key}: {_short(leaf)}' for key, leaf in space.items())})"
+    if not isinstance(space, spaces.Box):
+        return str(space)
+    bounds = f"{space.low.min():g} to {space.high.max():g}"
+    return f"Box{space.shape} {space.dtype}, {bounds}"
+
+
+def check_steps(subject: Subject) -> Iterator[Finding]:
+    """Walk, and look at what reset and step return."""
+    seen = subject.walk
+    if "steps" in seen.broken:
+        yield problem(seen.broken["steps"], "mend reset or step")
+    else:
+        times = "" if subject.plays_one else f" of {subject.num_envs} environments"
+        yield ok(f"{seen.steps} random steps{times} without an error")
+
+
+def check_observations(subject: Subject) -> Iterator[Finding]:
+    """Look at shape, dtype, range and NaN."""
+    seen = subject.walk
+    if "observations" in seen.broken:
+        yield problem(seen.broken["observations"], "return what the observation space says")
+        return
+    if seen.outside:
+        finding = problem if seen.is_far_outside else note
+        remedy = "widen the bounds: networks scale observations by them"
+        yield finding(seen.outside, remedy)
+    if seen.cast:
+        yield note(f"{seen.cast}: cast at every step", "return the dtype of the space")
+    if not seen.outside and not seen.cast:
+        yield ok("shape, dtype and range are those of the space")
+
+
+def check_rewards(subject: Subject) -> Iterator[Finding]:
+    """Look at NaN and at the scale."""
+    seen = subject.walk
+    if "rewards" in seen.broken:
+        yield problem(seen.broken["rewards"], "return a finite number")
+        return
+    rewards = np.concatenate(seen.rewards)
+    low, high = float(rewards.min()), float(rewards.max())
+    shown = f"{low:g} to {high:g}, mean {float(rewards.mean()):.3g}"
+    largest = max(abs(low), abs(high))
+    if largest > HUGE_REWARD:
+        yield note(shown, f"scale them: --agent.reward-scale {1 / largest:.0e}")
+    elif largest == 0:
+        yield note(f"no reward but 0 in {seen.steps} random steps", "nothing can be learned yet")
+    else:
+        yield ok(shown)
+
+
+def check_episodes(subject: Subject) -> Iterator[Finding]:
+    """Look at what happens at the end of an episode."""
+    seen = subject.walk
+    if not seen.ends:
+        yield note(
+            f"none ended in {seen.steps} steps",
+            "pass a larger --steps, or end them: returns are counted at the end of an episode",
+        )
+        return
+    shown = f"{seen.ends} ended: {seen.terminated} terminated, {seen.truncated} truncated"
+    if seen.both:
+        shown += f" ({seen.both} both, which counts as terminated)"
+    if seen.after_end:
+        yield problem(
+            seen.after_end,
+            "set metadata['autoreset_mode'] to what the vector environment does",
+        )
+    elif seen.plain_ends:
+        yield ok(f"{shown}; the step after an end resets")
+    elif seen.masked:
+        yield note(
+            f"{shown}; the step that ends an episode resets, and the last observation of "
+            f"{seen.masked} truncated ones is missing: their last steps are not learned from",
+            "give it in info['final_obs'], or use AutoresetMode.NEXT_STEP",
+        )
+    else:
+        yield ok(f"{shown}; the step that ends an episode resets")
+
+
+def check_agents(subject: Subject) -> Iterator[Finding]:
+    """Look at who acts, and at rewards that nobody is credited with."""
+    with subject.playing() as player:
+        spec = player.spec
+    if not isinstance(spec, MultiAgentSpec):
+        return
+    seen = subject.walk
+    for group, slots in seen.share_acting.items():
+        names = spec.groups[group].slots
+        if idle := [name for name, share in zip(names, slots, strict=True) if share == 0]:
+            yield note(
+                f"{', '.join(idle)} never acted in {seen.steps} steps",
+                "pass a larger --steps, or leave them out of the tree: they cannot learn",
+            )
+        else:
+            shown = ", ".join(
+                f"{name} {share:.0%}" for name, share in zip(names, slots, strict=True)
+            )
+            yield ok(f"acting in a share of steps: {shown}")
+    if not seen.share_acting:
+        yield ok("all act in every step")
+    whole = spec.teams[0] if spec.teams else None
+    if whole and whole.payoff == "zero_sum" and abs(seen.sum_of_rewards) > ZERO_SUM:
+        yield note(
+            f"the payoff is zero_sum, and rewards add up to {seen.sum_of_rewards:g}",
+            "say payoff='general', or mend the rewards",
+        )
+
+
+def check_close(subject: Subject) -> Iterator[Finding]:
+    """Close twice."""
+    player = subject.make_player()
+    player.reset()
+    try:
+        player.close()
+    except Exception as error:
+        yield problem(describe_error(error), "mend close")
+        return
+    try:
+        player.close()
+    except Exception as error:
+        yield note(f"the second time: {describe_error(error)}", "let close be called twice")
+        return
+    yield ok("twice, without an error")
+
+
+def check_infos(subject: Subject) -> Iterator[Finding]:
+    """Look at infos, which a run drops."""
+    if not subject.plays_one:
+        return  # those of many agents are not seen here
+    keys = subject.walk.info_keys
+    masks = sorted(MASKS & frozenset().union(*keys))
+    if masks and subject.action_mask is None:
+        how = "" if masks == [MASK] else f" once it is called {MASK}"
+        yield note(
+            f"{masks[0]} is dropped, as all infos are, so agents take masked actions, too",
+            f"--env.action-mask info heeds it{how}; or let step take every action",
+        )
+    if len(keys) > 1:
+        varying = sorted(frozenset.union(*keys) - frozenset.intersection(*keys))
+        yield note(
+            f"keys vary ({', '.join(varying[:5])}); infos are dropped here",
+            "what the agent needs belongs into the observation",
+        )
+    elif keys and (names := sorted(next(iter(keys)))):
+        yield ok(f"dropped: {', '.join(names[:5])}")
+    else:
+        yield ok("none")
+
+
+def check_buffers(subject: Subject) -> Iterator[Finding]:
+    """Look whether returned observations are overwritten later."""
+    if not (times := subject.walk.rewritten):
+        yield ok("observations stay as they were returned")
+    elif subject.plays_one:
+        yield note(
+            f"observations changed after they were returned, at {times} steps; the adapter copies",
+            "return a copy if others use the environment, too",
+        )
+    else:
+        yield problem(
+            f"observations changed after they were returned, at {times} steps, and JAX may still "
+            "be reading them",
+            "return arrays that are not written again",
+        )
+
+
+def check_determinism(subject: Subject) -> Iterator[Finding]:
+    """Play twice with the same seeds and actions."""
+    if difference := first_difference(subject.play(), subject.play()):
+        yield problem(
+            f"same seed and actions, but other {difference}",
+            "draw all chance from self.np_random, after super().reset(seed=seed)",
+        )
+    else:
+        yield ok(f"same seed and actions, same {subject.num_compared} steps")
+
+
+def check_seeds(subject: Subject) -> Iterator[Finding]:
+    """Play with other seeds."""
+    shown = subject.play()
+    if first_difference(shown, subject.play(1)) is None:
+        yield note(
+            f"another seed, same {subject.num_compared} steps",
+            "use the seed of reset, unless nothing is left to chance",
+        )
+    else:
+        yield ok("another seed, another course")
+
+
+def check_shared_state(subject: Subject) -> Iterator[Finding]:
+    """Play alone, and with another environment stepped in between."""
+    if difference := first_difference(subject.play(), subject.play(company=True)):
+        yield problem(
+            f"other {difference} when another one is stepped in between",
+            "keep state in self, not in the class or the module",
+        )
+    else:
+        yield ok("none: another one in between changes nothing")

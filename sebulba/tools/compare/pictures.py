@@ -1,0 +1,186 @@
+"""``sebulba plot``: groups of runs as a picture or a page, and as a table. Free of JAX."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from sebulba.errors import UsageError
+from sebulba.metrics.plots import COLOURS, marker_of, short
+from sebulba.runs.summary import plain
+from sebulba.tools.compare.curves import CONFIDENCE, Curve, Group
+from sebulba.tools.compare.tables import console, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SUFFIXES = (".png", ".svg", ".html")
+"""What a picture can be written as."""
+CAPTION = (
+    f"lines: interquartile mean over seeds; bands: {CONFIDENCE:.0%} bootstrap intervals of it; "
+    "dashes: mean; over time a seed keeps its last return"
+)
+COLUMNS = ("environment", "group", "seeds", "steps", "time, s", "IQM", "interval", "mean")
+
+
+def check_picture(file: str) -> None:
+    """Raise UsageError if a picture cannot be written under this name."""
+    path = Path(file)
+    if path.suffix not in SUFFIXES:
+        raise UsageError(f"--out {file} must end in {', '.join(SUFFIXES)}; choose one of them")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--out {file} is in a folder that does not exist; make it")
+
+
+def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return what the groups have come to at the last step that all their seeds reached."""
+    rows = []
+    for group in groups:
+        steps = group.by_env_steps
+        rows.append(
+            {
+                "environment": group.env,
+                "group": group.name,
+                "seeds": len(group.points),
+                "steps": int(steps.x[-1]),
+                "time, s": round(group.seconds_until(steps.x[-1]), 1),
+                "IQM": float(steps.iqm[-1]),
+                "interval": [float(steps.low[-1]), float(steps.high[-1])],
+                "mean": float(steps.mean[-1]),
+            }
+        )
+    return rows
+
+
+def print_groups(groups: Sequence[Group]) -> None:
+    """Print a table for each environment, with a line for each of its groups."""
+    rows = rows_of(groups)
+    for env in dict.fromkeys(row["environment"] for row in rows):
+        table = Table(
+            box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), title_justify="left"
+        )
+        table.title = Text(plain(env), style="bold")
+        group, *numbers = COLUMNS[1:]
+        table.add_column(group, overflow="fold")
+        for name in numbers:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            if row["environment"] == env:
+                table.add_row(*(Text(plain(word)) for word in _words(row)[1:]))
+        console().print(table)
+
+
+def _words(row: dict[str, Any]) -> list[str]:
+    low, high = map(number, row["interval"])
+    return [
+        *(str(row[name]) for name in COLUMNS[:3]),
+        short(float(f"{row['steps']:.3g}")),
+        f"{row['time, s']:,.0f}",
+        number(row["IQM"]),
+        f"{low} to {high}" if row["seeds"] > 1 else "-",
+        number(row["mean"]),
+    ]
+
+
+def draw(groups: Sequence[Group], file: str, kind: str) -> None:
+    """Draw the groups: a row for each environment, over environment steps and over seconds.
+
+    Args:
+      groups: What to draw.
+      file: Picture to write: PNG, SVG or HTML by its suffix.
+      kind: What the returns are of.
+    """
+    figure = _figure(groups, kind)
+    path = Path(file)
+    try:
+        if path.suffix == ".html":
+            path.write_text(_page(groups, _svg(figure), kind), encoding="utf-8")
+        else:
+            figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise UsageError(
+            f"--out {file} cannot be written ({error.strerror}); choose another"
+        ) from error
+
+
+def _figure(groups: Sequence[Group], kind: str) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    envs = list(dict.fromkeys(group.env for group in groups))
+    names = list(dict.fromkeys(group.name for group in groups))
+    figure = Figure(figsize=(10, 0.6 + 3.4 * len(envs)), layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(len(envs), 2, sharey="row", squeeze=False)
+    for env, (over_steps, over_seconds) in zip(envs, all_axes, strict=True):
+        for group in (group for group in groups if group.env == env):
+            colour = COLOURS[names.index(group.name) % len(COLOURS)]
+            label = f"{_literal(group.name)} ({len(group.points)})"
+            _draw_curve(over_steps, group.by_env_steps, colour, label)
+            _draw_curve(over_seconds, group.by_seconds, colour, label)
+        over_steps.set_title(_literal(env), loc="left", fontweight="bold", fontsize=11)
+        _finish(over_steps, "environment steps", f"return, {kind}")
+        _finish(over_seconds, "seconds of the wall clock", "")
+        over_steps.legend(frameon=False, fontsize=8.5)
+    figure.supxlabel(CAPTION, fontsize=8, color="#666666")
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str, label: str) -> None:
+    axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+    marker = marker_of(curve.x)
+    axes.plot(curve.x, curve.iqm, color=colour, linewidth=1.8, marker=marker, label=label)
+    axes.plot(curve.x, curve.mean, color=colour, linewidth=0.9, linestyle="--")
+
+
+def _finish(axes: Axes, xlabel: str, ylabel: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _literal(text: str) -> str:
+    """Return a text that matplotlib does not take for mathematics."""
+    return plain(text).replace("$", r"\$")
+
+
+def _svg(figure: Figure) -> str:
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    return drawn.getvalue().partition("<svg")[2]
+
+
+def _page(groups: Sequence[Group], svg: str, kind: str) -> str:
+    """Return a page that needs no other file and runs no script."""
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{html.escape(plain(word))}</td>' for word in _words(row))}</tr>\n"
+        for row in rows_of(groups)
+    )
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>sebulba plot</title>
+<style>
+body {{ font: 15px system-ui, sans-serif; max-width: 1000px; margin: 2em auto; }}
+table {{ border-collapse: collapse; }} td, th {{ padding: .25em .8em; text-align: right; }}
+th {{ border-bottom: 1px solid #999; }}
+td:nth-child(-n+2), th:nth-child(-n+2) {{ text-align: left; }}
+svg {{ max-width: 100%; height: auto; }}
+</style></head><body>
+<h1>Returns, {html.escape(kind)}</h1>
+<svg{svg}
+<table><thead><tr>{head}</tr></thead><tbody>
+{body}</tbody></table>
+</body></html>
+"""

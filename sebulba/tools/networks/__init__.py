@@ -1,0 +1,1 @@
+"""``sebulba networks``: a policy of congestion control beside what it is compared with."""
