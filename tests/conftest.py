@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import shutil
 import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -29,19 +29,23 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
+FOLDER = pytest.StashKey[Path]()
+MOST_CACHED_BYTES = 1 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder of compiled programs, unless this is a worker, which is given one."""
-    if not hasattr(config, "workerinput"):
-        config.stash[FOLDER] = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    """Choose the folder of compiled programs, unless this is a worker, which is given one.
 
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove it."""
-    if FOLDER in config.stash:
-        config.stash[FOLDER].cleanup()
+    It outlasts the session, below ``.pytest_cache``: a second run compiles little. Programs of
+    other versions and options of XLA have other keys.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    folder = config.cache.mkdir("jax")
+    if sum(file.stat().st_size for file in folder.iterdir()) > MOST_CACHED_BYTES:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder = config.cache.mkdir("jax")
+    config.stash[FOLDER] = folder
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -67,15 +71,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Give the folder to a worker of pytest-xdist."""
-    node.workerinput["compile_cache"] = node.config.stash[FOLDER].name
+    node.workerinput["compile_cache"] = str(node.config.stash[FOLDER])
 
 
 @pytest.fixture(scope="session", autouse=True)
 def compile_cache(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep compiled programs for the length of the session: many tests make the same ones."""
+    """Keep compiled programs: many tests make the same ones."""
     config: Any = request.config
     is_worker = hasattr(config, "workerinput")
-    folder = config.workerinput["compile_cache"] if is_worker else config.stash[FOLDER].name
+    folder = config.workerinput["compile_cache"] if is_worker else str(config.stash[FOLDER])
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -164,7 +164,7 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
             sys.stderr.flush()
             # JAX aborts host 1 once host 0 is gone, and it has to have said why it ends.
             (folder / f"said-{host}").touch()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300
             while not (folder / "said-1").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
             os._exit(1)

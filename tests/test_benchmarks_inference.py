@@ -66,7 +66,7 @@ def test_plain_bookkeeping_makes_the_trajectories_of_the_stepped_cycle():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_record_has_the_promised_keys(tmp_path, monkeypatch, capsys):
     file = tmp_path / "inference.json"
     small = SimplePolicyGradientConfig(torso=TorsoConfig(hidden_sizes=(5,)))

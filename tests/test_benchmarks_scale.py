@@ -138,7 +138,7 @@ def test_an_unknown_axis_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_record_has_figures_of_each_value_and_why_others_failed(tmp_path, monkeypatch, capsys):
     axis = dataclasses.replace(AXIS, values=(0, 2, 6))
     monkeypatch.setattr(scale, "all_axes", lambda config, devices: [axis])

@@ -194,7 +194,7 @@ def test_every_option_that_is_advised_exists():
 
 
 def test_works_run_at_the_same_time_after_each_has_warmed_up():
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=300)
     warm_ups = []
 
     def work(until: float) -> int:
@@ -353,7 +353,7 @@ def test_a_comparison_that_is_impossible_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(1200)
 def test_processes_with_cycles_of_their_own_answer():
     processes = gil.CycleProcesses(dataclasses.replace(CONFIG, cycle="stepped"), 1, 0.01)
     try:

@@ -57,7 +57,7 @@ class Served:
         assert not self._thread.is_alive()
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, headers=named)
         answer = connection.getresponse()
@@ -241,7 +241,7 @@ def shown_in_a_browser(served: Served, path: str, profile: Path) -> str:
         *(f"--user-data-dir={profile}", "--virtual-time-budget=5000"),
         f"http://127.0.0.1:{served.port}{path}",
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout
 
 
@@ -314,10 +314,10 @@ def test_ctrl_c_ends_it_quietly(tmp_path):
     ) as process:
         first = process.stdout.readline()
         port = int(re.search(r"http://127.0.0.1:(\d+)/", first)[1])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
         connection.request("GET", "/")
         assert b"There is none yet" in connection.getresponse().read()
         process.send_signal(signal.SIGINT)  # with a connection that is kept alive
-        rest, errors = process.communicate(timeout=100)
+        rest, errors = process.communicate(timeout=300)
         connection.close()
     assert (process.returncode, rest, errors) == (0, "", "")

@@ -35,7 +35,7 @@ DTYPES = [
     *("float16", "float32", "float64", "complex64", "complex128"),
     *("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4"),
 ]
-DEADLINE_S = 20.0
+DEADLINE_S = 300.0
 
 
 def snapshot_of(seed: int = 0) -> Snapshot:
@@ -157,7 +157,7 @@ def test_orbax_is_imported_by_the_first_save_only():
         "import sys, sebulba.checkpoints.store, sebulba.checkpoints.saver\n"
         "print(sorted({'jax', 'orbax', 'tensorstore'} & sys.modules.keys()))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "[]\n", done.stderr
 
 

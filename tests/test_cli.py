@@ -328,7 +328,7 @@ def test_a_wrong_option_ends_before_jax_is_imported():
         "         main(['train', 'cartpole', '--help']), main(['eval', 'nowhere'])]\n"
         "print(codes, 'jax' in sys.modules, 'gymnasium' in sys.modules, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stderr.splitlines()[-1] == "[2, 2, 0, 2] False False"
 
 
@@ -449,7 +449,7 @@ with StopOnSignal():
 print("alive", flush=True)
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 128 + which
     assert not done.stdout and "before there was anything to save" in done.stderr
 
@@ -497,7 +497,7 @@ def test_forced_cpu_devices_in_a_process_of_its_own(tmp_path):
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "on cpu:0; updates on cpu:1, cpu:3" in done.stdout

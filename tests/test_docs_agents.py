@@ -32,7 +32,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_agent_of_the_page_learns_as_pasted(module: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [sys.executable, module], env=env, capture_output=True, text=True, timeout=100
+        [sys.executable, module], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     (mean,) = re.findall(r"mean return: (\d+)", done.stdout)

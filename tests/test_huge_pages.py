@@ -206,7 +206,7 @@ def test_large_pieces_go_back_at_once():
     def kept_mb(options):
         environ = os.environ | {VARIABLE: options}
         words = [sys.executable, "-c", KEPT_MB]
-        return float(subprocess.check_output(words, env=environ, text=True, timeout=100))
+        return float(subprocess.check_output(words, env=environ, text=True, timeout=300))
 
     assert kept_mb(huge_pages.with_wanted()) < 5 < 15 < kept_mb(f"{OPTION}=1")
 
@@ -220,7 +220,7 @@ def test_the_same_process_goes_on_with_the_same_words():
     )
     words = [sys.executable, "-c", code, "train", "a b"]
     environ = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    result = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     first, second = result.stdout.splitlines()
     pid = first.split()[0]

@@ -42,7 +42,7 @@ def adapter(env: Any, num_envs: int = 2, **options: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("env_id", [one for ids in IDS.values() for one in ids])
 def test_an_id_makes_an_environment_that_keeps_its_contract(env_id):
     needs(env_id.partition(":")[0])
@@ -131,7 +131,7 @@ def random_legal(output: Any, spec: Any, generator: np.random.Generator) -> dict
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("game", ["tic_tac_toe", "kuhn_poker"])
 def test_games_of_two_are_turns_with_legal_actions_and_add_up_to_zero(game):
     needs("pgx")
@@ -163,7 +163,7 @@ def test_a_move_that_is_not_legal_does_not_reach_the_game():
         env.step(corner)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @jax.numpy_rank_promotion("allow")  # as outside of tests; jaxmarl needs it
 def test_agents_of_jaxmarl_are_grouped_by_their_spaces_and_cut_at_the_limit():
     needs("jaxmarl")

@@ -242,7 +242,7 @@ def run_loop(env: Any, config: Any, *, cycles: int, steps: int = 16, **options: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_everything_is_in_its_place_through_fused_cycles_and_shards():
     cycles = -(-TRANSITIONS // (16 * NUM_ENVS))
     _, recorder, about = run_loop(Echo, PPO_SMALL, cycles=cycles, update_devices=[1, 2])
@@ -362,7 +362,7 @@ def test_who_comes_back_begins_anew():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("env", "config"), [(Echo, PPO_SMALL), (Duel, DQN_SMALL)], ids=["ppo", "dqn"]
 )

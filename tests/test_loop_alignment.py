@@ -80,7 +80,7 @@ def run_random(env, count, transitions, *, num_envs=8, steps=13, make_options=No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", oracle.ORACLES)
 def test_oracle_arrives_with_every_cell_in_its_place(name):
     env, make_options, mode = oracle.ORACLES[name]
@@ -98,7 +98,7 @@ def test_oracle_arrives_with_every_cell_in_its_place(name):
     assert checker.cells >= (TRANSITIONS // 8 if slow else TRANSITIONS)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("update_devices", [[0], [1, 2, 3, 4]])
 def test_oracle_arrives_through_fused_cycles(update_devices):
     checker = run_random(
@@ -111,7 +111,7 @@ def test_oracle_arrives_through_fused_cycles(update_devices):
     assert checker.wrong == 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cycle", ["stepped", "fused"])
 def test_every_transition_of_real_cartpole_follows_from_its_equations(cycle):
     checker = run_random(

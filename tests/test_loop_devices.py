@@ -12,8 +12,13 @@ import numpy as np
 import pytest
 
 import sebulba
+from sebulba.configs.presets import PRESETS
+from sebulba.envs import make_env_factory
+from sebulba.errors import UsageError
 from sebulba.learning.update import Updater
+from sebulba.loops import devices
 from sebulba.loops.devices import learner_mesh
+from sebulba.runs.build import build_agent
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.faults.counts import rounds
@@ -102,7 +107,7 @@ class CountingAgent(TinyAgent):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("inference", "update"), [([0], [0]), ([0], [1]), ([0, 1], [0, 1]), ([0], [1, 2])]
 )
@@ -164,3 +169,33 @@ def test_a_discrete_action_space_with_a_start_is_acted_in():
     loop, _ = make_tiny_loop(env=FromTen)
     with loop:
         loop.run(loop.new_state(0, 5), 4, 5)
+
+
+def distinct_presets():
+    """Return a preset of each agent and sizes: what can be split depends on nothing else."""
+    found = {}
+    for name, preset in PRESETS.items():
+        config = preset.make()
+        found.setdefault((repr(config.agent), config.num_envs, config.steps_per_cycle), name)
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize("preset", distinct_presets())
+def test_every_preset_can_be_split_over_the_devices_that_are_chosen(preset, monkeypatch):
+    config = PRESETS[preset].make()
+    try:
+        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
+        agent = build_agent(config, sebulba.env_spec(factory))
+    except UsageError as error:
+        pytest.skip(str(error))  # a library that is not installed
+    per_device = config.num_inferencers_per_device
+    fits = devices.what_fits(agent, config.num_envs, per_device, config.steps_per_cycle)
+    for count in range(1, 17):
+        everywhere = list(range(count))
+        monkeypatch.setattr(devices, "local_devices", lambda everywhere=everywhere: everywhere)
+        inference, update = devices.choose_devices(None, None, fits)
+        num_inferencers = len(inference) * per_device
+        assert config.num_envs % len(update) == 0
+        agent.check_run(
+            RunSpec(config.num_envs, num_inferencers, config.steps_per_cycle, len(update))
+        )

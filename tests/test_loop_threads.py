@@ -23,7 +23,7 @@ from sebulba.loops.interrupt import KeptInterrupt
 from tests.loop_helpers import counting, inferencer_threads, leaves_equal, make_tiny_loop
 from tests.tiny import CountingEnv, TinyAgent, TinyConfig
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(1200)
 
 
 class Planted(Exception):
@@ -519,7 +519,7 @@ def test_ctrl_c_ends_the_process_with_every_thread_joined():
                 if line.startswith("running"):
                     break
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=50)
+            output, _ = process.communicate(timeout=300)
         finally:
             process.kill()
     assert "threads left: 0" in output

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
 import subprocess
 
 import jax
@@ -24,7 +22,7 @@ from tests.lockstep_hashes import CASES, REPLAY, SMALL
 from tests.loop_helpers import leaves_equal
 from tests.tiny import CountingEnv
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 STEPS, CYCLES = 6, 16
 HERE = ClusterOptions(trajectory_managers=1)
@@ -56,6 +54,11 @@ def normalized(name):
     return dataclasses.replace(CASES[name][2], normalize_observations=True)
 
 
+def played_at_random(name):
+    """Return a configuration whose actions do not depend on how networks were rounded."""
+    return dataclasses.replace(normalized(name), initial_epsilon=1.0, final_epsilon=1.0)
+
+
 def check_same(one, other):
     (result, replay), (other_result, other_replay) = one, other
     assert result.counters.updates > 0
@@ -77,17 +80,26 @@ def test_one_manager_is_the_same_as_the_update_device_bit_for_bit(name, config, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "config"), [("sac", None), ("ddpg", None), ("dqn", normalized("dqn"))]
+    ("name", "config"), [("sac", None), ("ddpg", None), ("dqn", played_at_random("dqn"))]
 )
 def test_what_xla_rounds_otherwise_in_one_program_stays_as_close_as_that(name, config):
     (one, replay), (other, other_replay) = (
         trained(name, cluster, config=config, **ONE) for cluster in (ClusterOptions(), HERE)
     )
     assert one.counters == other.counters and one.counters.updates > 0
-    rounded = {"weight": 0, "statistics": 0, "max_priority": 0}
+    # Rows that were acted by the initial networks are the same to the bit. Later rows of SAC and
+    # DDPG have actions of networks which are only close, and what follows from these actions.
+    first = jax.tree.map(lambda leaf: leaf[:, : REPLAY.warm_up_cycles * STEPS], replay.rows)
+    other_first = jax.tree.map(
+        lambda leaf, like: leaf[:, : like.shape[1]], other_replay.rows, first
+    )
+    assert leaves_equal(first, other_first)
+    rounded = {"rows": 0, "weight": 0, "statistics": 0, "max_priority": 0}
     assert leaves_equal(replay._replace(**rounded), other_replay._replace(**rounded))
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5)  # noqa: E731
-    for field in rounded:
+    acted = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-2, atol=1e-3)  # noqa: E731
+    jax.tree.map(acted, replay.rows, other_replay.rows)
+    for field in ("weight", "statistics", "max_priority"):
         jax.tree.map(close, getattr(replay, field), getattr(other_replay, field))
     jax.tree.map(close, one.state.networks, other.state.networks)
 
@@ -215,14 +227,18 @@ def test_parts_join_to_the_whole():
 
 
 @pytest.mark.slow
-def test_a_killed_manager_ends_the_run_with_its_process_and_the_way_on():
-    def kill(*_):
-        found = subprocess.run(
-            ["pgrep", "-P", str(os.getpid()), "-f", "inferencer_process"], capture_output=True
-        )
-        # The newest one: managers start after the Inferencers.
-        os.kill(max(int(pid) for pid in found.stdout.split()), signal.SIGKILL)
+def test_a_killed_manager_ends_the_run_with_its_process_and_the_way_on(monkeypatch):
+    started = []
+    start = subprocess.Popen.__init__
 
+    def noted(process, *arguments, **options):
+        start(process, *arguments, **options)
+        started.append(process)
+
+    def kill(*_):
+        started[-1].kill()  # managers start after the Inferencers
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", noted)
     cluster = ClusterOptions(address="processes", trajectory_managers=1)
     with (
         new_loop("dqn", cluster, observe_cycle=kill) as loop,

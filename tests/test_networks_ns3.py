@@ -180,7 +180,7 @@ def test_a_process_has_one_simulator():
         "print([bool(x) for x in made], lib.net_error().decode())"
     )
     command = [sys.executable, "-c", script, str(engines.find_engine("ns3")()), small().as_json()]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=100).stdout
+    said = subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
     assert said.startswith("[False, True, False] a process holds one simulator of ns-3")
 
 

@@ -168,7 +168,7 @@ def trained(folder, *num_cycles, resume=False):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_lockstep_run_resumes_bit_for_bit(tmp_path):
     never, counters, _ = trained(tmp_path / "never", 3, 3)
     first = min(f for f in (tmp_path / "never").iterdir() if f.name.isdecimal())

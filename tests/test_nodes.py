@@ -43,7 +43,7 @@ from tests.loop_helpers import leaves_equal, make_tiny_loop
 from tests.remote import STEPS
 from tests.tiny import CountingEnv
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def processes(per_node: int, **options: Any) -> ClusterOptions:

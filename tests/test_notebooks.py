@@ -16,7 +16,7 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_a_notebook_runs(file, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")

@@ -340,7 +340,7 @@ ONE_DEVICE = ("--inference-devices", "0", "--update-devices", "0")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_it_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     env = TICTACTOE if HAS_PYGAME else echo("EchoAEC")

@@ -16,13 +16,14 @@ from sebulba.errors import UsageError
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.inference.fused_cycle import equal_chunks
 from sebulba.learning.donation import DEBUGGING, DonatingProgram
+from sebulba.loops import devices
 from sebulba.loops.devices import choose_devices
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import is_finite, owned_copy
 from sebulba.transport.staging import Staged, Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 
-DEADLINE_S = 10.0
+DEADLINE_S = 300.0
 """Ten times what a stop or a failure promises."""
 
 
@@ -145,22 +146,37 @@ def test_equal_chunks_divide_and_respect_the_most(length, most):
     assert length / chunks <= max(most, 1)
 
 
+def fits_all(num_update, num_inference):
+    return True
+
+
 def test_devices_that_do_not_exist_or_repeat_are_refused_by_number():
     count = len(jax.local_devices())
     with pytest.raises(UsageError, match=rf"device {count}, but there are {count}"):
-        choose_devices([count], None)
+        choose_devices([count], None, fits_all)
     with pytest.raises(UsageError, match="twice"):
-        choose_devices(None, [0, 0])
+        choose_devices(None, [0, 0], fits_all)
     with pytest.raises(UsageError, match="at least one"):
-        choose_devices([], None)
+        choose_devices([], None, fits_all)
 
 
 def test_devices_default_to_a_quarter_that_infers_and_the_rest_that_updates():
-    inference, update = choose_devices(None, None)
+    inference, update = choose_devices(None, None, fits_all)
     count = len(jax.local_devices())
     assert len(inference) == max(1, count // 4)
     assert not set(inference) & set(update)
-    assert choose_devices([0], None)[1] == jax.local_devices()[1:]
+    assert choose_devices([0], None, fits_all)[1] == jax.local_devices()[1:]
+
+
+def test_as_many_devices_update_as_fit_and_the_rest_infers(monkeypatch):
+    divides = lambda num_update, num_inference: 32 % num_update == 0  # noqa: E731
+    for count, num_updating in ((1, 1), (2, 1), (3, 2), (4, 2), (6, 4), (8, 4), (16, 8)):
+        everywhere = [f"device {i}" for i in range(count)]
+        monkeypatch.setattr(devices, "local_devices", lambda everywhere=everywhere: everywhere)
+        inference, update = choose_devices(None, None, divides)
+        assert len(update) == num_updating
+        assert sorted({*inference, *update}) == sorted(everywhere)
+        assert count == 1 or not {*inference} & {*update}
 
 
 def test_owned_copy_survives_a_donation_of_the_copy():

@@ -17,7 +17,7 @@ from tests.loop_helpers import leaves_equal, make_tiny_loop
 from tests.remote import STEPS, Fails, check_failure_is_replaced, trained
 from tests.tiny import CountingEnv
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 PROCESSES = ClusterOptions(address="processes")
 

@@ -125,7 +125,7 @@ def runs(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("block", [place for place in PASTED if TWICE not in PASTED[place][1]])
 def test_every_block_runs_as_pasted(block, tmp_path, request):
     _, text = PASTED[block]
@@ -148,7 +148,7 @@ def test_every_block_says_what_it_is():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_script_that_is_started_again_goes_on_and_counts_in_total(tmp_path):
     (block,) = [place for place, (_, text) in PASTED.items() if TWICE in text]
     steps = []

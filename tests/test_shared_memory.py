@@ -78,7 +78,7 @@ def swapped(x: Any, rows: int) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_agents_with_one_policy_remember_what_each_other_was_shown():
     config = R2D2Config(
         learning_rate=3e-3,

@@ -286,7 +286,7 @@ def test_a_sweep_that_is_killed_leaves_no_training_and_goes_on(tmp_path):
 
 
 def wait_for(condition) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -44,7 +44,7 @@ def test_the_key_is_made_once_even_by_processes_that_begin_together(key):
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
         for _ in range(6)
     ]
-    names = {process.communicate(timeout=100)[0] for process in started}
+    names = {process.communicate(timeout=300)[0] for process in started}
     assert len(names) == 1 and names != {""}
     assert [file.name for file in key.parent.iterdir()] == [key.name]
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from sebulba.agent import LEARNER_AXIS
+from sebulba.agent import LEARNER_AXIS, Agent
 from sebulba.errors import UsageError, shown
+from sebulba.types import RunSpec
 
 
 def local_devices() -> list[jax.Device]:
@@ -25,15 +26,22 @@ def local_devices() -> list[jax.Device]:
         ) from error
 
 
+Fits = Callable[[int, int], bool]
+"""Tells whether a run can have so many update devices and so many inference devices."""
+
+
 def choose_devices(
-    inference: Sequence[int | jax.Device] | None, update: Sequence[int | jax.Device] | None
+    inference: Sequence[int | jax.Device] | None,
+    update: Sequence[int | jax.Device] | None,
+    fits: Fits,
 ) -> tuple[list[jax.Device], list[jax.Device]]:
     """Return the inference devices and the update devices.
 
     Args:
       inference: Devices, or indices into ``jax.local_devices()``. None: the only device, or
-        the first quarter (at least one) of several.
-      update: Likewise. None: the only device, or those that do not infer.
+        the first quarter (at least one) of several and as many as fit of those that cannot update.
+      update: Likewise. None: the only device, or as many as fit of those that do not infer.
+      fits: Says what the run allows; it is asked where this function chooses.
 
     Raises:
       UsageError: A device that does not exist, is named twice, or an empty list.
@@ -44,8 +52,44 @@ def choose_devices(
     if chosen_inference is None:
         chosen_inference = devices[: max(1, len(devices) // 4)]
     if chosen_update is None:
-        chosen_update = [d for d in devices if d not in chosen_inference] or chosen_inference
+        free = [d for d in devices if d not in chosen_inference] or chosen_inference
+        chosen_update = free[-_most(len(free), lambda number: fits(number, 1)) :]
+    if inference is None and (rest := [d for d in devices if d not in chosen_update]):
+        chosen_inference = rest[: _most(len(rest), lambda n: fits(len(chosen_update), n))]
     return chosen_inference, chosen_update
+
+
+def _most(at_most: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number that fits, and 1 where none does."""
+    return next((number for number in range(at_most, 1, -1) if fits(number)), 1)
+
+
+def what_fits(
+    agent: Agent, num_envs: int, inferencers_per_device: int, steps_per_cycle: int | None
+) -> Fits:
+    """Return what tells how many devices a run can have.
+
+    Args:
+      agent: Its ``check_run`` says whether its batches can be split.
+      num_envs: Environments of an Inferencer.
+      inferencers_per_device: 0 where they run inline, one on each device.
+      steps_per_cycle: None where it is not known yet; then only the environments have to fit.
+    """
+
+    def is_accepted(num_update: int, num_inference: int) -> bool:
+        num_inferencers = num_inference * max(1, inferencers_per_device)
+        run = RunSpec(num_envs, num_inferencers, steps_per_cycle or 1, num_update)
+        try:
+            agent.check_run(run)
+        except UsageError:
+            return False
+        return True
+
+    # What is refused with one device of each kind is not refused for its devices.
+    asks_agent = steps_per_cycle is not None and is_accepted(1, 1)
+    return lambda num_update, num_inference: (
+        not num_envs % num_update and (not asks_agent or is_accepted(num_update, num_inference))
+    )
 
 
 def _select(

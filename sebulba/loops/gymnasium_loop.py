@@ -44,7 +44,7 @@ from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.learning.update import Updater
 from sebulba.loops.agent_contract import check_contract, check_is_agent
-from sebulba.loops.devices import choose_devices, learner_mesh
+from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.interrupt import KeptInterrupt
 from sebulba.loops.resuming import Resumed, put_session_back, read_state
@@ -178,6 +178,13 @@ class GymnasiumLoop:
         self.inference_devices, self.update_devices = choose_devices(
             options.inference_devices if inference_devices is None else inference_devices,
             options.update_devices if update_devices is None else update_devices,
+            what_fits(
+                agent,
+                num_envs,
+                options.num_inferencers_per_device,
+                # A configuration of the command line knows it.
+                getattr(options, "steps_per_cycle", None),
+            ),
         )
         devices = len(self.update_devices)
         check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")

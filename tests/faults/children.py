@@ -17,7 +17,7 @@ from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 100.0
+DEADLINE_S = 300.0
 """Against hangs only."""
 POLL_S = 0.01
 

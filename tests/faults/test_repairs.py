@@ -282,7 +282,7 @@ def run_command(tmp_path, *words):
         env=os.environ | {"PYTHONPATH": f"{os.getcwd()}:{tmp_path}"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
 
 
@@ -325,7 +325,12 @@ def test_too_few_open_files_are_named_in_one_sentence(tmp_path):
     words = f"ulimit -n 32; exec {sys.executable} -m sebulba train cartpole"
     environ = os.environ | {"PYTHONPATH": os.getcwd()}
     done = subprocess.run(
-        ["bash", "-c", words], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+        ["bash", "-c", words],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [

@@ -176,7 +176,7 @@ def test_a_signal_ends_a_run_with_worker_processes_and_it_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_signal_to_all_ends_a_run_whose_inferencers_are_processes_and_it_goes_on(
     tmp_path, compile_cache_folder, monkeypatch
 ):

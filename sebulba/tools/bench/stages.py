@@ -30,7 +30,7 @@ from sebulba.inference.cycle import Cycle, CycleOutput, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.learning.update import Updater
-from sebulba.loops.devices import choose_devices, learner_mesh
+from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import on_device, owned_copy
 from sebulba.tools.bench.ceiling import ALONE, RELAY, Cost
@@ -136,7 +136,11 @@ class Stages:
         self._agent = agent
         self._seconds = seconds
         self._devices, update_devices = choose_devices(
-            config.inference_devices, config.update_devices
+            config.inference_devices,
+            config.update_devices,
+            what_fits(
+                agent, config.num_envs, config.num_inferencers_per_device, config.steps_per_cycle
+            ),
         )
         self._mesh = learner_mesh(update_devices)
         per_device = max(1, config.num_inferencers_per_device)
