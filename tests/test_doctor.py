@@ -17,7 +17,8 @@ from rich.console import Console
 
 from sebulba.commands import cli
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
-from sebulba.tools.check import doctor, machine, self_tests
+from sebulba.support import machine
+from sebulba.tools.check import doctor, self_tests
 from sebulba.tools.check.checks import Check, run_checks
 from sebulba.tools.check.finding import Finding, Level, Report, note, ok, problem
 from sebulba.tools.check.printing import table

@@ -6,7 +6,6 @@ envpool aborts the process on bad input, so this module checks all input in Pyth
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from sebulba.envs.spaces import (
 from sebulba.envs.valid_actions import clamp
 from sebulba.envs.xla_calls import without_side_effects
 from sebulba.errors import EnvError, UsageError, shown
+from sebulba.support.machine import num_cores
 from sebulba.support.one_kernel import one_kernel
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
 
@@ -468,7 +468,7 @@ def default_num_threads(env_id: str) -> int:
 
     if registry.specs[env_id][0] in _ONE_THREAD_FAMILIES:
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // NUM_INFERENCERS)
+    return max(1, num_cores() // NUM_INFERENCERS)
 
 
 def make_envpool(

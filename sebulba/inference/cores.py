@@ -10,13 +10,6 @@ Cores = frozenset[int]
 """Numbers that the operating system gives to cores."""
 
 
-def num_cores() -> int:
-    """Return the number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def shares_of_cores(num_inferencers: int, num_threads: int | None) -> list[Cores | None]:
     """Return each Inferencer's share of the cores that this process may run on.
 

@@ -22,8 +22,8 @@ from sebulba.agent import Agent
 from sebulba.envs.saving.saved_arrays import fitted
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.errors import EnvError
-from sebulba.inference.cores import num_cores
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.machine import num_cores
 from sebulba.support.trees import KeyData, copy_tree
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import (

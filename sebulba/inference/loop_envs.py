@@ -13,12 +13,8 @@ from sebulba.envs.gymnasium_adapter import ONE_DRAWS
 from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError
 from sebulba.inference.cores import Cores, shares_of_cores, threads_run_on
+from sebulba.support.key_streams import FRESH_STREAM
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
-
-FRESH_STREAM = 0xFFFFFFFE
-"""Folded into the key of the seed to make the keys of what is made anew during a run. Without it
-that of the second generation would be the step key of ``Agent.new_state``: splitting a key folds in
-0, 1, 2 and so on."""
 
 
 def cores_of_inferencers(

@@ -18,9 +18,9 @@ def local_devices() -> list[jax.Device]:
     try:
         return jax.local_devices()
     except (RuntimeError, AssertionError) as error:
-        platforms = getattr(jax.config, "jax_platforms", None) or "(any)"
+        platform = (getattr(jax.config, "jax_platforms", None) or "(any)").partition(",")[0]
         raise UsageError(
-            f"JAX cannot start platform {platforms!r}: "
+            f"JAX cannot start platform {platform!r}: "
             f"{str(error) or 'this jaxlib has no such backend'}. Install the wheel for it "
             "(pip install 'sebulba[cuda]' or 'sebulba[tpu]') or choose cpu."
         ) from error

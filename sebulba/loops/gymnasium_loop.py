@@ -59,24 +59,13 @@ from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.options import CycleKind, LoopKeywords, LoopOptions
 from sebulba.support.checks import check_count, check_divisible
+from sebulba.support.key_streams import DROPPED_STREAM, HOST_STREAM, UPDATE_STREAM
 from sebulba.support.trees import fold_in_count, owned_copy
 from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts, HandOffToMesh
 from sebulba.transport.item import HandedOver, HandOff
 from sebulba.transport.staging import Staging
 from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
 
-UPDATE_STREAM = 0xFFFFFFFF
-"""Folded into the key of the seed to make the key of the updates. Without it they would share keys
-with an agent state that was made from the same seed."""
-
-
-HOST_STREAM = 0xFFFFFFFD
-"""Folded into the key of a state, and then the number of the host, to make step states of a host
-other than host 0."""
-
-
-DROPPED_STREAM = 0xFFFFFFFC
-"""Folded into the key of the seed, to make an experience in the place of one that is dropped."""
 COUNTED_BY_ALL = ("cycles", "env_steps", "updates", "policy_version", "warm_up_from")
 """Counters that are the same on all hosts: on some of them depends when updates are due."""
 

@@ -34,6 +34,7 @@ from sebulba.support.files import (
     dataclass_from_json,
     read_json_object,
 )
+from sebulba.support.key_streams import POLICY_STREAM
 from sebulba.support.trees import named_leaves
 from sebulba.support.trust import Trust, signed, trust_of, was_changed
 from sebulba.support.user_code import CODE_FOLDERS, class_name, code_folders, find_code_in
@@ -55,9 +56,6 @@ KIND = "policy"
 """What the signature of ``config.json`` is of; see ``sebulba.support.trust``."""
 MOST_HEADER_BYTES = 4096
 """Most bytes of an array in a file before its elements."""
-POLICY_STREAM = 0xFFFFFFFD
-"""Folded into the key of the seed to make the keys of a policy. Without it evaluations beside
-training would share keys with an agent state that was made from the same seed."""
 SMALLEST_RUN = RunSpec(num_envs=1, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
 
 

@@ -16,7 +16,7 @@ import jax
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
-from sebulba.inference.cores import num_cores
+from sebulba.support.machine import num_cores
 
 IMAGE_NETWORKS = ("nature_cnn", "impala_resnet")
 """Kinds of torso whose update is split over the cores: on one CPU device XLA computes most of the
@@ -109,7 +109,8 @@ def configure_jax(
       UsageError: The backend has started already, with another number of devices.
     """
     if platform is not None:
-        jax.config.update("jax_platforms", platform)
+        # Some arrays are made on the CPU whatever the platform of the run.
+        jax.config.update("jax_platforms", platform if platform == "cpu" else f"{platform},cpu")
     if compile_cache != "off":
         _use_compile_cache(compile_cache)
     if num_cpu_devices is not None:
@@ -124,7 +125,9 @@ def _split_cpu(num_devices: int) -> None:
         # Inferencers fill, would keep an update waiting. CartPole trains 10 % faster.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         return
-    os.environ["NPROC"] = str(max(CPU_POOL_THREADS, num_devices, int(os.environ.get("NPROC", 0))))
+    # XLA takes the variable for the size of its pool, whatever the machine has.
+    wanted = max(CPU_POOL_THREADS, num_cores(), num_devices, int(os.environ.get("NPROC", 0)))
+    os.environ["NPROC"] = str(wanted)
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError as error:

@@ -30,8 +30,8 @@ from sebulba.inference.fused_cycle import FusedCycle
 from sebulba.inference.hangs import silence_error
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs
-from sebulba.loops.gymnasium_loop import UPDATE_STREAM
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.key_streams import UPDATE_STREAM
 from sebulba.support.trees import fold_in_count
 from sebulba.transport.item import Item
 from sebulba.types import RunSpec

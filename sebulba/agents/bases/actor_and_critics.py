@@ -22,12 +22,9 @@ from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.replay.layouts import Transition
 from sebulba.errors import UsageError
+from sebulba.support.key_streams import FIRST_NOISE_STREAM
 from sebulba.support.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
-
-_FIRST_NOISE = 0x6E6F6973
-"""Folded into the key of a step state, to draw the noise before its first step. Not a small number:
-to fold in 1 gives what a split has in its place 1."""
 
 
 class Batch(NamedTuple):
@@ -135,7 +132,7 @@ class ActorAndCritics:
         random_steps = jnp.int32(-(-self._config.random_env_steps // run.num_envs_in_all))
         noise: PyTree = ()
         if self._config.noise_correlation:
-            first_key = jax.random.fold_in(key, _FIRST_NOISE)
+            first_key = jax.random.fold_in(key, FIRST_NOISE_STREAM)
             noise = jax.random.normal(first_key, (run.num_envs, self.squashing.size))
         return StepState(key, random_steps, noise_scale, noise)
 

@@ -7,9 +7,9 @@ for that:
 
 from __future__ import annotations
 
-import os
-
 import gymnasium
+
+from sebulba.support.machine import num_cores
 
 CONGESTION_CONTROL = "sebulba/CongestionControl-v0"
 SHARED_BOTTLENECK = "sebulba/SharedBottleneck-v0"
@@ -27,4 +27,4 @@ if CONGESTION_CONTROL not in gymnasium.registry:
 
 def default_num_threads() -> int:
     """Return half of the cores, as for two Inferencers."""
-    return max(1, (os.cpu_count() or 1) // 2)
+    return max(1, num_cores() // 2)

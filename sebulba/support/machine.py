@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-
-from sebulba.inference.cores import num_cores
 
 ROOT = Path("/")
 
@@ -45,7 +44,22 @@ def cores(root: Path = ROOT) -> CoreCounts:
     Args:
       root: Folder that holds ``proc`` and ``sys``.
     """
-    return CoreCounts(os.cpu_count() or 1, num_cores(), _cpu_quota(root))
+    return CoreCounts(os.cpu_count() or 1, _num_allowed(), _cpu_quota(root))
+
+
+def num_cores(root: Path = ROOT) -> int:
+    """Return for how many cores threads should be planned: those allowed, or a smaller quota.
+
+    Args:
+      root: Folder that holds ``proc`` and ``sys``.
+    """
+    return max(1, math.ceil(cores(root).usable))
+
+
+def _num_allowed() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory(root: Path = ROOT) -> Memory:
