@@ -382,12 +382,15 @@ class GymnasiumLoop:
                 "this loop is running: run() can be called neither in another thread nor in "
                 "observe_cycle; let it return first, or make a second GymnasiumLoop"
             )
+        # No frame may keep the state, or a large replay would be in memory twice for the whole run.
+        given = [state]
+        del state
         interrupt = KeptInterrupt(self.stop)
         try:
             with interrupt:
                 if self._hosts is None:
-                    return self._run(state, num_cycles, steps_per_cycle)
-                return self._run_with_others(self._hosts, state, num_cycles, steps_per_cycle)
+                    return self._run(given, num_cycles, steps_per_cycle)
+                return self._run_with_others(self._hosts, given, num_cycles, steps_per_cycle)
         finally:
             interrupt.restore()
             if interrupt.came:
@@ -395,7 +398,7 @@ class GymnasiumLoop:
             self._running.release()
 
     def _run_with_others(
-        self, hosts: Hosts, state: AgentState, num_cycles: int, steps_per_cycle: int
+        self, hosts: Hosts, given: list[AgentState], num_cycles: int, steps_per_cycle: int
     ) -> Result:
         """Run as one host of several.
 
@@ -405,7 +408,7 @@ class GymnasiumLoop:
         """
         hosts.watch.on_lost = self._attached.on_hang
         try:
-            result = self._run(state, num_cycles, steps_per_cycle)
+            result = self._run(given, num_cycles, steps_per_cycle)
             # The checkpoint is whole once all have saved. Host 0 may still evaluate, and JAX would
             # end all if a host left before it.
             hosts.meet("the end", math.inf)
@@ -441,7 +444,9 @@ class GymnasiumLoop:
             }
         )
 
-    def _run(self, state: AgentState, num_cycles: int, steps_per_cycle: int) -> Result:
+    def _run(self, given: list[AgentState], num_cycles: int, steps_per_cycle: int) -> Result:
+        """Run from the state in ``given``, which is taken out of it."""
+        state = given.pop()
         began = time.perf_counter() - self._session.seconds_before
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
