@@ -16,6 +16,7 @@ from sebulba.metrics.writers import (
     CompositeWriter,
     JsonLinesWriter,
     LinesWriter,
+    SpacedJsonLinesWriter,
     TensorBoardWriter,
     count,
     duration,
@@ -242,3 +243,18 @@ def test_learning_curve_is_drawn_and_leaves_out_a_line_cut_short(tmp_path):
     file.write_text("")
     assert not learning_curve(file, tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
+
+
+def test_the_records_of_a_run_are_the_further_apart_the_older_it_is(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    writer = SpacedJsonLinesWriter(file)
+    day = 24 * 3600
+    for second in range(day):
+        evaluated = {"eval_return_mean": 1.0} if second == day - 100 else {}
+        writer.write({"seconds": float(second), "env_steps": second, **evaluated})
+    writer.close()
+    seconds = [json.loads(line)["seconds"] for line in file.read_text().splitlines()]
+    assert seconds[:3000] == list(range(3000)), "a short run has all of them"
+    assert len(seconds) < 14_000 < day / 6
+    assert max(np.diff(seconds)) <= day / 3000 + 1
+    assert day - 100 in seconds and seconds[-1] == day - 1

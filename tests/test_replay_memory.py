@@ -17,7 +17,8 @@ REPLAY = ReplayConfig(capacity=100_000, batch_size=16, warm_up_cycles=2)
 
 def test_a_run_from_python_holds_its_replay_once():
     agent = DQN(
-        sebulba.env_spec("CartPole-v1"), DQNConfig(torso=TorsoConfig(hidden_sizes=(8,)), replay=REPLAY)
+        sebulba.env_spec("CartPole-v1"),
+        DQNConfig(torso=TorsoConfig(hidden_sizes=(8,)), replay=REPLAY),
     )
     seen = []
     with sebulba.GymnasiumLoop(

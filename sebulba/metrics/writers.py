@@ -68,6 +68,10 @@ class CompositeWriter:
                     self._failing.remove(writer)
 
 
+RECORDS_IN_A_RUNS_AGE = 3000
+"""The age of a run over the least time between two records in its file."""
+
+
 class JsonLinesWriter:
     """Writes each record as a JSON object; unknown or not finite numbers are null, no images."""
 
@@ -108,6 +112,40 @@ class JsonLinesWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+class SpacedJsonLinesWriter(JsonLinesWriter):
+    """Writes records that are the further apart, the older the run is.
+
+    A run of an hour has every record of a second, one of a month 23,000: the file grows with the
+    logarithm of the run's length. Evaluations and the last record are always written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Write to ``path``, which is made at the first record."""
+        super().__init__(path)
+        self._written_at_s = -math.inf
+        self._newest: Mapping[str, Any] | None = None
+        """The newest record, if it was left out."""
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Write the record, or leave it out if the one before is too near."""
+        now_s = float(metrics.get("seconds", math.inf))
+        is_evaluated = metrics.get("eval_return_mean") is not None
+        if now_s - self._written_at_s < now_s / RECORDS_IN_A_RUNS_AGE and not is_evaluated:
+            self._newest = metrics
+            return
+        self._newest, self._written_at_s = None, now_s
+        super().write(metrics)
+
+    def close(self) -> None:
+        """Write the newest record, and close the file."""
+        newest, self._newest = self._newest, None
+        try:
+            if newest is not None:
+                super().write(newest)
+        finally:
+            super().close()
 
 
 def to_json(value: Any) -> Any:

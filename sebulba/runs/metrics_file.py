@@ -15,7 +15,7 @@ from sebulba.metrics.plots import read_records, record_of
 MOST_LINE_BYTES = 2**18
 """Bytes of a line that is read; those of a run have about two thousand."""
 MOST_BYTES = 2**30
-"""Bytes of a file that are looked at, the last ones: a day of a run has some 250 MB."""
+"""Bytes of a file that are looked at, the last ones: a day of a run has some 35 MB."""
 BUFFER_BYTES = 2**20
 """Bytes that are read at once."""
 TAIL_BYTES = 2**16

@@ -43,7 +43,7 @@ from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import (
     CompositeWriter,
-    JsonLinesWriter,
+    SpacedJsonLinesWriter,
     LinesWriter,
     few_episodes,
     number,
@@ -222,7 +222,7 @@ class _Run:
             self._state = [self.loop.restore(checkpoint, drop_replay=config.drop_replay)]
             self.env_steps_done = checkpoint.env_steps
         self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
-        self._writers.add(JsonLinesWriter(folder.metrics))
+        self._writers.add(SpacedJsonLinesWriter(folder.metrics))
         self._make_writers = [find_writer(name) for name in config.writers]
 
     def meet_others(self) -> None:
