@@ -1,8 +1,9 @@
-# Two commands: "make train" and "make test". Each makes its own virtual environment first.
+# Two commands: "make train" and "make test". Both create a virtual environment first.
 #
 #   make train                          train on CartPole
 #   make train PRESET=pendulum ARGS="--seed 1"
-#   make test [PYTHON=python3.12] [ARGS="-k policy"]
+#   make test [PYTHON=python3.12] [ARGS="-k policy"]    the quick tests: under 8 minutes on two cores
+#   make test-all                       every test: 25 minutes
 #   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
 #   make test-ns3                       ns-3's environments, the simulator compiled: 2 minutes
@@ -36,13 +37,16 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-cluster cluster-figures test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
+.PHONY: train test test-all test-cluster cluster-figures test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
 	@$(BIN)/sebulba train $(PRESET) $(ARGS)
 
 test: $(VENV)/.ready-test
+	@$(BIN)/python -m pytest $(IN_PARALLEL) -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.ready-test
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-cluster: $(VENV)/.ready-cluster

@@ -41,10 +41,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput"):
         return
-    folder = config.cache.mkdir("jax")
+    folder = config.rootpath / ".pytest_cache" / "jax"
+    folder.mkdir(parents=True, exist_ok=True)
     if sum(file.stat().st_size for file in folder.iterdir()) > MOST_CACHED_BYTES:
         shutil.rmtree(folder, ignore_errors=True)
-        folder = config.cache.mkdir("jax")
+        folder.mkdir(exist_ok=True)
     config.stash[FOLDER] = folder
 
 

@@ -113,6 +113,7 @@ def test_taxi_says_in_its_infos_which_moves_do_something():
     made.close()
 
 
+@pytest.mark.slow
 def test_masks_of_the_entries_of_an_action_are_side_by_side():
     _, _, recorder = run_loop(Parts, AGENTS["ppo"], cycles=2, of_env={"action_mask": "info"})
     row = recorder.trajectories[0].env_step
@@ -138,6 +139,7 @@ def test_no_agent_acts_or_explores_illegally(name):
     assert len(np.unique([t.action for t in recorder.trajectories])) == 4
 
 
+@pytest.mark.slow
 def test_worker_processes_have_masks_too():
     options = {"action_mask": "info", "vectorization": "async"}
     _, _, recorder = run_loop(InfoMask, AGENTS["ppo"], cycles=2, of_env=options)
@@ -171,6 +173,7 @@ def test_values_of_illegal_actions_are_no_target():
     assert (values[1] > ILLEGAL).all()  # of a last observation nothing may be legal
 
 
+@pytest.mark.slow
 def test_values_of_last_observations_are_masked_too():
     vector = functools.partial(same_step, ObsMask)
     spec = sebulba.env_spec(vector, action_mask="observation")
@@ -190,6 +193,7 @@ def same_step(env: Any, num_envs: int, seeds: list[int]) -> Any:
     return SyncVectorEnv([env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+@pytest.mark.slow
 def test_a_saved_policy_heeds_the_mask(tmp_path):
     agent, result, _ = run_loop(InfoMask, AGENTS["ppo"], cycles=2, of_env={"action_mask": "info"})
     sebulba.save_policy(tmp_path, agent, result.acting_networks)
@@ -206,6 +210,7 @@ def test_a_saved_policy_heeds_the_mask(tmp_path):
 # Resuming.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 def test_a_masked_environment_is_put_back_exactly(vectorization):
     options = {"action_mask": "info", "vectorization": vectorization}

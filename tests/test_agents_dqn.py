@@ -51,6 +51,7 @@ def driven() -> tuple[Driver, list[dict[str, float]]]:
     return driver, [driver.cycle(cycle % 2) for cycle in range(5)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("double", [True, False])
 def test_loss_is_that_of_the_equations(driven: Any, double: bool) -> None:
     agent: Any = DQN(SPEC, dataclasses.replace(TINY, double=double))

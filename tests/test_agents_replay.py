@@ -159,6 +159,7 @@ def test_draws_follow_the_weights_and_never_take_a_weight_of_zero(num: int) -> N
     assert abs(chi_square - often.sum()) < 5 * np.sqrt(2 * often.sum())
 
 
+@pytest.mark.slow
 def test_no_weight_of_zero_is_picked_where_rounding_would_pick_it() -> None:
     rng = np.random.default_rng(0)
     weight = np.where(rng.random(1009) < 0.5, 0, rng.gamma(0.7, size=1009)).astype(np.float32)
@@ -224,6 +225,7 @@ def test_what_was_drawn_twice_gets_the_larger_priority() -> None:
     assert weights(after)[tuple(one)] == 4.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [TRANSITIONS, SEQUENCES], ids=["transitions", "sequences"])
 def test_a_replay_works_with_64_bits_enabled(layout: Any) -> None:
     with jax.enable_x64(True):

@@ -103,6 +103,7 @@ class TestUpdates:
             assert len(leaf.addressable_shards) == 4
             assert not differs_by_device(leaf), name
 
+    @pytest.mark.slow
     def test_masked_cells_change_nothing(self, name: str) -> None:
         was = fed(name)
         was.driver.begin_anew()
@@ -111,6 +112,7 @@ class TestUpdates:
         for a, b in zip(was.networks, leaves(was.driver.state.networks), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
+    @pytest.mark.slow
     def test_what_is_donated_is_not_read_again_and_nothing_compiles(
         self, name: str, compiles: Any
     ) -> None:
@@ -140,6 +142,7 @@ def made_wild(made: Any) -> Any:
     return trajectory._replace(extras=extras), *states
 
 
+@pytest.mark.slow
 @NAMES
 def test_what_is_learned_from_is_what_happened(name: str) -> None:
     driver = AGENTS[name].driver(4, discount=0.0, **NOT_NORMALIZED)

@@ -231,6 +231,7 @@ def gradient_of(agent: Any, networks: Any, trajectory: Trajectory) -> Any:
     return jax.device_get(gradient(jax.tree.map(lambda x: jnp.asarray(x)[None], trajectory)))
 
 
+@pytest.mark.slow
 def test_gradients_with_dead_slots_are_those_of_a_mask_by_hand():
     """Slot 1 dies after two decisions. By hand: its other rows, and the last one, do not count."""
     rows, dies = 8, 2

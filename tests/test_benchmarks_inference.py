@@ -47,6 +47,7 @@ def test_the_bare_loop_is_short_and_imports_nothing_of_the_package_but_types():
     assert imports(bare.__name__, at_import=False) == {"sebulba.types"}
 
 
+@pytest.mark.slow
 def test_plain_bookkeeping_makes_the_trajectories_of_the_stepped_cycle():
     recorded = []
     for cycle in ("stepped", PlainCycle):

@@ -145,6 +145,7 @@ def fields_of(made, measured):
     return {field: fields_of(made[field], value) for field, value in measured.items()}
 
 
+@pytest.mark.slow
 def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkeypatch, capsys):
     given = {}
     monkeypatch.setattr(learn, "run", lambda **keywords: given.update(keywords))
@@ -161,6 +162,7 @@ def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkey
     assert GOALS["neutral-ppo-hopper"].mean_return == pytest.approx(2383 * 0.9, abs=1)
 
 
+@pytest.mark.slow
 def test_the_options_of_every_goal_are_of_its_preset(monkeypatch):
     given = {}
     monkeypatch.setattr(learn, "run", lambda **keywords: given.update(keywords))

@@ -162,6 +162,7 @@ def test_a_loop_ends_early_and_can_go_on(agent):
     assert more.counters.env_steps == result.counters.env_steps + 8
 
 
+@pytest.mark.slow
 def test_what_a_callback_raises_ends_the_run_and_wrong_returns_are_told(agent):
     def raises(record):
         raise ZeroDivisionError("mine")

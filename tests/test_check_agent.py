@@ -258,6 +258,7 @@ def test_an_agent_without_updates_is_not_trained() -> None:
 # Correct agents.
 
 
+@pytest.mark.slow
 def test_a_correct_agent_has_no_finding_and_every_check_is_tried() -> None:
     found = events("Good")
     assert [e for e in found if isinstance(e, Finding) and e.level is not Level.OK] == []
@@ -273,6 +274,7 @@ def test_a_correct_agent_has_no_finding_and_every_check_is_tried() -> None:
     assert "learned 6 of 6" in probes.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_agents_of_the_package_keep_the_contract(name: str) -> None:
     assert findings(AGENTS[name].config, *OF_PROGRAMS) == []

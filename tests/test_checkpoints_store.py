@@ -415,6 +415,7 @@ store.load(2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(rounds(120, 900))
 @pytest.mark.skipif(
     resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY,
@@ -455,6 +456,7 @@ for number in itertools.count(max(store.numbers(), default=0) + 1):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(rounds(120, 900))
 def test_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
     rng = np.random.default_rng(0)

@@ -354,6 +354,7 @@ class BreaksLate(Guess):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_what_was_learned_before_a_failure_is_saved(capsys, tmp_path):
     run = tmp_path / "r"
     assert train(run, "BreaksLate", "--total-env-steps", "1000000") == cli.EXIT_ENV
@@ -364,6 +365,7 @@ def test_what_was_learned_before_a_failure_is_saved(capsys, tmp_path):
     assert (run / "learning_curve.png").exists()
 
 
+@pytest.mark.slow
 def test_an_environment_that_breaks_its_contract_ends_with_3(capsys, tmp_path):
     assert train(tmp_path / "r", "FourTuple") == cli.EXIT_ENV
     assert "tuple of 4" in capsys.readouterr().err.splitlines()[-1]
@@ -384,6 +386,7 @@ class Continuous(Guess):
         return super().step(0)
 
 
+@pytest.mark.slow
 def test_networks_that_are_not_finite_are_not_blamed_on_the_environment(capsys, tmp_path):
     options = ["--learning-rate", "1e30", "--total-env-steps", "100000"]
     assert train(tmp_path / "r", "Continuous", *options) == cli.EXIT_NOT_FINITE
@@ -414,6 +417,7 @@ def test_other_errors_are_not_blamed_on_the_environment():
         assert not is_env_failure(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, capsys):
     folder = tmp_path / "r"

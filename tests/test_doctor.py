@@ -208,6 +208,7 @@ def test_a_gradient_that_is_wrong_is_found(monkeypatch):
     assert "is off by" in found.seen
 
 
+@pytest.mark.slow
 def test_a_family_that_aborts_is_a_line_and_not_the_end():
     from sebulba.tools.check.isolation import isolated_findings
 

@@ -134,6 +134,7 @@ def test_an_environment_that_can_be_put_back_is_told_from_one_that_cannot():
     assert found.level is Level.NOTE and "cannot be put back: planted reason" in found.seen
 
 
+@pytest.mark.slow
 def test_workers_and_speed_are_tried():
     (workers, speed) = sorted(
         (f for f in findings("Good", skip=()) if f.name in SLOW), key=lambda f: SLOW.index(f.name)
@@ -171,6 +172,7 @@ def test_a_module_that_aborts_is_a_finding(tmp_path, monkeypatch):
     assert "signal 6" in found.seen and "aborts_when_imported.py:2" in found.seen
 
 
+@pytest.mark.slow
 def test_a_hang_is_a_finding_and_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setenv(PID_FILE, str(tmp_path / "pid"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -250,6 +252,7 @@ def test_what_cannot_be_sent_is_refused_in_words():
 # Many agents.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
     [
@@ -276,6 +279,7 @@ def test_many_agents_are_checked_and_their_tree_is_shown(env):
         assert "exactly" in found["resume"].seen
 
 
+@pytest.mark.slow
 def test_many_agents_are_tried_in_workers_and_timed():
     found = {f.name: f for f in findings("tests.populations:Visitors", skip=())}
     assert "2 processes" in found["workers"].seen
@@ -333,6 +337,7 @@ def test_what_is_wrong_with_many_agents_is_found(env, check, level, words):
     assert all(finding.remedy for finding in found)
 
 
+@pytest.mark.slow
 def test_the_report_of_many_agents_is_readable():
     report = sebulba.check_env("tests.populations:Turns", num_envs=2, num_steps=30)
     lines = str(report).splitlines()

@@ -63,6 +63,7 @@ class Ledger:
         self._acted = acted | acting
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "env",

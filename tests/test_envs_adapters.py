@@ -230,6 +230,7 @@ def breakout_games():
     return jax.tree.map(lambda *x: np.stack(x), *outputs), np.stack(lives)
 
 
+@pytest.mark.slow
 def test_a_lost_life_is_terminated_and_only_the_last_one_ends_the_game():
     steps, lives = breakout_games()
     lost = (np.diff(lives, axis=0) < 0)[..., :]
@@ -358,6 +359,7 @@ def run_fused(adapter, actions):
     return outputs, num_invalid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", FUSED)
 def test_fused_and_stepped_environments_are_the_same(env):
     options, make_actions = FUSED[env]
@@ -465,6 +467,7 @@ assert outputs.obs.dtype == np.float32 and outputs.truncated.any() and not num_i
 """
 
 
+@pytest.mark.slow
 def test_fused_mujoco_where_jax_has_64_bits_is_the_same_as_stepped():
     done = subprocess.run([sys.executable, "-c", X64], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

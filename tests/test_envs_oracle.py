@@ -32,6 +32,7 @@ def actions_of(num_steps: int, num_envs: int = NUM_ENVS, num_actions: int = NUM_
     return rng.integers(num_actions, size=(num_steps, num_envs), dtype=np.int32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORACLES)
 def test_no_cell_is_out_of_place(name):
     env, options, mode = ORACLES[name]

@@ -74,6 +74,7 @@ def test_blocks_that_do_not_exist_are_refused(inferencer, num_envs, host):
         seed_block(0, inferencer=inferencer, num_inferencers=2, num_envs=num_envs, host=host)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "options"),
     [

@@ -91,6 +91,7 @@ def run(play, num_cycles: int, every: int, records: Records | None = None, **opt
 # When, and with what.
 
 
+@pytest.mark.slow
 def test_lockstep_is_bit_identical_with_evaluation_and_evaluates_alike_twice():
     without, _ = run(None, 12, 0, schedule="lockstep")
     seen = []
@@ -537,6 +538,7 @@ def evaluated_at(folder) -> list[int]:
     return [record["eval_env_steps"] for record in records if "eval_env_steps" in record]
 
 
+@pytest.mark.slow
 def test_what_was_evaluated_is_not_evaluated_again_on_resume(tmp_path):
     folder = tmp_path / "r"
     assert cli.main([*TRAIN, "--run-dir", str(folder)]) == cli.EXIT_OK
@@ -545,6 +547,7 @@ def test_what_was_evaluated_is_not_evaluated_again_on_resume(tmp_path):
     assert [at for at in evaluated_at(folder) if at >= 400] == [400, 600, 700]
 
 
+@pytest.mark.slow
 def test_the_evaluation_of_the_end_that_was_cut_short_is_played_on_resume(
     tmp_path, capsys, monkeypatch
 ):

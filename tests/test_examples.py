@@ -52,12 +52,14 @@ def test_impala_is_one_readable_file(example):
     assert len((EXAMPLES / "impala.py").read_text().splitlines()) <= 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["custom_agent", "custom_network"], indirect=True)
 def test_a_custom_agent_and_a_custom_network_learn(example):
     result = example.train(num_cycles=150, **OPTIONS)
     assert result.metrics["episode_return_mean"] > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["custom_environment"], indirect=True)
 def test_an_agent_learns_in_a_custom_environment(example):
     result = example.train(num_cycles=150, **OPTIONS)
@@ -70,6 +72,7 @@ def test_a_vault_is_not_opened_by_chance(example):  # learning takes half a minu
     assert example.train(seed=0, num_cycles=2, **OPTIONS) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "name", "config"),
     [("custom_agent", "A2C", {}), ("impala", "Impala", {"num_updates": 100})],

@@ -109,6 +109,7 @@ def test_a_thousand_observations_are_tried(monkeypatch):
     assert sum(tried) >= OBSERVATIONS == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", ["action", "probabilities", "memory"])
 def test_what_differs_is_not_kept(spoil):
     policy = policy_of("LSTM, discrete")
@@ -170,6 +171,7 @@ def in_c(tmp_path_factory):
     return program, library
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in POLICIES if name not in ("SAC", "DDPG")])
 def test_the_example_in_c_does_what_the_policy_does(name, in_c, tmp_path):
     pytest.importorskip("jax2onnx")
@@ -254,6 +256,7 @@ def test_a_run_of_ones_own_is_exported(run, capsys):
     ]
 
 
+@pytest.mark.slow
 def test_a_policy_alone_is_exported(run, capsys, tmp_path):
     policy = sebulba.load_policy(run)
     sebulba.save_policy(tmp_path, policy.agent, policy.acting_networks)

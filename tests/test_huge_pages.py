@@ -214,7 +214,7 @@ def test_large_pieces_go_back_at_once():
 @pytest.mark.skipif(huge_pages.mode() != "madvise", reason="huge pages are not given to who asks")
 def test_the_same_process_goes_on_with_the_same_words():
     code = (
-        "import os, sys; from sebulba.commands import huge_pages\n"
+        "import os, sys; from sebulba.runs import huge_pages\n"
         "print(os.getpid(), sys.argv[1:], huge_pages.are_used(), flush=True)\n"
         "huge_pages.restart_with_huge_pages(sys.argv[1:])"
     )

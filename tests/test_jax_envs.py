@@ -94,6 +94,7 @@ def actions_of(num_steps: int, num_envs: int = 4) -> np.ndarray:
 # What is shown.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update_devices", [[0], [1, 2, 3, 4]])
 def test_everything_arrives_in_its_place_through_fused_cycles(update_devices):
     checker = run_random(
@@ -183,6 +184,7 @@ def loop_of(env: Any, recorder: Any = None, **options: Any) -> Any:
     return loop
 
 
+@pytest.mark.slow
 def test_a_fused_run_resumes_bit_for_bit(tmp_path):
     never, resumed = Recorder(), Recorder()
     with sebulba.Checkpointer(tmp_path) as saver, loop_of(EchoEnv, never) as loop:

@@ -315,6 +315,7 @@ def test_a_time_limit_of_jaxmarl_is_bootstrapped_from(terminates, value):
 TASKS = {"gymnax": gymnax_task, "brax": brax_task, "jumanji": jumanji_task, "pgx": pgx_task}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", TASKS)
 @pytest.mark.parametrize(("terminates", "value"), [(False, 10.0), (True, 4.0951)])
 def test_a_time_limit_is_bootstrapped_from_and_a_termination_is_not(library, terminates, value):

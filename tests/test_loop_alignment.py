@@ -111,6 +111,7 @@ def test_oracle_arrives_through_fused_cycles(update_devices):
     assert checker.wrong == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("cycle", ["stepped", "fused"])
 def test_every_transition_of_real_cartpole_follows_from_its_equations(cycle):

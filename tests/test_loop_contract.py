@@ -104,6 +104,7 @@ def test_updates_below_one_per_cycle_publish_only_when_due(name):
     assert result.counters.policy_version == publishing < NUM_CYCLES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cycle", ["stepped", "fused"])
 def test_a_key_of_any_kind_makes_a_state_and_stays_of_its_kind(cycle):
     loop, _ = make_tiny_loop("CartPole-v1", cycle=cycle, **ONE_A_DEVICE)

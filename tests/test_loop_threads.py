@@ -218,6 +218,7 @@ def test_a_nan_observation_is_named_by_environment_and_value(cycle_length):
         loop.run(loop.new_state(0, cycle_length), 1000, cycle_length)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 @pytest.mark.parametrize("per_device", [0, 1, 2])
 def test_stop_from_another_thread_ends_the_run_cleanly(schedule, per_device):
@@ -265,6 +266,7 @@ def test_a_full_queue_does_not_keep_inferencers_from_ending():
     assert result.counters.dropped_stop_cycles > 0, "what a stop loses is counted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
     release = threading.Event()
@@ -291,6 +293,7 @@ def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
     loop.close()
 
 
+@pytest.mark.slow
 def test_a_slow_round_at_the_end_is_no_hang(monkeypatch):
     is_slow = threading.Event()
 
@@ -491,6 +494,7 @@ def test_a_ctrl_c_handler_of_the_user_is_left_alone():
     assert heard == [signal.SIGINT]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_process_with_every_thread_joined():
     program = textwrap.dedent(
         """

@@ -73,6 +73,7 @@ def make_async(num_envs, seeds):
     return AsyncVectorEnv([FollowTheCue] * num_envs, context="forkserver")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
     [

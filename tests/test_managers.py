@@ -221,6 +221,7 @@ def version_number(version):
     return version[0] if isinstance(version, tuple) else version
 
 
+@pytest.mark.slow
 def test_parts_join_to_the_whole():
     _, replay = trained("dqn", ClusterOptions(), cycles=4)
     assert leaves_equal(joined(parted(replay, 2)), replay)

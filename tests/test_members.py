@@ -111,6 +111,7 @@ def test_a_member_learns_as_it_does_beside_one_of_its_own_pace():
     assert uneven.state.opt.updates == {"red": 4, "blue": 2}
 
 
+@pytest.mark.slow
 def test_metrics_are_means_over_the_updates_that_a_member_had():
     result, _, _ = run(Pairs, TWO)
     metrics = result.metrics
@@ -182,6 +183,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_frozen_policy_acts_as_it_does_alone_and_does_not_change(trained, tmp_path):
     config = MultiAgentConfig({"*": PPO}, frozen={"blue": str(trained / "blue")})
     result, recorder, loop = run(Pairs, config)
@@ -226,6 +228,7 @@ def test_a_function_plays_a_seat(env):
     assert np.isfinite(returns).any()
 
 
+@pytest.mark.slow
 def test_a_function_is_not_saved_and_its_companions_are(tmp_path):
     config = MultiAgentConfig({"*": PPO}, frozen={"blue": lambda obs, key: obs["observation"]})
     result, _, loop = run(Pairs, config, cycles=1)
@@ -235,6 +238,7 @@ def test_a_function_is_not_saved_and_its_companions_are(tmp_path):
         sebulba.load_policy(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_frozen_policy_is_in_the_checkpoint(trained, tmp_path):
     copy = tmp_path / "copy"
     sebulba.save_policy(copy, *_parts(sebulba.load_policy(trained / "blue")))
@@ -368,6 +372,7 @@ def test_random_network_distillation_learns_beside_the_members(env, devices):
     assert not np.isnan(result.metrics["novelty/updates"])
 
 
+@pytest.mark.slow
 def test_bonuses_are_added_to_valid_transitions_only():
     config = ImpalaConfig(torso=SMALL)
     config = MultiAgentConfig({"*": config}, auxiliary={"novelty": RND})
@@ -393,6 +398,7 @@ def test_an_auxiliary_keeps_its_statistics_at_other_sizes():
 # What a replay shares.
 
 
+@pytest.mark.slow
 def test_common_observations_are_in_a_replay_once_and_come_out_for_every_slot():
     config = dataclasses.replace(DQN, replay=ReplayConfig(800, 32), normalize_observations=True)
     result, recorder, loop = run(Pairs, MultiAgentConfig({"*": config}), cycles=8)
@@ -425,6 +431,7 @@ class Watchers(Pairs):
         return {**super().observe(), COMMON: np.full(SCREEN, self.t, np.uint8)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update_device", [0, 1])
 def test_a_screen_that_all_watch_is_uploaded_and_handed_over_once(monkeypatch, update_device):
     uploaded = []

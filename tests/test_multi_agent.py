@@ -144,6 +144,7 @@ def test_rows_of_slots_are_side_by_side_and_common_parts_are_repeated():
     np.testing.assert_array_equal(seen[COMMON][:, 0], [0.25] * 3 + [0.75] * 3)
 
 
+@pytest.mark.slow
 def test_what_is_eval_only_changes_no_action():
     agent = make_agent(sebulba.env_spec(Visitors), PPO_SMALL)
     assert "secret" not in agent.members["visitors"].agent.spec.observation_space.spaces
@@ -232,6 +233,7 @@ def test_members_are_a_slot_each_and_learn_on_four_devices():
     assert set(result.acting_networks) == set(agent.members)
 
 
+@pytest.mark.slow
 def test_rewards_of_turns_add_up():
     _, result, recorder = run_loop(Turns, DQNConfig(torso=SMALL, replay=ReplayConfig(2000, 16)))
     for infos in recorder.step_infos:
@@ -242,6 +244,7 @@ def test_rewards_of_turns_add_up():
     assert result.metrics["uncredited_reward"] > 0
 
 
+@pytest.mark.slow
 def test_stepped_and_fused_cycles_of_envpool_agree():
     runs = [
         run_loop("LevelBasedForaging-v0", PPO_SMALL, cycle=cycle, schedule="lockstep")
@@ -254,6 +257,7 @@ def test_stepped_and_fused_cycles_of_envpool_agree():
         assert left.env_step.obs["agent"]["agents_view"].shape == (9, 4, 2, 12)
 
 
+@pytest.mark.slow
 def test_a_policy_is_saved_member_by_member_and_plays(tmp_path):
     agent, result, _ = run_loop(Visitors, PPO_SMALL, cycles=2)
     sebulba.save_policy(tmp_path, agent, result.acting_networks, RunSpec(4, 2, 8, 1))
@@ -265,6 +269,7 @@ def test_a_policy_is_saved_member_by_member_and_plays(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, every.acting_networks, result.acting_networks)
 
 
+@pytest.mark.slow
 def test_an_edited_list_of_members_is_refused(tmp_path):
     agent, result, _ = run_loop(Turns, PPO_SMALL, cycles=2)
     sebulba.save_policy(tmp_path, agent, result.acting_networks)
@@ -421,6 +426,7 @@ def test_an_environment_that_begins_wrongly_is_refused(env, words):
     adapter.close()
 
 
+@pytest.mark.slow
 def test_continuous_agents_have_members_too():
     node = AgentNode(Obs(spaces.Box(-1, 1, (2,))), Act({"x": spaces.Box(-1, 1, (1,))}))
     spec = sebulba.envs.tree.compile_tree(Population({"a_0": node, "a_1": node}))

@@ -125,6 +125,7 @@ def hash_of_new(_=None) -> str:
     return played(adapter)
 
 
+@pytest.mark.slow
 def test_one_seed_plays_one_game_in_any_process_and_after_an_abandoned_episode():
     expected = hash_of_new()
     assert hash_of_new() == expected

@@ -93,6 +93,7 @@ def test_an_episode_is_drawn_into_another_folder(alone, together, tmp_path):
         assert not (folder / "play.png").exists()
 
 
+@pytest.mark.slow
 def test_a_policy_is_deployed_beside_what_was_predicted(alone, tmp_path, capsys):
     words = ["--out", str(tmp_path), "--steps", "4", "--bandwidth-mbps", "8"]
     assert cli.main(["networks", "deploy", str(alone), *words]) == 0

@@ -51,6 +51,7 @@ def stepped(adapter, actions):
     return jax.tree.map(lambda *x: np.stack(x), *outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "num_envs"),
     [(CONGESTION_CONTROL, 1), (CONGESTION_CONTROL, 20), (SHARED_BOTTLENECK, 3), (CART_POLE, 20)],

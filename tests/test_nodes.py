@@ -345,6 +345,7 @@ def test_a_node_makes_environments_one_after_the_other():
     assert Overlap.most == 1
 
 
+@pytest.mark.slow
 def test_a_place_that_a_stop_left_empty_is_filled_in_a_run_of_another_length():
     loop, _ = make_tiny_loop(CountingEnv, cluster=processes(2), on_env_failure="restart")
     with loop, warnings.catch_warnings():

@@ -295,6 +295,7 @@ def test_a_run_is_a_configuration_for_others(run):
         assert name == "tests.own:MyAgent" and config == dataclasses.replace(saved, run_dir=None)
 
 
+@pytest.mark.slow
 def test_an_edited_run_may_be_a_configuration_unless_it_names_code(run, tmp_path):
     file = tmp_path / "mine.json"
     record = json.loads((run / "config.json").read_text())
@@ -452,6 +453,7 @@ def first_reward(run: Path) -> float:
     return float(reward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["code/from_elsewhere.py", "from_elsewhere"])
 def test_a_run_finds_its_code_from_any_folder(code, process, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
@@ -486,6 +488,7 @@ def trained_on(reward: float, process, tmp_path: Path, *words: str) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_code_of_the_same_name_is_never_that_of_another_run(process, tmp_path):
     runs = {reward: trained_on(reward, process, tmp_path) for reward in (1, 7)}
     for reward, run in runs.items():
@@ -500,6 +503,7 @@ def test_code_of_the_same_name_is_never_that_of_another_run(process, tmp_path):
         sebulba.env_spec("nowhere/from_elsewhere.py:Always")
 
 
+@pytest.mark.slow
 def test_a_copy_where_one_is_comes_before_the_code_that_trained(process, tmp_path, capsys):
     run = trained_on(1, process, tmp_path)
     write_code(tmp_path / "copy", 5)
@@ -510,6 +514,7 @@ def test_a_copy_where_one_is_comes_before_the_code_that_trained(process, tmp_pat
     assert json.loads((run / "config.json").read_text())["code_folders"] == [str(tmp_path / "copy")]
 
 
+@pytest.mark.slow
 def test_processes_find_the_code_of_a_run_and_a_run_goes_on_in_them(process, tmp_path):
     run = trained_on(3, process, tmp_path)
     process("other")

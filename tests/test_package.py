@@ -170,6 +170,7 @@ def test_importing_what_the_command_line_needs_imports_no_jax():
     assert run_python(code) == "[]\n"
 
 
+@pytest.mark.slow
 def test_importing_everything_touches_no_device_and_no_environment_variable():
     modules = sorted(m for m in MODULES if not m.endswith("__main__"))
     code = (

@@ -280,6 +280,7 @@ class HalfPrecision(type(make_agent(EnvSpec(VECTOR, ACTIONS), CONFIG))):
         return half(networks)
 
 
+@pytest.mark.slow
 def test_a_policy_loads_without_environments_or_loop(saved):
     code = (
         "import sys, numpy, sebulba\n"

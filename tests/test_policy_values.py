@@ -85,6 +85,7 @@ def test_running_normalisation_of_rewards_is_undone(tmp_path):
         old.value(OBS)
 
 
+@pytest.mark.slow
 def test_values_and_probabilities_are_those_of_the_network(tmp_path):
     agent, networks, experience = make(ImpalaConfig(lstm_size=6))
     policy = saved(tmp_path, agent, networks, experience)
@@ -199,6 +200,7 @@ def test_the_value_of_sac_and_ddpg_is_the_smaller_critics_of_the_action_taken(tm
         Policy(agent, networks["actor"]).value(OBS)
 
 
+@pytest.mark.slow
 def test_a_run_saves_what_values_need_at_its_end_and_the_best_policy_says_that_it_lacks_it(
     tmp_path,
 ):

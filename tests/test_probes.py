@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import sebulba
 from sebulba.agents.configs import (
@@ -52,6 +53,7 @@ class Trained:
         return np.asarray(self.output(*signs).value[0])
 
 
+@pytest.mark.slow
 def test_learns_a_constant_value() -> None:
     trained = Trained(probes.ConstantValue, ImpalaConfig(**IMPALA))
     np.testing.assert_allclose(trained.values(1.0), [1.0], atol=0.1)
@@ -62,6 +64,7 @@ def test_learns_a_value_that_depends_on_the_observation() -> None:
     np.testing.assert_allclose(trained.values(1.0, -1.0), [1.0, -1.0], atol=0.1)
 
 
+@pytest.mark.slow
 def test_discounts_what_comes_later() -> None:
     trained = Trained(probes.Discounting, ImpalaConfig(**IMPALA))
     np.testing.assert_allclose(trained.values(1.0, -1.0), [0.5, 1.0], atol=0.1)

@@ -149,6 +149,7 @@ def test_statistics_are_those_of_all_that_was_inserted_on_any_devices(
     np.testing.assert_allclose(np.sqrt(moments.variance), std, rtol=1e-3)
 
 
+@pytest.mark.slow
 @NAMES
 def test_the_loss_is_that_of_normalised_observations(name: str) -> None:
     agent, plain = agent_of(name), agent_of(name, normalize=False)

@@ -32,6 +32,7 @@ def folder_of(tmp_path, **env) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "env",
     [
@@ -171,6 +172,7 @@ def test_what_cannot_draw_is_refused(tmp_path):
         SingleEnv(make_env_factory("gymnax:CartPole-v1"), render_mode="rgb_array")
 
 
+@pytest.mark.slow
 def test_the_policy_of_a_run_plays_in_it(tmp_path):
     words = ["train", "impala", "--env.id", "tests.test_video:Drawn", *SMALL]
     assert cli.main([*words, "--total-env-steps", "80", "--run-dir", str(tmp_path / "run")]) == 0

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.options import CheckpointOptions
@@ -205,3 +206,36 @@ def test_a_longer_run_is_no_other_where_the_learning_rate_stays(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_config(config, "cartpole-ppo", ["sebulba", "train", "cartpole-ppo"])
     folder.check_resumable(dataclasses.replace(config, total_env_steps=10**9, num_envs=24))
+
+
+MOVES = """
+import gymnasium, numpy as np, os, pathlib
+class Moves(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        os.chdir(pathlib.Path(__file__).with_name("elsewhere"))
+        self.t = 0
+        return np.zeros(3, np.float32), {}
+    def step(self, action):
+        self.t += 1
+        return np.zeros(3, np.float32), float(action), False, self.t == 5, {}
+"""
+
+
+@pytest.mark.slow
+def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moves.py").write_text(MOVES)
+    (tmp_path / "elsewhere").mkdir()
+    words = ["--env.id", "moves.py:Moves", "--num-envs", "4", "--steps-per-cycle", "8"]
+    words += ["--agent.minibatches", "1", "--agent.epochs", "1", "--agent.torso.hidden-sizes", "8"]
+    words += ["--checkpoint.every-updates", "2", "--eval-every-env-steps", "100"]
+    assert cli.main(["train", "ppo", *words, "--total-env-steps", "300", "--name", "a"]) == 0
+    run = tmp_path / "runs" / "a"
+    assert {"metrics.jsonl", "policy", "checkpoints", "learning_curve.png"} <= {
+        path.name for path in run.iterdir()
+    }
+    assert len((run / "metrics.jsonl").read_text().splitlines()) > 0
+    assert not any((tmp_path / "elsewhere").iterdir())

@@ -48,6 +48,7 @@ def run_sweep(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_sweep_finds_the_best_values_and_shows_them(run_sweep, tmp_path, capsys):
     code, trials = run_sweep("--trials", "12", "--parallel", "2", "--prune-after", "0")
     assert code == 0
@@ -128,6 +129,7 @@ def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(
     assert (config.queue_size, config.steps_per_cycle) == (3, 16)
 
 
+@pytest.mark.slow
 def test_a_trial_returns_the_mean_over_its_seeds(run_sweep, tmp_path):
     _, (trial,) = run_sweep("--trials", "1", "--seeds", "3", "--seed", "4")
     _, (alone,) = run_sweep("--trials", "1", "--seed", "4", name="b")
@@ -137,6 +139,7 @@ def test_a_trial_returns_the_mean_over_its_seeds(run_sweep, tmp_path):
     assert runs == [f"trial-0000-seed-{seed}" for seed in (4, 5, 6)]
 
 
+@pytest.mark.slow
 def test_trials_that_are_worse_are_ended_and_failures_are_told(run_sweep):
     code, trials = run_sweep("--trials", "5", "--prune-after", "1", deeds="1:wait 2:4 3:1")
     assert code == 0
@@ -149,6 +152,7 @@ def test_trials_that_are_worse_are_ended_and_failures_are_told(run_sweep):
     ]
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_proposes_what_one_in_a_piece_does(run_sweep, tmp_path):
     none_early = ("--prune-after", "0")
     _, whole = run_sweep("--trials", "12", *none_early, name="whole")
@@ -159,6 +163,7 @@ def test_a_resumed_sweep_proposes_what_one_in_a_piece_does(run_sweep, tmp_path):
     assert parts != run_sweep("--trials", "12", *none_early, "--seed", "1", name="other")[1]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_the_trainings_and_resume_finishes_their_trial(
     run_sweep, monkeypatch, tmp_path
 ):
@@ -179,12 +184,14 @@ def test_a_signal_ends_the_trainings_and_resume_finishes_their_trial(
     assert trials[1]["values"] == before
 
 
+@pytest.mark.slow
 def test_a_sweep_whose_first_trials_fail_ends_and_says_why(run_sweep, capsys):
     code, _ = run_sweep("--trials", "9", deeds=" ".join(f"{number}:2" for number in range(9)))
     assert code == 2
     assert "the first 3 trials failed, the last one by: usage" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_a_sweep_goes_on_with_that_one_only(run_sweep, capsys):
     assert run_sweep("--trials", "1")[0] == 0
     assert run_sweep("--trials", "1")[0] == 2

@@ -173,6 +173,7 @@ def test_what_is_named_cannot_write_on_the_terminal(tmp_path):
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -157,6 +157,7 @@ def test_pictures_are_of_the_whole_environment_in_colour(env_id, backend, shape)
         assert drawn.shape == (2, *shape) and drawn.dtype == np.uint8
 
 
+@pytest.mark.slow
 def test_worker_processes_draw_too():
     with stage_of("tests.test_video:Drawn", 2, vectorization="async") as stage:
         first = next(stage.play(policy_of("tests.test_video:Drawn"), 100))

@@ -14,6 +14,7 @@ from sebulba.checkpoints.saver import Saver
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError, UsageError
+from sebulba.support.files import absolute
 
 EXPERIENCE_FOLDER = "experience"
 HOST_FOLDER = "host-{}"
@@ -84,7 +85,7 @@ class Checkpointer:
         ):
             if value is not None and not value >= least:
                 raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")
-        self.folder = Path(folder)
+        self.folder = absolute(folder)
         self._keep_last = keep_last
         self._every_s = every_s
         self._every_updates = every_updates

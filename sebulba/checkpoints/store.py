@@ -29,7 +29,7 @@ from sebulba.checkpoints.parts import (
 from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
-from sebulba.support.files import PARTIAL, read_json_object
+from sebulba.support.files import PARTIAL, absolute, read_json_object
 from sebulba.support.trust import Trust
 
 NUMBER_DIGITS = 12
@@ -66,7 +66,7 @@ class CheckpointStore:
         for name, value in (("keep_last", keep_last), ("milestone_every", milestone_every)):
             if value is not None and value < 1:
                 raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
-        self.folder = Path(folder)
+        self.folder = absolute(folder)
         self._keep_last = keep_last
         self._milestone_every = milestone_every
         self._by_orbax = by_orbax

@@ -20,6 +20,7 @@ import numpy as np
 
 from sebulba.errors import text_of
 from sebulba.metrics.counters import EPISODES_AVERAGED
+from sebulba.support.files import absolute
 from sebulba.types import EndWriter, MetricWriter, RunEnd
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class JsonLinesWriter:
 
     def __init__(self, path: str | Path) -> None:
         """Write to ``path``, which is made at the first record."""
-        self._path = Path(path)
+        self._path = absolute(path)
         self._file: IO[str] | None = None
 
     def write(self, metrics: Mapping[str, Any]) -> None:
@@ -174,7 +175,7 @@ class TensorBoardWriter:
           resumed_at: Environment steps at which a run is resumed; TensorBoard hides the events of
             later steps that an earlier process wrote.
         """
-        self._folder = Path(folder)
+        self._folder = absolute(folder)
         self._resumed_at = resumed_at
         self._events: EventsWriter | None = None
         self._flush_at = self._retry_at = 0.0

@@ -166,5 +166,5 @@ def load_policy_of(
         check_no_link(folder.best_policy)
     configure_jax(platform)
     local_devices()  # says in words what is wrong with the platform
-    which = folder.best_policy if best else folder.path
+    which = folder.best_policy if best else folder.root
     return load_policy(which, explore=explore, seed=seed, trust=trust)

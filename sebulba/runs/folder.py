@@ -22,6 +22,7 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import config_parts
 from sebulba.errors import UsageError, shown
 from sebulba.support.files import (
+    absolute,
     PARTIAL,
     check_regular,
     dataclass_from_json,
@@ -40,62 +41,71 @@ class RunFolder:
     """Where a run writes."""
 
     path: Path
-    """The folder itself."""
+    """The folder as it was given, for messages."""
+
+    def __post_init__(self) -> None:
+        """Find the folder now: an environment may change the working directory later."""
+        object.__setattr__(self, "_root", absolute(self.path))
+
+    @property
+    def root(self) -> Path:
+        """The folder itself, wherever the process is."""
+        return self._root  # type: ignore[attr-defined]
 
     @property
     def config(self) -> Path:
         """What ran, as JSON."""
-        return self.path / "config.json"
+        return self.root / "config.json"
 
     @property
     def metrics(self) -> Path:
         """One JSON object a window of updates."""
-        return self.path / "metrics.jsonl"
+        return self.root / "metrics.jsonl"
 
     @property
     def episodes(self) -> Path:
         """Returns of a sample of the training episodes."""
-        return self.path / "episodes.jsonl"
+        return self.root / "episodes.jsonl"
 
     @property
     def tensorboard(self) -> Path:
         """TensorBoard events."""
-        return self.path / "tensorboard"
+        return self.root / "tensorboard"
 
     @property
     def learning_curve(self) -> Path:
         """The learning curve."""
-        return self.path / "learning_curve.png"
+        return self.root / "learning_curve.png"
 
     @property
     def policy(self) -> Path:
         """The trained policy."""
-        return self.path / "policy"
+        return self.root / "policy"
 
     @property
     def best_policy(self) -> Path:
         """The policy that returned most in an evaluation, where the run had any."""
-        return self.path / "best_policy"
+        return self.root / "best_policy"
 
     @property
     def videos(self) -> Path:
         """Films of the policy as it was trained, where the run made any."""
-        return self.path / "videos"
+        return self.root / "videos"
 
     @property
     def checkpoints(self) -> Path:
         """Where the run can be resumed."""
-        return self.path / "checkpoints"
+        return self.root / "checkpoints"
 
     @property
     def ended(self) -> Path:
         """Why the run ended, for people; not there while it runs, or after kill -9."""
-        return self.path / "ended.txt"
+        return self.root / "ended.txt"
 
     @property
     def last_transition(self) -> Path:
         """What the environment that failed was given last, and what it had shown before."""
-        return self.path / "last_transition.npz"
+        return self.root / "last_transition.npz"
 
     def best_return(self) -> float | None:
         """Return what the best policy returned in its evaluation; None where there is none."""
@@ -124,7 +134,7 @@ class RunFolder:
         # Never through a link, which could lead out of the folder.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         with self._usable("written"):
-            descriptor = os.open(self.path / ".lock", flags, 0o666)
+            descriptor = os.open(self.root / ".lock", flags, 0o666)
         with open(descriptor, "w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +154,7 @@ class RunFolder:
           UsageError: It cannot be made.
         """
         with self._usable("made"):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
 
     def check_path(self) -> None:
         """Raise UsageError if no run can have this path: too long, not UTF-8, or not permitted."""
@@ -183,7 +193,7 @@ class RunFolder:
         """Put right, or delete, what a process left that was killed while it wrote."""
         put_right(self.policy)
         put_right(self.best_policy)
-        for path in self.path.glob(f"{PARTIAL}*"):
+        for path in self.root.glob(f"{PARTIAL}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @property
@@ -225,7 +235,7 @@ class RunFolder:
             MEMBER_CONFIGS: _member_configs(config.agent),
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
             ENVIRONMENT: environment,
-            LINKS: links_in(self.path),
+            LINKS: links_in(self.root),
             CODE_FOLDERS: code_folders(type(config.agent)),
         }
         with self._usable("written"):
@@ -279,7 +289,7 @@ class RunFolder:
                 f"{self.config} was edited after the run had written it; put back what it was, or "
                 "say --trust (in Python: trust=True) if you mean it"
             )
-        links, before = links_in(self.path), {} if trust.doubt else record[LINKS]
+        links, before = links_in(self.root), {} if trust.doubt else record[LINKS]
         if strange := [name for name in links if links[name] != before.get(name)]:
             doubt = f"{strange[0]} in it is a link to {links[strange[0]]}"
             trust = trust._replace(doubt=trust.doubt or doubt)
@@ -305,8 +315,8 @@ class RunFolder:
 
         Links to folders are left to the user, who may want checkpoints on another disk.
         """
-        for name, target in links_in(self.path).items():
-            if not Path(self.path, name).is_dir():
+        for name, target in links_in(self.root).items():
+            if not Path(self.root, name).is_dir():
                 doubt = "nothing says who made it"
                 Trust(doubt, is_given).check(f"{self.path / name} is a link to {target}")
 

@@ -334,7 +334,7 @@ class _Run:
         config.pop("")  # the class of the configuration itself
         with contextlib.closing(self._writers):
             try:
-                run = RunInfo(self._folder.path, self._folder.run_id() or "", config, resumed_at)
+                run = RunInfo(self._folder.root, self._folder.run_id() or "", config, resumed_at)
                 for make in self._make_writers:
                     self._writers.add(make(run))
                 yield
@@ -405,7 +405,7 @@ class _Run:
         """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
         config, folder = self._config, self._folder
         names = (config.env.id, config.agent_name)
-        new = folder.path / f"{PARTIAL}{folder.learning_curve.name}"
+        new = folder.root / f"{PARTIAL}{folder.learning_curve.name}"
         try:
             if folder.metrics.exists() and learning_curve(
                 folder.metrics,

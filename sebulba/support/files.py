@@ -21,6 +21,14 @@ MOST_NESTED = 100
 """Levels of a JSON object that is read; what goes through it calls itself for each."""
 
 
+def absolute(path: str | Path) -> Path:
+    """Return the path from the root: an environment may change the working directory later."""
+    try:
+        return Path(os.path.abspath(path))
+    except OSError:  # the working directory was deleted
+        return Path(path)
+
+
 def parse_json(text: str | bytes) -> Any:
     """Return what a JSON text says.
 

@@ -71,6 +71,7 @@ def assert_names(error: BaseException, names: Any) -> None:
     assert len(str(error)) < 2000
 
 
+@pytest.mark.slow
 @examples(60, 3000)
 @given(st.data())
 def test_a_configuration_is_refused_by_the_name_of_the_field(data):
@@ -220,6 +221,7 @@ def test_an_action_is_taken_as_it_is_meant_or_refused(env, actions):
     adapter.close()
 
 
+@pytest.mark.slow
 def test_no_bad_action_or_seed_or_option_reaches_native_code(tmp_path):
     """In a child: what is about to be tried is written down before, for the case of a crash."""
     trying = tmp_path / "trying"

@@ -75,11 +75,13 @@ def said(folder: Path) -> str:
     return (folder / "ended.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_done_says_so(tmp_path):
     assert train(tmp_path / "r", "Guess") == 0
     assert "exit code 0: done" in said(tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_is_shown_with_what_it_was_given_last(tmp_path, capsys):
     assert train(tmp_path / "r", "Fails") == 3
     text = said(tmp_path / "r")
@@ -105,6 +107,7 @@ def test_a_loss_that_is_not_finite_says_so(tmp_path, capsys):
     assert "sebulba: not finite" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_restarts_and_skips_that_are_asked_for_are_done_and_counted(tmp_path, capsys):
     options = ("--faults.on-env-failure", "restart", "--faults.max-env-restarts", "1")
     assert train(tmp_path / "r", "Fails", *options) == 3
@@ -115,6 +118,7 @@ def test_restarts_and_skips_that_are_asked_for_are_done_and_counted(tmp_path, ca
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_an_environment_that_hangs_ends_with_5_and_its_stacks(tmp_path, capsys, monkeypatch):
     enter = Supervisor.__enter__
 
@@ -135,6 +139,7 @@ def test_an_environment_that_hangs_ends_with_5_and_its_stacks(tmp_path, capsys, 
         Hangs.released = True
 
 
+@pytest.mark.slow
 def test_an_update_that_hangs_ends_the_process_with_5(tmp_path):
     program = textwrap.dedent(
         """

@@ -66,6 +66,7 @@ def test_a_disk_that_is_full_for_a_while_costs_only_the_checkpoints_of_that_whil
     assert not list(tmp_path.rglob(".partial-*"))
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_end_is_an_error_and_older_checkpoints_stay_whole(
     disk, tmp_path
 ):
@@ -84,6 +85,7 @@ def train(folder: Path, *options: str) -> int:
     return cli.main(["train", "cartpole", *env, *fixed, *more])
 
 
+@pytest.mark.slow
 def test_the_command_says_so_with_6_and_goes_on_once_there_is_room(disk, tmp_path, capsys):
     run = tmp_path / "run"
     disk.is_full_at = lambda number: number >= 600
@@ -130,6 +132,7 @@ class SmallDisk:
         return getattr(self._file, name)
 
 
+@pytest.mark.slow
 def test_a_metric_writer_that_raises_costs_its_records_and_nothing_else(
     tmp_path, monkeypatch, capsys
 ):

@@ -570,6 +570,7 @@ def commands(run: Path) -> dict[str, Callable[[], int]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_folder_does_nothing(
     name, runs, keys, tmp_path, monkeypatch, capfd, watched, record_fault
@@ -626,6 +627,7 @@ def test_there_are_enough_hostile_folders():
     assert len(CASES) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whose", ["mine", "stranger"])
 def test_a_run_of_ones_own_needs_no_word(whose, runs, keys, tmp_path, monkeypatch):
     monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
@@ -640,6 +642,7 @@ def test_a_run_of_ones_own_needs_no_word(whose, runs, keys, tmp_path, monkeypatc
     }
 
 
+@pytest.mark.slow
 def test_a_run_of_before_there_were_signatures_goes_on_with_a_word(
     runs, keys, tmp_path, monkeypatch
 ):

@@ -249,6 +249,7 @@ HANGS_LONG = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "mode"), rounds(HANGS_SHORT, HANGS_LONG))
 def test_what_hangs_is_named_and_ends_the_run(
     place, mode, make_trap, monkeypatch, tmp_path, capsys
@@ -434,6 +435,7 @@ def test_a_disk_that_hangs_does_not_hold_training_up(make_trap, monkeypatch, tmp
         trap.release.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "lockstep"])
 def test_a_stop_saves_what_was_learned_before_it_waits_for_a_slow_environment(
     mode, monkeypatch, tmp_path

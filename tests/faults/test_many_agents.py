@@ -54,6 +54,7 @@ def check_alignment(world: echo.World, recorder: Recorder) -> None:
             before = trajectory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 @pytest.mark.parametrize("kind", ["raise", "NaN", "tuple", "hang"])
 def test_not_one_agents_cell_is_out_of_place_after_restarts(kind, schedule, make_trap):

@@ -339,6 +339,7 @@ def test_too_few_open_files_are_named_in_one_sentence(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_a_crash_in_native_code_prints_where_python_was(tmp_path):
     (tmp_path / "crashes.py").write_text(
         textwrap.dedent(
@@ -414,6 +415,7 @@ def test_exploration_goes_on_where_step_states_are_split_or_begin_anew(
         assert [int(step.epsilon.steps) for step in state.step] == [expected] * inferencers
 
 
+@pytest.mark.slow
 def test_a_step_state_of_another_form_begins_anew_where_exploration_has_come(tmp_path):
     class Older(DQN):
         def new_epsilon(self, run, inferencer):
@@ -484,6 +486,7 @@ def test_samples_per_insert_counts_from_where_the_replay_was_begun(tmp_path):
 # Policies of older versions.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shape", "first"), [((4, 5, 26), True), ((26, 5, 4), False)])
 def test_a_policy_that_does_not_say_where_channels_are_acts_as_it_was_trained(
     shape, first, tmp_path

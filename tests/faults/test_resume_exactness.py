@@ -268,6 +268,7 @@ def test_another_environment_is_refused_with_the_difference(off_policy):
         resumed("dqn", folder, env="Acrobot-v1")
 
 
+@pytest.mark.slow
 def test_schedules_may_change_and_what_that_loses_is_counted(off_policy):
     folder, saved = off_policy
     streaming = resumed("dqn", folder, 5, schedule="async")
@@ -282,6 +283,7 @@ def test_schedules_may_change_and_what_that_loses_is_counted(off_policy):
     assert second.counters.dropped_stop_cycles == 2  # nothing is counted twice
 
 
+@pytest.mark.slow
 def test_what_a_periodic_checkpoint_of_a_stream_loses_is_counted(tmp_path):
     trained = Trained("dqn", tmp_path / "all", 20, schedule="async", every_updates=8)
     assert not trained.counters.dropped_cycles

@@ -143,6 +143,7 @@ class PoisonedDQN(DQN):
         return super().set_priority(experience, draw, wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", rounds([ONE], [ONE, FOUR]))
 def test_a_prioritized_replay_is_not_poisoned_by_what_is_skipped(devices):
     config = DQNConfig(

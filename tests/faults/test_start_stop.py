@@ -141,6 +141,7 @@ def start_and_stop(loop: Any, state: Any, rng: np.random.Generator) -> Any:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "schedule"), rounds(CASES_SHORT, CASES_LONG))
 def test_loops_start_and_stop_without_a_deadlock_or_a_leak(world, schedule, monkeypatch):
     env, make_options, options = WORLDS[world]
