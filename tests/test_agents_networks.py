@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +17,7 @@ from sebulba.agents.impala import Impala
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.torso import orthogonal
+from sebulba.support.files import dataclass_from_json
 from sebulba.types import EnvSpec
 
 spaces = gymnasium.spaces
@@ -167,6 +169,29 @@ def test_auto_takes_the_network_that_fits(pixels: int, conv: tuple[int, ...]) ->
     networks = jax.eval_shape(agent.new_networks, jax.random.key(0))
     shapes = [leaf.shape for leaf in jax.tree.leaves(networks)]
     assert conv in shapes
+
+
+@pytest.mark.parametrize(
+    ("shape", "conv"),
+    [((7, 7, 3), (3, 3, 3, 16)), ((16, 16, 4), (3, 3, 4, 16)), ((17, 16, 4), (3, 3, 4, 2))],
+)
+def test_auto_takes_one_small_convolution_for_images_of_a_few_pixels(
+    shape: tuple[int, ...], conv: tuple[int, ...]
+) -> None:
+    networks = jax.eval_shape(make(spaces.Box(0, 1, shape)).new_networks, jax.random.key(0))
+    shapes = [leaf.shape for leaf in jax.tree.leaves(networks) if leaf.ndim == 4]
+    assert shapes[0] == conv
+    assert (len(shapes) == 1) == (conv[-1] == 16)
+
+
+def test_a_record_from_before_the_small_convolution_keeps_its_network() -> None:
+    record = dataclasses.asdict(ImpalaConfig(torso=SMALL))
+    assert dataclass_from_json(ImpalaConfig, record) == ImpalaConfig(torso=SMALL)
+    del record["torso"]["small_image_pixels"]
+    older = dataclass_from_json(ImpalaConfig, record)
+    agent = Impala(EnvSpec(spaces.Box(0, 1, (7, 7, 3)), TWO), older)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(agent.new_networks(jax.random.key(0)))]
+    assert (3, 3, 3, SMALL.resnet_channels[0]) in shapes
 
 
 def test_separate_value_torso_keeps_the_value_gradient_off_the_policy() -> None:

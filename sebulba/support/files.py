@@ -121,7 +121,11 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def dataclass_from_json(cls: type, fields: Mapping[str, Any]) -> Any:
-    """Rebuild a dataclass from ``dataclasses.asdict`` after a trip through JSON."""
+    """Rebuild a dataclass from ``dataclasses.asdict`` after a trip through JSON.
+
+    A class whose ``of_record(fields)`` completes records of earlier versions is asked for it.
+    """
+    fields = getattr(cls, "of_record", dict)(fields)
     hints = typing.get_type_hints(cls)
 
     def restore(hint: Any, value: Any) -> Any:

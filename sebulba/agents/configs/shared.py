@@ -17,7 +17,7 @@ from sebulba.support.checks import (
 )
 from sebulba.support.user_code import is_attribute
 
-TorsoKind = Literal["auto", "mlp", "nature_cnn", "impala_resnet"]
+TorsoKind = Literal["auto", "mlp", "small_cnn", "nature_cnn", "impala_resnet"]
 """Networks of this package from an observation to features."""
 TORSOS: tuple[str, ...] = get_args(TorsoKind)
 
@@ -31,9 +31,10 @@ class TorsoConfig:
     """
 
     kind: TorsoKind | str = "auto"
-    """Network for images; "auto" takes nature_cnn from 36 x 36 pixels on, else impala_resnet, and
-    "mlp" flattens them. Vectors always go through the MLP. Or module:attribute of a flax module of
-    one's own, which takes the whole observation in place of all of these."""
+    """Network for images; "auto" takes nature_cnn from 36 x 36 pixels on, small_cnn up to
+    ``small_image_pixels``, impala_resnet between them, and "mlp" flattens them. Vectors always go
+    through the MLP. Or module:attribute of a flax module of one's own, which takes the whole
+    observation in place of all of these."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the MLP."""
     activation: Literal["tanh", "relu"] = "tanh"
@@ -46,6 +47,8 @@ class TorsoConfig:
     """Units of the layer that ends an image network."""
     resnet_channels: tuple[int, ...] = (16, 32, 32)
     """Channels of each section of impala_resnet."""
+    small_image_pixels: int = 256
+    """Most pixels, height times width, of an image for which "auto" takes small_cnn."""
     scale_bounded_observations: bool = False
     """Map observation components with finite bounds to [-1, 1]."""
 
@@ -60,6 +63,9 @@ class TorsoConfig:
             "use auto",
         )
         require_size("torso.image_features", self.image_features, 1, "use 512")
+        require_size(
+            "torso.small_image_pixels", self.small_image_pixels, 0, "use 256, or 0 for no small_cnn"
+        )
         for size in self.hidden_sizes:
             require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
         for size in self.resnet_channels:
@@ -71,6 +77,12 @@ class TorsoConfig:
             "must not be empty",
             "use channels such as 16 32 32",
         )
+
+    @staticmethod
+    def of_record(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of a record; one from before small_cnn keeps the network it had."""
+        is_older = "resnet_channels" in fields and "small_image_pixels" not in fields
+        return {**fields, "small_image_pixels": 0} if is_older else fields
 
     @property
     def is_own(self) -> bool:

@@ -18,6 +18,7 @@ from sebulba.support.user_code import load_attribute
 from sebulba.types import PyTree
 
 _NATURE_CNN_LEAST_PIXELS = 36
+_SMALL_CNN_MOST_FEATURES = 128
 
 
 @functools.cache
@@ -78,12 +79,27 @@ class NatureCNN(nn.Module):
         if min(x.shape[1:3]) < _NATURE_CNN_LEAST_PIXELS:
             raise UsageError(
                 f"torso.kind='nature_cnn' cannot take images of {x.shape[1]} x {x.shape[2]} "
-                "pixels, it needs 36 x 36; use impala_resnet or mlp"
+                "pixels, it needs 36 x 36; use auto, impala_resnet or mlp"
             )
         init = orthogonal(math.sqrt(2))
         for channels, window, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
             conv = nn.Conv(channels, (window, window), stride, padding="VALID", kernel_init=init)
             x = nn.relu(conv(x))
+        return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(x.shape[0], -1)))
+
+
+class SmallCNN(nn.Module):
+    """A convolution of 16 channels and a dense layer, for images of a few pixels.
+
+    ``[N, H, W, C] -> [N, features]``, as the networks of MinAtar (Young and Tian 2019).
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Apply both layers."""
+        x = nn.relu(nn.Conv(16, (3, 3), kernel_init=orthogonal(math.sqrt(2)))(x))
         return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(x.shape[0], -1)))
 
 
@@ -133,11 +149,19 @@ class Torso(nn.Module):
     def _image_network(self, image: jax.Array) -> nn.Module:
         kind = self.config.kind
         if kind == "auto":
-            large = min(image.shape[1:3]) >= _NATURE_CNN_LEAST_PIXELS
-            kind = "nature_cnn" if large else "impala_resnet"
+            kind = self._by_size(*image.shape[1:3])
         if kind == "nature_cnn":
             return NatureCNN(self.config.image_features)
+        if kind == "small_cnn":
+            return SmallCNN(min(self.config.image_features, _SMALL_CNN_MOST_FEATURES))
         return ImpalaResNet(self.config.resnet_channels, self.config.image_features)
+
+    def _by_size(self, height: int, width: int) -> str:
+        """Return the network that "auto" takes for images of this size."""
+        if min(height, width) >= _NATURE_CNN_LEAST_PIXELS:
+            return "nature_cnn"
+        is_small = height * width <= self.config.small_image_pixels
+        return "small_cnn" if is_small else "impala_resnet"
 
 
 def own_torso(name: str) -> nn.Module:
