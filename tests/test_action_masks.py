@@ -98,9 +98,21 @@ def test_the_spec_and_the_adapter_have_the_mask(env, place, parts):
 
 def test_without_the_option_nothing_changes():
     assert sebulba.env_spec(InfoMask).observation_space == InfoMask.observation_space
-    spec = sebulba.env_spec(ObsMask)
+    with pytest.warns(UserWarning, match="part 'action_mask'.*use --env.action-mask observation"):
+        spec = sebulba.env_spec(ObsMask)
     assert spec.legal_actions is None
     assert spec.observation_space["action_mask"] == ObsMask.observation_space["action_mask"]
+
+
+class MethodMask(InfoMask):
+    def action_masks(self):
+        return np.ones(4, bool)
+
+
+def test_a_method_of_masks_that_is_not_used_is_said():
+    with pytest.warns(UserWarning, match=r"action_masks\(\), and it is not used.*-mask info"):
+        sebulba.env_spec(MethodMask)
+    sebulba.env_spec(MethodMask, action_mask="info")
 
 
 def test_taxi_says_in_its_infos_which_moves_do_something():

@@ -589,3 +589,11 @@ def test_ids_of_gymnasium_take_wrappers():
     stack = "gymnasium.wrappers:FrameStackObservation(stack_size=2)"
     spec = sebulba.env_spec("CartPole-v1", backend="gymnasium", wrappers=[stack])
     assert spec.observation_space.shape == (2, 4)
+
+
+@pytest.mark.parametrize("wrapper", ["NormalizeObservation", "NormalizeReward"])
+def test_running_statistics_in_a_wrapper_are_said_with_what_to_use_instead(wrapper):
+    said = rf"{wrapper} around .* keeps running statistics.*use --agent.normalize-observations"
+    wrappers = ["gymnasium.wrappers:TimeAwareObservation", f"gymnasium.wrappers:{wrapper}"]
+    with pytest.warns(UserWarning, match=said):
+        sebulba.env_spec("CartPole-v1", backend="gymnasium", wrappers=wrappers)

@@ -48,11 +48,12 @@ from sebulba.envs.observation_parts import (
     marked,
     prepared,
     tags_of,
+    warn_of_unused_mask,
 )
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env
-from sebulba.envs.wrappers import load_wrapper, wrapped
+from sebulba.envs.wrappers import load_wrapper, warn_of_statistics, wrapped
 from sebulba.errors import UsageError, shown
 from sebulba.support.checks import nearest
 from sebulba.support.user_code import import_module, is_attribute, load_attribute, module_of_file
@@ -344,7 +345,7 @@ def env_spec(env: Any, **options: Any) -> Any:
         return PopulationEnv(PettingZooEnv(lambda: env), _name(env)).population
     if isinstance(env, gymnasium.Env):
         env = prepared(lambda: env)
-        warn_of_text(env, _name(env))
+        _warn_of_losses(env, _name(env))
         return EnvSpec(
             observation_space=canonical_observation_space(env.observation_space),
             action_space=canonical_action_space(env.action_space),
@@ -678,10 +679,17 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
         env.close()
         if isinstance(env.env, PopulationEnv):
             return env.env.population  # type: ignore[return-value]
-        warn_of_text(env, name)
+        _warn_of_losses(env.env, name)
         return EnvSpec(env.observation_space, env.action_space, name=name, **tags_of(env))
 
     return _Factory(make, name, make_spec, make_env, own=own)
+
+
+def _warn_of_losses(env: gymnasium.Env, name: str) -> None:
+    """Warn of all in an environment that agents will not have."""
+    warn_of_text(env, name)
+    warn_of_unused_mask(env, name)
+    warn_of_statistics(env, name)
 
 
 def _vector_factory(

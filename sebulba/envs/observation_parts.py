@@ -8,6 +8,7 @@ worker processes import it.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -223,6 +224,29 @@ def _is_flags(space: Any) -> bool:
         return len(space.shape) == 1
     is_row = isinstance(space, spaces.Box) and len(space.shape) == 1 and space.dtype.kind in "biu"
     return is_row and bool((space.low == 0).all() and (space.high == 1).all())
+
+
+def warn_of_unused_mask(env: gymnasium.Env, name: str) -> None:
+    """Warn of a mask of legal actions that an environment offers and no option uses."""
+    space, size = env.observation_space, num_choices(env.action_space)
+    if size is None or tags_of(env).get("legal_actions"):
+        return
+    if isinstance(space, spaces.Dict) and (mask := space.spaces.get(MASK)) is not None:
+        if not (_is_flags(mask) and mask.shape == (size,)):
+            return
+        how = f"as the part {MASK!r} of its observation"
+        remedy = "use --env.action-mask observation"
+    elif env.has_wrapper_attr("action_masks") and callable(env.get_wrapper_attr("action_masks")):
+        how = "by its method action_masks()"
+        remedy = f"put the mask into the infos of reset and step as {MASK!r}, and use "
+        remedy += "--env.action-mask info"
+    else:
+        return
+    warnings.warn(
+        f"{name!r} offers a mask of legal actions {how}, and it is not used: agents may take "
+        f"illegal actions; {remedy}",
+        stacklevel=3,
+    )
 
 
 def marked(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,6 +58,26 @@ def wrapped(
             raise UsageError(f"{who} returned {shown(outer)}; it must return a gymnasium.Env")
         env = outer
     return env
+
+
+def warn_of_statistics(env: gymnasium.Env, name: str) -> None:
+    """Warn of running statistics in wrappers, which no policy and no checkpoint has."""
+    while isinstance(env, gymnasium.Wrapper):
+        held = [key for key, value in vars(env).items() if _is_running_statistics(value)]
+        if held:
+            warnings.warn(
+                f"{type(env).__name__} around {name!r} keeps running statistics ({held[0]}), each "
+                "environment its own, and the policy does not have them: it plays worse than it "
+                "was trained; leave the wrapper out and use --agent.normalize-observations, or of "
+                "rewards --agent.normalize-rewards",
+                stacklevel=3,
+            )
+        env = env.env
+
+
+def _is_running_statistics(value: Any) -> bool:
+    """Tell whether a value is of a class such as Gymnasium's ``RunningMeanStd``."""
+    return all(hasattr(value, key) for key in ("mean", "var", "count", "update"))
 
 
 def load_wrapper(wrapper: Any) -> Callable[[gymnasium.Env], Any]:
