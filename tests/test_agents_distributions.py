@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.distributions import (
     Categorical,
     Gaussian,
@@ -18,6 +19,7 @@ from sebulba.agents.kernels.distributions import (
     SquashedGaussian,
     make_distribution,
 )
+from sebulba.errors import UsageError
 
 spaces = gymnasium.spaces
 
@@ -103,8 +105,56 @@ def test_gaussian_is_that_of_distrax() -> None:
     oracle = distrax().MultivariateNormalDiag(mean, np.exp(log_std))
     raw = dist.sample(params, jax.random.key(0))
     np.testing.assert_allclose(dist.log_prob(params, raw), oracle.log_prob(raw), atol=1e-5)
-    np.testing.assert_allclose(dist.entropy(params), oracle.entropy(), atol=1e-5)
     np.testing.assert_allclose(dist.mode(params), mean)
+
+
+@pytest.mark.parametrize("std", [0.05, 0.5, 0.87, 2.0, 7.3])
+@pytest.mark.parametrize("mean", [0.0, 0.7, -3.0])
+def test_the_entropy_of_a_gaussian_is_that_of_the_action_that_is_played(std: float, mean: float):
+    dist = Gaussian(MIXED)  # its second component is squashed
+    params = jnp.concatenate([jnp.full(4, mean), jnp.full(4, np.log(std))])
+    rng = np.random.default_rng(0)
+    raw = mean + std * rng.standard_normal(400_000)
+    of_raw = np.log(std) + 0.5 * np.log(2 * np.pi * np.e)
+    slope = 2 * (np.log(2) - raw - np.logaddexp(0, -2 * raw))
+    sampled = 4 * of_raw + slope.mean()
+    assert dist.entropy(params) == pytest.approx(sampled, abs=0.03 + 0.01 * std)
+
+
+def test_squashed_actions_have_most_entropy_at_a_deviation_below_one() -> None:
+    dist = Gaussian(spaces.Box(-1, 1, (1,)))
+    stds = np.geomspace(0.1, 7.0, 60)
+    entropy = [float(dist.entropy(jnp.asarray([0.0, np.log(std)]))) for std in stds]
+    assert 0.8 < stds[int(np.argmax(entropy))] < 0.95
+    assert max(entropy) == pytest.approx(0.67, abs=0.02)
+
+
+@pytest.mark.parametrize("log_std", [-9.0, -5.0, 2.0, 4.0])
+def test_a_deviation_at_or_beyond_its_bound_comes_back(log_std: float) -> None:
+    dist = Gaussian(spaces.Box(-np.inf, np.inf, (1,)))
+    raw = jnp.asarray([0.0 if log_std > 0 else 1.0])  # likelier with a deviation within the bounds
+
+    def loss(log_std: jax.Array) -> jax.Array:
+        return -dist.log_prob(jnp.stack([0.0, log_std]), raw)
+
+    inward = -np.sign(log_std)
+    assert -np.sign(jax.grad(loss)(log_std)) == inward
+    assert jax.grad(lambda x: -loss(x))(log_std) == 0, "and is not pushed further out"
+
+
+def test_a_first_deviation_beyond_its_bounds_is_refused() -> None:
+    for std in (10.0, 0.001):
+        with pytest.raises(UsageError, match=r"initial_std=.* from 0\.00673.* to 7"):
+            PPOConfig(initial_std=std)
+
+
+def test_only_bounds_that_nobody_means_count_as_none() -> None:
+    dist = Gaussian(spaces.Box(np.float64([0, 0]), np.float64([1e8, 1e-9]), dtype=np.float64))
+    np.testing.assert_allclose(dist.action(jnp.zeros(2)), [5e7, 5e-10], rtol=1e-6)
+    largest = float(np.finfo(np.float32).max)
+    for low, high in ((-1e30, 1e30), (-largest, largest), (-2.2e-308, 2.2e-308)):
+        space = spaces.Box(np.float64([low]), np.float64([high]), dtype=np.float64)
+        assert not Gaussian(space).squashing._bounded.any()
 
 
 def test_squashing_meets_both_bounds_and_the_middle() -> None:

@@ -6,7 +6,10 @@ import dataclasses
 import math
 
 from sebulba.agents.configs.shared import CommonConfig, check_normalization
-from sebulba.support.checks import require, require_number, require_positive, require_size
+from sebulba.support.checks import require, require_number, require_size
+
+LOG_STD_RANGE = (-5.0, 2.0)
+"""Bounds of the logarithm of the standard deviation of continuous actions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +20,7 @@ class OnPolicyConfig(CommonConfig):
     """Weight of the entropy bonus."""
     initial_std: float = 0.5
     """Standard deviation of continuous actions before training, in units of half the range where
-    the action is bounded."""
+    the action is bounded; from 0.0068 to 7.3, the bounds of what training makes of it."""
 
     # Without annotations these are constants and not options; an actor-critic makes them options.
     value_head = False
@@ -37,7 +40,8 @@ class OnPolicyConfig(CommonConfig):
         """Check every field."""
         super().__post_init__()
         require_number("entropy_coefficient", self.entropy_coefficient, 0, math.inf, "use 0.01")
-        require_positive("initial_std", self.initial_std, "use 0.5")
+        low, high = map(math.exp, LOG_STD_RANGE)
+        require_number("initial_std", self.initial_std, low, high, "use 0.5")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 A distribution is a set of pure functions of ``params [..., num_params]``. Its samples are raw:
 class indices, or Gaussian numbers before any squashing. ``action`` turns raw samples into what the
-environment receives. Log-probability and entropy are those of the raw sample. Ratios of
-probabilities between two policies are the same for raw samples and for actions, because the map
-from one to the other does not change.
+environment receives. Log-probability is that of the raw sample: ratios of probabilities between two
+policies are the same for raw samples and for actions, because the map from one to the other does
+not change. Entropy is that of the action that is played.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.agents.configs.on_policy import LOG_STD_RANGE
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.errors import UsageError
 from sebulba.types import ActionMoments, PyTree
 
-_LOG_STD_RANGE = (-5.0, 2.0)
+_POINTS, _WEIGHTS = (x.astype(np.float32) for x in np.polynomial.hermite_e.hermegauss(32))
+_WEIGHTS /= _WEIGHTS.sum()
 
 
 class Distribution(Protocol):
@@ -49,7 +51,7 @@ class Distribution(Protocol):
         ...
 
     def entropy(self, params: jax.Array) -> jax.Array:
-        """Return the (differential) entropy of a raw sample, ``[...]``, in nats."""
+        """Return the (differential) entropy of the action, ``[...]``, in nats."""
         ...
 
     def of_actions(self, params: jax.Array) -> PyTree:
@@ -210,9 +212,17 @@ class Gaussian:
         return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
 
     def entropy(self, params: jax.Array) -> jax.Array:
-        """Return the differential entropy of raw, ``[...]``."""
-        _, log_std = _mean_and_log_std(params)
-        return jnp.sum(log_std + 0.5 * math.log(2 * math.pi * math.e), axis=-1)
+        """Return the differential entropy of the unit action, ``[...]``.
+
+        That of raw, which has a closed form, and the mean of ``log |d unit / d raw|``, which has
+        none: by Gauss-Hermite quadrature. Squashed actions have most of it at a standard deviation
+        of about 0.87; beyond, they gather at the bounds.
+        """
+        mean, log_std = _mean_and_log_std(params)
+        points, weights = (x.reshape(-1, *[1] * mean.ndim) for x in (_POINTS, _WEIGHTS))
+        slope = self.squashing.log_slope(mean[None] + jnp.exp(log_std)[None] * points)
+        of_raw = log_std + 0.5 * math.log(2 * math.pi * math.e)
+        return jnp.sum(of_raw + jnp.sum(weights * slope, axis=0), axis=-1)
 
     def of_actions(self, params: jax.Array) -> ActionMoments:
         """Return mean and standard deviation of actions, ``[..., *action_shape]``.
@@ -272,4 +282,27 @@ class SquashedGaussian:
 
 def _mean_and_log_std(params: jax.Array) -> tuple[jax.Array, jax.Array]:
     mean, log_std = jnp.split(params, 2, axis=-1)
-    return mean, jnp.clip(log_std, *_LOG_STD_RANGE)
+    return mean, _bounded(log_std)
+
+
+@jax.custom_vjp
+def _bounded(log_std: jax.Array) -> jax.Array:
+    """Clip to ``LOG_STD_RANGE``; at and beyond a bound, gradients that lead back inside remain.
+
+    With the gradient of a clip, which is 0 there, a parameter that has left would never come back.
+    """
+    return jnp.clip(log_std, *LOG_STD_RANGE)
+
+
+def _bounded_forward(log_std: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _bounded(log_std), log_std
+
+
+def _bounded_backward(log_std: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    low, high = LOG_STD_RANGE
+    # A step of descent goes against the gradient.
+    leads_out = ((log_std >= high) & (gradient < 0)) | ((log_std <= low) & (gradient > 0))
+    return (jnp.where(leads_out, 0.0, gradient),)
+
+
+_bounded.defvjp(_bounded_forward, _bounded_backward)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_WIDEST_RANGE = 1e6
-_NARROWEST_RANGE = 1e-6
+_WIDEST_RANGE = 1e30
+_NARROWEST_RANGE = 1e-30
 
 
 class Squashing:
@@ -28,7 +28,7 @@ class Squashing:
         low, high = space.low.astype(np.float64).ravel(), space.high.astype(np.float64).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
             width = high - low
-        # Some environments declare bounds of 1e30 or 1e-308: not a range to squash into.
+        # Some environments declare bounds of 1e30 or 2e-308, which nobody means.
         self._bounded = (width > _NARROWEST_RANGE) & (width < _WIDEST_RANGE)
         self._scale = np.where(self._bounded, width / 2, 1.0).astype(np.float32)
         self._shift = np.where(self._bounded, low + self._scale, 0.0).astype(np.float32)
