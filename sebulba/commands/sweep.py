@@ -15,7 +15,7 @@ from sebulba.runs.configurations import config_first
 from sebulba.runs.exit_codes import EXIT_OK, EXIT_OTHER
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.signals import StopOnSignal
-from sebulba.support.files import read_json_object, write_json
+from sebulba.support.files import check_regular, read_json_object, write_json
 from sebulba.tools.sweep.space import Space, read_space
 from sebulba.tools.sweep.study import Study, import_optuna
 from sebulba.tools.sweep.sweep import Plan, Sweep, best_of, words_of
@@ -156,6 +156,9 @@ def _opened(folder: Path, about: dict[str, Any], resume: bool) -> Any:
         raise UsageError(
             f"--sweep-dir {folder} cannot be made ({error.strerror}); use another"
         ) from error
+    for path in sorted(folder.iterdir()):  # the folder may be a stranger's
+        if not path.is_dir() or path.is_symlink():
+            check_regular(path, links=False)
     with RunFolder(folder).locked():
         if not file.exists():
             write_json(file, about)

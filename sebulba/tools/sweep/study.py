@@ -7,11 +7,12 @@ that is resumed proposes what it would have proposed anyway.
 from __future__ import annotations
 
 import enum
+import math
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.tools.sweep.space import Choices, Range, Space, Value
 
 JOURNAL = "journal.log"
@@ -65,23 +66,51 @@ class Study:
           min_trials: Trials that are done before one may be pruned.
 
         Raises:
-          UsageError: Optuna is not installed.
+          UsageError: Optuna is not installed, the file is damaged, or it has a trial with other
+            options or values than those that are searched.
         """
         optuna = self._optuna = import_optuna()
         self._seed = seed
         self._domains = {name: _distribution(optuna, domain) for name, domain in space.items()}
-        journal = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
-        self._study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(journal),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=min_trials),
-            study_name=NAME,
-            direction="maximize",
-            load_if_exists=True,
-        )
+        file = folder / JOURNAL
+        try:
+            journal = optuna.storages.journal.JournalFileBackend(str(file))
+            self._study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(journal),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=min_trials),
+                study_name=NAME,
+                direction="maximize",
+                load_if_exists=True,
+            )
+            trials = self.trials()
+        except Exception as error:  # whatever Optuna meets in a file that it did not write
+            raise UsageError(
+                f"{file} is damaged ({type(error).__name__}: {shown(str(error))}); begin the sweep "
+                "again in another --sweep-dir"
+            ) from error
+        for trial in trials:
+            self._check(trial, file)
 
     def trials(self) -> list[Trial]:
         """Return all trials, in order."""
         return [self._trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+
+    def _check(self, trial: Trial, file: Path) -> None:
+        """Raise UsageError if a trial has options or values that are not searched."""
+        wrong = next((n for n, v in trial.values.items() if not self._allows(n, v)), "")
+        if wrong or not _is_sound(trial):
+            what = f"{wrong}={shown(trial.values.get(wrong))}" if wrong else "impossible returns"
+            raise UsageError(
+                f"{file}: trial {trial.number} has {shown(what)}, which this sweep does not "
+                "search; begin it in another --sweep-dir"
+            )
+
+    def _allows(self, name: str, value: Any) -> bool:
+        domain = self._domains.get(name)
+        try:
+            return domain is not None and bool(domain._contains(domain.to_internal_repr(value)))
+        except (TypeError, ValueError, self._optuna.exceptions.OptunaError):
+            return False
 
     def ask(self) -> Trial:
         """Begin a trial with values of Optuna's choice."""
@@ -143,6 +172,13 @@ class Study:
             score=frozen.value,
             note=frozen.user_attrs.get(NOTE, ""),
         )
+
+
+def _is_sound(trial: Trial) -> bool:
+    """Tell whether a trial that is done has a score, and whether its returns are numbers."""
+    numbers = [*trial.returns.values(), *([] if trial.score is None else [trial.score])]
+    is_scored = trial.ended != Ended.DONE or trial.score is not None
+    return is_scored and isinstance(trial.note, str) and all(map(math.isfinite, numbers))
 
 
 def import_optuna() -> Any:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sebulba.metrics.plots import record_of
+from sebulba.support.files import check_regular
 
 TRAIN = (sys.executable, "-m", "sebulba.tools.sweep.trial_process", "train")
 """What a training is started by."""
@@ -87,7 +88,9 @@ class Training:
         return found
 
     def _new_lines(self) -> list[bytes]:
-        with contextlib.suppress(FileNotFoundError), open(self.folder / "metrics.jsonl", "rb") as f:
+        file = self.folder / "metrics.jsonl"
+        check_regular(file, links=False)
+        with contextlib.suppress(FileNotFoundError), open(file, "rb") as f:
             if os.fstat(f.fileno()).st_size < self._read:
                 self._read = 0  # a run that goes on has dropped what came after its checkpoint
             f.seek(self._read)
