@@ -203,6 +203,13 @@ def test_donation_takes_only_leaves_that_an_output_can_use():
     assert not unused.is_deleted()
 
 
+def test_arrays_of_numpy_in_place_of_those_it_was_compiled_for_compile_it_again():
+    example = (jnp.zeros(3, jnp.float32),)
+    function = DonatingProgram(lambda a: a + 1, example, example[0])
+    function.compile(example)
+    assert (function((np.zeros(3, np.int32),)) == 1).all()
+
+
 @pytest.mark.parametrize(("number", "expected"), [(1, True), (np.nan, False), (np.inf, False)])
 def test_whether_numbers_are_finite_is_seen_without_a_view_that_stays(number, expected):
     array = jnp.zeros((64, 64)).at[3, 4].set(number)

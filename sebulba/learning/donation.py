@@ -49,7 +49,7 @@ class DonatingProgram:
         try:
             return self._run(*arguments)
         except (TypeError, ValueError):
-            if self._run is self.jitted or any(leaf.is_deleted() for leaf in arguments[0]):
+            if self._run is self.jitted or any(map(_is_deleted, arguments[0])):
                 raise
             # It was compiled for other shapes or devices and has not run: let jax.jit compile it.
             self._run = self.jitted
@@ -69,6 +69,11 @@ class DonatingProgram:
         given = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if use]
         kept = [leaf for leaf, use in zip(leaves, self._usable, strict=True) if not use]
         return given, kept
+
+
+def _is_deleted(leaf: Any) -> bool:
+    """Tell whether an array was donated; one of NumPy never is."""
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
 def _usable(leaves: Sequence[Any], result: PyTree, out: PyTree) -> list[bool]:

@@ -335,7 +335,8 @@ class ReplayLayout(abc.ABC):
         """
         if not self.priority_exponent:
             return replay
-        priority = jnp.maximum(jax.lax.stop_gradient(priority), MIN_PRIORITY)
+        priority = jnp.asarray(jax.lax.stop_gradient(priority), replay.max_priority.dtype)
+        priority = jnp.maximum(priority, MIN_PRIORITY)
         start = draw.row // self.rows_between_starts(replay.steps_per_cycle)
         index = (draw.inferencer, start, draw.env)
         old = replay.weight[index]
