@@ -173,3 +173,19 @@ def test_a_learning_rate_is_annealed_only_where_the_agent_has_an_optimizer():
     assert plain.agent_for(7) == NoOptimizer()
     optimizer = config(anneal_learning_rate=True).agent_for(7).optimizer
     assert (optimizer.schedule, optimizer.schedule_updates) == ("linear", 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("(50, 350)", (50, 350)),
+        ("[1, 'a']", [1, "a"]),
+        ("{'a': {1: None}}", {"a": {1: None}}),
+        ("(not a tuple", "(not a tuple"),
+        ("human", "human"),
+    ],
+)
+def test_an_option_of_an_environment_may_be_a_tuple_a_list_or_a_dict(text, value):
+    config = EnvConfig("CartPole-v1", options={"bound": text})
+    assert config.factory_arguments()["bound"] == value
+    assert config.options == {"bound": text}, "as it was typed, for config.json"

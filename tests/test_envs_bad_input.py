@@ -7,6 +7,7 @@ import time
 import types
 
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -449,3 +450,13 @@ def test_a_gymnasium_id_may_name_the_module_that_registers_it():
     env = make_env_factory(env_id, backend="gymnasium")(2, [1, 2])
     assert env.reset().obs.shape == (2, 4)
     env.close()
+
+
+@pytest.mark.parametrize(
+    "make", [np.asarray, jnp.asarray, np.bool_], ids=["NumPy", "JAX", "scalar"]
+)
+def test_flags_and_rewards_may_be_arrays_without_dimensions(make):
+    env = make_env_factory(returning((OBS, np.asarray(1.0), make(False), make(False), {})))(1, [0])
+    env.reset()
+    output = env.step(np.zeros(1, np.int32))
+    assert output.reward.tolist() == [1.0] and not output.terminated.any()

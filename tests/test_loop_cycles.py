@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import sebulba
 from sebulba.inference import cycle as cycle_module
-from sebulba.inference import fused_cycle
+from sebulba.inference import fused_cycle, hangs
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.inference.inferencer_pool import RunningInferencers
@@ -232,6 +233,21 @@ def test_a_turn_that_does_not_come_is_not_waited_for(turn, monkeypatch, how):
         thread.start()
         thread.join(DEADLINE_S)
         assert not thread.is_alive()
+
+
+def test_a_stop_waits_for_a_compile_and_does_not_call_it_a_hang(monkeypatch):
+    loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", **ONE)
+    compile_chunk = fused_cycle.FusedCycle._compile_chunk
+
+    def compile_slowly(cycle, *arguments):
+        loop.stop()
+        time.sleep(1.0)
+        return compile_chunk(cycle, *arguments)
+
+    monkeypatch.setattr(fused_cycle.FusedCycle, "_compile_chunk", compile_slowly)
+    monkeypatch.setattr(hangs, "JOIN_S", 0.1)
+    with loop:
+        assert loop.run(loop.new_state(0, 5), 4, 5).stopped
 
 
 def test_a_stop_before_its_turn_to_compile_ends_a_fused_cycle(monkeypatch):

@@ -5,6 +5,8 @@ The command line parses these before JAX is imported, so that a wrong option end
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import math
 import os
@@ -74,7 +76,8 @@ class EnvConfig:
     """Wrappers around single Gymnasium environments, the first innermost, as module:attribute, or
     with arguments, in quotes, as in "gymnasium.wrappers:FrameStackObservation(stack_size=4)"."""
     options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
-    """More options of envpool.make or gymnasium.make, as NAME VALUE pairs."""
+    """More options of envpool.make or gymnasium.make, as NAME VALUE pairs; a tuple, a list or a
+    dict is written as in Python, in quotes, as in frame_bound "(50, 350)"."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the environment.
@@ -99,7 +102,8 @@ class EnvConfig:
             for field in dataclasses.fields(self)
             if field.name not in ("id", "options")
         }
-        return {k: v for k, v in values.items() if v not in (None, ())} | self.options
+        options = {name: _literal(value) for name, value in self.options.items()}
+        return {k: v for k, v in values.items() if v not in (None, ())} | options
 
     def named_code(self) -> list[str]:
         """Return what of it imports Python code, or may open files, beyond a backend's own ids."""
@@ -114,6 +118,14 @@ class EnvConfig:
             for name, value in self.options.items()
             if isinstance(value, str) and (set(value) & PATH_CHARACTERS or os.path.lexists(value))
         ]
+
+
+def _literal(value: OptionValue) -> Any:
+    """Return what a tuple, a list or a dict in Python's words is; other values as they are."""
+    if isinstance(value, str) and value[:1] in ("(", "[", "{"):
+        with contextlib.suppress(SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+            return ast.literal_eval(value)
+    return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

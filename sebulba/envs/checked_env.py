@@ -103,7 +103,7 @@ class CheckedEnv(gymnasium.Env):
             )
         obs, reward, terminated, truncated, _ = result
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not (flag is False or flag is True or isinstance(flag, np.bool_)):
+            if not (flag is False or flag is True or _is_flag(flag)):
                 raise self._broken(name, "a bool", f"{shown(flag)} ({type(flag).__name__})")
         obs = self._checked_obs(obs, "obs")
         self._has_ended = bool(terminated or truncated)
@@ -207,6 +207,11 @@ def _describe_number(value: Any) -> str:
         return f"the text {shown(value)}"
     shape = getattr(value, "shape", ())
     return f"{shown(value)}, an array of shape {shape}" if shape else shown(value)
+
+
+def _is_flag(flag: Any) -> bool:
+    """Tell whether it is NumPy's bool, or an array of NumPy or JAX that is one."""
+    return np.ndim(flag) == 0 and getattr(flag, "dtype", None) == np.bool_
 
 
 def _describe_result(result: Any) -> str:

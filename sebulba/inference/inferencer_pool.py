@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from sebulba.cluster.inferencers.nodes import LostNodeError
 from sebulba.cluster.inferencers.remote_inferencer import RemoteEnv
@@ -199,6 +199,12 @@ class RunningInferencers:
             present is None or (present[0] not in WAITING_PHASES and present[1] < within_s)
             for present in at_work
         )
+
+    def is_compiling(self, threads: Sequence[threading.Thread]) -> bool:
+        """Tell whether one of these threads of Inferencers is in a compile."""
+        pairs = zip(self._inferencers, self.threads, strict=False)  # there are none inline
+        phases = [inferencer.timer.present() for inferencer, thread in pairs if thread in threads]
+        return any(present is not None and present[0] == "compile" for present in phases)
 
     # Replacing an environment that failed.
 

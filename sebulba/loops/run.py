@@ -334,7 +334,11 @@ class Run:
         Raises:
           HangError: One does not.
         """
-        if alive := hangs.join(self._not_silent(threads), hangs.JOIN_S):
+        waited = self._not_silent(threads)
+        alive = hangs.join(waited, hangs.JOIN_S)
+        while self._running.is_compiling(alive):  # XLA cannot be told to stop
+            alive = hangs.join(waited, hangs.JOIN_S)
+        if alive:
             self._running.silent += alive
             raise hangs.hang_error(alive, hangs.JOIN_S)
 

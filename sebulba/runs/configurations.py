@@ -130,7 +130,7 @@ def _in_folder(folder: Path) -> Path:
     Raises:
       UsageError: There is none; files of configurations in it are named.
     """
-    config = RunFolder(folder).config
+    config = folder / "config.json"
     if os.path.isfile(config):
         return config
     others = [file for file in sorted(folder.glob("*.json")) if is_config_file(file)]
