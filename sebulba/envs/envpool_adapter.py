@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.envs.envpool_families import check_family, import_envpool
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
 from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
 from sebulba.envs.observation_parts import LegalActions
@@ -389,7 +390,7 @@ def _of_choices(space: gymnasium.Space) -> gymnasium.Space:
 
 def envpool_id(env: str) -> str | None:
     """Return envpool's name of an id (``Pong-v5`` of ``ALE/Pong-v5``), or None if unknown."""
-    import envpool
+    envpool = import_envpool()
 
     known = envpool.list_all_envs()
     short = env.removeprefix("ALE/")
@@ -398,6 +399,7 @@ def envpool_id(env: str) -> str | None:
 
 def draws(env_id: str) -> bool:
     """Tell whether envpool draws what it knows as ``env_id``, safely and without a display."""
+    import_envpool()
     from envpool.registration import registry
 
     return not registry.specs[env_id][0].startswith(_NOT_DRAWN)
@@ -405,7 +407,10 @@ def draws(env_id: str) -> bool:
 
 def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
     """Raise UsageError for options that envpool does not know, or would abort on."""
-    import envpool
+    envpool = import_envpool()
+    from envpool.registration import registry
+
+    check_family(env_id, registry.specs[env_id][0])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -464,6 +469,7 @@ def default_num_threads(env_id: str) -> int:
     It is 1 for environments so cheap that waking a thread costs more than a step (classic control,
     toy text), and half of the cores for all others.
     """
+    import_envpool()
     from envpool.registration import registry
 
     if registry.specs[env_id][0] in _ONE_THREAD_FAMILIES:
@@ -486,7 +492,7 @@ def make_envpool(
     Raises:
       UsageError: The seeds break a rule, or the environment is not supported.
     """
-    import envpool
+    envpool = import_envpool()
 
     seeds = check_seeds(seeds, num_envs)
     with warnings.catch_warnings():

@@ -19,6 +19,7 @@ import gymnasium
 from gymnasium.vector import VectorEnv
 
 from sebulba.envs.checked_env import CheckedEnv
+from sebulba.envs.envpool_families import import_envpool
 from sebulba.envs.flat_parts import warn_of_text
 from sebulba.envs.gymnasium_adapter import (
     STEP_TIMEOUT_S,
@@ -398,15 +399,19 @@ def _versions(*modules: str) -> dict[str, str]:
 def _choose_backend(env: str, backend: Backend | None) -> Backend:
     from sebulba.envs.envpool_adapter import envpool_id
 
+    if backend is None and has_gymnasium_id(env):
+        try:
+            import_envpool()
+        except UsageError as error:
+            warnings.warn(f"{env!r} is made by Gymnasium: {error}", stacklevel=2)
+            return "gymnasium"
     if backend != "gymnasium" and envpool_id(env):
         return "envpool"
     if backend != "envpool" and has_gymnasium_id(env):
         return "gymnasium"
     known = set()
     if backend != "gymnasium":
-        import envpool
-
-        known |= set(envpool.list_all_envs())
+        known |= set(import_envpool().list_all_envs())
     if backend != "envpool":
         known |= gymnasium.registry.keys()
     where = backend or "envpool or gymnasium"

@@ -119,7 +119,8 @@ class SpacedJsonLinesWriter(JsonLinesWriter):
     """Writes records that are the further apart, the older the run is.
 
     With a record every half second the first 25 minutes have all of them, a day has 13,600 and a
-    month 24,000: the file grows with the logarithm of the run's length. Evaluations and the last record are always written.
+    month 24,000: the file grows with the logarithm of the run's length. Evaluations and the last
+    record are always written.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -10,6 +10,7 @@ not change. Entropy is that of the action that is played.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import gymnasium
@@ -175,114 +176,12 @@ class MultiCategorical:
         return tuple(jax.nn.softmax(logits) for logits in self._split(params))
 
 
-class Gaussian:
-    """Independent Gaussians for a Box; raw is ``[..., K]`` float32, before squashing.
-
-    ``Squashing`` squashes it. The free parameters, the last K of ``params``, are the logarithms of
-    the standard deviations.
-    """
-
-    def __init__(self, space: gymnasium.spaces.Box) -> None:
-        """Take shape and bounds from ``space``."""
-        self.squashing = Squashing(space)
-        self.num_params = self.num_free_params = self.squashing.size
-
-    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
-        """Draw a Gaussian vector, ``[..., K]``."""
-        mean, _ = _mean_and_log_std(params)
-        return self.at(params, jax.random.normal(key, mean.shape))
-
-    def at(self, params: jax.Array, noise: jax.Array) -> jax.Array:
-        """Return the vector that is ``noise [..., K]`` standard deviations from the mean."""
-        mean, log_std = _mean_and_log_std(params)
-        return mean + jnp.exp(log_std) * noise
-
-    def mode(self, params: jax.Array) -> jax.Array:
-        """Return the mean, ``[..., K]``."""
-        return _mean_and_log_std(params)[0]
-
-    def action(self, raw: jax.Array) -> jax.Array:
-        """Squash where bounded, clip, and give the shape of the space."""
-        return self.squashing.action(self.squashing.unit(raw))
-
-    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
-        """Return the log-density of raw, ``[...]``."""
-        mean, log_std = _mean_and_log_std(params)
-        z = (raw - mean) * jnp.exp(-log_std)
-        return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
-
-    def entropy(self, params: jax.Array) -> jax.Array:
-        """Return the differential entropy of the unit action, ``[...]``.
-
-        That of raw, which has a closed form, and the mean of ``log |d unit / d raw|``, which has
-        none: by Gauss-Hermite quadrature. Squashed actions have most of it at a standard deviation
-        of about 0.87; beyond, they gather at the bounds.
-        """
-        mean, log_std = _mean_and_log_std(params)
-        points, weights = (x.reshape(-1, *[1] * mean.ndim) for x in (_POINTS, _WEIGHTS))
-        slope = self.squashing.log_slope(mean[None] + jnp.exp(log_std)[None] * points)
-        of_raw = log_std + 0.5 * math.log(2 * math.pi * math.e)
-        return jnp.sum(of_raw + jnp.sum(weights * slope, axis=0), axis=-1)
-
-    def of_actions(self, params: jax.Array) -> ActionMoments:
-        """Return mean and standard deviation of actions, ``[..., *action_shape]``.
-
-        By the trapezoidal rule over the Gaussian: squashed ones have no closed form.
-        """
-        mean, log_std = _mean_and_log_std(params)
-        z = np.linspace(-8.0, 8.0, 513)
-        weight = np.exp(-0.5 * z**2)
-        weight /= weight.sum()
-        points, weights = (x.astype(np.float32).reshape(-1, *[1] * mean.ndim) for x in (z, weight))
-        raw = mean[None] + jnp.exp(log_std)[None] * points
-        action = self.action(raw).astype(jnp.float32)
-        weights = weights.reshape(-1, *[1] * (action.ndim - 1))
-        middle = jnp.sum(weights * action, axis=0)
-        variance = jnp.sum(weights * jnp.square(action - middle[None]), axis=0)
-        return ActionMoments(middle, jnp.sqrt(variance))
+Bound = Callable[[jax.Array], jax.Array]
 
 
-class SquashedGaussian:
-    """Gaussians for a Box whose standard deviations depend on the observation too.
-
-    As :class:`Gaussian`, but ``log_prob`` is the density of the unit action (in [-1, 1] where it
-    is bounded), whose entropy has no closed form: it is the mean of ``-log_prob`` of samples.
-    Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C.
-    """
-
-    num_free_params = 0
-
-    def __init__(self, space: gymnasium.spaces.Box) -> None:
-        """Take shape and bounds from ``space``."""
-        self._gaussian = Gaussian(space)
-        self.squashing = self._gaussian.squashing
-        self.num_params = 2 * self.squashing.size
-
-    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
-        """Draw a raw vector, ``[..., K]``, differentiable in ``params [..., 2K]``."""
-        return self._gaussian.sample(params, key)
-
-    def at(self, params: jax.Array, noise: jax.Array) -> jax.Array:
-        """Return the raw vector that is ``noise [..., K]`` standard deviations from the mean."""
-        return self._gaussian.at(params, noise)
-
-    def mode(self, params: jax.Array) -> jax.Array:
-        """Return the mean, ``[..., K]``."""
-        return self._gaussian.mode(params)
-
-    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
-        """Return the log-density of the unit action that raw is squashed to, ``[...]``, in nats."""
-        slope = jnp.sum(self.squashing.log_slope(raw), axis=-1)
-        return self._gaussian.log_prob(params, raw) - slope
-
-    def of_actions(self, params: jax.Array) -> ActionMoments:
-        """Return mean and standard deviation of actions, ``[..., *action_shape]``."""
-        return self._gaussian.of_actions(params)
-
-
-def _mean_and_log_std(params: jax.Array) -> tuple[jax.Array, jax.Array]:
-    mean, log_std = jnp.split(params, 2, axis=-1)
-    return mean, _bounded(log_std)
+def clipped(log_std: jax.Array) -> jax.Array:
+    """Clip to ``LOG_STD_RANGE``; beyond, the gradient is 0."""
+    return jnp.clip(log_std, *LOG_STD_RANGE)
 
 
 @jax.custom_vjp
@@ -306,3 +205,119 @@ def _bounded_backward(log_std: jax.Array, gradient: jax.Array) -> tuple[jax.Arra
 
 
 _bounded.defvjp(_bounded_forward, _bounded_backward)
+
+
+class Gaussian:
+    """Independent Gaussians for a Box; raw is ``[..., K]`` float32, before squashing.
+
+    ``Squashing`` squashes it. The free parameters, the last K of ``params``, are the logarithms of
+    the standard deviations.
+    """
+
+    def __init__(self, space: gymnasium.spaces.Box, bounded: Bound = _bounded) -> None:
+        """Take shape and bounds from ``space``.
+
+        Args:
+          space: Of the actions.
+          bounded: Brings the logarithm of a standard deviation into ``LOG_STD_RANGE``.
+        """
+        self.squashing = Squashing(space)
+        self._bounded = bounded
+        self.num_params = self.num_free_params = self.squashing.size
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a Gaussian vector, ``[..., K]``."""
+        mean, _ = self._mean_and_log_std(params)
+        return self.at(params, jax.random.normal(key, mean.shape))
+
+    def at(self, params: jax.Array, noise: jax.Array) -> jax.Array:
+        """Return the vector that is ``noise [..., K]`` standard deviations from the mean."""
+        mean, log_std = self._mean_and_log_std(params)
+        return mean + jnp.exp(log_std) * noise
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the mean, ``[..., K]``."""
+        return self._mean_and_log_std(params)[0]
+
+    def action(self, raw: jax.Array) -> jax.Array:
+        """Squash where bounded, clip, and give the shape of the space."""
+        return self.squashing.action(self.squashing.unit(raw))
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-density of raw, ``[...]``."""
+        mean, log_std = self._mean_and_log_std(params)
+        z = (raw - mean) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * z**2 - log_std - 0.5 * math.log(2 * math.pi), axis=-1)
+
+    def entropy(self, params: jax.Array) -> jax.Array:
+        """Return the differential entropy of the unit action, ``[...]``.
+
+        That of raw, which has a closed form, and the mean of ``log |d unit / d raw|``, which has
+        none: by Gauss-Hermite quadrature. Squashed actions have most of it at a standard deviation
+        of about 0.87; beyond, they gather at the bounds.
+        """
+        mean, log_std = self._mean_and_log_std(params)
+        points, weights = (x.reshape(-1, *[1] * mean.ndim) for x in (_POINTS, _WEIGHTS))
+        slope = self.squashing.log_slope(mean[None] + jnp.exp(log_std)[None] * points)
+        of_raw = log_std + 0.5 * math.log(2 * math.pi * math.e)
+        return jnp.sum(of_raw + jnp.sum(weights * slope, axis=0), axis=-1)
+
+    def of_actions(self, params: jax.Array) -> ActionMoments:
+        """Return mean and standard deviation of actions, ``[..., *action_shape]``.
+
+        By the trapezoidal rule over the Gaussian: squashed ones have no closed form.
+        """
+        mean, log_std = self._mean_and_log_std(params)
+        z = np.linspace(-8.0, 8.0, 513)
+        weight = np.exp(-0.5 * z**2)
+        weight /= weight.sum()
+        points, weights = (x.astype(np.float32).reshape(-1, *[1] * mean.ndim) for x in (z, weight))
+        raw = mean[None] + jnp.exp(log_std)[None] * points
+        action = self.action(raw).astype(jnp.float32)
+        weights = weights.reshape(-1, *[1] * (action.ndim - 1))
+        middle = jnp.sum(weights * action, axis=0)
+        variance = jnp.sum(weights * jnp.square(action - middle[None]), axis=0)
+        return ActionMoments(middle, jnp.sqrt(variance))
+
+    def _mean_and_log_std(self, params: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mean, log_std = jnp.split(params, 2, axis=-1)
+        return mean, self._bounded(log_std)
+
+
+class SquashedGaussian:
+    """Gaussians for a Box whose standard deviations depend on the observation too.
+
+    As :class:`Gaussian`, but ``log_prob`` is the density of the unit action (in [-1, 1] where it
+    is bounded), whose entropy has no closed form: it is the mean of ``-log_prob`` of samples.
+    Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C.
+    """
+
+    num_free_params = 0
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        """Take shape and bounds from ``space``."""
+        # The deviation depends on the observation: other observations bring it back.
+        self._gaussian = Gaussian(space, clipped)
+        self.squashing = self._gaussian.squashing
+        self.num_params = 2 * self.squashing.size
+
+    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
+        """Draw a raw vector, ``[..., K]``, differentiable in ``params [..., 2K]``."""
+        return self._gaussian.sample(params, key)
+
+    def at(self, params: jax.Array, noise: jax.Array) -> jax.Array:
+        """Return the raw vector that is ``noise [..., K]`` standard deviations from the mean."""
+        return self._gaussian.at(params, noise)
+
+    def mode(self, params: jax.Array) -> jax.Array:
+        """Return the mean, ``[..., K]``."""
+        return self._gaussian.mode(params)
+
+    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the log-density of the unit action that raw is squashed to, ``[...]``, in nats."""
+        slope = jnp.sum(self.squashing.log_slope(raw), axis=-1)
+        return self._gaussian.log_prob(params, raw) - slope
+
+    def of_actions(self, params: jax.Array) -> ActionMoments:
+        """Return mean and standard deviation of actions, ``[..., *action_shape]``."""
+        return self._gaussian.of_actions(params)

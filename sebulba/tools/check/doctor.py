@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from sebulba.cluster.inferencers import ray_actors
+from sebulba.envs.envpool_families import import_envpool
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 from sebulba.options import ENV_LIBRARIES
@@ -238,7 +239,7 @@ def _envpool_checks() -> list[Check]:
 
 def _envpool_ids() -> Counter[str]:
     """Return the number of ids of each installed family."""
-    import envpool
+    envpool = import_envpool()
     from envpool.registration import registry
 
     return Counter(registry.specs[env_id][0] for env_id in envpool.list_all_envs())
