@@ -1,6 +1,8 @@
 """How the CPU is split for a run (``sebulba/runs/jax_setup.py``)."""
 
 import dataclasses
+import os
+import time
 
 import jax
 import pytest
@@ -95,3 +97,16 @@ def test_the_devices_that_were_chosen(cores, monkeypatch):
     assert chosen == dataclasses.replace(PONG, **devices)
     monkeypatch.setattr(jax_setup.jax, "default_backend", lambda: "gpu")
     assert jax_setup.set_up_jax(PONG) == PONG
+
+
+def test_the_folder_of_programs_may_hold_folders_and_keeps_its_size(tmp_path, monkeypatch):
+    (tmp_path / "xla_gpu_per_fusion_autotune_cache_dir").mkdir()
+    now = time.time()
+    for name, age_s in (("old", 31 * 86400), ("a", 300), ("b", 200), ("c", 100)):
+        (tmp_path / name).write_bytes(bytes(1000))
+        os.utime(tmp_path / name, (now - age_s, now - age_s))
+    os.utime(tmp_path / "xla_gpu_per_fusion_autotune_cache_dir", (0, 0))
+    monkeypatch.setattr(jax_setup, "COMPILE_CACHE_BYTES", 2500)
+    jax_setup._remove_old_files(str(tmp_path))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"xla_gpu_per_fusion_autotune_cache_dir", "b", "c"}

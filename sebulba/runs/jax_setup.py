@@ -31,6 +31,10 @@ CPU_POOL_THREADS = 8
 COMPILE_CACHE_S = 30 * 24 * 3600.0
 """Age at which a compiled program is removed."""
 
+COMPILE_CACHE_BYTES = 2 * 2**30
+"""Size of the folder of compiled programs after a start. Fused programs with native environments
+are kept, too, and never found again: the address of their environments is part of them."""
+
 Platform = Literal["cpu", "cuda", "tpu"]
 
 
@@ -170,9 +174,21 @@ def auto_compile_cache() -> str:
 
 
 def _remove_old_files(folder: str) -> None:
+    """Remove programs that are old and, the oldest first, what makes the folder too large.
+
+    Folders are JAX's own (it keeps kernels of GPUs in one). What cannot be removed stays.
+    """
+    files = []
     with os.scandir(folder) as entries:
-        old = [e.path for e in entries if e.stat().st_mtime < time.time() - COMPILE_CACHE_S]
-    for path in old:
-        # Another run may have been faster.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        for entry in entries:
+            # Another run may remove it at the same time.
+            with contextlib.suppress(OSError):
+                if entry.is_file(follow_symlinks=False):
+                    stat = entry.stat(follow_symlinks=False)
+                    files.append((stat.st_mtime, stat.st_size, entry.path))
+    size = 0
+    for modified, file_size, path in sorted(files, reverse=True):
+        size += file_size
+        if size > COMPILE_CACHE_BYTES or modified < time.time() - COMPILE_CACHE_S:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
