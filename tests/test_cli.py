@@ -506,3 +506,9 @@ def test_forced_cpu_devices_in_a_process_of_its_own(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "on cpu:0; updates on cpu:1, cpu:3" in done.stdout
     assert (tmp_path / "r" / "policy" / "arrays.npz").exists()
+
+
+def test_a_warning_of_the_package_is_printed_in_its_words_alone():
+    of = lambda file: cli._words_of_warning("lost", RuntimeWarning, file, 3, None)  # noqa: E731
+    assert of(cli.__file__) == "sebulba: warning: lost\n"
+    assert of("/elsewhere.py").startswith("/elsewhere.py:3: RuntimeWarning: lost")

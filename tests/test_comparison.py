@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from sebulba.commands import cli
-from sebulba.runs.summary import read_run
+from sebulba.errors import UsageError
+from sebulba.runs.summary import read_run, run_folders
 from sebulba.tools.compare import curves
 
 CONFIG = {
@@ -261,3 +262,8 @@ def test_diff_of_a_run_with_itself(tmp_path, capsys):
     run = str(make_run(tmp_path / "one"))
     assert cli.main(["diff", run, run]) == 0
     assert "configuration: the same versions: the same" in text_of(capsys)
+
+
+def test_a_name_that_no_folder_can_have_is_refused_in_words():
+    with pytest.raises(UsageError, match="is not a folder"):
+        run_folders(["a" * 5000])

@@ -18,7 +18,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.metrics.trackers import MlflowWriter, WandbWriter
 from sebulba.metrics.writers import CompositeWriter, TensorBoardWriter
-from sebulba.runs.writers import find_writer
+from sebulba.runs.writers import find_writer, made_writer
 from sebulba.types import RunInfo
 from tests import own
 
@@ -400,3 +400,12 @@ def test_a_writer_that_cannot_begin_ends_the_run_before_it_trains(tmp_path, kept
     assert kept() == [("mine", 200, None), "failed", "closed"]
     assert "cannot begin" in (folder / "ended.txt").read_text()
     assert not (folder / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("os.path:join", "join cannot be made"), ("builtins:repr", "no methods write and close")],
+)
+def test_what_makes_no_writer_is_refused_in_words(tmp_path, name, said):
+    with pytest.raises(UsageError, match=said):
+        made_writer(find_writer(name), info(tmp_path))

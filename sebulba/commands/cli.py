@@ -17,6 +17,7 @@ import resource
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,6 +81,7 @@ SYSTEM_ERRORS = (
 )
 """Of disks that are full, read-only or broken, and of too many open files."""
 
+_PLAIN_WARNING = warnings.formatwarning
 SHORT_OPTIONS = {
     "--learning-rate": "--agent.learning-rate",
     "--agent.torso": "--agent.torso.kind",
@@ -186,6 +188,7 @@ def entry_point() -> None:
     trains = sys.argv[1:2] in (["train"], ["resume"])
     if trains:
         go_on_in_child()
+    warnings.formatwarning = _words_of_warning
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -199,6 +202,15 @@ def entry_point() -> None:
         leave(code)  # jax.distributed would wait for hosts that are gone
     note_end(code)
     sys.exit(code)
+
+
+def _words_of_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None
+) -> str:
+    """Return a warning of this package in its words alone, and of others with where it is from."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"sebulba: warning: {message}\n"
+    return _PLAIN_WARNING(message, category, filename, lineno, line)
 
 
 def _command(argv: list[str]) -> int:

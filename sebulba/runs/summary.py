@@ -100,7 +100,7 @@ def run_folders(places: Sequence[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for place in map(Path, places):
-        if not place.is_dir():
+        if not os.path.isdir(place):  # False for names that no folder can have, too
             raise UsageError(
                 f"{shown(str(place))} is not a folder; give the folder of a run, such as "
                 "runs/NAME, or one with runs in it"

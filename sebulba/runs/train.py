@@ -26,7 +26,7 @@ from sebulba.runs.build import build_agent, build_films, build_player, warn_of_r
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.runs.other_host import make_checkpointer, train_beside
 from sebulba.runs.folder import RunFolder, as_json
-from sebulba.runs.writers import find_callback, find_writer
+from sebulba.runs.writers import find_callback, find_writer, made_writer
 from sebulba.runs.signals import StopOnSignal
 from sebulba.runs.parent_process import leave
 from sebulba.configs.experiment import ExperimentConfig
@@ -336,7 +336,7 @@ class _Run:
             try:
                 run = RunInfo(self._folder.root, self._folder.run_id() or "", config, resumed_at)
                 for make in self._make_writers:
-                    self._writers.add(make(run))
+                    self._writers.add(made_writer(make, run))
                 yield
             finally:
                 self._writers.end("failed" if self._is_deleted else self._end)

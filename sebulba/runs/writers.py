@@ -46,6 +46,28 @@ def find_writer(name: str) -> Callable[[RunInfo], MetricWriter]:
     return found
 
 
+def made_writer(make: Callable[[RunInfo], MetricWriter], run: RunInfo) -> MetricWriter:
+    """Return the writer that ``find_writer`` found, made for a run.
+
+    Raises:
+      UsageError: It is none: it does not take a ``RunInfo``, or what it returns cannot write.
+    """
+    name = getattr(make, "__qualname__", shown(make))
+    try:
+        writer = make(run)
+    except TypeError as error:
+        raise UsageError(
+            f"writers: {name} cannot be made ({text_of(error)}); it must be a class or a function "
+            "that is given a sebulba.types.RunInfo and returns a writer"
+        ) from error
+    if not (callable(getattr(writer, "write", None)) and callable(getattr(writer, "close", None))):
+        raise UsageError(
+            f"writers: {name} returned {shown(writer)}, which has no methods write and close; "
+            "return a writer"
+        )
+    return writer
+
+
 def find_callback(name: str) -> Callback:
     """Return a callback of the user's own; a class is called without arguments.
 
