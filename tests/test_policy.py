@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,9 @@ from gymnasium import spaces
 import sebulba
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig, make_agent
 from sebulba.errors import UsageError
+from sebulba.policies import policy as policy_module
 from sebulba.policies.policy import Policy, load_policy, save_policy, space_from_json, space_to_json
+from sebulba.support import files
 from sebulba.types import EnvSpec, RunSpec
 
 RUN = RunSpec(num_envs=6, num_inferencers=2, steps_per_cycle=5, num_update_devices=1)
@@ -316,3 +320,24 @@ def test_unknown_spaces_are_refused():
         space_to_json(spaces.Text(3))
     with pytest.raises(UsageError, match="'Text' is unknown"):
         space_from_json({"type": "Text"})
+
+
+@pytest.mark.parametrize("name", ["/etc", "../other", ""])
+def test_members_outside_the_folder_of_a_policy_are_refused(tmp_path, name):
+    record = {"name": "game", "groups": {}, "common": None, "members": [name]}
+    record["run"] = {"num_envs": 1, "num_inferencers": 1, "steps_per_cycle": 1}
+    record["run"]["num_update_devices"] = 1
+    with pytest.raises(UsageError, match="names members outside its folder"):
+        policy_module._load_members(tmp_path, record, explore=False, seed=0, trust=False)
+
+
+def test_a_policy_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    )
+    files.replace_folder(
+        tmp_path / "policy", lambda new: (new.mkdir(), (new / "arrays.npz").write_bytes(b"x"))
+    )
+    assert [Path(path).name for path in synced][0] == "arrays.npz"
+    assert str(tmp_path) in synced and len(synced) == 3

@@ -80,24 +80,6 @@ def read_parts(folder: Path, manifest: Manifest) -> Snapshot:
         raise UnreadableError(folder, cause_of(error)) from error
 
 
-def flush_to_disk(folder: Path) -> None:
-    """Flush everything in ``folder``, so that it survives a loss of power."""
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with open(Path(path, name), "rb") as file:
-                os.fsync(file.fileno())
-        flush_folder_to_disk(Path(path))
-
-
-def flush_folder_to_disk(folder: Path) -> None:
-    """Flush the names of what is directly in ``folder``, so that they survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def cause_of(error: Exception) -> str:
     """Return in a few words why reading or writing failed."""
     if isinstance(error, OSError) and error.strerror:

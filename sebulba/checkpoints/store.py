@@ -21,15 +21,19 @@ from sebulba.checkpoints.manifest import (
 from sebulba.checkpoints.parts import (
     RECORD_FILE,
     cause_of,
-    flush_folder_to_disk,
-    flush_to_disk,
     read_parts,
     write_parts,
 )
 from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
-from sebulba.support.files import PARTIAL, absolute, read_json_object
+from sebulba.support.files import (
+    PARTIAL,
+    absolute,
+    flush_folder_to_disk,
+    flush_to_disk,
+    read_json_object,
+)
 from sebulba.support.trust import Trust
 
 NUMBER_DIGITS = 12

@@ -205,7 +205,11 @@ def entry_point() -> None:
 
 
 def _words_of_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
 ) -> str:
     """Return a warning of this package in its words alone, and of others with where it is from."""
     if Path(filename).is_relative_to(Path(__file__).parents[1]):

@@ -536,7 +536,9 @@ def _load_members(
         raise UsageError(
             f"{file} is damaged ({text_of(error)}); restore it or train again"
         ) from error
-    if any(not name or "." in Path(name).parts or ".." in Path(name).parts for name in names):
+    if any(
+        not name or Path(name).is_absolute() or {".", ".."} & {*Path(name).parts} for name in names
+    ):
         raise UsageError(f"{file} names members outside its folder; restore it or train again")
     own = {name: load_policy(folder / name, trust=trust) for name in names}
     config = MultiAgentConfig({name: one.agent.config for name, one in own.items()})

@@ -137,6 +137,24 @@ def dataclass_from_json(cls: type, fields: Mapping[str, Any]) -> Any:
     return cls(**{name: restore(hints[name], value) for name, value in fields.items()})
 
 
+def flush_to_disk(folder: Path) -> None:
+    """Flush everything in ``folder``, so that it survives a loss of power."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with open(Path(path, name), "rb") as file:
+                os.fsync(file.fileno())
+        flush_folder_to_disk(Path(path))
+
+
+def flush_folder_to_disk(folder: Path) -> None:
+    """Flush the names of what is directly in ``folder``, so that they survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` make a folder, which then takes the place of ``folder``.
 
@@ -148,6 +166,7 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(new, ignore_errors=True)
     try:
         write(new)
+        flush_to_disk(new)
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
@@ -155,6 +174,7 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     new.rename(folder)
+    flush_folder_to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
