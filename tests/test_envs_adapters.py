@@ -592,3 +592,15 @@ def test_options_reach_the_environment():
     seven = make_env_factory("CartPole-v1", backend="gymnasium", max_episode_steps=7)
     outputs = played(seven(2, [1, 2]), [np.array([t % 2] * 2, np.int32) for t in range(7)])
     assert outputs[-1].truncated.all()
+
+
+def test_an_id_without_a_version_that_a_module_registers_is_found(tmp_path, monkeypatch):
+    (tmp_path / "registers_trading.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('PlainTrading', entry_point=CartPoleEnv)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert env_spec("registers_trading:PlainTrading").observation_space.shape == (4,)
+    with pytest.raises(UsageError, match="no attribute 'PlainTradin'"):
+        env_spec("registers_trading:PlainTradin")

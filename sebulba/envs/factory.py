@@ -217,7 +217,7 @@ def make_env_factory(
         return _pettingzoo_factory(env, own, options)
     if isinstance(env, str) and env.startswith(OWN_PREFIX):
         return _own_factory(env, own, options)
-    if isinstance(env, str) and not is_attribute(env):
+    if isinstance(env, str) and not _names_attribute(env):
         return _factory_of_id(env, own, options)
     return _factory_of_callable(env, own, options)
 
@@ -375,7 +375,7 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
         return EnvSource(env, PETTINGZOO, _versions(PETTINGZOO, pettingzoo_package(env)))
     if env.startswith(OWN_PREFIX):
         return EnvSource(env, None, _versions("sebulba"))
-    if is_attribute(env):
+    if _names_attribute(env):
         return EnvSource(env, None, _versions(env, "gymnasium"))
     chosen = _choose_backend(env, backend)
     if chosen == "envpool":
@@ -394,6 +394,17 @@ def _versions(*modules: str) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
             versions[package] = importlib.metadata.version(package)
     return versions
+
+
+def _names_attribute(env: str) -> bool:
+    """Tell whether it is ``module:attribute``, and no id without a version that it registers."""
+    if not is_attribute(env):
+        return False
+    module, _, name = env.partition(":")
+    if module.endswith(".py"):
+        return True
+    found = import_module("env", env, module)
+    return name not in gymnasium.registry or hasattr(found, name)
 
 
 def _choose_backend(env: str, backend: Backend | None) -> Backend:
