@@ -12,6 +12,8 @@ import argparse
 import difflib
 import errno
 import faulthandler
+import importlib
+import inspect
 import os
 import resource
 import sys
@@ -217,27 +219,30 @@ def _words_of_warning(
     return _PLAIN_WARNING(message, category, filename, lineno, line)
 
 
+OWN = ("train", "resume", "eval")
+OTHERS = {
+    "policies": "compare:policies",
+    "runs": "compare:runs",
+    "plot": "compare:plot",
+    "diff": "compare:diff",
+    "report": "board:report",
+    "board": "board:board",
+    "video": "video:video",
+    "watch": "video:watch",
+    "export": "export:export",
+    "sweep": "sweep:main",
+    "bench": "bench:main",
+    "networks": "networks:main",
+    "doctor": "check:doctor",
+    "check-env": "check:check_env",
+    "check-agent": "check:check_agent",
+}
+"""Module of this folder and function of each command; it is imported when it is called."""
+NAME_CODE_AT_ONCE = ("bench", "check-env")
+"""Commands whose words may name code of the current folder, whoever wrote it."""
+
+
 def _command(argv: list[str]) -> int:
-    commands = {
-        "train": _train,
-        "resume": _resume,
-        "eval": _eval,
-        "policies": _policies,
-        "runs": _runs,
-        "plot": _plot,
-        "diff": _diff,
-        "report": _report,
-        "board": _board,
-        "video": _video,
-        "watch": _watch,
-        "export": _export,
-        "sweep": _sweep,
-        "bench": _bench,
-        "networks": _networks,
-        "doctor": _doctor,
-        "check-env": _check_env,
-        "check-agent": _check_agent,
-    }
     if not argv:
         print(USAGE, end="", file=sys.stderr)
         return EXIT_USAGE
@@ -248,11 +253,18 @@ def _command(argv: list[str]) -> int:
     if word == "--version":
         print(f"sebulba {sebulba.__version__}")
         return EXIT_OK
-    if word not in commands:
-        raise UsageError(
-            f"command {word!r} is unknown; use {_nearest(word, commands)}, see sebulba --help"
-        )
-    return commands[word](rest)
+    if word in OWN:
+        return {"train": _train, "resume": _resume, "eval": _eval}[word](rest)
+    if word not in OTHERS:
+        nearest = _nearest(word, (*OWN, *OTHERS))
+        raise UsageError(f"command {word!r} is unknown; use {nearest}, see sebulba --help")
+    if word in NAME_CODE_AT_ONCE:
+        _import_from_here()
+    module, _, function = OTHERS[word].partition(":")
+    call = getattr(importlib.import_module(f"sebulba.commands.{module}"), function)
+    given = {"read_config": read_config, "import_from_here": _import_from_here}
+    taken = inspect.signature(call).parameters
+    return call(rest, **{name: value for name, value in given.items() if name in taken})
 
 
 def _import_from_here() -> None:
@@ -588,98 +600,6 @@ def _eval(argv: list[str]) -> int:
     if arguments.json is not None:
         write_json(arguments.json, evaluation.record())
     return EXIT_OK
-
-
-def _policies(argv: list[str]) -> int:
-    from sebulba.commands import compare as command_line
-
-    return command_line.policies(argv)
-
-
-def _runs(argv: list[str]) -> int:
-    from sebulba.commands import compare as command_line
-
-    return command_line.runs(argv)
-
-
-def _plot(argv: list[str]) -> int:
-    from sebulba.commands import compare as command_line
-
-    return command_line.plot(argv)
-
-
-def _diff(argv: list[str]) -> int:
-    from sebulba.commands import compare as command_line
-
-    return command_line.diff(argv)
-
-
-def _report(argv: list[str]) -> int:
-    from sebulba.commands import board as command_line
-
-    return command_line.report(argv)
-
-
-def _board(argv: list[str]) -> int:
-    from sebulba.commands import board as command_line
-
-    return command_line.board(argv)
-
-
-def _video(argv: list[str]) -> int:
-    from sebulba.commands import video
-
-    return video.video(argv, _import_from_here)
-
-
-def _watch(argv: list[str]) -> int:
-    from sebulba.commands import video
-
-    return video.watch(argv, _import_from_here)
-
-
-def _export(argv: list[str]) -> int:
-    from sebulba.commands import export
-
-    return export.export(argv, _import_from_here)
-
-
-def _sweep(argv: list[str]) -> int:
-    from sebulba.commands import sweep as command_line
-
-    return command_line.main(argv, read_config)
-
-
-def _bench(argv: list[str]) -> int:
-    _import_from_here()
-    from sebulba.commands import bench as command_line
-
-    return command_line.main(argv, read_config)
-
-
-def _networks(argv: list[str]) -> int:
-    from sebulba.commands import networks as command_line
-
-    return command_line.main(argv)
-
-
-def _doctor(argv: list[str]) -> int:
-    from sebulba.commands import check as command_line
-
-    return command_line.doctor(argv)
-
-
-def _check_env(argv: list[str]) -> int:
-    _import_from_here()
-    from sebulba.commands import check as command_line
-
-    return command_line.check_env(argv)
-
-
-def _check_agent(argv: list[str]) -> int:
-    from sebulba.commands import check as command_line
-
-    return command_line.check_agent(argv)
 
 
 def _check_folder_of(option: str, file: str | None) -> None:
