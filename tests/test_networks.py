@@ -404,3 +404,17 @@ def test_a_lockstep_run_resumes_bit_for_bit(tmp_path):
 
 def test_the_preset_is_for_it():
     assert PRESETS["congestion-ppo"].make().env.id == CONGESTION_CONTROL
+
+
+def test_a_tiny_window_is_paid_its_share_of_the_link_if_asked():
+    options = {"bandwidth_mbps": 50, "rtt_ms": 40, "buffer_packets": 100, "slow_start_packets": 2}
+
+    def mean_reward(**more):
+        env = make_env_factory("sebulba/CongestionControl-v0", **options, **more)(1, [3])
+        env.reset()
+        steps = [env.step(np.zeros((1, 1), np.float32)) for _ in range(60)]
+        env.close()
+        return np.mean([step.reward[0] for step in steps[20:]])
+
+    assert mean_reward() > 0.9
+    assert mean_reward(reward="capacity") < 0.1

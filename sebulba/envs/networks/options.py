@@ -138,6 +138,9 @@ class CongestionControlOptions:
     """paper: throughput over the largest so far, normalised delay, loss, window. relative: the
     window as a logarithm, and the logarithms of delay over its minimum and of the window over the
     product of bandwidth and delay."""
+    reward: Literal["paper", "capacity"] = "paper"
+    """What a flow is paid for. paper: its throughput over the largest that it has seen, which a
+    window that stays tiny reaches. capacity: its throughput over the rate of a link."""
     trace: bool = False
     """Keep every packet event of the current episode (``NativePool.trace``)."""
 
@@ -204,6 +207,8 @@ class CongestionControlOptions:
         names = (*_BOUNDS, "control", "features")
         if self.engine != NATIVE:  # so that the native states of older versions still fit
             names = ("engine", "transport", *names)
+        if self.reward != "paper":  # so that states of older versions still fit
+            names = (*names, "reward")
         values = {name: getattr(self, name) for name in names} | {"trace": int(self.trace)}
         return json.dumps({"kind": self.kind, **values}, sort_keys=True)
 

@@ -32,6 +32,7 @@ struct CongestionControlConfig {
   Control control;  // of the agents' flows
   Features features;
   bool is_traced;
+  bool pays_capacity;  // the share of the link, and not of the largest rate so far
   bool is_tcp;  // what carries flows with a window, where the engine has TCP
 
   explicit CongestionControlConfig(const Json& json)
@@ -58,6 +59,7 @@ struct CongestionControlConfig {
         control(control_of(json["control"].text)),
         features(json["features"].text == "relative" ? Features::relative : Features::paper),
         is_traced(json["trace"].number != 0),
+        pays_capacity(json.fields.contains("reward") && json["reward"].text == "capacity"),
         is_tcp(json.fields.contains("transport") && json["transport"].text == "tcp") {}
 
   int num_features() const { return features == Features::relative ? 6 : 4; }
@@ -310,7 +312,9 @@ class CongestionControl {
     const double least = static_cast<double>(flow.least_srtt);
     const double most = static_cast<double>(flow.most_srtt);
     const double normalized = most > least ? (delay - least) / (most - least) : 0;
-    const double gain = share - loss;
+    const double capacity = static_cast<double>(scene_.bandwidth);
+    const double paid = config_->pays_capacity ? throughput / capacity : share;
+    const double gain = paid - loss;
     const bool is_best = gain < 1 && flow.srtt == flow.least_srtt;
     const double reward = is_best ? gain : gain * (least / delay) * (1 - normalized);
     output.reward[i] = static_cast<float>(flow.srtt > 0 ? reward : gain);
