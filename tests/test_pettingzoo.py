@@ -361,3 +361,74 @@ def test_it_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     for folder in ("policy", "best_policy"):
         members = {path.name for path in Path("run", folder).iterdir() if path.is_dir()}
         assert members == ({"player"} if env == TICTACTOE else {"scout", "anchor"})
+
+
+# Who is there, and what is legal, as environments of others say it.
+
+
+class Steps(ParallelEnv):
+    """Three agents; who ends in the second step, and who stays in ``agents`` then, are given."""
+
+    metadata = {"name": "steps"}  # noqa: RUF012
+    possible_agents = ("a", "b", "c")
+
+    def __init__(self, ended: str = "", stay: str = "abc", masks: str = "") -> None:
+        self.ended, self.stay, self.masks = ended, stay, masks
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(0, 100, (1,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(3)
+
+    def told(self, when: str) -> tuple[dict, dict]:
+        info = {"action_mask": np.int8([0, 1, 0])} if when in self.masks else {}
+        names = self.possible_agents
+        return {name: np.float32([self.t]) for name in names}, dict.fromkeys(names, info)
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        self.t, self.agents = 0, list(self.possible_agents)
+        return self.told("reset")
+
+    def step(self, actions: dict) -> Any:
+        self.t += 1
+        flags = {name: self.t == 2 and name in self.ended for name in self.possible_agents}
+        if self.t == 2:
+            self.agents = list(self.stay)
+        seen, infos = self.told("step")
+        return seen, dict.fromkeys(flags, 1.0), flags, dict.fromkeys(flags, False), infos
+
+
+def begun(*given: str) -> Any:
+    env = pettingzoo_env.PettingZooEnv(lambda: Steps(*given))
+    env.reset(seed=0)
+    env.step(dict.fromkeys("abc", 0))
+    return env
+
+
+def test_an_agent_that_ends_and_stays_in_agents_is_taken_as_gone_and_named():
+    env = begun("a", "abc")
+    with pytest.warns(UserWarning, match="'a' ended and stays in agents"):
+        seen, _, terminated, _ = env.step(dict.fromkeys("abc", 0))
+    assert seen.keys() == {"a", "b", "c"} and terminated["a"], "with its last observation"
+    for _ in range(3):
+        assert env.step(dict.fromkeys("bc", 0))[0].keys() == {"b", "c"}
+    assert env.reset(seed=1).keys() == {"a", "b", "c"}
+
+
+def test_agents_that_leave_without_a_flag_are_named():
+    with pytest.raises(EnvError, match="agents is empty, and 'b', 'c' neither terminated"):
+        begun("a", "").step(dict.fromkeys("abc", 0))
+
+
+def test_masks_in_the_infos_of_reset_are_heeded_without_an_attribute():
+    spec = sebulba.env_spec(lambda: Steps("", "abc", "reset step"))
+    (group,) = spec.groups.values()
+    assert group.spec.legal_actions == "action_mask"
+    seen = pettingzoo_env.PettingZooEnv(lambda: Steps("", "abc", "reset step")).reset(seed=0)
+    assert seen["a"]["action_mask"].tolist() == [0, 1, 0]
+
+
+def test_masks_that_only_steps_have_are_not_passed_over():
+    with pytest.raises(EnvError, match=r"agent '.' has an action_mask now.*infos of reset"):
+        begun("", "abc", "step")

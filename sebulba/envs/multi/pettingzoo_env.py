@@ -104,6 +104,9 @@ class PettingZooEnv(MultiAgentEnv):
         self._seed: int | None = None
         self._taken: list[dict[str, Any]] = []
         self._seen: Any = None
+        self._lingering: set[str] = set()
+        """Agents that have ended and are still in ``agents`` of a Parallel environment."""
+        self._said_lingering = False
 
     def reset(self, *, seed: int | None = None) -> dict[str, Any]:
         """Begin an episode, whose seed is drawn where none is given."""
@@ -128,6 +131,7 @@ class PettingZooEnv(MultiAgentEnv):
         self.env.close()
 
     def _begin(self, seed: int) -> dict[str, Any]:
+        self._lingering = set()
         returned = self.env.reset(seed=seed)
         if not self._is_parallel:
             return self._until_one_acts()[0]
@@ -143,9 +147,36 @@ class PettingZooEnv(MultiAgentEnv):
                 "truncations, infos)"
             )
         observations, rewards, terminated, truncated, infos = returned
-        involved = {*actions, *self.env.agents}
+        involved = {*actions, *self.env.agents} - self._lingering
         seen = {agent: obs for agent, obs in observations.items() if agent in involved}
+        if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):
+            ended = {a for a in involved if _is_set(terminated, a) or _is_set(truncated, a)}
+            self._check_agents(ended, {*actions} - ended)
         return self._observed(seen, infos), rewards, terminated, truncated
+
+    def _check_agents(self, ended: set[str], others: set[str]) -> None:
+        """Compare those who are still in ``agents`` with what the flags of a step say.
+
+        Raises:
+          EnvError: ``agents`` is empty, and agents that acted have no flag.
+        """
+        present = {*self.env.agents}
+        if not present and others:
+            names = ", ".join(map(repr, sorted(others)))
+            raise EnvError(
+                f"agents is empty, and {names} neither terminated nor truncated; set a flag of "
+                "every agent that leaves"
+            )
+        self._lingering &= present  # one that has left may come again
+        if (new := ended & present - self._lingering) and present - ended - self._lingering:
+            self._lingering |= new
+            if not self._said_lingering:
+                self._said_lingering = True
+                warnings.warn(
+                    f"{', '.join(map(repr, sorted(new)))} ended and stays in agents; it is taken "
+                    "as gone for the episode; remove agents from the list when they end",
+                    stacklevel=2,
+                )
 
     def _act_in_turn(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict]:
         ((mover, action),) = actions.items()
@@ -179,6 +210,13 @@ class PettingZooEnv(MultiAgentEnv):
         if self.same_observation:
             return self._observed_by_all(observations)
         seen = dict(observations)
+        for agent in seen.keys() - self._masked.keys() if isinstance(infos, Mapping) else ():
+            has_own = isinstance(seen[agent], Mapping) and MASK in seen[agent]
+            if MASK in (infos.get(agent) or ()) and not has_own:
+                raise EnvError(
+                    f"the info of agent {agent!r} has an {MASK} now, and that of reset had none, "
+                    "so it cannot be heeded; give it in the infos of reset, too"
+                )
         for agent in seen.keys() & self._masked.keys():
             mask = (infos.get(agent) or {}).get(MASK)
             none = np.zeros(self._masked[agent], np.int8)  # nothing is known to be illegal
@@ -222,6 +260,12 @@ class PettingZooEnv(MultiAgentEnv):
         self.np_random = state["np_random"]
 
 
+def _is_set(flags: Mapping[str, Any], agent: str) -> bool:
+    """Tell whether a flag is true; what is no bool is refused elsewhere."""
+    flag = flags.get(agent)
+    return isinstance(flag, bool | np.bool_) and bool(flag)
+
+
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping):
         return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
@@ -233,10 +277,13 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _masked_by_info(env: Any) -> dict[str, int]:
     """Return the number of actions of the agents whose info, not observation, has the mask."""
-    env.reset(seed=0)
+    returned = env.reset(seed=0)
+    infos = dict(getattr(env, "infos", None) or {})
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        infos |= returned[1]  # of a Parallel environment
     found = {}
     for agent in env.possible_agents:
-        info = getattr(env, "infos", {}).get(agent)
+        info = infos.get(agent)
         space = env.observation_space(agent)
         in_obs = isinstance(space, spaces.Dict) and MASK in space.spaces
         if isinstance(info, Mapping) and MASK in info and not in_obs:
