@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from sebulba.agent import Agent
 from sebulba.agents.configs import OptimizerConfig, make_agent
-from sebulba.runs.jax_setup import Platform, configure_jax
-from sebulba.runs.folder import RunFolder
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
-from sebulba.support.files import check_no_link
 from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
 from sebulba.policies.policy import Policy, load_policy
+from sebulba.runs.folder import RunFolder
+from sebulba.runs.jax_setup import Platform, configure_jax
+from sebulba.support.files import check_no_link
 from sebulba.types import EnvFactory, EnvSpec, PyTree
 
 if TYPE_CHECKING:

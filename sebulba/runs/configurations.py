@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 
 from sebulba.agents.configs import AgentConfig
 from sebulba.agents.configs.agent_config import is_agent_class
-from sebulba.runs.folder import KIND, RunFolder, config_of_record
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import NOT_KEPT, config_of_preset, is_config_file, read_config_file
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.preset import Preset
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError, shown
-from sebulba.support.files import read_json_object
-from sebulba.support.user_code import load_attribute
 from sebulba.policies.pretrained import folder_of, is_pretrained
+from sebulba.runs.folder import KIND, config_of_record
+from sebulba.support.files import read_json_object
 from sebulba.support.trust import Trust, trust_of
+from sebulba.support.user_code import load_attribute
 
 AGENT = "--agent"
 OWN_ENV_STEPS = 1_000_000

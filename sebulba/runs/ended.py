@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from sebulba.errors import text_of
 from sebulba.runs.exit_codes import EXIT_OK, EXIT_SIGNAL, MEANINGS, exit_code_of
 from sebulba.runs.folder import RunFolder
-from sebulba.errors import text_of
 
 SHOWN_METRICS = (
     *("env_steps", "updates", "seconds", "episode_return_mean", "eval_return_mean", "loss"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from sebulba.runs.folder import RunFolder
 from sebulba.envs import make_env_factory
 from sebulba.envs.single_env import SingleEnv
 from sebulba.errors import UsageError, shown
 from sebulba.policies.pretrained import folder_of
+from sebulba.runs.folder import RunFolder
 
 RenderMode = Literal["human", "rgb_array"]
 

@@ -21,19 +21,25 @@ from sebulba.agents.configs.auxiliary import RandomNetworkDistillationConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import config_parts
 from sebulba.errors import UsageError, shown
+from sebulba.metrics.plots import record_of
+from sebulba.options import ENV_LIBRARIES, DistributedOptions
 from sebulba.support.files import (
-    absolute,
     PARTIAL,
+    absolute,
     check_regular,
     dataclass_from_json,
     put_right,
     read_json_object,
     write_whole,
 )
-from sebulba.metrics.plots import record_of
-from sebulba.options import ENV_LIBRARIES, DistributedOptions
-from sebulba.support.user_code import CODE_FOLDERS, class_name, code_folders, find_code_in, load_attribute
 from sebulba.support.trust import Trust, links_in, signed, trust_of, was_changed
+from sebulba.support.user_code import (
+    CODE_FOLDERS,
+    class_name,
+    code_folders,
+    find_code_in,
+    load_attribute,
+)
 
 
 @dataclasses.dataclass(frozen=True)

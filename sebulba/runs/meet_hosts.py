@@ -7,10 +7,10 @@ import dataclasses
 import signal
 from collections.abc import Iterator
 
+from sebulba.cluster.hosts.join import join_hosts
+from sebulba.configs.experiment import ExperimentConfig
 from sebulba.runs.jax_setup import configure_jax
 from sebulba.runs.parent_process import note_hosts
-from sebulba.configs.experiment import ExperimentConfig
-from sebulba.cluster.hosts.join import join_hosts
 
 
 def joined_config(config: ExperimentConfig) -> ExperimentConfig:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeGuard
 
 from sebulba.errors import UsageError
-from sebulba.support.files import check_regular
 from sebulba.metrics.plots import read_records, record_of
+from sebulba.support.files import check_regular
 
 MOST_LINE_BYTES = 2**18
 """Bytes of a line that is read; those of a run have about two thousand."""

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sebulba.checkpoints.checkpointer import Checkpointer
-from sebulba.runs.exit_codes import EXIT_OK, exit_code_of
-from sebulba.runs.build import build_agent
-from sebulba.runs.folder import RunFolder
-from sebulba.runs.signals import StopOnSignal
-from sebulba.runs.parent_process import leave
+from sebulba.cluster.hosts.hosts import Hosts
+from sebulba.cluster.hosts.join import join_hosts
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import HangError, HostError, UsageError
-from sebulba.cluster.hosts.hosts import Hosts
-from sebulba.cluster.hosts.join import join_hosts
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
+from sebulba.runs.build import build_agent
+from sebulba.runs.exit_codes import EXIT_OK, exit_code_of
+from sebulba.runs.folder import RunFolder
+from sebulba.runs.parent_process import leave
+from sebulba.runs.signals import StopOnSignal
 
 
 def train_beside(config: ExperimentConfig, folder: RunFolder, stop_on_signal: StopOnSignal) -> int:

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from sebulba.errors import UsageError
 from sebulba.runs.exit_codes import EXIT_HOST, EXIT_OTHER, EXIT_SIGNAL, end_at_once
 from sebulba.runs.huge_pages import in_debugger
-from sebulba.errors import UsageError
 
 PR_SET_PDEATHSIG = 1
 """Of prctl(2): the signal that a process gets when its parent ends."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sebulba.errors import UsageError, shown
 from sebulba.runs.exit_codes import MEANINGS
 from sebulba.runs.folder import BEST_RETURN_FILE, RunFolder
 from sebulba.runs.metrics_file import Metrics, is_number, open_regular, read_all
-from sebulba.errors import UsageError, shown
 from sebulba.support.files import check_no_link, check_regular
 
 RUNNING = "running"

@@ -20,21 +20,11 @@ import jax
 import sebulba
 from sebulba.agent import AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
-from sebulba.runs.ended import LastRecord, write_end
-from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
-from sebulba.runs.build import build_agent, build_films, build_player, warn_of_rate_0
-from sebulba.runs.jax_setup import set_up_jax
-from sebulba.runs.other_host import make_checkpointer, train_beside
-from sebulba.runs.folder import RunFolder, as_json
-from sebulba.runs.writers import find_callback, find_writer, made_writer
-from sebulba.runs.signals import StopOnSignal
-from sebulba.runs.parent_process import leave
+from sebulba.cluster.hosts.join import join_hosts
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
 from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import CheckpointError, HangError, HostError, UsageError, text_of
-from sebulba.support.files import PARTIAL, replace_folder, write_whole
-from sebulba.cluster.hosts.join import join_hosts
 from sebulba.loops.callbacks import Of, stop_at_return
 from sebulba.loops.evaluation_thread import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
@@ -43,12 +33,22 @@ from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import (
     CompositeWriter,
-    SpacedJsonLinesWriter,
     LinesWriter,
+    SpacedJsonLinesWriter,
     few_episodes,
     number,
 )
 from sebulba.policies.policy import save_policy
+from sebulba.runs.build import build_agent, build_films, build_player, warn_of_rate_0
+from sebulba.runs.ended import LastRecord, write_end
+from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
+from sebulba.runs.folder import RunFolder, as_json
+from sebulba.runs.jax_setup import set_up_jax
+from sebulba.runs.other_host import make_checkpointer, train_beside
+from sebulba.runs.parent_process import leave
+from sebulba.runs.signals import StopOnSignal
+from sebulba.runs.writers import find_callback, find_writer, made_writer
+from sebulba.support.files import PARTIAL, replace_folder, write_whole
 from sebulba.support.trees import is_finite
 from sebulba.support.trust import KEY_VARIABLE, key_problem
 from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo, RunSpec

@@ -6,10 +6,10 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 
-from sebulba.support.checks import nearest
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.metrics.trackers import MlflowWriter, WandbWriter
 from sebulba.metrics.writers import TensorBoardWriter
+from sebulba.support.checks import nearest
 from sebulba.support.user_code import load_attribute
 from sebulba.types import Callback, MetricWriter, RunInfo
 

@@ -1,0 +1,1 @@
+"""A run on disk: its folder, how it is built, trained, signalled, resumed and summed up."""
