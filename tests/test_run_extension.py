@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import warnings
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -17,7 +19,8 @@ from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec
 from sebulba.metrics.episode_sample import episodes_of
 from sebulba.metrics.plots import read_records
-from sebulba.runs.build import build_agent, warn_of_rate_0
+from sebulba.runs.build import build_agent, note_of_unbounded_actions, warn_of_rate_0
+from sebulba.types import EnvSpec
 
 TRAIN = [
     *("train", "cartpole", "--env.id", "tests.test_cli:Guess", "--schedule", "lockstep"),
@@ -123,3 +126,19 @@ def test_a_schedule_by_hand_that_ends_before_the_run_is_told(num_updates, warns)
         warnings.simplefilter("always")
         warn_of_rate_0(config, agent)
     assert [("than the 10 updates" in str(each.message)) for each in told] == [True] * warns
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        (gymnasium.spaces.Box(-1, 1, (3,)), None),
+        (gymnasium.spaces.Discrete(3), None),
+        (gymnasium.spaces.Box(0, np.inf, (2,)), "all components of the action have no bounds"),
+        (gymnasium.spaces.Box(np.float32([0, 0]), np.float32([1, 1e30])), r"components \[1\] of"),
+    ],
+    ids=str,
+)
+def test_components_of_the_action_without_bounds_are_said(space, said):
+    note = note_of_unbounded_actions(EnvSpec(gymnasium.spaces.Box(-1, 1, (3,)), space))
+    assert (note is None) == (said is None)
+    assert said is None or re.search(said, note)

@@ -6,8 +6,11 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import gymnasium
+
 from sebulba.agent import Agent
 from sebulba.agents.configs import OptimizerConfig, make_agent
+from sebulba.agents.kernels.squashing import Squashing
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
@@ -17,7 +20,7 @@ from sebulba.policies.policy import Policy, load_policy
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.jax_setup import Platform, configure_jax
 from sebulba.support.files import check_no_link
-from sebulba.types import EnvFactory, EnvSpec, PyTree
+from sebulba.types import EnvFactory, EnvSpec, MultiAgentSpec, PyTree
 
 if TYPE_CHECKING:
     from sebulba.video.training import TrainingFilms
@@ -53,6 +56,20 @@ def warn_of_rate_0(config: ExperimentConfig, agent: Agent) -> None:
             "agent.optimizer.share_after_schedule",
             stacklevel=2,
         )
+
+
+def note_of_unbounded_actions(spec: EnvSpec | MultiAgentSpec) -> str | None:
+    """Return what a user should know of components of the action that have no bounds."""
+    if not isinstance(spec, EnvSpec) or not isinstance(spec.action_space, gymnasium.spaces.Box):
+        return None
+    squashing = Squashing(spec.action_space)
+    if not (found := squashing.unbounded()):
+        return None
+    which = "all components" if len(found) == squashing.size else f"components {found[:8]}"
+    return (
+        f"{which} of the action have no bounds: the policy's numbers, about 1 at first, go to the "
+        "environment as they are; where its actions are of another size, give the space two bounds"
+    )
 
 
 def build_player(

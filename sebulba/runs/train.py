@@ -39,7 +39,13 @@ from sebulba.metrics.writers import (
     number,
 )
 from sebulba.policies.policy import save_policy
-from sebulba.runs.build import build_agent, build_films, build_player, warn_of_rate_0
+from sebulba.runs.build import (
+    build_agent,
+    build_films,
+    build_player,
+    note_of_unbounded_actions,
+    warn_of_rate_0,
+)
 from sebulba.runs.ended import LastRecord, write_end
 from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.runs.folder import RunFolder, as_json
@@ -197,6 +203,8 @@ class _Run:
         factory = make_env_factory(env.id, **env.factory_arguments())
         self._agent = build_agent(config, env_spec(factory))
         warn_of_rate_0(config, self._agent)
+        if note := note_of_unbounded_actions(self._agent.spec):
+            print(f"sebulba: {note}", flush=True)
         self._player = build_player(config, factory, self._agent, self._keep_best)
         if self._player is not None:
             self._stack.enter_context(self._player)

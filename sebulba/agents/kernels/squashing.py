@@ -34,6 +34,10 @@ class Squashing:
         self._shift = np.where(self._bounded, low + self._scale, 0.0).astype(np.float32)
         self._low, self._high = _inside(low, high)
 
+    def unbounded(self) -> list[int]:
+        """Return the components without two sensible bounds, by their place in the flat action."""
+        return np.flatnonzero(~self._bounded).tolist()
+
     def unit(self, raw: jax.Array) -> jax.Array:
         """Return the unit actions of raw numbers, ``[..., K]``."""
         return jnp.where(_row(self._bounded, raw), jnp.tanh(raw), raw)
