@@ -61,7 +61,14 @@ make() { command make -n "$@"; }  # only says what it would do
 .venv/bin/pre-commit() { test "$1" = install; }  # which make lint would have brought
 pip() { command pip -qq "$@" --no-deps --no-index; }  # the packages are those of the tests
 """
-NOT_COPIED = shutil.ignore_patterns(".venv*", ".git", "runs", "build", "*.egg-info", "results")
+NOT_COPIED = shutil.ignore_patterns(".venv*", ".git", "build", "*.egg-info", "results")
+
+
+def not_copied(folder, names):
+    """Return what is left out of a copy of the checkout, its own folder of runs included."""
+    return NOT_COPIED(folder, names) | ({"runs"} if Path(folder) == ROOT else set())
+
+
 FEWER = {f"num_cycles={many}": "num_cycles=6" for many in ("1000", "200", "20")}
 FEWER["512_000"] = "6_144"
 MINE = ["train", "cartpole", "--name", "mine", "--total-env-steps", "2000"]
@@ -131,7 +138,7 @@ def test_every_block_runs_as_pasted(block, tmp_path, request):
     _, text = PASTED[block]
     python_path = str(ROOT)
     if re.search(r"^make |examples/|pip wheel", text, re.MULTILINE):
-        shutil.copytree(ROOT, tmp_path, symlinks=True, dirs_exist_ok=True, ignore=NOT_COPIED)
+        shutil.copytree(ROOT, tmp_path, symlinks=True, dirs_exist_ok=True, ignore=not_copied)
         python_path = sysconfig.get_path("purelib") if "pip install" in text else str(tmp_path)
     if "my_env:" in text:
         (saved,) = [text for _, text in PASTED.values() if text.startswith("# my_env.py")]

@@ -21,7 +21,6 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Agent, AgentState
-from sebulba.envs.envpool_families import import_envpool
 from sebulba.support.trees import is_key
 from sebulba.types import EnvStep, PyTree, RunSpec, Trajectory
 
@@ -105,7 +104,7 @@ class Prototype:
 
 def make_pool(env_id: str, **options: Any) -> Any:
     """Return an envpool, whose spaces do not warn of lost precision when they are used."""
-    envpool = import_envpool()
+    import envpool
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
