@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -25,27 +24,27 @@ if version("jaxlib").startswith("0.10."):
 
 import jax
 
+from sebulba.runs import jax_setup
+
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 FOLDER = pytest.StashKey[Path]()
-MOST_CACHED_BYTES = 1 << 30
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folder of compiled programs, unless this is a worker, which is given one.
 
     It outlasts the session, below ``.pytest_cache``: a second run compiles little. Programs of
-    other versions and options of XLA have other keys.
+    other versions and options of XLA have other keys. Old programs are removed, and another session
+    of the same clone may do so at the same time.
     """
     if hasattr(config, "workerinput"):
         return
     folder = config.rootpath / ".pytest_cache" / "jax"
     folder.mkdir(parents=True, exist_ok=True)
-    if sum(file.stat().st_size for file in folder.iterdir()) > MOST_CACHED_BYTES:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(exist_ok=True)
+    jax_setup._remove_old_files(str(folder))
     config.stash[FOLDER] = folder
 
 

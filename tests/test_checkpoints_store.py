@@ -93,7 +93,7 @@ def arrays(draw: st.DrawFn) -> np.ndarray:
     return array.T if draw(st.booleans()) else array
 
 
-@pytest.mark.timeout(rounds(120, 900))
+@pytest.mark.timeout(1200)
 @settings(
     max_examples=rounds(10, 300),
     deadline=None,
@@ -416,14 +416,14 @@ store.load(2)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(rounds(120, 900))
+@pytest.mark.timeout(1200)
 @pytest.mark.skipif(
     resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY,
     reason="the size of files is limited already",
 )
 def test_files_that_the_kernel_cuts_short_leave_nothing_behind(tmp_path):
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path), str(rounds(3, 100))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=rounds(100, 600))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=rounds(300, 600))
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -457,7 +457,7 @@ for number in itertools.count(max(store.numbers(), default=0) + 1):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(rounds(120, 900))
+@pytest.mark.timeout(1200)
 def test_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
     rng = np.random.default_rng(0)
     newest = 0

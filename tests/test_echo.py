@@ -120,10 +120,18 @@ def test_what_every_agent_sees_and_does_arrives_in_its_place(name):
 FIELDS = ("obs", "prev_action", "reward", "terminated", "truncated", "is_first", "action", "acting")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["turns", "rows", "seats"])
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("name", ["MultiAgentEnv", "envpool game", "AEC", "Parallel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("MultiAgentEnv", "envpool game", "AEC")
+        ),
+        "Parallel",
+    ],
+)
 def test_a_planted_shuffle_is_found(name, field, axis):
     same_for_all = name == "envpool game" and field in ("terminated", "truncated", "is_first")
     if same_for_all and axis == 2:

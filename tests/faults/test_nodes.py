@@ -25,7 +25,7 @@ from tests.tiny import CountingEnv
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(rounds(300, 3600)),
+    pytest.mark.timeout(rounds(1200, 3600)),
     pytest.mark.filterwarnings("ignore:.*gets replaced by a new one:RuntimeWarning"),
 ]
 HANG_S = 20.0

@@ -27,7 +27,7 @@ __all__ = ["make_trap"]
 
 NUM_ENVS, STEPS = 4, 5
 pytestmark = [
-    pytest.mark.timeout(rounds(100, 3600)),
+    pytest.mark.timeout(rounds(1200, 3600)),
     pytest.mark.filterwarnings("ignore:.*gets replaced by a new one:RuntimeWarning"),
 ]
 
