@@ -142,7 +142,7 @@ def test_dqn_learns_beside_ppo():
     fast = dataclasses.replace(DQN, replay=ReplayConfig(4000, 32, updates_per_cycle=3))
     # Nothing ever terminates, so values grow to 100 and would fill a torso that they share.
     apart = dataclasses.replace(PPO, separate_value_torso=True)
-    result, _, loop = run(Pairs, MultiAgentConfig({"red": apart, "blue": fast}), 150, 20)
+    result, _, loop = run(Pairs, MultiAgentConfig({"red": apart, "blue": fast}), 250, 20)
     policy = sebulba.Policy(loop.agent, result.acting_networks)
     assert sebulba.evaluate(policy, Pairs, num_episodes=5, num_envs=5).mean_return > 9.5
 

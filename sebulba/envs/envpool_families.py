@@ -68,7 +68,7 @@ def check_family(env_id: str, family: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the packages of envpool, and makes those that cannot be loaded empty."""
+    """Finds the packages of families and what registers them; those that fail become empty."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -76,14 +76,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         if not name.startswith("envpool."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.submodule_search_locations is None or spec.loader is None:
-            return None  # no package: others find it
+        if spec is None or spec.loader is None or name == "envpool.registration":
+            return None
+        registers_a_family = name.endswith(".registration")
+        if spec.submodule_search_locations is None and not registers_a_family:
+            return None
         spec.loader = _Loader(spec.loader)
         return spec
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads a package; leaves it empty if that fails."""
+    """Loads a module; leaves it empty if that fails."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -95,4 +98,4 @@ class _Loader(importlib.abc.Loader):
         try:
             self._inner.exec_module(module)
         except ImportError as error:
-            LEFT_OUT[module.__name__] = str(error)
+            LEFT_OUT.setdefault(module.__name__.removesuffix(".registration"), str(error))

@@ -227,7 +227,7 @@ class FusedCycle:
         return CycleOutput(*finished[:3], initial, final, step_infos), step_state
 
     def _program(self, number: int, stop: threading.Event, *example: PyTree) -> Callable | None:
-        """Return the compiled program of a chunk, or None if stopped before it was compiled.
+        """Return the compiled program of a chunk, or None if stopped before or while it compiled.
 
         It is compiled apart from its first call, so that the time of that call can be taken.
         """
@@ -239,6 +239,8 @@ class FusedCycle:
                 with self._timer.phase("compile"):
                     program = self._compile_chunk(is_last, *example)
             self._compiled[is_first, is_last] = program
+            if stop.is_set():
+                return None
         return self._compiled[is_first, is_last]
 
     def _compile_chunk(self, is_last: bool, *example: PyTree) -> Callable:

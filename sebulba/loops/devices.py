@@ -39,7 +39,8 @@ def choose_devices(
 
     Args:
       inference: Devices, or indices into ``jax.local_devices()``. None: the only device, or
-        the first quarter (at least one) of several and as many as fit of those that cannot update.
+        the first quarter (at least one) of several; where ``update`` is None too, also as many as
+        fit of those that cannot update.
       update: Likewise. None: the only device, or as many as fit of those that do not infer.
       fits: Says what the run allows; it is asked where this function chooses.
 
@@ -54,7 +55,8 @@ def choose_devices(
     if chosen_update is None:
         free = [d for d in devices if d not in chosen_inference] or chosen_inference
         chosen_update = free[-_most(len(free), lambda number: fits(number, 1)) :]
-    if inference is None and (rest := [d for d in devices if d not in chosen_update]):
+    both = inference is None and update is None
+    if both and (rest := [d for d in devices if d not in chosen_update]):
         chosen_inference = rest[: _most(len(rest), lambda n: fits(len(chosen_update), n))]
     return chosen_inference, chosen_update
 

@@ -386,7 +386,7 @@ def test_what_the_system_refuses_is_said_without_a_traceback(error, capsys, monk
     def fail(argv):
         raise error
 
-    monkeypatch.setattr(cli, "_doctor", fail)
+    monkeypatch.setattr("sebulba.commands.check.doctor", fail)
     assert error.strerror in one_sentence(capsys, cli.EXIT_OTHER, "doctor")
 
 
