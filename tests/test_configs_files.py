@@ -155,7 +155,7 @@ def test_short_options_are_taken(tmp_path):
 @pytest.mark.parametrize(
     ("record", "words"),
     [
-        ("{", "config.json is damaged"),
+        ("{", "config.json is not JSON"),
         ([1], "not a JSON object"),
         ({"options": {}}, "unknown configuration None under 'config'; use impala"),
         ({"config": "cartpol"}, "unknown configuration 'cartpol'"),
@@ -192,3 +192,27 @@ def test_an_unknown_option_is_refused_by_the_command_line(tmp_path, capsys, opti
 def test_reading_does_not_import_jax():
     code = "import sys, sebulba.configs.files; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"config": "cartpole",\n "options": {"seed": 1,}}', "line 2.*no comma"),
+        ('{"config": "cartpole",\n// mine\n "options": {}}', "line 2.*no comments"),
+        ('{"config": "cartpole",\n "options": {"seed": 1,\n "seed": 2}}', "twice .line 2 and 3"),
+        ('{"config": "cartpole", "options": {"num-envs": 8, "num_envs": 16}}', "keep one"),
+    ],
+    ids=["comma", "comment", "doubled", "spellings"],
+)
+def test_a_slip_of_an_editor_is_refused_with_its_line(tmp_path, text, said):
+    file = tmp_path / "mine.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said) as caught:
+        read_config_file(file)
+    assert "train again" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_bytes(b"\xef\xbb\xbf" + b'{"config": "cartpole", "options": {"seed": 7}}')
+    assert read_config_file(file) == ("cartpole", ["--seed=7"])

@@ -20,7 +20,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError
-from sebulba.support.files import read_json_object, write_json
+from sebulba.support.files import read_edited_json, read_json_object, write_json
 
 Scalar: TypeAlias = bool | int | float | str | None
 Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
@@ -60,7 +60,7 @@ def read_config_file(
             f"configuration file {path} does not exist; use one that sebulba bench tune wrote, "
             f"or a configuration: {' or '.join(NEUTRAL)}"
         )
-    record = read_json_object(path)
+    record = read_edited_json(path)
     unknown = sorted(set(record) - set(KEYS))
     if unknown:
         raise UsageError(f"{path} has the unknown key {unknown[0]!r}; use {', '.join(KEYS)}")
@@ -70,6 +70,11 @@ def read_config_file(
             f"{path} has options={options!r}, which must be an object of names and values; "
             'use {"num-envs": 64}'
         )
+    spelled: dict[str, str] = {}
+    for option in options:
+        other = spelled.setdefault(option.replace("_", "-"), option)
+        if other != option:
+            raise UsageError(f"{path} has {other!r} and {option!r}, one option; keep one of them")
     if default_of is None or not isinstance(name, str):
         default = config_of_preset(name, path)
     else:

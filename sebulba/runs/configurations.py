@@ -24,7 +24,7 @@ from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError, shown
 from sebulba.policies.pretrained import folder_of, is_pretrained
 from sebulba.runs.folder import KIND, config_of_record
-from sebulba.support.files import read_json_object
+from sebulba.support.files import read_edited_json
 from sebulba.support.trust import Trust, trust_of
 from sebulba.support.user_code import load_attribute
 
@@ -112,7 +112,7 @@ def _of_file(file: Path, trust: bool) -> Start:
     # Not Path.is_dir and Path.is_file, which raise where a name is too long.
     if os.path.isdir(file):
         file = _in_folder(file)
-    record = read_json_object(file) if os.path.isfile(file) else {}
+    record = read_edited_json(file) if os.path.isfile(file) else {}
     if "agent_config" not in record:
         return _of_options(file, trust)
     trusted = trust_of(KIND, record, trust)

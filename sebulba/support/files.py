@@ -84,6 +84,45 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return record
 
 
+def read_edited_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file that people edit; a byte order mark is skipped.
+
+    Raises:
+      UsageError: It cannot be read, is not JSON, or has a key twice; the line and remedy are named.
+    """
+    check_regular(file)
+    twice: list[str] = []
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        twice.extend(key for key in keys if keys.count(key) > 1)
+        return dict(pairs)
+
+    try:
+        if file.stat().st_size > MOST_JSON_BYTES:
+            raise ValueError(f"it has more than {MOST_JSON_BYTES:,} bytes")
+        text = file.read_bytes().decode("utf-8-sig")
+        json.loads(text, object_pairs_hook=once)
+        record = parse_json(text.encode())
+        _check_depth(record)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read ({error.strerror}); use another file") from error
+    except json.JSONDecodeError as error:
+        raise UsageError(
+            f"{file} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; correct "
+            "that line (JSON has no comments, no comma after the last value, and double quotes)"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} is not JSON ({error}); correct it") from error
+    if twice:
+        lines = [n for n, line in enumerate(text.splitlines(), 1) if json.dumps(twice[0]) in line]
+        where = f" (line {' and '.join(map(str, lines))})" if lines else ""
+        raise UsageError(f"{file} has the key {shown(twice[0])} twice{where}; keep one of them")
+    if not isinstance(record, dict):
+        raise UsageError(f'{file} is not a JSON object; use {{"config": "ppo", "options": {{}}}}')
+    return record
+
+
 def _check_depth(record: Any) -> None:
     """Raise ValueError if a JSON value has more than ``MOST_NESTED`` levels."""
     level = [record]
