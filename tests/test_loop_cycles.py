@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import sebulba
+from sebulba.inference import choose_cycle, fused_cycle, hangs
 from sebulba.inference import cycle as cycle_module
-from sebulba.inference import fused_cycle, hangs
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.inference.inferencer_pool import RunningInferencers
@@ -83,10 +83,40 @@ def test_chunks_do_not_change_a_fused_cycle(whole, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
 
 
-def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(whole, monkeypatch):
+@pytest.fixture
+def numbers_of_chunks(monkeypatch):
+    """How many chunks a cycle has after each one; chunks adapt in lockstep, too."""
+    numbers = []
+
+    class Adapts(fused_cycle.FusedCycle):
+        def __init__(self, *arguments, adapts):
+            super().__init__(*arguments, adapts=True)
+
+        def _choose_chunks(self, chunk_s):
+            super()._choose_chunks(chunk_s)
+            numbers.append(self._num_chunks)
+
+    monkeypatch.setattr(choose_cycle, "FusedCycle", Adapts)
+    return numbers
+
+
+def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(whole, monkeypatch, numbers_of_chunks):
     monkeypatch.setattr(fused_cycle, "CHUNK_S", 1e-9)
     split, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
+    assert set(numbers_of_chunks) == {12}
     for one, other in zip(whole.trajectories, split.trajectories, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
+
+
+def test_short_chunks_of_a_fused_cycle_are_merged_once_and_it_stays_the_same(
+    whole, monkeypatch, numbers_of_chunks
+):
+    monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
+    monkeypatch.setattr(fused_cycle, "MERGE_AFTER_S", 0.0)
+    monkeypatch.setattr(fused_cycle, "CHUNK_S", 1e9)
+    merged, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
+    assert numbers_of_chunks[0] == 4 and set(numbers_of_chunks[1:]) == {1}
+    for one, other in zip(whole.trajectories, merged.trajectories, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
 
 

@@ -35,6 +35,8 @@ FIRST_CHUNK_ENV_STEPS = 16384
 """Most environment steps in a chunk of the first fused cycle, whose speed is not known yet."""
 CHUNK_S = 1.0
 """If a chunk of the first cycle takes longer than this, later cycles have more chunks."""
+MERGE_AFTER_S = 60.0
+"""A run that lasts longer than this merges chunks that are short, for the price of one compile."""
 
 _NO_POSITION = "a fused cycle cannot save the environment, which is not written in JAX alone"
 
@@ -137,7 +139,7 @@ class FusedCycle:
             programs.run.steps_per_cycle, FIRST_CHUNK_ENV_STEPS / programs.run.num_envs
         )
         self._compiled: dict[tuple[bool, bool], Callable] = {}
-        self._speed_is_known = not self._adapts
+        self._adapts_from: float | None = None
         self._packing = RowPacking(_row_shapes(programs.shapes))
 
     def reset(self) -> None:
@@ -202,6 +204,8 @@ class FusedCycle:
                     break
                 began = time.perf_counter()
                 position, recording, finished, chunk = program(leaves, position, recording)
+                for leaf in jax.tree.leaves((chunk, finished and finished.finite)):
+                    leaf.copy_to_host_async()  # the host then waits once
                 # np.asarray takes a quarter of the time of device_get for arrays in host memory.
                 chunks.append(jax.tree.map(np.asarray, chunk))
                 slowest_s = max(slowest_s, time.perf_counter() - began)
@@ -221,7 +225,7 @@ class FusedCycle:
                 return None, step_state
             if not finished.finite:
                 check_finite(finished.env_step, self._env.spec)
-            self._split_if_slow(slowest_s)
+            self._choose_chunks(slowest_s)
             initial = keys.wrap(recording.initial_step_state)
             final = keys.wrap(finished.final_step_state)
         return CycleOutput(*finished[:3], initial, final, step_infos), step_state
@@ -250,16 +254,19 @@ class FusedCycle:
         )
         return jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
 
-    def _split_if_slow(self, chunk_s: float) -> None:
-        """After the first cycle, choose the number of chunks of all later ones."""
-        if self._speed_is_known:
+    def _choose_chunks(self, chunk_s: float) -> None:
+        """Split long chunks after the first cycle; merge short ones once if the run lasts."""
+        if not self._adapts:
             return
-        self._speed_is_known = True
-        length = self._programs.run.steps_per_cycle // self._num_chunks
-        num_chunks = equal_chunks(self._programs.run.steps_per_cycle, length * CHUNK_S / chunk_s)
-        if num_chunks > self._num_chunks:
-            self._num_chunks = num_chunks
+        now = time.perf_counter()
+        is_first, self._adapts_from = self._adapts_from is None, self._adapts_from or now
+        is_last = now - self._adapts_from > MERGE_AFTER_S
+        steps = self._programs.run.steps_per_cycle
+        fitting = equal_chunks(steps, steps // self._num_chunks * CHUNK_S / chunk_s)
+        if (is_first and fitting > self._num_chunks) or (is_last and fitting < self._num_chunks):
+            self._num_chunks = fitting
             self._compiled = {}
+        self._adapts = not is_last
 
 
 def _run_chunk(
