@@ -53,7 +53,7 @@ from sebulba.envs.observation_parts import (
 )
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
-from sebulba.envs.vectorize import make_vector_env
+from sebulba.envs.vectorize import make_vector_env, remember
 from sebulba.envs.wrappers import load_wrapper, warn_of_statistics, wrapped
 from sebulba.errors import UsageError, shown
 from sebulba.support.checks import nearest
@@ -693,6 +693,7 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             warnings.simplefilter("ignore")
             env = CheckedEnv(make_env, 0)
         env.close()
+        remember(make_env, env)
         if isinstance(env.env, PopulationEnv):
             return env.env.population  # type: ignore[return-value]
         _warn_of_losses(env.env, name)

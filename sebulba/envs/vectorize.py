@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import multiprocessing
 import os
 import signal
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from typing import Any, Literal
@@ -210,19 +212,46 @@ def _kill(processes: Sequence[Any]) -> None:
             process.kill()  # no effect on one that is known to have ended
 
 
+class _Look:
+    """What Gymnasium looks at in the main process before the environments are made in workers."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        self.metadata, self.render_mode = env.metadata, env.render_mode
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+
+    def close(self) -> None:
+        """Do nothing: the environment was closed."""
+
+
+_SEEN: weakref.WeakKeyDictionary[Callable, _Look] = weakref.WeakKeyDictionary()
+"""By the function that makes an environment: it is made in the main process once, by whoever asks
+first, and not again in the thread of each Inferencer."""
+
+
+def remember(make_env: Callable[[], gymnasium.Env], env: gymnasium.Env) -> None:
+    """Keep what is to be seen of ``env``, which ``make_env`` made in this process."""
+    _SEEN[make_env] = _Look(env)
+
+
+def _looked_at(make_env: Callable[[], gymnasium.Env], index: int) -> _Look:
+    if make_env not in _SEEN:
+        with contextlib.closing(CheckedEnv(make_env, index, in_worker=True)) as env:
+            remember(make_env, env)
+    return _SEEN[make_env]
+
+
 def _make_in_worker(
     make_env: Callable[[], gymnasium.Env], index: int, main_process: int
-) -> CheckedEnv:
+) -> CheckedEnv | _Look:
     """Make an environment in its worker process.
 
     The process survives signals that go to the whole group, such as Ctrl-C on a terminal, SIGHUP
     when that is closed, or a scheduler's SIGTERM, because the main process first finishes its
     update and saves, and then ends its workers. If the main process does not end them, ``SIGALRM``
-    does. Gymnasium also makes one environment in the main process to look at its spaces; there the
-    signals are left alone.
+    does. In the main process return what Gymnasium wants to know of the environment.
     """
     if os.getpid() == main_process:
-        return CheckedEnv(make_env, index, in_worker=True)
+        return _looked_at(make_env, index)
     make_streams_safe(says_so=False)  # an environment may print when nobody reads any more
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for which in (signal.SIGTERM, signal.SIGHUP):

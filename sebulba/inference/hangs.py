@@ -9,15 +9,18 @@ import traceback
 from collections.abc import Sequence
 
 from sebulba.errors import EnvHangError, HangError
+from sebulba.inference.env_thread import Task
 from sebulba.inference.inferencer import ENV_PHASES, Inferencer
 
+AnyThread = threading.Thread | Task
+"""What one waits for: a thread, or a task in one."""
 JOIN_S = 60.0
 """How long a stop waits for a thread to end the program or the compile that it is in."""
 SAVE_FIRST_S = 5.0
 """A stop that has waited this long saves what was learned before it waits on."""
 
 
-def join(threads: Sequence[threading.Thread], wait_s: float) -> list[threading.Thread]:
+def join(threads: Sequence[AnyThread], wait_s: float) -> list[AnyThread]:
     """Wait up to ``wait_s`` seconds for threads to end; return those that have not ended."""
     deadline = time.monotonic() + wait_s
     for thread in threads:
@@ -26,7 +29,7 @@ def join(threads: Sequence[threading.Thread], wait_s: float) -> list[threading.T
     return [thread for thread in threads if thread.is_alive()]
 
 
-def hang_error(threads: Sequence[threading.Thread], waited_s: float) -> HangError:
+def hang_error(threads: Sequence[AnyThread], waited_s: float) -> HangError:
     """Return the error that names the threads that still run and shows their stacks."""
     alive = [thread for thread in threads if thread.is_alive()]
     return HangError(
@@ -51,7 +54,7 @@ def silence_error(inferencer: Inferencer, phase: str, silent_s: float) -> HangEr
     )
 
 
-def stacks(threads: Sequence[threading.Thread]) -> str:
+def stacks(threads: Sequence[AnyThread]) -> str:
     """Return the Python stack of each thread, under its name."""
     frames = sys._current_frames()
     return "\n".join(

@@ -14,6 +14,7 @@ import numpy as np
 from sebulba.errors import EnvError, EnvHangError, is_env_failure
 from sebulba.inference.cores import Cores, run_on
 from sebulba.inference.cycle import Cycle, CycleOutput
+from sebulba.inference.env_thread import CallingThread, EnvThread, note_main_thread
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.options import Schedule
 from sebulba.support.trees import owned_copy
@@ -57,6 +58,8 @@ class Inferencer:
     """The slot of its device, from which it takes networks."""
     timer: PhaseTimer
     """The time of its thread, by ``INFERENCER_PHASES``."""
+    env_thread: EnvThread | CallingThread
+    """Where its environment was made, and everything is done with it."""
     cores: Cores | None = None
     """Cores that its thread may run on; None lets it run on any."""
     needs_reset: bool = True
@@ -78,7 +81,7 @@ class Inferencer:
     @property
     def thread_name(self) -> str:
         """The name of its thread."""
-        return f"inferencer-{self.index}"
+        return name_of_thread(self.index)
 
     def fail(self, error: BaseException) -> bool:
         """Keep ``error`` as the failure; False if there is an earlier one, which may be its cause.
@@ -111,6 +114,9 @@ class Inferencer:
 
     def position(self) -> InferencerPosition:
         """Return where it stands; call this only between cycles."""
+        return self.env_thread.call(self._position)
+
+    def _position(self) -> InferencerPosition:
         step_state = owned_copy(self.step_state, self.device)
         return InferencerPosition(self.cycle, step_state, self._env_position())
 
@@ -130,6 +136,11 @@ class Inferencer:
             # from then on the checkpoint may be finished, and another may ask.
             self.position_wanted.clear()
             self.left_position = position
+
+
+def name_of_thread(index: int) -> str:
+    """Return the name of the thread of an Inferencer."""
+    return f"inferencer-{index}"
 
 
 def run_cycles(
@@ -234,6 +245,7 @@ def inferencer_thread(
 def explained(raised: BaseException, where: str, inferencer: Inferencer) -> BaseException:
     """Return the error that ended an Inferencer, with a note that says where it was raised."""
     error = without_exit(raised)
+    note_main_thread(error)
     error.add_note(f"in {where} (Inferencer {inferencer.index}), cycle {inferencer.cycle}")
     return error
 

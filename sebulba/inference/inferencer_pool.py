@@ -14,6 +14,8 @@ from sebulba.cluster.inferencers.remote_inferencer import RemoteEnv
 from sebulba.cluster.inferencers.workers import Workers
 from sebulba.errors import EnvHangError, HangError, is_env_failure, text_of
 from sebulba.inference import hangs
+from sebulba.inference.env_thread import EnvThread, Task
+from sebulba.inference.hangs import AnyThread
 from sebulba.inference.inferencer import (
     WAITING_PHASES,
     Inferencer,
@@ -73,9 +75,9 @@ class RunningInferencers:
         self._permits = CyclePermits(0)
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         """Carries items from the threads to the update loop."""
-        self.threads: list[threading.Thread] = []
+        self.threads: list[Task] = []
         """One per Inferencer; the thread of a replaced Inferencer is left out. Empty inline."""
-        self.silent: list[threading.Thread] = []
+        self.silent: list[AnyThread] = []
         """Threads that hang; nobody waits for them any more."""
         self._soon = threading.Event()
         self._stops: list[Stop] = []
@@ -122,14 +124,11 @@ class RunningInferencers:
             self._stops[index],
         )
 
-    def _thread(self, inferencer: Inferencer) -> threading.Thread:
+    def _thread(self, inferencer: Inferencer) -> Task:
         stop = self._stops[inferencer.index]
-        return threading.Thread(
-            target=inferencer_thread,
-            args=(inferencer, self._cycles(inferencer), self.queue, stop),
-            name=inferencer.thread_name,
-            daemon=True,
-        )
+        cycles = self._cycles(inferencer)
+        assert isinstance(inferencer.env_thread, EnvThread), "it would be inline"
+        return inferencer.env_thread.task(inferencer_thread, inferencer, cycles, self.queue, stop)
 
     # Collecting what they make.
 
@@ -200,7 +199,7 @@ class RunningInferencers:
             for present in at_work
         )
 
-    def is_compiling(self, threads: Sequence[threading.Thread]) -> bool:
+    def is_compiling(self, threads: Sequence[AnyThread]) -> bool:
         """Tell whether one of these threads of Inferencers is in a compile."""
         pairs = zip(self._inferencers, self.threads, strict=False)  # there are none inline
         phases = [inferencer.timer.present() for inferencer, thread in pairs if thread in threads]
@@ -312,9 +311,9 @@ class RunningInferencers:
                 self._inferencers[new.index] = new
 
     @property
-    def replacing_threads(self) -> list[threading.Thread]:
+    def replacing_threads(self) -> list[AnyThread]:
         """Those that replace Inferencers, and have not ended."""
-        return self._replacements.threads
+        return list(self._replacements.threads)
 
     def fail(self, inferencer: Inferencer, error: HangError) -> None:
         """Report an Inferencer whose thread is silent: it is replaced, or the run ends."""
@@ -357,7 +356,7 @@ def _empty_place_of(guilty: Inferencer) -> None:
     if isinstance(guilty.failure, EnvHangError):
         guilty.env.kill()  # its own thread closes it
     else:
-        guilty.env.close()
+        guilty.env_thread.call(guilty.env.close)
 
 
 def _explained_failure(

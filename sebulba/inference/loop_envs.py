@@ -13,6 +13,8 @@ from sebulba.envs.gymnasium_adapter import ONE_DRAWS
 from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError
 from sebulba.inference.cores import Cores, shares_of_cores, threads_run_on
+from sebulba.inference.env_thread import CallingThread, EnvThread
+from sebulba.inference.inferencer import name_of_thread
 from sebulba.support.key_streams import FRESH_STREAM
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
 
@@ -69,20 +71,39 @@ class LoopEnvs:
         self._seed = seed
         self._num_envs = num_envs
         self._host = host
+        self._inline = inline
         self._may_draw = inline and len(cores) == 1
         self.cores = tuple(cores)
+        self._threads = [self._new_thread(index) for index in range(len(cores))]
         self._begun_generations = threading.Lock()
         self.num_generations = 1
         """How often environments were made; each generation has its own seeds."""
         self._envs: list[EnvAdapter] = []
         with contextlib.ExitStack() as close_again:
-            for index in range(len(self.cores)):
-                self._envs.append(self._make(index, generation=0))
-                close_again.callback(self._envs[-1].close)
+            for index, thread in enumerate(self._threads):
+                close_again.callback(thread.end)
+                self._envs.append(thread.call(self._make, index, 0))
+                close_again.callback(self.close_of, index)
             close_again.pop_all()
+
+    def _new_thread(self, index: int) -> EnvThread | CallingThread:
+        return CallingThread() if self._inline else EnvThread(name_of_thread(index))
 
     def __getitem__(self, inferencer: int) -> EnvAdapter:
         return self._envs[inferencer]
+
+    def thread_of(self, inferencer: int) -> EnvThread | CallingThread:
+        """Return where everything is done with the environments of an Inferencer."""
+        return self._threads[inferencer]
+
+    def leave_thread(self, inferencer: int) -> None:
+        """Give an Inferencer whose environments hang another thread; the old one ends by itself."""
+        self._threads[inferencer].end()
+        self._threads[inferencer] = self._new_thread(inferencer)
+
+    def close_of(self, inferencer: int) -> None:
+        """Close the environments of an Inferencer."""
+        self._threads[inferencer].call(self._envs[inferencer].close)
 
     def begin_generation(self) -> int:
         """Return the number of new environments, which no others have; from any thread."""
@@ -100,7 +121,7 @@ class LoopEnvs:
     def make_anew(self, inferencers: Collection[int], generation: int) -> None:
         """Make new environments for some Inferencers; the caller has closed the old ones."""
         for index in inferencers:
-            self._envs[index] = self._make(index, generation)
+            self._envs[index] = self._threads[index].call(self._make, index, generation)
 
     def _make(self, index: int, generation: int) -> EnvAdapter:
         seeds = seed_block(
@@ -143,6 +164,7 @@ class LoopEnvs:
     def close(self, but: Collection[int] = ()) -> None:
         """Close all environments except those of the Inferencers in ``but``."""
         with contextlib.ExitStack() as stack:  # closes the others even if one raises
-            for index, env in enumerate(self._envs):
+            for index, thread in enumerate(self._threads):
+                stack.callback(thread.end)
                 if index not in but:
-                    stack.callback(env.close)
+                    stack.callback(self.close_of, index)

@@ -18,6 +18,8 @@ from sebulba.envs import make_env_factory, seed_block
 from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError, is_env_failure, text_of
 from sebulba.inference.cycle import env_step_of, info_columns
+from sebulba.inference.env_thread import CallingThread, EnvThread
+from sebulba.loops.evaluation_thread import EVALUATOR_THREAD
 from sebulba.options import MOST_EPISODE_STEPS
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvAdapter, EnvFactory, PyTree
@@ -183,6 +185,7 @@ class EvaluationPlayer:
         max_episode_steps: int = MOST_EPISODE_STEPS,
         on_best: Callable[[PyTree], None] | None = None,
         max_env_restarts: int = 0,
+        inline: bool = False,
     ) -> None:
         """Make the environments.
 
@@ -199,6 +202,7 @@ class EvaluationPlayer:
           max_env_restarts: How often environments that raise or die are replaced by new ones with
             new seeds, and their evaluation is played from its beginning; the next failure is
             raised.
+          inline: Make and play the environments in the calling thread, not in one of their own.
 
         Raises:
           UsageError: A number is out of range, or the environment is not the agent's.
@@ -216,8 +220,11 @@ class EvaluationPlayer:
         self._max_env_restarts = max_env_restarts
         self.env_restarts = 0
         """How often the environments were replaced."""
-        self._playing_thread: int | None = None
-        self._make_envs()
+        self.env_thread = CallingThread() if inline else EnvThread(EVALUATOR_THREAD)
+        """Where the environments are made, played and closed."""
+        self._is_playing = False
+        self._closed = False
+        self.env_thread.call(self._make_envs)
 
     def _make_envs(self) -> None:
         seeds = evaluation_seeds(self._seed, len(self._quota), self.env_restarts)
@@ -225,7 +232,7 @@ class EvaluationPlayer:
         try:
             check_spaces(self._policy, self._adapter)
         except UsageError:
-            self.close()
+            self._adapter.close()
             raise
 
     def __call__(self, acting_networks: PyTree, stop: threading.Event) -> dict[str, float] | None:
@@ -235,11 +242,7 @@ class EvaluationPlayer:
           EnvError: An environment failed, or whatever it raised, after ``max_env_restarts``.
         """
         self._policy.acting_networks = acting_networks
-        self._playing_thread = threading.get_ident()
-        try:
-            evaluation = self._play_through(stop)
-        finally:
-            self._playing_thread = None
+        evaluation = self.env_thread.call(self._play_through, stop)
         if evaluation is None:
             return None
         if self.best is None or evaluation.mean_return > self.best:
@@ -249,6 +252,13 @@ class EvaluationPlayer:
         return evaluation.metrics() | {"eval_env_restarts": self.env_restarts}
 
     def _play_through(self, stop: threading.Event) -> Evaluation | None:
+        self._is_playing = True
+        try:
+            return self._play_again_and_again(stop)
+        finally:
+            self._is_playing = False
+
+    def _play_again_and_again(self, stop: threading.Event) -> Evaluation | None:
         while True:
             try:
                 tally = _Tally(self._quota, self._max_episode_steps)
@@ -269,7 +279,7 @@ class EvaluationPlayer:
             stacklevel=2,
         )
         with contextlib.suppress(Exception):  # it is broken already
-            self.close()
+            self._adapter.close()
         try:
             self._make_envs()
         except Exception as failure:
@@ -281,8 +291,13 @@ class EvaluationPlayer:
 
         While another thread hangs in them they stay: native code aborts in the hands of two.
         """
-        if self._playing_thread in (None, threading.get_ident()):
-            self._adapter.close()
+        if self._is_playing or self._closed:
+            return
+        self._closed = True
+        try:
+            self.env_thread.call(self._adapter.close)
+        finally:
+            self.env_thread.end()
 
     def __enter__(self) -> EvaluationPlayer:
         return self

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sebulba.errors import EnvError, UsageError
+from sebulba.inference.env_thread import EnvThread, Task
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
@@ -150,14 +151,13 @@ class Evaluations:
         self._playing = False
         self._num_skipped = 0
         self._changed = threading.Condition()
-        self.threads: list[threading.Thread] = []
+        self.threads: list[Task] = []
         """The thread that plays, if there is one."""
         if evaluator is not None and not inline:
-            self.threads.append(
-                threading.Thread(
-                    target=evaluator_thread, args=(self, fail), name=EVALUATOR_THREAD, daemon=True
-                )
-            )
+            thread = getattr(evaluator.play, "env_thread", None)
+            if not isinstance(thread, EnvThread):
+                thread = EnvThread(EVALUATOR_THREAD)
+            self.threads.append(thread.task(evaluator_thread, self, fail))
 
     # For the update loop.
 

@@ -40,6 +40,7 @@ from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
 from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import Cycle, CyclePrograms
+from sebulba.inference.hangs import AnyThread
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.learning.update import Updater
@@ -205,7 +206,7 @@ class GymnasiumLoop:
         self._stop_requested = threading.Event()
         self._running = threading.Lock()
         self._closed = self._hangs = False
-        self._threads: list[threading.Thread] = []
+        self._threads: list[AnyThread] = []
         """Threads of the last run: those of the Inferencers in their order, then others."""
         self._run_spec: RunSpec | None = None
         self._checked: RunSpec | None = None
@@ -559,7 +560,8 @@ class GymnasiumLoop:
             cycle, why = make_cycle(kind, env, programs, device, timer, schedule=schedule)
         self._cycle_reasons.add(why)
         staging = self._session.staging[device]
-        return Inferencer(index, device, env, cycle, staging, timer, self._envs.cores[index])
+        thread, cores = self._envs.thread_of(index), self._envs.cores[index]
+        return Inferencer(index, device, env, cycle, staging, timer, thread, cores)
 
     def _expected_shapes(self, step_state: PyTree) -> HandedOver | None:
         """Return the shapes of what the update loop will be given; None on several update devices,
@@ -676,7 +678,7 @@ class GymnasiumLoop:
             if not (resumed.layout_fits and isinstance(reader.env(index), bytes))
         ]
         for index in lost:
-            self._envs[index].close()
+            self._envs.close_of(index)
         self._envs.make_anew(lost, generation)
 
     def _about(self) -> dict[str, Any]:
@@ -692,11 +694,13 @@ class GymnasiumLoop:
         """Return an Inferencer with new environments and a new step state in the place of one."""
         assert self._programs is not None and self._run_spec is not None
         index = old.index
-        if not isinstance(old.failure, EnvHangError):  # which only its own thread may close
+        if not isinstance(old.failure, EnvHangError):
             with contextlib.suppress(Exception):  # it has failed already
-                self._envs[index].close()
-        elif isinstance(env := self._envs[index], RemoteEnv):
-            env.kill()
+                self._envs.close_of(index)
+        else:  # its thread closes it, if it comes back
+            if isinstance(env := self._envs[index], RemoteEnv):
+                env.kill()
+            self._envs.leave_thread(index)
         generation = self._envs.begin_generation()
         key = self._envs.fresh_key(generation)
         self._envs.make_anew([index], generation)

@@ -225,7 +225,7 @@ def _put_back(
     saved = reader.env(inferencer.index)
     try:
         if isinstance(saved, bytes):
-            inferencer.run_cycle.put_back(saved)
+            inferencer.env_thread.call(inferencer.run_cycle.put_back, saved)
             inferencer.needs_reset = False
             return inferencer
         reason = saved

@@ -14,6 +14,7 @@ from sebulba.cluster.inferencers.node_figures import NodeFigures
 from sebulba.cluster.inferencers.workers import Workers
 from sebulba.errors import ActionError, HangError
 from sebulba.inference import hangs
+from sebulba.inference.hangs import AnyThread
 from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.inference.replacements import Replace
@@ -140,10 +141,10 @@ class Run:
         return Supervisor(limit_s, *watched, self._attached.on_hang, all_in_nodes)
 
     @property
-    def threads(self) -> list[threading.Thread]:
+    def threads(self) -> list[AnyThread]:
         """The Inferencers' in their order, then others; after the run only those that hang live."""
-        others = self._evaluations.threads + self._running.replacing_threads
-        return self._running.threads + others
+        others = [*self._evaluations.threads, *self._running.replacing_threads]
+        return [*self._running.threads, *others]
 
     @property
     def stopped(self) -> bool:
@@ -284,7 +285,7 @@ class Run:
         if self._stop_requested.is_set():
             self._evaluations.end()  # now: saving may take longer than its worker processes live
         self._running.stop()
-        ending = self._running.threads + self._running.replacing_threads
+        ending = [*self._running.threads, *self._running.replacing_threads]
         if hangs.join(self._not_silent(ending), hangs.SAVE_FIRST_S):
             self.end_takes_long()
         self._join(self._running.threads)
@@ -326,9 +327,9 @@ class Run:
         self._evaluations.end()
         self._running.stop()
         self._running.end_replacements()
-        self._join(self._running.threads + self._evaluations.threads)
+        self._join([*self._running.threads, *self._evaluations.threads])
 
-    def _join(self, threads: Sequence[threading.Thread]) -> None:
+    def _join(self, threads: Sequence[AnyThread]) -> None:
         """Wait for threads that were told to end, but for those that are known to hang.
 
         Raises:
@@ -342,5 +343,5 @@ class Run:
             self._running.silent += alive
             raise hangs.hang_error(alive, hangs.JOIN_S)
 
-    def _not_silent(self, threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+    def _not_silent(self, threads: Sequence[AnyThread]) -> list[AnyThread]:
         return [thread for thread in threads if thread not in self._running.silent]

@@ -168,7 +168,8 @@ class Supervisor:
         Where many hang, or one after the other is replaced, all stacks each time would be
         megabytes.
         """
-        threads = [t for t in threading.enumerate() if t not in self._running.silent]
+        silent = {thread.ident for thread in self._running.silent}
+        threads = [t for t in threading.enumerate() if t.ident not in silent]
         if not name or len(self._told) == 1:
             which, threads = "All threads", [t for t in threads if t.name != SUPERVISOR_THREAD]
         else:

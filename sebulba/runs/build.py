@@ -90,6 +90,7 @@ def build_player(
         max_episode_steps=config.eval_max_episode_steps,
         on_best=on_best,
         max_env_restarts=config.env_restarts_allowed,
+        inline=config.inline,
     )
 
 

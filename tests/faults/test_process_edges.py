@@ -31,6 +31,7 @@ from sebulba.checkpoints.store import CheckpointStore
 from sebulba.commands import cli
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import EnvError
+from sebulba.inference.env_thread import CallingThread
 from sebulba.inference.inferencer import Inferencer
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.timer import PhaseTimer
@@ -578,7 +579,10 @@ class ManyWorlds(World):
     def __init__(self, monkeypatch: pytest.MonkeyPatch, num: int) -> None:
         super().__init__(monkeypatch)
         self.timers = [PhaseTimer("env_step") for _ in range(num)]
-        inferencers = [Inferencer(i, *[None] * 4, timer) for i, timer in enumerate(self.timers)]
+        inferencers = [
+            Inferencer(i, *[None] * 4, timer, CallingThread())
+            for i, timer in enumerate(self.timers)
+        ]
         self.supervisor._session.inferencers[:] = inferencers
 
 

@@ -26,6 +26,7 @@ from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.exploration import FallingEpsilon
 from sebulba.agents.sac import SAC
 from sebulba.errors import is_env_failure
+from sebulba.inference.env_thread import CallingThread
 from sebulba.inference.fused_cycle import FusedCycle
 from sebulba.inference.hangs import silence_error
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
@@ -199,7 +200,7 @@ def test_stop_iteration_of_an_environment_is_its_failure_and_can_be_mended():
 
 def test_a_slow_compile_is_not_blamed_on_the_environment():
     timer = PhaseTimer(*INFERENCER_PHASES)
-    inferencer = Inferencer(0, *[None] * 4, timer)
+    inferencer = Inferencer(0, *[None] * 4, timer, CallingThread())
     error = silence_error(inferencer, "compile", 301.0)
     assert "compiling" in str(error) and "environment" not in str(error)
     assert not is_env_failure(error)

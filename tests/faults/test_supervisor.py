@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sebulba.errors import EnvHangError, HangError
+from sebulba.inference.env_thread import CallingThread
 from sebulba.inference.inferencer import ENV_PHASES, INFERENCER_PHASES, WAITING_PHASES, Inferencer
 from sebulba.loops import supervisor as supervisor_module
 from sebulba.loops.supervisor import Supervisor
@@ -30,7 +31,7 @@ class World:
         self.evaluator_silent_s = 0.0
         self.learner = PhaseTimer(*LEARNER_PHASES)
         timer = PhaseTimer(*INFERENCER_PHASES)
-        self.inferencer = Inferencer(0, *[None] * 4, timer)  # type: ignore[arg-type,list-item]
+        self.inferencer = Inferencer(0, *[None] * 4, timer, CallingThread())  # type: ignore[arg-type,list-item]
         queue = types.SimpleNamespace(fail=self.told.append)
         running = types.SimpleNamespace(fail=self.fail, silent=[], queue=queue)
         evaluations = types.SimpleNamespace(
