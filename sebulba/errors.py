@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sysconfig
 import traceback
 from pathlib import Path
@@ -44,10 +45,19 @@ class HostError(RuntimeError):
     """Another host of those that learn together is gone or has failed (exit code 7)."""
 
 
+MORE_OPEN_FILES = "raise the limit (ulimit -n 4096) in the shell that starts this"
+
+
 def text_of(error: BaseException) -> str:
-    """Return ``Type: message``, even if the ``__str__`` of a user's exception raises."""
+    """Return ``Type: message``, even if the ``__str__`` of a user's exception raises.
+
+    Where the limit of open files was met, the remedy follows.
+    """
     try:
-        return f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            text += f"; {MORE_OPEN_FILES}"
+        return text
     except Exception:
         return f"{type(error).__name__}: (its __str__ raises)"
 

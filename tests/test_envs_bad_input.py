@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 import types
@@ -16,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.spaces import make_action_check
 from sebulba.envs.vectorize import POLL_S, SafeAsyncVectorEnv
-from sebulba.errors import ActionError, EnvError, UsageError
+from sebulba.errors import ActionError, EnvError, UsageError, text_of
 from tests.oracle import OracleEnv, OraclePool, pool_adapter, ready_made
 
 NAN = float("nan")
@@ -460,3 +461,17 @@ def test_flags_and_rewards_may_be_arrays_without_dimensions(make):
     env.reset()
     output = env.step(np.zeros(1, np.int32))
     assert output.reward.tolist() == [1.0] and not output.terminated.any()
+
+
+def test_more_workers_than_files_may_be_opened_are_refused_with_the_remedy(monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda which: (150, 150))
+    factory = make_env_factory("CartPole-v1", backend="gymnasium", vectorization="async")
+    with pytest.raises(UsageError, match=r"num_envs=60 .* may open 150; .*ulimit -n 4096"):
+        factory(60, list(range(60)))
+
+
+def test_too_many_open_files_have_their_remedy_wherever_they_are_told():
+    assert text_of(OSError(errno.EMFILE, "Too many open files")) == (
+        "OSError: [Errno 24] Too many open files; raise the limit (ulimit -n 4096) in the shell "
+        "that starts this"
+    )

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import sebulba
-from sebulba.errors import UsageError, text_of
+from sebulba.errors import MORE_OPEN_FILES, UsageError, text_of
 from sebulba.runs.exit_codes import (
     EXIT_CHECKPOINT,
     EXIT_ENV,
@@ -301,8 +301,8 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
         raise UsageError(
-            f"this process may open {soft} files, and a run needs {LEAST_OPEN_FILES}; raise the "
-            f"limit (ulimit -n {WANTED_OPEN_FILES}) in the shell that starts it"
+            f"this process may open {soft} files, and a run needs {LEAST_OPEN_FILES}; "
+            f"{MORE_OPEN_FILES}"
         )
 
 

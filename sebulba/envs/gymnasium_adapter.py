@@ -23,6 +23,7 @@ from sebulba.envs.spaces import (
     make_action_check,
     make_native_action,
 )
+from sebulba.envs.vector_promises import VectorPromises
 from sebulba.envs.vectorize import (
     end_workers,
     guilty_workers,
@@ -96,6 +97,7 @@ class GymnasiumAdapter:
         self._leaves = _expected_leaves(self.spec, self.num_envs)
         self._fault_of_copies: str | None = None
         self._legal = LegalActions()
+        self._promises = VectorPromises(name, watches=not holds_checked_envs(vector_env))
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments, the first time with the seeds."""
@@ -134,20 +136,21 @@ class GymnasiumAdapter:
                 f"a tuple of 5 (obs, reward, terminated, truncated, info); got "
                 f"{_describe_result(result)}"
             )
-        obs, reward, terminated, truncated, info = result
-        obs = self._own(obs)
+        given_obs, reward, terminated, truncated, info = result
+        obs = self._own(given_obs)
         reward = self._own_reward(reward)
         terminated, truncated = self._own_flag(terminated), self._own_flag(truncated)
         ends = terminated | truncated
         is_first, final = ends, self._no_final
         if self._mode is AutoresetMode.NEXT_STEP:
             is_first, self._ends = self._ends, ends
+            self._promises.step(is_first, ends, reward)
         elif ends.any():
             if self._mode is AutoresetMode.DISABLED:
                 final = FinalObs(jax.tree.map(np.copy, obs), ends)
                 obs = self._reset_some(ends, obs)
             else:
-                final = self._final_of(info, ends)
+                final = self._final_of(info, ends, given_obs)
         self._legal.look(self.spec, obs, ends & ~is_first)
         return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends, final)
 
@@ -280,6 +283,7 @@ class GymnasiumAdapter:
         with self._worker_errors():
             result = self._reset_raw(options={"reset_mask": ends.copy()})
         first = self._own(self._obs_of_reset(result))
+        self._promises.partial_reset(ends, obs, first)
         if not isinstance(obs, dict):
             obs[ends] = first[ends]
         else:
@@ -287,7 +291,7 @@ class GymnasiumAdapter:
                 leaf[ends] = first[key][ends]
         return obs
 
-    def _final_of(self, info: Any, ends: np.ndarray) -> FinalObs:
+    def _final_of(self, info: Any, ends: np.ndarray, given_obs: Any) -> FinalObs:
         """Return the last observations that ``info["final_obs"]`` has for the episodes in ``ends``.
 
         It has one for each environment (None where no episode ended), as Gymnasium says, or all in
@@ -297,6 +301,7 @@ class GymnasiumAdapter:
         found = info.get("final_obs") if isinstance(info, dict) else None
         if found is None:
             return self._no_final
+        self._promises.final_obs(given_obs, found)
         given = ends & np.asarray(info.get("_final_obs", ends), np.bool_)
         if isinstance(found, list | tuple) or getattr(found, "dtype", None) == np.dtype(object):
             given &= np.array([obs is not None for obs in found])

@@ -7,6 +7,7 @@ import fcntl
 import functools
 import multiprocessing
 import os
+import resource
 import signal
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,12 +19,16 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.async_vector_env import AsyncState
 
 from sebulba.envs.checked_env import CheckedEnv
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import MORE_OPEN_FILES, EnvError, UsageError
 from sebulba.support.streams import make_streams_safe
 
 SIGTERM_GRACE_S = 120
 """Seconds that a worker process works on after SIGTERM if the main process does, and seconds that
 it may take to close its environment."""
+FILES_OF_A_WORKER = 4
+"""Files, pipes and sockets that a worker process needs in the main process, rounded up."""
+SPARE_FILES = 16
+"""Files that are open for a moment."""
 POLL_S = 1.0
 """Seconds of one piece of the wait for a worker."""
 
@@ -113,6 +118,7 @@ def make_vector_env(
         ``if __name__ == "__main__":``.
     """
     if vectorization == "async":
+        _check_open_files(num_envs)
         try:
             return SafeAsyncVectorEnv(
                 [
@@ -139,6 +145,20 @@ def make_vector_env(
         copy=False,  # the adapter copies
         autoreset_mode=AutoresetMode.NEXT_STEP,
     )
+
+
+def _check_open_files(num_envs: int) -> None:
+    """Raise UsageError if this process may not open what so many workers need."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        needed = len(os.listdir("/proc/self/fd")) + FILES_OF_A_WORKER * num_envs + SPARE_FILES
+    except OSError:  # it can't be known here
+        return
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        raise UsageError(
+            f"num_envs={num_envs} with vectorization='async' opens {needed} files in all, and this "
+            f"process may open {limit}; use fewer environments, or {MORE_OPEN_FILES}"
+        )
 
 
 def holds_checked_envs(vector_env: VectorEnv) -> bool:

@@ -336,7 +336,7 @@ def test_too_few_open_files_are_named_in_one_sentence(tmp_path):
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "sebulba: error: this process may open 32 files, and a run needs 128; raise the limit "
-        "(ulimit -n 4096) in the shell that starts it"
+        "(ulimit -n 4096) in the shell that starts this"
     ]
 
 
