@@ -49,6 +49,35 @@ def test_moments_are_those_of_all_samples_of_all_devices_and_batches() -> None:
     np.testing.assert_allclose(moments.variance, samples.var(0), rtol=1e-3)
 
 
+@pytest.mark.parametrize("outlier", [1e20, -float(np.finfo(np.float32).max)])
+@pytest.mark.parametrize("batch_of_outlier", [0, 3])
+def test_one_outlier_does_not_ruin_the_statistics(outlier: float, batch_of_outlier: int) -> None:
+    spec = EnvSpec(spaces.Box(-np.inf, np.inf, (1,), np.float32), DISCRETE)
+    normalizer = ObservationNormalizer(spec, images_are_flattened=True)
+    rng, statistics = np.random.default_rng(0), normalizer.new()
+    for batch in range(40):
+        x = (5.0 + 2.0 * rng.normal(size=(1, 100, 5, 1))).astype(np.float32)
+        if batch == batch_of_outlier:
+            x[0, 50, 2] = outlier
+        statistics = over_devices(lambda x, s=statistics: normalizer.update(s, x), x)
+    (moments,) = statistics
+    if batch_of_outlier:  # it counts as 100 deviations in 20,000 samples
+        assert moments.mean[0] == pytest.approx(5.0, abs=0.1)
+        assert moments.variance[0] == pytest.approx(4.0, abs=4.0)
+    assert np.isfinite(moments.mean).all() and np.isfinite(moments.variance).all()
+
+
+@pytest.mark.parametrize("grown", [3.0, 1e6])
+def test_a_quantity_that_grows_is_followed_within_a_few_updates(grown: float) -> None:
+    spec = EnvSpec(spaces.Box(-np.inf, np.inf, (1,), np.float32), DISCRETE)
+    normalizer = ObservationNormalizer(spec, images_are_flattened=True)
+    statistics = normalizer.new()
+    for value in [0.0] * 10 + [grown] * 20:
+        x = np.full((1, 100, 5, 1), value, np.float32)
+        statistics = over_devices(lambda x, s=statistics: normalizer.update(s, x), x)
+    assert statistics[0].mean[0] > grown / 3
+
+
 def test_moments_of_nothing_stay() -> None:
     before = Moments(jnp.float32(7.0), jnp.float32(2.0), jnp.float32(3.0))
     x, nothing = jnp.full((1, 4, 2), jnp.nan), jnp.zeros((1, 4, 2))

@@ -21,6 +21,12 @@ from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree
 
 LARGEST = 10.0
 """Normalised values are clipped to plus and minus this."""
+OUTLIER = 100.0
+"""Standard deviations from the mean beyond which a sample counts as this far."""
+TRUSTED_SAMPLES = 1000.0
+"""Samples from which on the moments tell what is far."""
+LARGEST_SAMPLE = 1e15
+"""Before that; the square of any more is near the largest float32."""
 _EPSILON = 1e-8
 _INITIAL_COUNT = 1e-4
 
@@ -73,6 +79,22 @@ def updated_moments(moments: Moments, x: jax.Array, weight: jax.Array) -> Moment
     )
 
 
+def without_outliers(moments: Moments, x: jax.Array) -> jax.Array:
+    """Return samples ``[T, B, ...]``, none so far out that it alone would make the statistics.
+
+    Once ``TRUSTED_SAMPLES`` are known, a sample counts as at most ``OUTLIER`` standard deviations
+    from the mean; a component that has never changed takes its size for its deviation. What has
+    really grown gets past that in a few updates, since the deviation grows with it.
+    """
+    deviation = jnp.sqrt(moments.variance)
+    size = jnp.maximum(jnp.abs(moments.mean), 1.0)
+    reach = OUTLIER * jnp.where(deviation > 0.0, deviation, size)
+    is_known = moments.num_samples >= TRUSTED_SAMPLES
+    low = jnp.where(is_known, moments.mean - reach, -LARGEST_SAMPLE)
+    high = jnp.where(is_known, moments.mean + reach, LARGEST_SAMPLE)
+    return jnp.clip(x, low[None, None], high[None, None])
+
+
 class Scaling(NamedTuple):
     """How to normalise one array of an observation.
 
@@ -117,7 +139,11 @@ class ObservationNormalizer:
         leaves = zip(jax.tree.leaves(obs), self._chosen, strict=True)
         arrays = [jnp.asarray(leaf, jnp.float32) for leaf, chosen in leaves if chosen]
         return tuple(
-            updated_moments(moments, x, jnp.ones(x.shape[:2]) if counts is None else counts)
+            updated_moments(
+                moments,
+                without_outliers(moments, x),
+                jnp.ones(x.shape[:2]) if counts is None else counts,
+            )
             for moments, x in zip(statistics, arrays, strict=True)
         )
 
