@@ -481,4 +481,22 @@ def test_an_evaluation_has_the_returns_of_groups():
     np.testing.assert_allclose(played.returns, (guide + 3 * visitors) / 4)
     assert played.metrics()["eval_return_mean/guide"] == guide.mean()
     assert played.record()["mean_return/visitors"] == visitors.mean()
-    assert f"by group: guide {guide.mean():.2f}, visitors" in str(played)
+    slots = {name: returns.mean() for name, returns in played.slot_returns.items()}
+    assert next(iter(slots)) == "guide/guide" and len(slots) == 4
+    lines = str(played).splitlines()
+    assert lines[-1].split() == ["visitors", f"{visitors.mean():.2f}"]
+    assert [line.split() for line in lines[2:6]] == [[n, f"{r:.2f}"] for n, r in slots.items()]
+    assert played.metrics()["eval_return_mean/visitors/2"] == list(slots.values())[3]
+    assert "won" not in str(played) and not played.outcomes()
+
+
+def test_an_evaluation_of_a_zero_sum_game_counts_wins_draws_and_losses_of_each_seat():
+    agent = make_agent(sebulba.env_spec("KuhnPoker-v1"), PPO_SMALL)
+    state = agent.new_state(jax.random.key(0), RunSpec(2, 1, 4, 1))
+    policy = sebulba.Policy(agent, agent.acting_networks(state.networks, state.experience))
+    played = sebulba.evaluate(policy, "KuhnPoker-v1", num_episodes=20, num_envs=4)
+    first, second = played.outcomes().values()
+    assert sum(first.values()) == 20 and first["won"] == second["lost"] > 0
+    row = next(line for line in str(played).splitlines() if line.startswith("player/player_1"))
+    assert [int(number) for number in row.split()[2:]] == list(second.values())
+    assert played.record()["outcomes/player/player_0"] == first

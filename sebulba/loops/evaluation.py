@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import itertools
 import math
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,13 @@ from sebulba.inference.env_thread import CallingThread, EnvThread
 from sebulba.loops.evaluation_thread import EVALUATOR_THREAD
 from sebulba.options import MOST_EPISODE_STEPS
 from sebulba.policies.policy import Policy
-from sebulba.types import EnvAdapter, EnvFactory, PyTree
+from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec, PyTree, Team
 
 CONFIDENCE = 0.95
+DRAWN = 1e-6
+"""A return of at most this size is that of a draw, where the payoff is zero-sum."""
+MOST_SLOTS_SHOWN = 16
+"""Of more slots only the teams and groups are told."""
 
 Progress = Callable[[int, int], None]
 """Gets, after every step, how many episodes are done and the steps of the longest that runs."""
@@ -47,6 +52,10 @@ class Evaluation:
     """Episodes that were asked for and would have come after one that was cut."""
     group_returns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     """With many agents: by group, the means over its slots of their returns, ``[N]``."""
+    slot_returns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    """With many agents: the returns of each slot, by ``group/slot``, ``[N]``."""
+    teams: tuple[Team, ...] = ()
+    """With many agents: the populations of the tree, the whole first."""
 
     @property
     def mean_return(self) -> float:
@@ -83,11 +92,36 @@ class Evaluation:
             "episodes_not_played": self.num_not_played,
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
-            **{f"mean_return/{name}": mean for name, mean in self._group_means()},
+            **{f"mean_return/{name}": mean for name, mean in self._means()},
+            **{f"outcomes/{name}": counts for name, counts in self.outcomes().items()},
         }
 
-    def _group_means(self) -> list[tuple[str, float]]:
-        return [(name, float(np.mean(returns))) for name, returns in self.group_returns.items()]
+    def outcomes(self) -> dict[str, dict[str, int]]:
+        """Return how often each slot won, drew and lost, if the payoff among all is zero-sum."""
+        if not (self.teams and self.teams[0].payoff == "zero_sum"):
+            return {}
+        return {
+            name: {
+                "won": int((returns > DRAWN).sum()),
+                "drawn": int((np.abs(returns) <= DRAWN).sum()),
+                "lost": int((returns < -DRAWN).sum()),
+            }
+            for name, returns in self.slot_returns.items()
+        }
+
+    def _means(self, *, numbered: bool = False) -> list[tuple[str, float]]:
+        """Return the mean return of each slot, if they are not too many, each team and group.
+
+        ``numbered`` calls slots ``group/number``, as training does in its metrics.
+        """
+        returns = {}
+        if len(self.slot_returns) <= MOST_SLOTS_SHOWN:
+            names = _numbered(self.slot_returns) if numbered else self.slot_returns
+            returns = dict(zip(names, self.slot_returns.values(), strict=True))
+        for team in self.teams[1:]:
+            returns[team.name] = np.mean([self.slot_returns[slot] for slot in team.slots], axis=0)
+        returns |= self.group_returns
+        return [(name, float(np.mean(of_name))) for name, of_name in returns.items()]
 
     def metrics(self) -> dict[str, float]:
         """Return what training writes of it."""
@@ -97,7 +131,7 @@ class Evaluation:
             "eval_length_mean": self.mean_length,
             "eval_episodes": len(self.returns),
             "eval_cut_episodes": self.num_cut,
-            **{f"eval_return_mean/{name}": mean for name, mean in self._group_means()},
+            **{f"eval_return_mean/{name}": mean for name, mean in self._means(numbered=True)},
         }
 
     def __str__(self) -> str:
@@ -105,14 +139,22 @@ class Evaluation:
         margin = f" ± {interval:.2f} (95 % confidence interval)" if interval is not None else ""
         return (
             f"mean return {self.mean_return:.2f}{margin} over {len(self.returns)} episodes, "
-            f"mean length {self.mean_length:.1f}{self._by_group()}{self._of_those_cut()}"
+            f"mean length {self.mean_length:.1f}{self._by_agent()}{self._of_those_cut()}"
         )
 
-    def _by_group(self) -> str:
-        if len(self.group_returns) < 2:
+    def _by_agent(self) -> str:
+        """Return a table with a line for each slot, team and group."""
+        groups = collections.Counter(slot.rpartition("/")[0] for slot in self.slot_returns)
+        means = {name: mean for name, mean in self._means() if groups[name] != 1}
+        if len(means) < 2:
             return ""
-        means = (f"{name} {mean:.2f}" for name, mean in self._group_means())
-        return f"\nmean return by group: {', '.join(means)}"
+        outcomes = self.outcomes()
+        width = max(map(len, means))
+        lines = [f"{'':{width}}  return{'    won  drawn   lost' if outcomes else ''}"]
+        for name, mean in means.items():
+            counts = "".join(f"{count:7,}" for count in outcomes.get(name, {}).values())
+            lines.append(f"{name:{width}}  {mean:6.2f}{counts}")
+        return "\n" + "\n".join(lines)
 
     def _of_those_cut(self) -> str:
         if not self.num_cut:
@@ -123,6 +165,12 @@ class Evaluation:
             f"{self.lengths.max():,} steps (max_episode_steps) and were cut; they count with the "
             f"return that they had{after if self.num_not_played else ''}"
         )
+
+
+def _numbered(slots: Iterable[str]) -> list[str]:
+    """Return ``group/slot`` as ``group/number``."""
+    groups = [slot.rpartition("/")[0] for slot in slots]
+    return [f"{group}/{groups[:i].count(group)}" for i, group in enumerate(groups)]
 
 
 def evaluate(
@@ -152,8 +200,8 @@ def evaluate(
     Raises:
       UsageError: A number is out of range, or the environment is not the policy's.
     """
-    tally = _Tally(_quota(num_episodes, num_envs), max_episode_steps)
-    quota = tally.quota
+    quota = _quota(num_episodes, num_envs)
+    tally = _Tally(quota, max_episode_steps, policy.spec)
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
     adapter = as_policy_sees(make_env_factory(env)(len(quota), seeds))
     try:
@@ -261,7 +309,7 @@ class EvaluationPlayer:
     def _play_again_and_again(self, stop: threading.Event) -> Evaluation | None:
         while True:
             try:
-                tally = _Tally(self._quota, self._max_episode_steps)
+                tally = _Tally(self._quota, self._max_episode_steps, self._policy.spec)
                 return _play(self._policy, self._adapter, tally, stop)
             except Exception as error:
                 if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
@@ -351,20 +399,25 @@ def _checked_limit(max_episode_steps: int) -> int:
 class _Tally:
     """Counts the episodes of an evaluation, until each environment has played its part."""
 
-    def __init__(self, quota: np.ndarray, max_episode_steps: int) -> None:
+    def __init__(
+        self, quota: np.ndarray, max_episode_steps: int, spec: EnvSpec | MultiAgentSpec
+    ) -> None:
         """Count from nothing.
 
         Args:
           quota: ``[B]``, how many episodes each environment plays.
           max_episode_steps: Steps after which an episode is cut.
+          spec: Of the environment.
         """
+        self._teams = getattr(spec, "teams", ())
+        self._slots = {name: group.slots for name, group in getattr(spec, "groups", {}).items()}
         self.quota = quota
         self._limit = _checked_limit(max_episode_steps)
         self._ended: list[list[tuple[float, int, np.ndarray]]] = [[] for _ in quota]
-        """Return, length and returns of groups of the episodes that count, by environment."""
+        """Return, length and returns of slots of the episodes that count, by environment."""
         self._return, self._length = np.zeros(len(quota)), np.zeros(len(quota), np.int64)
-        self._of_groups: dict[str, np.ndarray] = {}
-        """``[B]`` by group: the mean over its slots of what they got so far."""
+        self._of_slots = np.zeros((len(quota), sum(map(len, self._slots.values()))))
+        """``[B, A]``: what the slots of all groups got so far."""
         self._plays = quota > 0
         """``[B]``: which environments have episodes left to play."""
         self._num_cut = 0
@@ -393,9 +446,8 @@ class _Tally:
           ended: ``[B]`` bool: an episode ended.
         """
         self._return += mean_of_slots(true_reward)
-        for name, reward in (true_reward if isinstance(true_reward, dict) else {}).items():
-            before = self._of_groups.get(name, 0.0)
-            self._of_groups[name] = before + reward.mean(axis=-1, dtype=np.float64)
+        if self._slots:
+            self._of_slots += np.concatenate([true_reward[name] for name in self._slots], axis=-1)
         self._length += played
         for i in np.flatnonzero(ended).tolist():
             self._end(i)
@@ -406,20 +458,29 @@ class _Tally:
 
     def _end(self, i: int) -> None:
         if self._plays[i]:
-            of_groups = np.array([total[i] for total in self._of_groups.values()])
-            self._ended[i].append((float(self._return[i]), int(self._length[i]), of_groups))
+            of_slots = self._of_slots[i].copy()
+            self._ended[i].append((float(self._return[i]), int(self._length[i]), of_slots))
             self._plays[i] = len(self._ended[i]) < self.quota[i]
         self._return[i], self._length[i] = 0.0, 0
-        for total in self._of_groups.values():
-            total[i] = 0.0
+        self._of_slots[i] = 0.0
 
     def evaluation(self) -> Evaluation:
         """Return the episodes, in the order of their environments."""
-        returns, lengths, of_groups = zip(*itertools.chain(*self._ended), strict=True)
-        num_not_played = int(self.quota.sum()) - len(returns)
-        by_group = dict(zip(self._of_groups, np.array(of_groups).T, strict=True))
+        returns, lengths, of_slots = zip(*itertools.chain(*self._ended), strict=True)
+        names = [(group, slot) for group, slots in self._slots.items() for slot in slots]
+        by_slot = dict(zip(names, np.array(of_slots).T, strict=True))
+        by_group = {
+            group: np.mean([by_slot[group, slot] for slot in slots], axis=0)
+            for group, slots in self._slots.items()
+        }
         return Evaluation(
-            np.array(returns), np.array(lengths), self._num_cut, num_not_played, by_group
+            np.array(returns),
+            np.array(lengths),
+            self._num_cut,
+            int(self.quota.sum()) - len(returns),
+            by_group,
+            {f"{group}/{slot}": returns for (group, slot), returns in by_slot.items()},
+            self._teams,
         )
 
 
