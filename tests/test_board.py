@@ -23,8 +23,10 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from sebulba.commands import cli
+from sebulba.runs.folder import RunFolder
 from sebulba.runs.summary import RunSummary
 from sebulba.tools.board import server, shelf
+from sebulba.tools.board.run_details import films_of
 from tests.hostile_runs import SECRET, SPOILED, check_harmless, make_hostile_folder
 from tests.test_comparison import CONFIG, make_run
 
@@ -136,6 +138,47 @@ def test_only_films_of_a_run_are_sent(hostile):
     answer = hostile.get("/run/films-are-no-films/film/000000000010.mp4")
     assert answer.headers["content-type"] == "video/mp4"
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_other_files_beside_films_do_not_hide_them(tmp_path, board):
+    videos = tmp_path / "runs/one/videos"
+    videos.mkdir()
+    for i in range(250):
+        (videos / f"{i}.txt").touch()
+    (videos / "000000000007.mp4").write_text("a film")
+    assert "/run/one/film/000000000007.mp4?" in board.get("/run/one").text
+
+
+def test_a_link_that_takes_the_name_of_a_film_after_the_check_is_not_sent(
+    tmp_path, board, monkeypatch
+):
+    film, secret = tmp_path / "runs/one/video.mp4", tmp_path / "secret"
+    film.write_text("a film")
+    secret.write_text(SECRET)
+
+    def swapped(folder):
+        films = films_of(folder)
+        film.unlink()
+        film.symlink_to(secret)
+        return films
+
+    monkeypatch.setattr("sebulba.tools.board.server.films_of", swapped)
+    answer = board.get("/run/one/film/video.mp4")
+    assert answer.status == 404 and SECRET not in answer.text
+
+
+def test_a_run_that_vanishes_or_cannot_be_read_is_left_out_of_the_table(board, monkeypatch):
+    record = RunFolder.record
+
+    def of_others(run):
+        if run.path.name == "one":
+            raise PermissionError(13, "Permission denied")
+        return record(run)
+
+    monkeypatch.setattr(RunFolder, "record", of_others)
+    table = board.get("/")
+    assert table.status == 200 and "Permission denied" in table.text and "two" in table.text
+    assert board.get("/run/one").status == 409 and board.get("/run/two").status == 200
 
 
 def test_two_runs_are_compared_as_by_sebulba_diff(board):

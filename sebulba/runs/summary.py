@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -125,16 +126,22 @@ def read_run(folder: Path, read: Callable[[Path], Metrics] = read_all) -> RunSum
       read: Reads its ``metrics.jsonl``, or a part of it.
 
     Raises:
-      UsageError: A file is missing, a link, too large, or damaged.
+      UsageError: A file is missing, a link, too large, or damaged; or the run vanished.
     """
-    run = RunFolder(folder)
+    try:
+        return _read_run(RunFolder(folder), read)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read ({error.strerror})") from error
+
+
+def _read_run(run: RunFolder, read: Callable[[Path], Metrics]) -> RunSummary:
     check_regular(run.config, links=False)
     if run.config.exists() and run.config.stat().st_size > MOST_CONFIG_BYTES:
         raise UsageError(f"{run.config} has more than {MOST_CONFIG_BYTES:,} bytes; no run wrote it")
     record = run.record()
     newest = run.metrics if run.metrics.exists() else run.config
     return RunSummary(
-        folder=folder,
+        folder=run.path,
         config=dict(flat({k: v for k, v in record.items() if k not in _NOT_CONFIGURED})),
         versions=_versions(record),
         changed=moment(newest.stat().st_mtime),
@@ -164,7 +171,11 @@ def moment(seconds: float) -> datetime.datetime:
 
 
 def _is_run(place: Path) -> bool:
-    return (place / "config.json").is_file()
+    try:
+        return (place / "config.json").is_file()
+    except OSError as error:  # others than those of a file that is not there
+        warnings.warn(plain(f"left out: {place} ({error.strerror})"), stacklevel=3)
+        return False
 
 
 def _versions(record: Mapping[str, Any]) -> dict[str, str]:

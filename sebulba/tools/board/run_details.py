@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import heapq
 import json
 import os
 import re
@@ -35,6 +36,8 @@ AFTERWARDS = "video.mp4"
 _FILM = re.compile(r"[0-9]{12}\.mp4")
 MOST_NAMES = 200
 """Metrics of a record that are looked at."""
+MOST_FILES = 100_000
+"""Files in ``videos/`` whose names are looked at."""
 MOST_END_BYTES = 2**16
 """Bytes of ``ended.txt`` that are read."""
 MOST_RECORD_BYTES = 2**24
@@ -226,9 +229,9 @@ def films_of(folder: Path) -> list[Film]:
     found: list[tuple[Path, int | None]] = [(folder / AFTERWARDS, None)]
     if files.videos.is_dir() and not files.videos.is_symlink():
         # No more than a run makes: a folder may hold anything.
-        listed = (path for path in islice(files.videos.iterdir(), MOST_NAMES))
-        named = sorted((path for path in listed if _FILM.fullmatch(path.name)), reverse=True)
-        found += [(path, int(path.stem)) for path in named[:MOST_FILMS]]
+        listed = islice(files.videos.iterdir(), MOST_FILES)
+        named = (path for path in listed if _FILM.fullmatch(path.name))
+        found += [(path, int(path.stem)) for path in heapq.nlargest(MOST_FILMS, named)]
     films = []
     for file, env_steps in found:
         with contextlib.suppress(UsageError, OSError), open_regular(file) as opened:

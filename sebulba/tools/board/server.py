@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,15 +83,16 @@ class Board:
         return answer
 
     def _film(self, request: Request) -> Response:
-        from starlette.responses import FileResponse
-
         word, name = request.path_params["word"], request.path_params["name"]
         folder = self._shelf.folder(word)
         films = films_of(folder) if folder is not None else []
         film = next((film for film in films if film.file.name == name), None)
-        if film is None:
+        if film is None or folder is None:
             return _answer(request, error_page("There is no such film."), 404)
-        return FileResponse(film.file, media_type="video/mp4", headers=HEADERS)
+        try:
+            return _sent(folder.resolve() / film.file.relative_to(folder))
+        except (OSError, UsageError):
+            return _answer(request, error_page("There is no such film."), 404)
 
     def _diff(self, request: Request) -> Response:
         words = request.query_params.getlist("run")
@@ -120,6 +123,38 @@ class Board:
             return _answer(request, self._shelf.page(what, folders, make))
         except UsageError as error:
             return _answer(request, error_page(str(error)), 409)
+        except OSError as error:  # it vanished meanwhile
+            said = f"The run cannot be read ({error.strerror})."
+            return _answer(request, error_page(said), 409)
+
+
+def _sent(film: Path) -> Response:
+    """Return the answer that sends the file that is opened here, whatever takes its name later.
+
+    Raises:
+      OSError: It is not there any more, or the file or its folder is a link by now.
+      UsageError: It is not a regular file.
+    """
+    from starlette.background import BackgroundTask
+    from starlette.responses import FileResponse
+
+    place = os.open(film.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a writer
+        opened = os.open(film.name, flags, dir_fd=place)
+    finally:
+        os.close(place)
+    seen = os.fstat(opened)
+    if not stat.S_ISREG(seen.st_mode):
+        os.close(opened)
+        raise UsageError(f"{film} is not a regular file")
+    return FileResponse(
+        f"/dev/fd/{opened}",
+        media_type="video/mp4",
+        headers=HEADERS,
+        stat_result=seen,
+        background=BackgroundTask(os.close, opened),
+    )
 
 
 def _answer(request: Request, page: str, status: int = 200) -> Response:
