@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,7 @@ INFO = (
 HAPPENINGS = ("sent", "dropped", "acknowledged", "lost", "timeout")
 """What a trace tells of packets: that ``number`` was sent, dropped or acknowledged, that so many
 were found lost, or that ``number`` was given up."""
+_WITH_SUM = b"net2"
 PACKET_BYTES, PAYLOAD_BYTES, ACK_BYTES = 1495, 1448, 47
 
 
@@ -150,14 +152,19 @@ class NativePool:
         """Return everything that the environments go on from."""
         state = ctypes.create_string_buffer(self._checked(self._lib.net_state(self._handle, None)))
         self._checked(self._lib.net_state(self._handle, state))
-        return state.raw
+        return _WITH_SUM + zlib.crc32(state.raw).to_bytes(4, "little") + state.raw
 
     def put_back(self, state: bytes) -> None:
         """Go on from ``state`` of a pool with the same options and number of environments.
 
         Raises:
-          EnvError: It is that of another.
+          EnvError: It is that of another, or damaged.
         """
+        if state.startswith(_WITH_SUM):  # states of version 1.0 have no checksum
+            begin = len(_WITH_SUM) + 4
+            checksum, state = state[len(_WITH_SUM) : begin], state[begin:]
+            if zlib.crc32(state).to_bytes(4, "little") != checksum:
+                raise EnvError("the saved state of the network engine is damaged; use another")
         self._checked(self._lib.net_put_back(self._handle, state, len(state)))
 
     def trace(self, row: int = 0) -> np.ndarray:

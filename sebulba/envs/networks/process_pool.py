@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +30,13 @@ POLL_S = 1.0
 during which all processes stood still is not the worker's fault."""
 CLOSE_S = 5.0
 """Seconds that a worker may take to end when its input does."""
+
+MOST_EPISODES = 2**40
+"""More than an environment can have begun."""
+MOST_ANSWER_BYTES = 2**28
+"""Bytes of the longest answer whose size is not known, which is a trace."""
+MOST_REFUSAL_BYTES = 2**16
+"""Bytes of the longest reason of an engine that refuses."""
 
 Request = tuple[bytes, bytes]
 """Kind and content."""
@@ -62,29 +71,46 @@ class _Worker:
             self.process.stdin.write(worker.HEADER.pack(kind, len(content)) + content)
             self.process.stdin.flush()
 
-    def receive(self, timeout_s: float) -> bytes:
-        """Return the answer.
+    def receive(self, timeout_s: float, size: int | None = None) -> bytes:
+        """Return the answer, of ``size`` bytes if that is known.
 
         Raises:
-          EnvError: The simulator refuses.
-          TimeoutError: There is none in time.
-          _DiedError: The process has ended.
+          EnvError: The simulator refuses, or its answer is none of ours.
+          TimeoutError: There is no whole answer in time.
+          _DiedError: The process has ended, or closed its output.
         """
-        answers = self.process.stdout
-        assert answers is not None
-        left_s = timeout_s
-        while not select.select([answers], [], [], min(POLL_S, left_s))[0]:
-            left_s -= POLL_S
-            if left_s <= 0:
-                raise TimeoutError
-        header = answers.read(worker.ANSWER.size)
-        if len(header) < worker.ANSWER.size:
-            raise _DiedError(self._end())
-        is_done, size = worker.ANSWER.unpack(header)
-        answer = answers.read(size)
-        if not is_done:
-            raise EnvError(f"the network engine: {answer.decode()}")
+        header, left_s = self._read(worker.ANSWER.size, timeout_s)
+        flag, announced = header[0], worker.ANSWER.unpack(header)[1]
+        most = MOST_ANSWER_BYTES if size is None else size
+        if flag == 0:
+            most = MOST_REFUSAL_BYTES
+        if flag > 1 or announced > most or (flag and size not in (None, announced)):
+            self.end(at_once=True)
+            wanted = f"at most {most:,}" if size is None else f"{size:,}"
+            raise EnvError(
+                f"the network engine: an answer of kind {flag} and {announced:,} bytes, and not of "
+                f"{wanted}; its process was ended, because what it writes cannot be read"
+            )
+        answer, _ = self._read(announced, left_s)
+        if not flag:
+            raise EnvError(f"the network engine: {answer.decode(errors='replace')}")
         return answer
+
+    def _read(self, size: int, left_s: float) -> tuple[bytes, float]:
+        """Return ``size`` bytes that come within ``left_s``, and the seconds that are left then."""
+        assert self.process.stdout is not None
+        answers, read = self.process.stdout.fileno(), bytearray()
+        while len(read) < size:
+            began = time.monotonic()
+            if select.select([answers], [], [], max(0.0, min(POLL_S, left_s)))[0]:
+                if not (more := os.read(answers, min(size - len(read), 2**20))):
+                    raise _DiedError(self._end())
+                read += more
+            # At most a piece: time during which all processes stood still does not count.
+            left_s -= min(POLL_S, time.monotonic() - began)
+            if left_s <= 0 and len(read) < size:
+                raise TimeoutError
+        return bytes(read), left_s
 
     def end(self, *, at_once: bool = False) -> None:
         """End the process; wait for it to close its simulator unless ``at_once``."""
@@ -99,7 +125,12 @@ class _Worker:
         self._said.close()
 
     def _end(self) -> str:
-        code = self.process.wait()
+        try:
+            code = self.process.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:  # it closed its output and goes on
+            self.process.kill()
+            self.process.wait()
+            return "its output closed"
         self._said.seek(0)
         lines = self._said.read()[-2000:].decode(errors="replace").strip().splitlines()
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -214,12 +245,33 @@ class ProcessPool:
         Raises:
           EnvError: It is that of another.
         """
-        saved = unpack(state)
+        try:
+            saved = [self._checked_saved(*of_env) for of_env in unpack(state)]
+        except (TypeError, ValueError) as error:
+            raise EnvError(f"the saved state of engine {self._name!r} is damaged") from error
         if len(saved) != self.num_envs:
             raise EnvError(f"this is the state of {len(saved)} environments, not {self.num_envs}")
         for env, values in zip(self._envs, saved, strict=True):
             env.seed, env.episode, env.has_ended, env.actions = values
         self._repeat()
+
+    def _checked_saved(
+        self, seed: int, episode: int, has_ended: bool, actions: list[bytes]
+    ) -> tuple[int, int, bool, list[bytes]]:
+        """Return what ``state`` keeps of one environment.
+
+        Raises:
+          ValueError: It is nothing that ``state`` would return.
+        """
+        are_numbers = type(seed) is int and type(episode) is int and type(has_ended) is bool
+        size = 4 * self._one.num_action_numbers
+        are_actions = isinstance(actions, list) and all(
+            isinstance(action, bytes) and len(action) == size for action in actions
+        )
+        in_range = are_numbers and abs(seed) < 2**63 and -1 <= episode < MOST_EPISODES
+        if not (are_actions and in_range):
+            raise ValueError("not what was saved")
+        return seed, episode, has_ended, actions
 
     def trace(self, row: int = 0) -> np.ndarray:
         """Return ``[N, 4]`` int64, as ``NativePool.trace``."""
@@ -248,7 +300,12 @@ class ProcessPool:
     def _rows(self, requests: list[Request], with_info: bool) -> Rows:
         rows = []
         size = self._one.num_bytes
-        for env, request, answer in zip(self._envs, requests, self._ask(requests), strict=True):
+        size_of_info = 8 * len(INFO) * self._one.num_slots if with_info else 0
+        answers = self._ask(requests, size + size_of_info)
+        for index, (env, request, answer) in enumerate(
+            zip(self._envs, requests, answers, strict=True)
+        ):
+            self._check_rows(index, answer[:size])
             data = np.frombuffer(bytearray(answer), np.uint8)
             info = data[size:].view(np.float64) if with_info else None
             rows.append(self._one.rows(data[:size], info))
@@ -258,6 +315,24 @@ class ProcessPool:
         arrays = map(np.concatenate, columns[: len(Rows._fields) - 1])
         return Rows._make([*arrays, info])
 
+    def _check_rows(self, index: int, data: bytes) -> None:
+        """Raise EnvError for rows that no engine of ours writes."""
+        one = self._one
+        num_numbers = one.num_slots * (one.num_features + 1)
+        flags = np.frombuffer(data, np.uint8, offset=4 * num_numbers)
+        if flags.max(initial=0) > 1:
+            raise EnvError(f"{self._who(index)}: a flag is {flags.max()}; flags are 0 or 1")
+        rows = one.rows(np.frombuffer(data, np.uint8), None)
+        shown = rows.obs[rows.acting | rows.terminated | rows.truncated]
+        if not (np.isfinite(shown).all() and np.isfinite(rows.reward).all()):
+            raise EnvError(
+                f"{self._who(index)}: an observation or a reward is not finite; the engine has to "
+                "give numbers"
+            )
+
+    def _who(self, index: int) -> str:
+        return f"environment {index} of engine {self._name!r}"
+
     def _repeat(self) -> None:
         """Bring all simulators to where their environments are."""
         histories = [env.history(self._config) for env in self._envs]
@@ -265,7 +340,14 @@ class ProcessPool:
             self._send(turn)
             for index, request in enumerate(turn):
                 if request is not None:
-                    self._received(index)
+                    self._received(index, self._size_of_answer(request))
+
+    def _size_of_answer(self, request: Request) -> int | None:
+        """Return the bytes of the answer to a request without infos; None for a trace."""
+        kind, _ = request
+        if kind == worker.TRACE:
+            return None
+        return self._one.num_bytes if kind in (worker.RESET, worker.STEP) else 0
 
     def _send(self, requests: Sequence[Request | None]) -> None:
         for env, request in zip(self._envs, requests, strict=True):
@@ -274,18 +356,18 @@ class ProcessPool:
             if request is not None:
                 env.worker.send(request)
 
-    def _ask(self, requests: Sequence[Request | None]) -> list[bytes]:
-        """Return the answers to requests, one or none to each worker."""
+    def _ask(self, requests: Sequence[Request | None], size: int | None = None) -> list[bytes]:
+        """Return the answers to requests, one or none to each worker, of ``size`` bytes."""
         self._send(requests)
         return [
-            b"" if request is None else self._answer(index, request)
+            b"" if request is None else self._answer(index, request, size)
             for index, request in enumerate(requests)
         ]
 
-    def _answer(self, index: int, request: Request) -> bytes:
+    def _answer(self, index: int, request: Request, size: int | None) -> bytes:
         """Return an answer, if need be from a new worker in the place of one that died."""
         try:
-            return self._received(index)
+            return self._received(index, size)
         except _DiedError as death:
             warnings.warn(f"{death}; a new one repeats the episode", RuntimeWarning, stacklevel=5)
         env = self._envs[index]
@@ -294,16 +376,16 @@ class ProcessPool:
         env.worker = self._new_worker()
         for one in env.history(self._config):
             env.worker.send(one)
-            self._received(index)
+            self._received(index, self._size_of_answer(one))
         env.worker.send(request)
-        return self._received(index)
+        return self._received(index, size)
 
-    def _received(self, index: int) -> bytes:
+    def _received(self, index: int, size: int | None) -> bytes:
         one = self._envs[index].worker
         assert one is not None
-        who = f"environment {index} of engine {self._name!r}"
+        who = self._who(index)
         try:
-            return one.receive(self._timeout_s)
+            return one.receive(self._timeout_s, size)
         except _DiedError as death:
             raise _DiedError(f"{who}: its process ended with {death}") from None
         except TimeoutError:
