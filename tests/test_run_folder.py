@@ -239,3 +239,12 @@ def test_an_environment_may_change_the_working_directory(tmp_path, monkeypatch):
     }
     assert len((run / "metrics.jsonl").read_text().splitlines()) > 0
     assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_run_that_is_resumed_by_its_folder_keeps_its_name(tmp_path):
+    config = dataclasses.replace(PRESETS["cartpole-ppo"].make(), name="one")
+    folder = RunFolder(tmp_path)
+    folder.write_config(config, "cartpole-ppo", [])
+    by_folder = dataclasses.replace(config, name=None, run_dir=str(tmp_path), resume=True)
+    folder.write_config(by_folder, "cartpole-ppo", [])
+    assert folder.record()["name"] == "one"

@@ -232,14 +232,16 @@ class RunFolder:
                     "which a run goes on; save it and use the folder of the policy, or train it "
                     "with GymnasiumLoop"
                 )
+        before = self.record() if self.config.exists() else {}
         record = {
             "sebulba": sebulba.__version__,
-            "run_id": self.run_id() or uuid.uuid4().hex,
+            "run_id": before.get("run_id") or uuid.uuid4().hex,
             "preset": preset,
             "command": list(command),
             "agent_config": _config_name(type(config.agent)),
             MEMBER_CONFIGS: _member_configs(config.agent),
             **dataclasses.asdict(dataclasses.replace(config, **OF_ONE_PROCESS)),
+            "name": config.name or before.get("name"),  # resume gives the folder instead
             ENVIRONMENT: environment,
             LINKS: links_in(self.root),
             CODE_FOLDERS: code_folders(type(config.agent)),
