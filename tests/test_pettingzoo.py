@@ -372,7 +372,7 @@ class Steps(ParallelEnv):
     metadata = {"name": "steps"}  # noqa: RUF012
     possible_agents = ("a", "b", "c")
 
-    def __init__(self, ended: str = "", stay: str = "abc", masks: str = "") -> None:
+    def __init__(self, ended: Any = "", stay: Any = "abc", masks: str = "") -> None:
         self.ended, self.stay, self.masks = ended, stay, masks
 
     def observation_space(self, agent: str) -> Any:
@@ -432,3 +432,28 @@ def test_masks_in_the_infos_of_reset_are_heeded_without_an_attribute():
 def test_masks_that_only_steps_have_are_not_passed_over():
     with pytest.raises(EnvError, match=r"agent '.' has an action_mask now.*infos of reset"):
         begun("", "abc", "step")
+
+
+@pytest.mark.parametrize(
+    ("agents", "names"),
+    [
+        ((0, 1, 2), ["agent_0", "agent_1", "agent_2"]),
+        (("red team", "b.1", "b/1"), ["red_team", "b_1", "b_1_"]),
+        ((("r", 1), ("r", 2), "c"), ["r_1", "r_2", "c"]),
+    ],
+)
+def test_agents_whose_names_a_tree_cannot_have_are_given_others(agents, names):
+    class Named(Steps):
+        possible_agents = agents
+
+        def step(self, actions: dict) -> Any:
+            assert {*actions} == {*agents}
+            return super().step(actions)
+
+    env = pettingzoo_env.PettingZooEnv(lambda: Named((), agents))
+    assert [*env.tree.members] == names
+    assert [*env.reset(seed=0)] == names
+    seen, rewards, terminated, _ = env.step(dict.fromkeys(names, 0))
+    assert [*seen] == [*rewards] == [*terminated] == names
+
+    assert env.step(dict.fromkeys(names, 1))[1] == dict.fromkeys(names, 1.0)

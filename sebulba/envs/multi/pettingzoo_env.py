@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,12 @@ class PettingZooEnv(MultiAgentEnv):
         self.render_mode = getattr(self.env, "render_mode", None)
         self._is_parallel = isinstance(self.env, sys.modules[PETTINGZOO].ParallelEnv)
         self._masked = _masked_by_info(self.env)
+        self._names = _names_in_tree(_agents_of(self.env))
+        self._agents = {name: agent for agent, name in self._names.items()}
         same = getattr(self.env.unwrapped, "same_observation", False)
         self.same_observation = same_observation or bool(same)
         make_tree = _tree_of_same if self.same_observation else _tree
-        self.tree = make_tree(self.env, self._masked)
+        self.tree = make_tree(self.env, self._names, self._masked)
         self._seed: int | None = None
         self._taken: list[dict[str, Any]] = []
         self._seen: Any = None
@@ -112,15 +115,23 @@ class PettingZooEnv(MultiAgentEnv):
         """Begin an episode, whose seed is drawn where none is given."""
         self._seed = int(self.np_random.integers(_MOST_SEED)) if seed is None else seed
         self._taken = []
-        self._seen = self._begin(self._seed)
+        self._seen = self._named(self._begin(self._seed))
         return self._seen
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict]:
         """Let those act who are to."""
         self._taken.append(actions)
-        result = self._act_in_parallel(actions) if self._is_parallel else self._act_in_turn(actions)
-        self._seen = result[0]
-        return result
+        own = {self._agents[name]: action for name, action in actions.items()}
+        result = self._act_in_parallel(own) if self._is_parallel else self._act_in_turn(own)
+        seen, rewards, terminated, truncated = map(self._named, result)
+        self._seen = seen
+        return seen, rewards, terminated, truncated
+
+    def _named(self, by_agent: Any) -> Any:
+        """Return a mapping by the agents of the environment by their names in the tree."""
+        if not isinstance(by_agent, Mapping):
+            return by_agent  # refused elsewhere
+        return {self._names.get(agent, agent): value for agent, value in by_agent.items()}
 
     def render(self) -> Any:
         """Return what the environment draws."""
@@ -291,11 +302,28 @@ def _masked_by_info(env: Any) -> dict[str, int]:
     return found
 
 
-def _tree(env: Any, masked: Mapping[str, int]) -> Population:
+def _names_in_tree(agents: Sequence[Any]) -> dict[Any, str]:
+    """Return a name that a tree can have for each agent: its own, where it is one.
+
+    In others ``_`` takes the place of what separates names; numbers get ``agent_`` in front.
+    """
+    names: dict[Any, str] = {}
+    for agent in agents:
+        name = "_".join(map(str, agent)) if isinstance(agent, tuple) else str(agent)
+        name = re.sub(r"[./*\s]", "_", name) or "_"
+        if not isinstance(agent, str):
+            name = f"agent_{name}" if name.lstrip("-").isdigit() else name
+        while name in names.values():
+            name += "_"
+        names[agent] = name
+    return names
+
+
+def _tree(env: Any, names: Mapping[Any, str], masked: Mapping[str, int]) -> Population:
     return Population(
         {
-            agent: _node(agent, env.observation_space(agent), env.action_space(agent), masked)
-            for agent in _agents_of(env)
+            name: _node(agent, env.observation_space(agent), env.action_space(agent), masked)
+            for agent, name in names.items()
         }
     )
 
@@ -309,9 +337,9 @@ def _agents_of(env: Any) -> list[str]:
     return agents
 
 
-def _tree_of_same(env: Any, masked: Mapping[str, int]) -> Population:
+def _tree_of_same(env: Any, names: Mapping[Any, str], masked: Mapping[str, int]) -> Population:
     """Return the tree of agents who all are shown the same."""
-    agents = _agents_of(env)
+    agents = [*names]
     shown = env.observation_space(agents[0])
     for agent in agents[1:]:
         if (other := env.observation_space(agent)) != shown:
@@ -326,7 +354,7 @@ def _tree_of_same(env: Any, masked: Mapping[str, int]) -> Population:
         )
     number = Obs(spaces.Discrete(len(agents)))
     return Population(
-        {agent: AgentNode(number, Act(env.action_space(agent))) for agent in agents},
+        {name: AgentNode(number, Act(env.action_space(a))) for a, name in names.items()},
         common=Obs(shown),
     )
 
