@@ -29,6 +29,7 @@ from sebulba.cluster.replay import start as managers_placement
 from sebulba.cluster.replay.managed_update import ManagedUpdater
 from sebulba.cluster.replay.trajectory_manager import TrajectoryManager
 from sebulba.errors import EnvError, EnvHangError, UsageError
+from sebulba.inference.env_thread import CallingThread
 from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.inference.replacements import BEING_REPLACED, Replacements
@@ -410,6 +411,7 @@ def failed(workers: Workers, error: EnvError) -> Inferencer:
         needs_reset=False,
         position_wanted=threading.Event(),
         left_position=None,
+        env_thread=CallingThread(),
     )
     return found  # type: ignore[return-value]
 

@@ -15,6 +15,10 @@ WATCHED_ENDS = 1000
 _SEE = "returns and what is learned are wrong; `sebulba check-env` tells more"
 
 
+class BrokenPromiseWarning(UserWarning):
+    """A vector environment does not do what it says."""
+
+
 class VectorPromises:
     """Warns once of each promise that it sees broken."""
 
@@ -71,4 +75,6 @@ class VectorPromises:
         if what.partition("environment")[0] in self._told:
             return
         self._told.add(what.partition("environment")[0])
-        warnings.warn(f"vector environment {self._name!r} {what}; {_SEE}", stacklevel=2)
+        warnings.warn(
+            f"vector environment {self._name!r} {what}; {_SEE}", BrokenPromiseWarning, stacklevel=2
+        )

@@ -12,7 +12,7 @@ from sebulba.envs import seed_block
 from sebulba.envs.gymnasium_adapter import ONE_DRAWS
 from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError
-from sebulba.inference.cores import Cores, shares_of_cores, threads_run_on
+from sebulba.inference.cores import Cores, run_on, shares_of_cores
 from sebulba.inference.env_thread import CallingThread, EnvThread
 from sebulba.inference.inferencer import name_of_thread
 from sebulba.support.key_streams import FRESH_STREAM
@@ -133,8 +133,8 @@ class LoopEnvs:
             generation=generation,
         )
         factory = self._factory_here if index < self._num_here else self._factory
-        with threads_run_on(self.cores[index]):
-            env = factory(self._num_envs, seeds)
+        run_on(self.cores[index])  # this thread is the Inferencer's for good
+        env = factory(self._num_envs, seeds)
         if not getattr(self._spec, "eval_only", ()):
             env = as_policy_sees(env)
         try:

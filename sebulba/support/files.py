@@ -113,7 +113,8 @@ def read_edited_json(file: Path) -> dict[str, Any]:
             "that line (JSON has no comments, no comma after the last value, and double quotes)"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{file} is not JSON ({error}); correct it") from error
+        why = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise UsageError(f"{file} is not JSON ({why}); correct it") from error
     if twice:
         lines = [n for n, line in enumerate(text.splitlines(), 1) if json.dumps(twice[0]) in line]
         where = f" (line {' and '.join(map(str, lines))})" if lines else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from sebulba.envs.flat_parts import LEFT_OUT
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
+from sebulba.envs.vector_promises import BrokenPromiseWarning
 from sebulba.errors import UsageError, describe_error
 from sebulba.tools.check import env_uses
 from sebulba.tools.check.checks import Check
@@ -52,6 +54,8 @@ def _raise(error: Exception) -> Iterator[Finding]:
 
 def checks_of(subject: Subject) -> list[Check]:
     """Return the checks of ``subject``, each after those that it needs."""
+    # A finding says it here, and the process of the checks does nothing else.
+    warnings.simplefilter("ignore", BrokenPromiseWarning)
 
     def check(name: str, function: Callable[[Subject], Iterator[Finding]], *needs: str) -> Check:
         return Check(name, functools.partial(function, subject), needs)
