@@ -14,7 +14,6 @@ from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENE
 from sebulba.envs.networks.native import NativePool, Rows
 from sebulba.envs.networks.options import (
     CartPoleOptions,
-    CongestionControlOptions,
     NetworkOptions,
     SharedBottleneckOptions,
 )
@@ -159,15 +158,5 @@ def _agent_spaces(options: NetworkOptions) -> tuple[Box, Space]:
     if isinstance(options, CartPoleOptions):
         most = np.array([4.8, np.inf, np.deg2rad(24), np.inf], np.float32)
         return Box(-most, most), canonical_action_space(Discrete(2))
-    return _observation_space(options), Box(-LARGEST_EXPONENT, LARGEST_EXPONENT, (1,), np.float32)
-
-
-def _observation_space(options: CongestionControlOptions) -> Box:
-    most = options.max_window_packets
-    low, high = [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, float(most)]
-    if options.features == "relative":
-        low, high = (
-            [0.0, 0.0, 0.0, 0.0, 0.0, -np.inf],
-            [1.0, 1.0, 1.0, np.log2(most), *[np.inf] * 2],
-        )
-    return Box(np.array(low, np.float32), np.array(high, np.float32))
+    low, high = (np.array(bounds, np.float32) for bounds in options.obs_bounds)
+    return Box(low, high), Box(-LARGEST_EXPONENT, LARGEST_EXPONENT, (1,), np.float32)

@@ -123,7 +123,7 @@ class NativePool:
             options.as_json().encode(), self.num_envs, numbers.ctypes.data, num_threads
         )
         if not self._handle:
-            raise EnvError(f"the network engine: {self._lib.net_error().decode()}")
+            raise EnvError(f"the network engine: {self._lib.net_error().decode(errors='replace')}")
 
     def reset(self, *, with_info: bool = False) -> Rows:
         """Begin the next episode of every environment."""
@@ -214,7 +214,7 @@ class NativePool:
 
     def _checked(self, result: int) -> int:
         if result < 0:
-            raise EnvError(f"the network engine: {self._lib.net_error().decode()}")
+            raise EnvError(f"the network engine: {self._lib.net_error().decode(errors='replace')}")
         return result
 
 

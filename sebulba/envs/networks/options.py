@@ -202,6 +202,15 @@ class CongestionControlOptions:
         """Numbers in an observation."""
         return 6 if self.features == "relative" else 4
 
+    @property
+    def obs_bounds(self) -> tuple[list[float], list[float]]:
+        """Least and largest observation of an agent."""
+        most = self.max_window_packets
+        if self.features == "relative":
+            high = [1.0, 1.0, 1.0, math.log2(most), math.inf, math.inf]
+            return [0.0, 0.0, 0.0, 0.0, 0.0, -math.inf], high
+        return [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, float(most)]
+
     def as_json(self) -> str:
         """Return what the engine reads."""
         names = (*_BOUNDS, "control", "features")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from sebulba.envs.networks.engines import NATIVE, find_engine
 from sebulba.envs.networks.native import NativePool
 from sebulba.envs.networks.options import CongestionControlOptions, NetworkOptions
@@ -33,4 +35,8 @@ def make_pool(
     """
     if not isinstance(options, CongestionControlOptions) or options.engine == NATIVE:
         return NativePool(options, seeds, num_threads)
-    return ProcessPool(find_engine(options.engine)(), options, seeds, step_timeout_s)
+    low, high = (np.array(bounds, np.float32) for bounds in options.obs_bounds)
+    if options.transport == "tcp":  # whose own controls move the window without our bounds
+        low[3], high[3] = -np.inf, np.inf
+    library = find_engine(options.engine)()
+    return ProcessPool(library, options, seeds, step_timeout_s, (low, high))

@@ -3,7 +3,7 @@
 
 ``python worker.py LIBRARY NUM_BYTES NUM_INFO`` loads an engine and answers requests from its input,
 one by one, until that ends. A request is ``HEADER``, of its kind and the size of what follows; an
-answer is ``ANSWER``, of whether it could be done and the size of what follows.
+answer is ``ANSWER``, of ``DONE`` or ``REFUSED`` and the size of what follows.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import sys
 from typing import Any, BinaryIO
 
 HEADER = struct.Struct("<cI")
-ANSWER = struct.Struct("<?I")
+ANSWER = struct.Struct("<cI")
 NUMBER = struct.Struct("<q")
+DONE, REFUSED = b"\1", b"\0"
 CREATE, SEEK, RESET, STEP, TRACE, SPEC = b"c", b"e", b"r", b"s", b"t", b"p"
 
 
@@ -74,12 +75,12 @@ class Simulator:
 
     def _checked_text(self, text: bytes | None) -> bytes:
         if text is None:
-            raise ValueError(self._lib.net_error().decode())
+            raise ValueError(self._lib.net_error().decode(errors="replace"))
         return text
 
     def _checked(self, result: int) -> int:
         if result < 0:
-            raise ValueError(self._lib.net_error().decode())
+            raise ValueError(self._lib.net_error().decode(errors="replace"))
         return result
 
 
@@ -88,10 +89,10 @@ def serve(simulator: Simulator, requests: BinaryIO, answers: BinaryIO) -> None:
     while len(header := requests.read(HEADER.size)) == HEADER.size:
         kind, size = HEADER.unpack(header)
         try:
-            is_done, answer = True, simulator.do(kind, requests.read(size))
+            flag, answer = DONE, simulator.do(kind, requests.read(size))
         except ValueError as error:
-            is_done, answer = False, str(error).encode()
-        answers.write(ANSWER.pack(is_done, len(answer)) + answer)
+            flag, answer = REFUSED, str(error).encode()
+        answers.write(ANSWER.pack(flag, len(answer)) + answer)
         answers.flush()
 
 
