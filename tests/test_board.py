@@ -28,7 +28,7 @@ from sebulba.runs.summary import RunSummary
 from sebulba.tools.board import server, shelf
 from sebulba.tools.board.run_details import films_of
 from tests.hostile_runs import SECRET, SPOILED, check_harmless, make_hostile_folder
-from tests.test_comparison import CONFIG, make_run
+from tests.test_comparison import CONFIG, make_run, make_self_play
 
 CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
@@ -88,6 +88,13 @@ def board(tmp_path):
 def words_of(page: str) -> str:
     body = page.partition("<body>")[2]
     return html.unescape(" ".join(re.sub(r"<[^>]*>", " ", body).split()))
+
+
+def test_a_run_of_self_play_has_the_return_of_each_seat(board, tmp_path):
+    make_self_play(tmp_path / "runs/three")
+    assert "player/0 -0.25 player/1 0.25" in words_of(board.get("/").text)
+    page = words_of(board.get("/run/three").text)
+    assert "player/0 -0.25 player/1 0.25 return player/0 -0.5 player/1 0.5 last eval" in page
 
 
 def test_the_table_has_a_line_for_each_run(board):

@@ -70,6 +70,27 @@ def test_runs_says_what_when_how_far_how_well_and_how_it_ended(tmp_path, capsys)
     }
 
 
+def make_self_play(folder: Path, **more: float) -> Path:
+    run = make_run(folder)
+    seats = {"episode_return_mean/player/0": -0.25, "episode_return_mean/player/1": 0.25}
+    evaluated = {"eval_return_mean": 0.0, "eval_return_mean/player/0": -0.5}
+    line = {"env_steps": 400, "seconds": 40.0, "episode_return_mean": 0.0, **seats, **evaluated}
+    line |= {"eval_return_mean/player/1": 0.5, **more}
+    (run / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    return run
+
+
+def test_a_run_of_self_play_has_the_return_of_each_seat(tmp_path, capsys):
+    # A name that no group has is left out, whoever wrote the file.
+    run = make_self_play(tmp_path / "one", **{"episode_return_mean/$x$/\n": 1.0})
+    assert read_run(run).last_groups == {"player/0": -0.25, "player/1": 0.25}
+    assert read_run(run).evaluated_groups == {"player/0": -0.5, "player/1": 0.5}
+    assert cli.main(["runs", str(tmp_path), "--json", str(tmp_path / "runs.json")]) == 0
+    assert "player/0 -0.25" in (text := text_of(capsys)) and "player/1 0.25" in text
+    (row,) = json.loads((tmp_path / "runs.json").read_text())["runs"]
+    assert row["groups"] == {"player/0": -0.25, "player/1": 0.25} and row["return"] == 0.0
+
+
 def test_a_run_that_holds_its_lock_is_running_and_one_that_left_nothing_was_killed(tmp_path):
     folder = make_run(tmp_path / "one", ended="")
     assert read_run(folder).ended == "killed"

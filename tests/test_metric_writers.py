@@ -212,6 +212,7 @@ def test_panel_has_a_line_for_groups_of_agents():
 
     assert "guide 1.5  crew 1.5" in shown("guide", "crew", "crew/0")
     assert "by group" not in shown("guide")
+    assert "player/0 1.5  player/1 1.5" in shown("player", "player/0", "player/1")
 
 
 def test_panel_writer_shows_and_closes_twice():

@@ -467,6 +467,12 @@ def test_groups_and_teams_have_returns_in_training_and_evaluation():
     assert means["team_return_mean/visitors"] == 3.0
     assert of_groups(means) == {"guide": 5.0, "visitors": 1.5}
     assert of_groups({"episode_return_mean/player": 1.0}) == {}
+    seats = {"episode_return_mean/player/0": 1.0, "episode_return_mean/player/1": -1.0}
+    assert of_groups({"episode_return_mean/player": 0.0, **seats}) == {
+        "player/0": 1.0,
+        "player/1": -1.0,
+    }
+    assert of_groups({"team_return_mean": 0.0, **seats}) == {}  # the mean says as much
     assert RecentEpisodes.restored(episodes.state(), team).means() == means
 
 

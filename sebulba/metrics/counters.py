@@ -52,11 +52,19 @@ class Counters:
 
 
 def of_groups(record: Mapping[str, Any], metric: str = "episode_return_mean") -> dict[str, float]:
-    """Return the mean returns of the groups in a record, if there are several groups."""
+    """Return the mean returns of the groups in a record, if there are several groups.
+
+    Of one group they are those of its slots, unless all of them cooperate: the mean over the sides
+    of a zero-sum game is 0.
+    """
     prefix = f"{metric}/"
     means = {
         name.removeprefix(prefix): value
         for name, value in record.items()
-        if name.startswith(prefix) and name.count("/") == 1 and value is not None
+        if name.startswith(prefix) and value is not None
     }
-    return means if len(means) > 1 else {}
+    groups = {name: mean for name, mean in means.items() if "/" not in name}
+    if len(groups) > 1:
+        return groups
+    slots = {name: mean for name, mean in means.items() if "/" in name}
+    return slots if len(slots) > 1 and "team_return_mean" not in record else {}

@@ -140,6 +140,8 @@ class PanelView:
             rows.add_row("by group", _groups(groups, value_width))
         if self._evaluation is not None:
             rows.add_row("evaluation", self._evaluated(self._evaluation, value_width))
+            if groups := of_groups(self._evaluation, "eval_return_mean"):
+                rows.add_row("by group", _groups(groups, value_width))
         rows.add_row("speed", _speed(metrics))
         rows.add_row("queue", _queue(metrics))
         if "nodes" in metrics:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sebulba.errors import UsageError, shown
+from sebulba.metrics.counters import of_groups
 from sebulba.runs.exit_codes import MEANINGS
 from sebulba.runs.folder import BEST_RETURN_FILE, RunFolder
 from sebulba.runs.metrics_file import Metrics, is_number, open_regular, read_all
@@ -26,6 +27,10 @@ MOST_CONFIG_BYTES = 2**20
 """Bytes of a ``config.json`` that is read; those of a run have some thousands."""
 LAST_MOMENT = 2**37
 """Seconds since 1970 of the latest time that is shown: a file may say that it is of any."""
+MOST_GROUPS = 8
+"""Groups of agents, or seats, that are shown."""
+_NAME = re.compile(r"[\w ./:-]{1,40}")
+"""What is shown as the name of a group: a file may have any."""
 _ENDED = re.compile(r"^\S+ \S+  exit code (\d+): ")
 _NOT_CONFIGURED = {
     *("run_id", "command", "environment", "links", "sha256", "signature", "sebulba"),
@@ -87,6 +92,22 @@ class RunSummary:
     def last_evaluation(self) -> float | None:
         """Mean return of the last evaluation; None where there was none."""
         return self._last("eval_return_mean")
+
+    @property
+    def last_groups(self) -> dict[str, float]:
+        """Mean returns of the groups, or seats, in the last training episodes, if there are any."""
+        return self._groups("episode_return_mean")
+
+    @property
+    def evaluated_groups(self) -> dict[str, float]:
+        """The same of the last evaluation."""
+        return self._groups("eval_return_mean")
+
+    def _groups(self, metric: str) -> dict[str, float]:
+        evaluated = (record for record in reversed(self.records) if is_number(record.get(metric)))
+        groups = of_groups(next(evaluated, {}), metric)
+        shown = [one for one in groups.items() if _NAME.fullmatch(one[0]) and is_number(one[1])]
+        return dict(shown[:MOST_GROUPS])
 
     def _last(self, name: str) -> Any:
         values = (record.get(name) for record in reversed(self.records))

@@ -9,7 +9,17 @@ from sebulba.errors import UsageError
 from sebulba.runs.metrics_file import read_sample
 from sebulba.runs.summary import RunSummary, read_run
 from sebulba.tools.board.charts import LARGE, Line
-from sebulba.tools.board.markup import Html, joined, page, section, table, tag, text, value_text
+from sebulba.tools.board.markup import (
+    Html,
+    joined,
+    page,
+    section,
+    stacked,
+    table,
+    tag,
+    text,
+    value_text,
+)
 from sebulba.tools.board.run_details import MOST_RECORDS, Film, points, read_details
 from sebulba.tools.board.run_page import badge, chart, footer, run_body, title_of
 from sebulba.tools.compare.tables import differences, figures, label
@@ -19,8 +29,8 @@ POLICY = (
     "img-src data:; media-src 'self'; form-action 'self'; base-uri 'none'"
 )
 """What a browser may do for these pages: run ``board.js`` and ask this server alone."""
-MOST_OF_FIGURE = 16
-"""Characters of a number in the table: one run must not make it wide."""
+MOST_OF_FIGURE = 24
+"""Characters of a line of a figure in the table: one run must not make it wide."""
 _COLUMNS = ("", "run", "changed", "steps", "of", "time", "return", "best", "ended")
 _BOTH = ("A", "B")
 """The names of two runs in a chart, which shows no text of theirs."""
@@ -55,7 +65,7 @@ def _row(word: str, run: RunSummary) -> list[str | Html]:
     return [
         tag("input", type="checkbox", name="run", value=word),
         joined([link, tag("small", title_of(run))]),
-        *(text(figure, MOST_OF_FIGURE) for figure in figures(run)),
+        *(stacked(figure, MOST_OF_FIGURE) for figure in figures(run)),
         badge(run.ended),
     ]
 

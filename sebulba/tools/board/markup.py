@@ -81,6 +81,12 @@ def lines_text(words: str) -> str:
     return "\n".join(plain(line.replace("\t", "    ")) for line in words.splitlines())
 
 
+def stacked(words: str, most: int = MOST_CHARACTERS) -> str | Html:
+    """Return ``text`` of each line of a figure, below each other."""
+    lines = [text(line, most) for line in words.splitlines()]
+    return lines[0] if len(lines) == 1 else joined(tag("div", line) for line in lines)
+
+
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str | Html]], class_: str | None = None
 ) -> Html:

@@ -21,6 +21,7 @@ from sebulba.tools.board.markup import (
     lines_text,
     page,
     section,
+    stacked,
     table,
     tag,
     text,
@@ -34,7 +35,7 @@ from sebulba.tools.board.run_details import (
     points,
     time_shares,
 )
-from sebulba.tools.compare.tables import figures, label, number
+from sebulba.tools.compare.tables import figures, label, number, return_of
 
 MOST_CHARTS = 18
 """Charts of what the agent measures."""
@@ -148,10 +149,12 @@ def _head(run: RunSummary) -> Html:
         "time": time,
         "env steps/s": count(speed),
         "return": last,
-        "last evaluation": number(run.last_evaluation),
+        "last evaluation": return_of(run.last_evaluation, run.evaluated_groups),
         "best evaluation": best,
     }
-    parts = [tag("div", tag("b", value), tag("span", name)) for name, value in tiles.items()]
+    parts = [
+        tag("div", tag("b", stacked(value)), tag("span", name)) for name, value in tiles.items()
+    ]
     return joined(
         [
             tag("h1", text(label(run)), " ", badge(run.ended)),

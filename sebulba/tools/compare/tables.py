@@ -82,9 +82,14 @@ def figures(run: RunSummary) -> list[str]:
         short(_three_digits(run.env_steps)),
         share,
         _duration(run.seconds),
-        number(run.last_return),
+        return_of(run.last_return, run.last_groups),
         number(run.best_return),
     ]
+
+
+def return_of(mean: float | None, groups: Mapping[str, float]) -> str:
+    """Return the mean return, or a line for each group of agents where there are several."""
+    return "\n".join(f"{name} {number(one)}" for name, one in groups.items()) or number(mean)
 
 
 def record_of_run(run: RunSummary) -> dict[str, Any]:
@@ -100,7 +105,9 @@ def record_of_run(run: RunSummary) -> dict[str, Any]:
         "total_env_steps": run.config.get("total_env_steps"),
         "seconds": run.seconds,
         "return": run.last_return,
+        "groups": run.last_groups,
         "evaluated": run.last_evaluation,
+        "evaluated_groups": run.evaluated_groups,
         "best": run.best_return,
         "ended": run.ended,
     }
