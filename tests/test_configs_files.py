@@ -199,7 +199,7 @@ def test_reading_does_not_import_jax():
     [
         ('{"config": "cartpole",\n "options": {"seed": 1,}}', "line 2.*no comma"),
         ('{"config": "cartpole",\n// mine\n "options": {}}', "line 2.*no comments"),
-        ('{"config": "cartpole",\n "options": {"seed": 1,\n "seed": 2}}', "twice .line 2 and 3"),
+        ('{"config": "cartpole",\n "options": {"seed": 1,\n "seed": 2}}', "twice, in line 2 and 3"),
         ('{"config": "cartpole", "options": {"num-envs": 8, "num_envs": 16}}', "keep one"),
     ],
     ids=["comma", "comment", "doubled", "spellings"],
@@ -210,6 +210,18 @@ def test_a_slip_of_an_editor_is_refused_with_its_line(tmp_path, text, said):
     with pytest.raises(UsageError, match=said) as caught:
         read_config_file(file)
     assert "train again" not in str(caught.value)
+
+
+def test_options_may_be_nested_as_in_the_file_that_a_run_writes(tmp_path):
+    file = tmp_path / "mine.json"
+    nested = {"agent": {"learning-rate": 0.5, "torso": {"kind": "mlp"}}, "env": {"id": "x"}}
+    file.write_text(json.dumps({"config": "cartpole", "options": nested}))
+    expected = ["--agent.learning-rate=0.5", "--agent.torso.kind=mlp", "--env.id=x"]
+    assert read_config_file(file) == ("cartpole", expected)
+    twice = nested | {"agent.learning_rate": 0.1}
+    file.write_text(json.dumps({"config": "cartpole", "options": twice}))
+    with pytest.raises(UsageError, match=r"'agent.learning-rate' and 'agent.learning_rate', one"):
+        read_config_file(file)
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path):

@@ -12,7 +12,7 @@ import dataclasses
 import difflib
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError
-from sebulba.support.files import read_edited_json, read_json_object, write_json
+from sebulba.support.files import read_edited_json, write_json
 
 Scalar: TypeAlias = bool | int | float | str | None
 Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
@@ -70,25 +70,40 @@ def read_config_file(
             f"{path} has options={options!r}, which must be an object of names and values; "
             'use {"num-envs": 64}'
         )
-    spelled: dict[str, str] = {}
-    for option in options:
-        other = spelled.setdefault(option.replace("_", "-"), option)
-        if other != option:
-            raise UsageError(f"{path} has {other!r} and {option!r}, one option; keep one of them")
     if default_of is None or not isinstance(name, str):
         default = config_of_preset(name, path)
     else:
-        default = default_of(name, options.get("agent"))
-    words = [
-        word for option, value in options.items() for word in option_words(default, option, value)
-    ]
+        agent = options.get("agent")
+        default = default_of(name, None if isinstance(agent, Mapping) else agent)
+    words: list[str] = []
+    spelled: dict[str, str] = {}
+    for option, value in _by_dotted_name(default, options):
+        key = option.replace("_", "-")
+        if key in spelled:
+            raise UsageError(
+                f"{path} has {spelled[key]!r} and {option!r}, one option; keep one of them"
+            )
+        spelled[key] = option
+        words += option_words(default, option, value)
     return str(name), words
+
+
+def _by_dotted_name(
+    part: Any, options: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Option]]:
+    """Yield options by dotted name, whether they are nested, as a run writes them, or not."""
+    for name, value in options.items():
+        own = getattr(part, name.replace("-", "_"), None)
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(own):
+            yield from _by_dotted_name(own, value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def is_config_file(path: Path) -> bool:
     """Tell whether a file has the form above, as far as its keys say."""
     try:
-        record = read_json_object(path)
+        record = read_edited_json(path)
     except UsageError:
         return False
     return "config" in record and set(record) <= set(KEYS)

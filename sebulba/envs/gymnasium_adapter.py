@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from sebulba.envs.lost_digits import LostDigits
+from sebulba.envs.first_episodes import Offsets, VectorPromises
 from sebulba.envs.observation_parts import LegalActions, tags_of
 from sebulba.envs.saving import saved_env
 from sebulba.envs.saving.sealed import seal, unseal
@@ -24,7 +24,6 @@ from sebulba.envs.spaces import (
     make_action_check,
     make_native_action,
 )
-from sebulba.envs.vector_promises import VectorPromises
 from sebulba.envs.vectorize import (
     end_workers,
     guilty_workers,
@@ -101,7 +100,7 @@ class GymnasiumAdapter:
         is_ready_made = not holds_checked_envs(vector_env)
         self._promises = VectorPromises(name, watches=is_ready_made)
         # Single environments look for themselves.
-        self._digits = LostDigits(name) if is_ready_made else None
+        self._offsets = Offsets(name, watches=is_ready_made)
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments, the first time with the seeds."""
@@ -142,9 +141,9 @@ class GymnasiumAdapter:
             )
         given_obs, reward, terminated, truncated, info = result
         obs = self._own(given_obs)
-        if self._digits is not None and self._digits.is_looking:
-            rows = given_obs if isinstance(given_obs, dict) else {"": given_obs}
-            self._digits.look({name: np.asarray(leaf)[0] for name, leaf in rows.items()})
+        if self._offsets.is_looking:
+            parts = given_obs if isinstance(given_obs, dict) else {"": given_obs}
+            self._offsets.look({name: np.asarray(leaf)[0] for name, leaf in parts.items()})
         reward = self._own_reward(reward)
         terminated, truncated = self._own_flag(terminated), self._own_flag(truncated)
         ends = terminated | truncated

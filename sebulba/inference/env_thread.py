@@ -7,6 +7,7 @@ context, ``threading.local``, an event loop of asyncio.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import queue
 import threading
@@ -25,21 +26,18 @@ IN_A_MAIN_THREAD = (
 
 def note_main_thread(error: BaseException) -> None:
     """Add a note to the error of what works only in a main thread: where there is one."""
-    is_new = IN_A_MAIN_THREAD not in getattr(error, "__notes__", ())
-    if is_new and isinstance(error, ValueError | RuntimeError) and ONLY_MAIN_THREAD in str(error):
+    if isinstance(error, ValueError | RuntimeError) and ONLY_MAIN_THREAD in str(error):
         error.add_note(IN_A_MAIN_THREAD)
 
 
-class Task:
-    """A call in an ``EnvThread``, which one waits for as for a ``threading.Thread``."""
+class Task(concurrent.futures.Future):
+    """A call in an ``EnvThread``, which one may also wait for as for a ``threading.Thread``."""
 
     def __init__(self, thread: EnvThread, name: str, function: Callable, arguments: tuple) -> None:
         """Prepare it; ``start`` begins it."""
+        super().__init__()
         self._thread = thread
         self._call: tuple[Callable, tuple] | None = (function, arguments)
-        self._done = threading.Event()
-        self._outcome: Any = None
-        self._error: BaseException | None = None
         self.name = name
         self.ident: int | None = None
         """Of the thread, once this was started."""
@@ -50,39 +48,30 @@ class Task:
 
     def is_alive(self) -> bool:
         """Tell whether it was started and has not ended."""
-        return self.ident is not None and not self._done.is_set()
+        return self.ident is not None and not self.done()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end."""
-        self._done.wait(timeout)
+        concurrent.futures.wait([self], timeout)
 
     def run(self) -> None:
         """Call the function, in this thread."""
         assert self._call is not None
-        function, arguments = self._call
-        self._call = None
+        (function, arguments), self._call = self._call, None
         current = threading.current_thread()
         idle_name, current.name = current.name, self.name
         try:
-            self._outcome = function(*arguments)
-        except BaseException as error:
-            self._error = error
-            note_main_thread(error)
-        finally:
-            del function, arguments
-            current.name = idle_name
-            self._done.set()
-
-    def outcome(self) -> Any:
-        """Return what the function returned, or raise what it raised; once, after the end."""
-        outcome, error = self._outcome, self._error
-        self._outcome = self._error = None
+            returned, error = function(*arguments), None
+        except BaseException as raised:
+            note_main_thread(raised)
+            returned, error = None, raised
+        del function, arguments  # so that nothing here holds them
+        current.name = idle_name
         if error is None:
-            return outcome
-        try:
-            raise error
-        finally:
-            del error  # no cycle through this frame
+            self.set_result(returned)
+        else:
+            self.set_exception(error)
+            del error
 
 
 class EnvThread:
@@ -120,8 +109,7 @@ class EnvThread:
             return function(*arguments)
         task = self.task(function, *arguments)
         task.start()
-        task.join()
-        return task.outcome()
+        return task.result()
 
 
 class CallingThread:

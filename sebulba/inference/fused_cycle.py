@@ -139,7 +139,8 @@ class FusedCycle:
             programs.run.steps_per_cycle, FIRST_CHUNK_ENV_STEPS / programs.run.num_envs
         )
         self._compiled: dict[tuple[bool, bool], Callable] = {}
-        self._adapts_from: float | None = None
+        self._first_ended: float | None = None
+        self._chunks_are_final = not self._adapts
         self._packing = RowPacking(_row_shapes(programs.shapes))
 
     def reset(self) -> None:
@@ -256,17 +257,19 @@ class FusedCycle:
 
     def _choose_chunks(self, chunk_s: float) -> None:
         """Split long chunks after the first cycle; merge short ones once if the run lasts."""
-        if not self._adapts:
+        if self._chunks_are_final:
             return
-        now = time.perf_counter()
-        is_first, self._adapts_from = self._adapts_from is None, self._adapts_from or now
-        is_last = now - self._adapts_from > MERGE_AFTER_S
+        now, is_first = time.perf_counter(), self._first_ended is None
+        if self._first_ended is None:
+            self._first_ended = now
+        self._chunks_are_final = now - self._first_ended > MERGE_AFTER_S
+        if not (is_first or self._chunks_are_final):
+            return
         steps = self._programs.run.steps_per_cycle
         fitting = equal_chunks(steps, steps // self._num_chunks * CHUNK_S / chunk_s)
-        if (is_first and fitting > self._num_chunks) or (is_last and fitting < self._num_chunks):
+        if fitting > self._num_chunks if is_first else fitting < self._num_chunks:
             self._num_chunks = fitting
             self._compiled = {}
-        self._adapts = not is_last
 
 
 def _run_chunk(

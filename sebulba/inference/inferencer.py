@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from sebulba.errors import EnvError, EnvHangError, is_env_failure
-from sebulba.inference.cores import Cores, run_on
 from sebulba.inference.cycle import Cycle, CycleOutput
 from sebulba.inference.env_thread import CallingThread, EnvThread, note_main_thread
 from sebulba.metrics.timer import PhaseTimer
@@ -60,8 +59,6 @@ class Inferencer:
     """The time of its thread, by ``INFERENCER_PHASES``."""
     env_thread: EnvThread | CallingThread
     """Where its environment was made, and everything is done with it."""
-    cores: Cores | None = None
-    """Cores that its thread may run on; None lets it run on any."""
     needs_reset: bool = True
     """Begin new episodes before the next cycle."""
     step_state: PyTree = None
@@ -224,7 +221,6 @@ def inferencer_thread(
     the cycle in flight, which is counted.
     """
     try:
-        run_on(inferencer.cores)
         for item in cycles:
             with inferencer.timer.phase("put"):
                 if not queue.put(item, stop.now):

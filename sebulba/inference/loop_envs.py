@@ -73,7 +73,7 @@ class LoopEnvs:
         self._host = host
         self._inline = inline
         self._may_draw = inline and len(cores) == 1
-        self.cores = tuple(cores)
+        self._cores = tuple(cores)
         self._threads = [self._new_thread(index) for index in range(len(cores))]
         self._begun_generations = threading.Lock()
         self.num_generations = 1
@@ -127,13 +127,13 @@ class LoopEnvs:
         seeds = seed_block(
             self._seed,
             inferencer=index,
-            num_inferencers=len(self.cores),
+            num_inferencers=len(self._cores),
             num_envs=self._num_envs,
             host=self._host,
             generation=generation,
         )
         factory = self._factory_here if index < self._num_here else self._factory
-        run_on(self.cores[index])  # this thread is the Inferencer's for good
+        run_on(self._cores[index])  # this thread runs the Inferencer, too
         env = factory(self._num_envs, seeds)
         if not getattr(self._spec, "eval_only", ()):
             env = as_policy_sees(env)

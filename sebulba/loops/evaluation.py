@@ -302,21 +302,18 @@ class EvaluationPlayer:
     def _play_through(self, stop: threading.Event) -> Evaluation | None:
         self._is_playing = True
         try:
-            return self._play_again_and_again(stop)
+            while True:
+                try:
+                    tally = _Tally(self._quota, self._max_episode_steps, self._policy.spec)
+                    return _play(self._policy, self._adapter, tally, stop)
+                except Exception as error:
+                    if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
+                        raise
+                    if stop.is_set():
+                        return None  # whoever stopped this may not close new environments
+                    self._replace_envs(error)
         finally:
             self._is_playing = False
-
-    def _play_again_and_again(self, stop: threading.Event) -> Evaluation | None:
-        while True:
-            try:
-                tally = _Tally(self._quota, self._max_episode_steps, self._policy.spec)
-                return _play(self._policy, self._adapter, tally, stop)
-            except Exception as error:
-                if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
-                    raise
-                if stop.is_set():
-                    return None  # whoever stopped this may not close new environments
-                self._replace_envs(error)
 
     def _replace_envs(self, error: Exception) -> None:
         self.env_restarts += 1
@@ -339,11 +336,12 @@ class EvaluationPlayer:
 
         While another thread hangs in them they stay: native code aborts in the hands of two.
         """
-        if self._is_playing or self._closed:
+        if self._closed:
             return
         self._closed = True
         try:
-            self.env_thread.call(self._adapter.close)
+            if not self._is_playing:
+                self.env_thread.call(self._adapter.close)
         finally:
             self.env_thread.end()
 

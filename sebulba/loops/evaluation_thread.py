@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from sebulba.errors import EnvError, UsageError
-from sebulba.inference.env_thread import EnvThread, Task
+from sebulba.inference.env_thread import EnvThread, Task, note_main_thread
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
@@ -283,6 +283,7 @@ def evaluator_thread(evaluations: Evaluations, fail: Callable[[BaseException], N
             # It would end the interpreter, silently and with a success for an exit code.
             error = EnvError(f"an environment or an agent called sys.exit({raised.code!r})")
             error.__cause__ = raised
+        note_main_thread(error)
         error.add_note(f"in thread {EVALUATOR_THREAD!r}")
         fail(error)
         evaluations.end()

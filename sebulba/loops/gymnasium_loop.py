@@ -560,8 +560,7 @@ class GymnasiumLoop:
             cycle, why = make_cycle(kind, env, programs, device, timer, schedule=schedule)
         self._cycle_reasons.add(why)
         staging = self._session.staging[device]
-        thread, cores = self._envs.thread_of(index), self._envs.cores[index]
-        return Inferencer(index, device, env, cycle, staging, timer, thread, cores)
+        return Inferencer(index, device, env, cycle, staging, timer, self._envs.thread_of(index))
 
     def _expected_shapes(self, step_state: PyTree) -> HandedOver | None:
         """Return the shapes of what the update loop will be given; None on several update devices,

@@ -29,14 +29,19 @@ def absolute(path: str | Path) -> Path:
         return Path(path)
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, make_object: Callable | None = None) -> Any:
     """Return what a JSON text says.
+
+    Args:
+      text: UTF-8.
+      make_object: Makes an object from its pairs of keys and values; None makes a dict.
 
     Raises:
       ValueError: It is no JSON, is not UTF-8, or is nested too deeply to be read.
     """
     try:
-        return json.loads(text if isinstance(text, str) else text.decode())
+        text = text if isinstance(text, str) else text.decode()
+        return json.loads(text, object_pairs_hook=make_object)
     except RecursionError as error:
         raise ValueError("its JSON is nested too deeply") from error
 
@@ -67,21 +72,14 @@ def read_json_object(file: Path) -> dict[str, Any]:
     Raises:
       UsageError: The file is missing or damaged.
     """
-    check_regular(file)
     try:
-        if file.stat().st_size > MOST_JSON_BYTES:
-            raise ValueError(f"it has more than {MOST_JSON_BYTES:,} bytes")
-        record = parse_json(file.read_bytes())
-        _check_depth(record)
+        return _json_object(file, parse_json)
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read ({error.strerror}); give the folder of a run, such as runs/NAME"
         ) from error
     except ValueError as error:
         raise UsageError(f"{file} is damaged ({error}); restore it or train again") from error
-    if not isinstance(record, dict):
-        raise UsageError(f"{file} is damaged (not a JSON object); restore it or train again")
-    return record
 
 
 def read_edited_json(file: Path) -> dict[str, Any]:
@@ -90,21 +88,8 @@ def read_edited_json(file: Path) -> dict[str, Any]:
     Raises:
       UsageError: It cannot be read, is not JSON, or has a key twice; the line and remedy are named.
     """
-    check_regular(file)
-    twice: list[str] = []
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        twice.extend(key for key in keys if keys.count(key) > 1)
-        return dict(pairs)
-
     try:
-        if file.stat().st_size > MOST_JSON_BYTES:
-            raise ValueError(f"it has more than {MOST_JSON_BYTES:,} bytes")
-        text = file.read_bytes().decode("utf-8-sig")
-        json.loads(text, object_pairs_hook=once)
-        record = parse_json(text.encode())
-        _check_depth(record)
+        return _json_object(file, _parse_edited)
     except OSError as error:
         raise UsageError(f"{file} cannot be read ({error.strerror}); use another file") from error
     except json.JSONDecodeError as error:
@@ -112,16 +97,47 @@ def read_edited_json(file: Path) -> dict[str, Any]:
             f"{file} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}; correct "
             "that line (JSON has no comments, no comma after the last value, and double quotes)"
         ) from error
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{file} is not JSON ({why}); correct it") from error
-    if twice:
-        lines = [n for n, line in enumerate(text.splitlines(), 1) if json.dumps(twice[0]) in line]
-        where = f" (line {' and '.join(map(str, lines))})" if lines else ""
-        raise UsageError(f"{file} has the key {shown(twice[0])} twice{where}; keep one of them")
+    except ValueError as error:
+        raise UsageError(f"{file} is not usable ({error}); correct it") from error
+
+
+def _json_object(file: Path, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+      OSError: It cannot be read.
+      ValueError: It is too large, nested too deeply, or no JSON object.
+      UsageError: It is a pipe or a device.
+    """
+    check_regular(file)
+    if file.stat().st_size > MOST_JSON_BYTES:
+        raise ValueError(f"it has more than {MOST_JSON_BYTES:,} bytes")
+    record = parse(file.read_bytes())
+    _check_depth(record)
     if not isinstance(record, dict):
-        raise UsageError(f'{file} is not a JSON object; use {{"config": "ppo", "options": {{}}}}')
+        raise ValueError("not a JSON object")
     return record
+
+
+def _parse_edited(data: bytes) -> Any:
+    """Return what a JSON text says, with or without a byte order mark.
+
+    Raises:
+      ValueError: It is no JSON, or has a key twice.
+    """
+    text = data.decode("utf-8-sig")
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        given = dict(pairs)
+        if len(given) < len(pairs):
+            keys = [key for key, _ in pairs]
+            key = next(key for key in keys if keys.count(key) > 1)
+            lines = enumerate(text.splitlines(), 1)
+            where = " and ".join(str(n) for n, line in lines if json.dumps(key) in line)
+            raise ValueError(f"the key {shown(key)} is there twice, in line {where}")
+        return given
+
+    return parse_json(text, once)
 
 
 def _check_depth(record: Any) -> None:

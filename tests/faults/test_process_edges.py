@@ -420,7 +420,7 @@ def test_json_that_is_nested_too_deeply_or_not_utf_8_is_damaged(tmp_path, run, c
         file.write_bytes(damage)
         (run / "config.json").write_bytes(damage)
         for words in (["train", str(file)], ["resume", str(run)], ["eval", str(run)]):
-            what = "is not JSON" if words[0] == "train" else "is damaged"
+            what = "is not usable" if words[0] == "train" else "is damaged"
             assert what in one_sentence(capsys, 2, *words)
         (run / "policy/config.json").write_bytes(damage)
         with pytest.raises(UsageError, match="is damaged"):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 LOOPBACK = "127.0.0.1"
 """The only address that is served: nobody else's machine can reach it."""
@@ -82,7 +83,7 @@ class Board:
             answer.headers["Content-Disposition"] = 'attachment; filename="report.html"'
         return answer
 
-    def _film(self, request: Request) -> Response:
+    def _film(self, request: Request) -> Response | ASGIApp:
         word, name = request.path_params["word"], request.path_params["name"]
         folder = self._shelf.folder(word)
         films = films_of(folder) if folder is not None else []
@@ -128,14 +129,13 @@ class Board:
             return _answer(request, error_page(said), 409)
 
 
-def _sent(film: Path) -> Response:
-    """Return the answer that sends the file that is opened here, whatever takes its name later.
+def _sent(film: Path) -> ASGIApp:
+    """Return what sends the file that is opened here, whatever takes its name later.
 
     Raises:
       OSError: It is not there any more, or the file or its folder is a link by now.
       UsageError: It is not a regular file.
     """
-    from starlette.background import BackgroundTask
     from starlette.responses import FileResponse
 
     place = os.open(film.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -148,13 +148,17 @@ def _sent(film: Path) -> Response:
     if not stat.S_ISREG(seen.st_mode):
         os.close(opened)
         raise UsageError(f"{film} is not a regular file")
-    return FileResponse(
-        f"/dev/fd/{opened}",
-        media_type="video/mp4",
-        headers=HEADERS,
-        stat_result=seen,
-        background=BackgroundTask(os.close, opened),
+    response = FileResponse(
+        f"/dev/fd/{opened}", media_type="video/mp4", headers=HEADERS, stat_result=seen
     )
+
+    async def send_and_close(scope: Scope, receive: Receive, send: Send) -> None:
+        try:  # a browser often goes away in the middle of a film
+            await response(scope, receive, send)
+        finally:
+            os.close(opened)
+
+    return send_and_close
 
 
 def _answer(request: Request, page: str, status: int = 200) -> Response:

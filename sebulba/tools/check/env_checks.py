@@ -11,11 +11,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs.first_episodes import BrokenPromiseWarning
 from sebulba.envs.flat_parts import LEFT_OUT
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
-from sebulba.envs.vector_promises import BrokenPromiseWarning
 from sebulba.errors import UsageError, describe_error
 from sebulba.tools.check import env_uses
 from sebulba.tools.check.checks import Check
