@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -90,6 +91,14 @@ def compile_cache(request: pytest.FixtureRequest) -> Iterator[None]:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
         yield
     jax.config.update("jax_compilation_cache_dir", None)
+
+
+@pytest.fixture(autouse=True)
+def import_path() -> Iterator[None]:
+    """Forget which folders a test's code was imported from: a later test may use the same names."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(scope="session", autouse=True)

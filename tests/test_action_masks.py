@@ -367,6 +367,7 @@ def test_continuous_agents_have_no_use_for_masks():
 # check-env.
 
 
+@pytest.mark.slow
 def test_check_env_plays_legal_actions_only():
     options = {"action_mask": "info"}
     subject = Subject(InfoMask, num_envs=2, num_steps=60, seed=1, timeout_s=60.0, options=options)

@@ -73,6 +73,7 @@ def test_categorical_is_that_of_distrax() -> None:
     np.testing.assert_array_equal(dist.action(jnp.arange(5)), [-2, -1, 0, 1, 2])
 
 
+@pytest.mark.slow
 def test_multi_categorical_is_the_product_of_its_parts() -> None:
     dist = MultiCategorical(MULTI)
     params = 2 * random_params(dist, 11)

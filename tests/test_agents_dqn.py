@@ -75,6 +75,7 @@ def test_loss_is_that_of_the_equations(driven: Any, double: bool) -> None:
     np.testing.assert_allclose(new, np.abs(error) ** 0.6, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_ratio_of_samples_to_inserts_is_reported(driven: Any) -> None:
     _, metrics = driven
     # Cycles 2 to 5 draw 2 x 12 each; a trajectory has 6 x 8 rows. Metrics are means of two updates.

@@ -159,6 +159,7 @@ def tiny_pair(example: Trajectory, layout: Any = TransitionReplay, **more: Any) 
     return Pair(TINY, example, DEPTH, lambda **k: layout(capacity=2 * 2 * 5, **more, **k))
 
 
+@pytest.mark.slow
 def test_a_restart_that_repeats_no_frame_is_counted_and_never_drawn() -> None:
     steps, action = tiny({9: "repeat", 16: "zeros", 23: "unseen", 25: "zeros", 35: "repeat"})
     pair = tiny_pair(cut(steps, action, 0, 2))
@@ -178,6 +179,7 @@ def test_a_restart_that_repeats_no_frame_is_counted_and_never_drawn() -> None:
     assert int(pair.replays[0].stack.lost) == 3 * TINY.num_envs
 
 
+@pytest.mark.slow
 def test_no_sequence_holds_a_stack_that_cannot_be_rebuilt() -> None:
     steps, action = tiny({9: "repeat", 16: "zeros", 23: "unseen", 35: "repeat"})
     pair = tiny_pair(cut(steps, action, 0, 2), SequenceReplay, length=3)
@@ -210,6 +212,7 @@ def test_a_stream_that_begins_in_mid_game_waits_until_its_stacks_are_whole() -> 
 # Size.
 
 
+@pytest.mark.slow
 def test_a_million_frames_take_less_than_8_gigabytes_and_are_not_copied() -> None:
     run = RunSpec(num_envs=64, num_inferencers=2, steps_per_cycle=20, num_update_devices=1)
     layout = TransitionReplay(

@@ -66,6 +66,7 @@ def test_kernels_are_those_of_flax_and_a_shape_is_traced_once(monkeypatch) -> No
     assert traced == [shape]
 
 
+@pytest.mark.slow
 def test_the_kernels_of_an_actor_and_a_critic_are_those_of_the_option() -> None:
     rows = Encoded(jnp.zeros((1, 100)), ())
     for kernels in ("orthogonal", "lecun_normal"):
@@ -184,6 +185,7 @@ def test_auto_takes_one_small_convolution_for_images_of_a_few_pixels(
     assert (len(shapes) == 1) == (conv[-1] == 16)
 
 
+@pytest.mark.slow
 def test_a_record_from_before_the_small_convolution_keeps_its_network() -> None:
     record = dataclasses.asdict(ImpalaConfig(torso=SMALL))
     assert dataclass_from_json(ImpalaConfig, record) == ImpalaConfig(torso=SMALL)
@@ -194,6 +196,7 @@ def test_a_record_from_before_the_small_convolution_keeps_its_network() -> None:
     assert (3, 3, 3, SMALL.resnet_channels[0]) in shapes
 
 
+@pytest.mark.slow
 def test_separate_value_torso_keeps_the_value_gradient_off_the_policy() -> None:
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(3, 4, 6)).astype(np.float32)

@@ -85,6 +85,7 @@ def test_moments_of_nothing_stay() -> None:
     np.testing.assert_array_equal(after, before)
 
 
+@pytest.mark.slow
 def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
     space = spaces.Dict(
         picture=spaces.Box(0, 255, (4, 5), np.uint8),

@@ -76,6 +76,7 @@ def fed(request: Any) -> Fed:
     return fed_with(request.param)
 
 
+@pytest.mark.slow
 def test_ratio_is_one_before_the_first_update(fed: Fed) -> None:
     batch, agent = fed.experience.batch, fed.agent
     output = fed.evaluate(fed.networks, batch.obs, fed.experience.core, batch.is_first)

@@ -99,6 +99,7 @@ def test_stored_state_is_the_one_that_acted(driver: Driver) -> None:
         np.testing.assert_allclose(seen, stored[draw.inferencer, place, draw.env], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_burn_in_moves_the_state_and_carries_no_gradient(driver: Driver) -> None:
     agent: Any = driver.agent
     rows = rows_of(np.random.default_rng(0), 13, 2)

@@ -72,6 +72,7 @@ def test_sequences_start_exactly_where_all_their_rows_follow_each_other(length: 
     assert num_starts > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [TRANSITIONS, SEQUENCES], ids=["transitions", "sequences"])
 def test_one_device_and_four_hold_the_same(layout: Any) -> None:
     (_, one), (_, four) = last(layout, 1), last(layout, 4)
@@ -173,6 +174,7 @@ def test_no_weight_of_zero_is_picked_where_rounding_would_pick_it() -> None:
         assert (weight[np.asarray(index)] > 0).all()
 
 
+@pytest.mark.slow
 def test_draws_tell_neighbours_apart_among_a_million() -> None:
     # The 23 bits of one uniform number give each of these 8 values, or 7, or 9.
     weight = np.ones(1_000_000, np.float32)

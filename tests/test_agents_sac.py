@@ -176,6 +176,7 @@ def acted(num_steps: int, *, explore: bool = True, **config: Any) -> Any:
     return np.stack(actions)
 
 
+@pytest.mark.slow
 def test_acts_at_random_at_first_over_all_inferencers() -> None:
     actions = acted(6, random_env_steps=32)
     np.testing.assert_array_equal(np.all(actions[4:] == [2, 0], axis=(1, 2)), True)

@@ -174,6 +174,7 @@ def _spec_and_leaves(driver: Driver) -> tuple[list[Any], list[Any]]:
     return jax.tree.leaves(specs, is_leaf=is_spec), jax.tree.leaves(experience)
 
 
+@pytest.mark.slow
 def test_observation_statistics_are_those_of_all_devices() -> None:
     driver = Driver(MinibatchAgent(SPEC, MinibatchConfig()), 4)
     twin = Streams(driver.agent, driver.first_state)

@@ -44,6 +44,7 @@ def test_a_benchmark_takes_what_its_options_give(monkeypatch, name):
     signature.bind(*config, **given)
 
 
+@pytest.mark.slow
 def test_what_serves_users_imports_nothing_that_measures_the_project():
     """But for the table of commands, and for the rival of ``bench train --compare prototype``."""
     ours = {module for module in MODULES if module.startswith("sebulba.benchmarks.project")}

@@ -278,6 +278,7 @@ def test_stages_are_measured_at_a_new_state_as_at_a_trained_one(stages):
     assert stages.shares_cores and stages.num_inferencers == 2
 
 
+@pytest.mark.slow
 def test_a_replayed_environment_returns_the_rows_of_its_cycle_in_both_ways(stages):
     output = stages._kept[0]
     replay = ReplayEnv(stages._agent.spec, output)

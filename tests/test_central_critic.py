@@ -244,6 +244,7 @@ def test_the_saved_policy_has_no_such_input(trained, tmp_path):
     assert len(sebulba.evaluate(policy, env, num_episodes=3, num_envs=2).returns) == 3
 
 
+@pytest.mark.slow
 def test_no_step_depends_on_what_is_hidden(trained):
     agent, result, _ = trained
     state = agent.new_step_state(jax.random.key(0), RunSpec(2, 1, 8, 1), 0)

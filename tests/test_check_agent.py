@@ -351,6 +351,7 @@ def test_an_agent_that_cannot_be_made_is_a_finding() -> None:
     assert found.name == "making" and "lacks experience_spec, loss" in found.seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -125,6 +125,7 @@ def test_the_config_says_what_ran(run):
     assert record["preset"] == "cartpole" and record["sebulba"] == sebulba.__version__
 
 
+@pytest.mark.slow
 def test_line_and_config_say_which_backend_makes_the_environment_and_resuming_keeps_it(
     capsys, tmp_path, monkeypatch
 ):
@@ -474,6 +475,7 @@ def test_a_second_signal_amid_the_handler_of_the_first_is_left_alone():
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_worker_processes_leave_the_signals_of_the_main_process_alone():
     def handlers():
         return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

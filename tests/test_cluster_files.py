@@ -134,6 +134,7 @@ def test_the_options_of_the_manifest_fit_its_cluster(manifest):
     assert spec["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
+@pytest.mark.slow
 def test_the_script_is_bash_and_its_options_exist():
     script = FOLDER / "slurm.sh"
     subprocess.run(["bash", "-n", str(script)], check=True)

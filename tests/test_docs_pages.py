@@ -102,6 +102,7 @@ def test_the_reference_has_all_that_the_package_gives():
     assert missing == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs sebulba[docs]")
 def test_the_site_has_every_page_and_asks_no_other_host(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

@@ -211,6 +211,7 @@ def test_an_abort_is_a_finding_and_the_checks_go_on():
     assert "check failed: x > 0" in died.seen and "in close" in died.seen
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_a_finding_and_writes_json(capsys, tmp_path):
     file = tmp_path / "report.json"
     env = "tests.broken_envs:lying_vector"
@@ -224,6 +225,7 @@ def test_the_command_prints_a_line_a_finding_and_writes_json(capsys, tmp_path):
     assert finding["name"] == "episodes" and finding["remedy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("argv", "words"),
     [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HIDDEN = """
 import importlib.abc, sys
 class Hide(importlib.abc.MetaPathFinder):
@@ -33,6 +35,7 @@ def run(hidden, code):
     return done
 
 
+@pytest.mark.slow
 def test_families_that_cannot_be_loaded_are_left_out_and_only_who_asks_is_told():
     code = "print(tried('CartPole-v1'), tried('HalfCheetah-v4'), sep='\\n')"
     spec, said = run(("envpool.mujoco", "envpool.gfootball"), code).stdout.splitlines()
@@ -41,6 +44,7 @@ def test_families_that_cannot_be_loaded_are_left_out_and_only_who_asks_is_told()
     assert "apt install libegl1 libopengl0" in said
 
 
+@pytest.mark.slow
 def test_without_envpool_the_environments_of_gymnasium_are_usable():
     code = (
         "print(tried('CartPole-v1', backend='gymnasium'), tried('CartPole-v1'))\n"

@@ -93,6 +93,7 @@ def test_observations_have_the_canonical_dtypes_and_shapes_of_the_spec(space, fo
             assert flag.dtype == np.bool_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "vectorization"),
     [

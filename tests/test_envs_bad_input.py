@@ -172,6 +172,7 @@ class HangingAtReset(Broken):
         time.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", [Hanging, HangingAtReset])
 def test_a_hung_worker_is_named_and_ended(env):
     adapter = make_env_factory(env, vectorization="async", step_timeout_s=0.5)(1, [1])

@@ -347,6 +347,7 @@ def test_a_state_of_another_version_is_refused(monkeypatch):
 # In worker processes.
 
 
+@pytest.mark.slow
 def test_environments_in_worker_processes_are_put_back_there_and_elsewhere():
     make_env = functools.partial(limited, OfferingEnv)
     workers = make_env_factory(make_env, vectorization="async")(2, SEEDS[:2])
@@ -368,6 +369,7 @@ def test_environments_in_worker_processes_are_put_back_there_and_elsewhere():
     workers.close()
 
 
+@pytest.mark.slow
 def test_worker_processes_say_why_not_and_live_on():
     workers = make_env_factory(SulkingEnv, vectorization="async")(2, SEEDS[:2])
     with pytest.raises(EnvError, match=r"environment 0 could not be put back: KeyError: 'sulking'"):
@@ -376,6 +378,7 @@ def test_worker_processes_say_why_not_and_live_on():
     workers.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_is_asked_is_an_environment_error():
     adapter = make_env_factory(ThreadedEnv, vectorization="async")(2, SEEDS[:2])
     adapter.reset()
@@ -388,6 +391,7 @@ def test_a_worker_that_dies_while_it_is_asked_is_an_environment_error():
     adapter.close()
 
 
+@pytest.mark.slow
 def test_a_ready_made_async_vector_environment_says_what_to_do():
     def make(num_envs, seeds):
         envs = AsyncVectorEnv([WalkEnv] * num_envs, context="forkserver")

@@ -39,6 +39,7 @@ def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == TESTED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["impala"], indirect=True)
 def test_impala_learns(example):
     progress = example.train(seed=0, env_steps=150_000, **OPTIONS)

@@ -83,8 +83,9 @@ def policy_of(name: str) -> Policy:
     return Policy(agent, agent.acting_networks(networks, experience), run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", POLICIES)
-@pytest.mark.parametrize("form", [pytest.param("stablehlo", marks=pytest.mark.slow), "onnx"])
+@pytest.mark.parametrize("form", ["stablehlo", "onnx"])
 def test_it_equals_the_policy(name, form, tmp_path):
     if form == "onnx":
         pytest.importorskip("jax2onnx")
@@ -238,6 +239,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_is_exported(run, capsys):
     assert cli.main(["export", str(run), "--to", "stablehlo", "--batch", "3"]) == 0
     said = capsys.readouterr().out

@@ -409,6 +409,7 @@ def test_last_observations_may_come_in_one_batch():
 # What is masked is said.
 
 
+@pytest.mark.slow
 def test_a_run_that_masks_says_so_once():
     env = sebulba.make_env_factory(broken_envs.no_final_obs_vector)
     with pytest.warns(UserWarning, match=r"info\['final_obs'\]") as caught:

@@ -98,6 +98,7 @@ def test_oracle_arrives_with_every_cell_in_its_place(name):
     assert checker.cells >= (TRANSITIONS // 8 if slow else TRANSITIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("update_devices", [[0], [1, 2, 3, 4]])
 def test_oracle_arrives_through_fused_cycles(update_devices):

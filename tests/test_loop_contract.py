@@ -97,6 +97,7 @@ def test_every_agent_is_bit_reproducible_in_lockstep(name):
     assert leaves_equal(first.state.networks, second.state.networks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["replay", "target"])
 def test_updates_below_one_per_cycle_publish_only_when_due(name):
     agent, result = run(name, cycle="stepped")

@@ -100,6 +100,7 @@ def numbers_of_chunks(monkeypatch):
     return numbers
 
 
+@pytest.mark.slow
 def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(whole, monkeypatch, numbers_of_chunks):
     monkeypatch.setattr(fused_cycle, "CHUNK_S", 1e-9)
     split, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
@@ -108,6 +109,7 @@ def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(whole, monkeypatch,
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
 
 
+@pytest.mark.slow
 def test_short_chunks_of_a_fused_cycle_are_merged_once_and_it_stays_the_same(
     whole, monkeypatch, numbers_of_chunks
 ):
@@ -265,6 +267,7 @@ def test_a_turn_that_does_not_come_is_not_waited_for(turn, monkeypatch, how):
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_stop_waits_for_a_compile_and_does_not_call_it_a_hang(monkeypatch):
     loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", **ONE)
     compile_chunk = fused_cycle.FusedCycle._compile_chunk

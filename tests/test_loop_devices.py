@@ -144,6 +144,7 @@ def test_inference_and_update_devices_of_every_kind_train():
             assert leaf.devices() == {jax.local_devices()[i] for i in update}
 
 
+@pytest.mark.slow
 def test_step_states_reach_the_update_devices_split_by_environment():
     seen = []
 

@@ -106,6 +106,7 @@ def test_inline_inferencers_lose_no_cycle_between_runs():
         assert cycles == list(range(len(cycles)))
 
 
+@pytest.mark.slow
 def test_lockstep_acts_with_the_networks_published_after_the_round_before_last():
     result, recorder = run_lockstep([20], num_inferencers_per_device=2)
     order = [(int(t.cycle), int(t.inferencer)) for t in recorder.trajectories]

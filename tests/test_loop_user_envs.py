@@ -55,6 +55,7 @@ def train(env, num_cycles, **options):
         return loop.run(loop.new_state(0, 8), num_cycles, 8)
 
 
+@pytest.mark.slow
 def test_a_class_with_dict_observations_learns():
     result = train(FollowTheCue, 400, schedule="lockstep")
     assert result.metrics["episode_length_mean"] == 8

@@ -260,6 +260,7 @@ def _parts(policy: sebulba.Policy) -> tuple:
     return policy.agent, policy.acting_networks, policy.run
 
 
+@pytest.mark.slow
 def test_a_policy_for_other_spaces_is_refused_with_both(trained):
     spec = sebulba.env_spec(Pairs)
     with pytest.raises(UsageError) as raised:

@@ -476,6 +476,7 @@ def test_groups_and_teams_have_returns_in_training_and_evaluation():
     assert RecentEpisodes.restored(episodes.state(), team).means() == means
 
 
+@pytest.mark.slow
 def test_an_evaluation_has_the_returns_of_groups():
     agent = make_agent(sebulba.env_spec(Visitors), PPO_SMALL)
     state = agent.new_state(jax.random.key(0), RunSpec(2, 1, 4, 1))
@@ -496,6 +497,7 @@ def test_an_evaluation_has_the_returns_of_groups():
     assert "won" not in str(played) and not played.outcomes()
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_zero_sum_game_counts_wins_draws_and_losses_of_each_seat():
     agent = make_agent(sebulba.env_spec("KuhnPoker-v1"), PPO_SMALL)
     state = agent.new_state(jax.random.key(0), RunSpec(2, 1, 4, 1))

@@ -64,6 +64,7 @@ def is_picture(file) -> bool:
         return image.format == "PNG" and min(image.size) > 500
 
 
+@pytest.mark.slow
 def test_a_sweep_compares_inside_and_beyond_the_ranges(alone, capsys):
     assert cli.main(["networks", "sweep", str(alone), "--points", "3", "--networks", "2"]) == 0
     said = capsys.readouterr().out
@@ -85,6 +86,7 @@ def test_a_sweep_compares_inside_and_beyond_the_ranges(alone, capsys):
     assert is_picture(alone / "sweep.png")
 
 
+@pytest.mark.slow
 def test_an_episode_is_drawn_into_another_folder(alone, together, tmp_path):
     for folder in (alone, together):
         words = ["networks", "play", str(folder), "--out", str(tmp_path), "--rtt-ms", "10"]
@@ -106,6 +108,7 @@ def test_a_policy_is_deployed_beside_what_was_predicted(alone, tmp_path, capsys)
     assert "loopback" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["alone", "together"])
 def test_flows_with_one_policy_share_a_link(run, request, capsys):
     folder = request.getfixturevalue(run)

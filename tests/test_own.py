@@ -69,6 +69,7 @@ def stranger(monkeypatch, tmp_path: Path) -> None:
 # The agent, the environment and the wrapper.
 
 
+@pytest.mark.slow
 def test_the_run_names_them_as_they_were_typed(run):
     config = json.loads((run / "config.json").read_text())
     assert config["agent_class"] == config["preset"].replace("--agent ", "") == "tests.own:MyAgent"
@@ -98,6 +99,7 @@ def test_it_is_exported(run, tmp_path, capsys):
     assert "differs from the policy by at most" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_it_is_resumed_and_another_agent_is_refused(run, capsys):
     assert cli.main(["resume", str(run), "--total-env-steps", "120"]) == 0
     assert "resumed at 80 env steps" in capsys.readouterr().out

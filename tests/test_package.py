@@ -228,6 +228,7 @@ build_wheel(target)
 """
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documents(tmp_path):
     copy = tmp_path / "copy"
     pages = [path for path in (PACKAGE / "tools/board").iterdir() if path.suffix in {".css", ".js"}]

@@ -113,6 +113,7 @@ def test_an_environment_whose_seed_does_not_decide_all_is_not_put_back():
     adapter.close()
 
 
+@pytest.mark.slow
 def test_workers_play_the_same():
     factories = [
         sebulba.make_env_factory(echo("EchoAEC"), vectorization=kind) for kind in ("sync", "async")

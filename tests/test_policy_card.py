@@ -42,6 +42,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_it_says_what_was_trained_how_long_and_what_it_returned(run):
     facts = facts_of((run / "policy" / CARD_FILE).read_text())
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -72,6 +73,7 @@ def test_what_it_says_of_its_use_is_true(run):
     assert names["action"] in (0, 1)
 
 
+@pytest.mark.slow
 def test_many_agents_have_one_each(tmp_path):
     config = MultiAgentConfig({"red": ImpalaConfig(), "blue": ImpalaConfig()})
     agent = make_agent(sebulba.env_spec(Pairs), config)

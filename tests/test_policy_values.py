@@ -164,6 +164,7 @@ def test_the_value_of_dqn_is_that_of_its_best_action(tmp_path, dueling):
     assert policy(OBS[0])[0] == 3  # the space begins at 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rescale", [False, True])
 def test_the_value_of_r2d2_is_not_rescaled(tmp_path, rescale):
     config = R2D2Config(reward_scale=0.5, rescale_values=rescale, lstm_size=6, dueling=False)

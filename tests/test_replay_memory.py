@@ -15,6 +15,7 @@ from sebulba.tools.bench.memory_use import device_bytes
 REPLAY = ReplayConfig(capacity=100_000, batch_size=16, warm_up_cycles=2)
 
 
+@pytest.mark.slow
 def test_a_run_from_python_holds_its_replay_once():
     agent = DQN(
         sebulba.env_spec("CartPole-v1"),

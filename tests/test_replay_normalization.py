@@ -171,6 +171,7 @@ def test_the_loss_is_that_of_normalised_observations(name: str) -> None:
     assert not np.allclose(found[0], found[2], rtol=0.05)
 
 
+@pytest.mark.slow
 @NAMES
 def test_a_saved_policy_acts_and_values_as_on_normalised_observations(
     name: str, tmp_path: Any
@@ -210,6 +211,7 @@ def test_what_is_scaled_by_its_bounds_is_not_normalised_as_well() -> None:
             config(normalize_observations=True, torso=torso)
 
 
+@pytest.mark.slow
 def test_trajectory_managers_have_the_statistics_of_all_parts_together() -> None:
     agent, run = agent_of("dqn"), dataclasses.replace(RUN, num_inferencers=2)
     step = agent.new_step_state(jax.random.key(3), run, 0)

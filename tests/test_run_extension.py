@@ -52,6 +52,7 @@ def finished(tmp_path_factory):
     return run, "\n".join(said)
 
 
+@pytest.mark.slow
 def test_before_it_begins_a_run_says_that_its_learning_rate_falls(finished):
     assert "the learning rate falls to 0 over 200 env steps" in finished[1]
     assert "--no-anneal-learning-rate keeps it" in finished[1]

@@ -69,6 +69,7 @@ def test_a_sweep_finds_the_best_values_and_shows_them(run_sweep, tmp_path, capsy
     assert "--total-env-steps 1000" in log and "--no-pin-inferencers" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "others"),
     [

@@ -283,6 +283,7 @@ def test_a_film_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path, monk
 # Films of a training.
 
 
+@pytest.mark.slow
 def test_a_training_is_filmed(run):
     films = sorted(path.name for path in (run / "videos").iterdir())
     assert films == ["000000000040.mp4", "000000000080.mp4"]

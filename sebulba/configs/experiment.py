@@ -331,7 +331,7 @@ class ExperimentConfig(LoopOptions):
         named = [] if self.agent_class is None else [f"the agent {self.agent_class}"]
         named += [f"the network {name}" for name in own_torsos(self.agent)]
         named += [
-            f"the policy in {shown(one)}"
+            f"the policy in {one!r}"
             for one in getattr(self.agent, "frozen", {}).values()
             if isinstance(one, str)
         ]

@@ -334,7 +334,7 @@ class EvaluationPlayer:
     def close(self) -> None:
         """Free the environments; may be called twice.
 
-        While another thread hangs in them they stay: native code aborts in the hands of two.
+        Those that are being played, or hang, their own thread closes when their step returns.
         """
         if self._closed:
             return
@@ -342,6 +342,8 @@ class EvaluationPlayer:
         try:
             if not self._is_playing:
                 self.env_thread.call(self._adapter.close)
+            elif isinstance(self.env_thread, EnvThread):
+                self.env_thread.task(lambda: self._adapter.close()).start()
         finally:
             self.env_thread.end()
 

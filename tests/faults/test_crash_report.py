@@ -95,12 +95,14 @@ def test_an_environment_that_fails_is_shown_with_what_it_was_given_last(tmp_path
     assert "planted" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_exception_that_cannot_even_be_printed_is_still_the_environments(tmp_path, capsys):
     assert train(tmp_path / "r", "FailsOddly") == 3
     assert "CannotBeRead" in said(tmp_path / "r")
     assert "CannotBeRead" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_says_so(tmp_path, capsys):
     assert train(tmp_path / "r", "PaysTooMuch") == 4
     assert "exit code 4: not finite" in said(tmp_path / "r")

@@ -55,6 +55,7 @@ def run_tiny(folder: Path, num_cycles: int, *, resume: bool = False) -> Any:
         return loop.run(state, num_cycles, STEPS)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_costs_only_the_checkpoints_of_that_while(disk, tmp_path):
     disk.is_full_at = lambda number: number in (8 * A_CYCLE, 12 * A_CYCLE)
     with pytest.warns(RuntimeWarning) as warned:

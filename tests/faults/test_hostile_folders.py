@@ -601,6 +601,7 @@ def test_a_hostile_folder_does_nothing(
     record_fault("commands", tried=len(codes), refused=len(refused))
 
 
+@pytest.mark.slow
 def test_a_word_follows_no_link_to_a_policy(runs, keys, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
     place = Place(tmp_path, runs["mine"])

@@ -280,6 +280,7 @@ def test_what_hangs_is_named_and_ends_the_run(
         assert set(loop.last_transition()) == {"obs", "action"}
 
 
+@pytest.mark.slow
 def test_environments_that_a_thread_hangs_in_are_closed_by_that_thread(make_trap, tmp_path):
     trap = make_trap("hang", 100)
     closed: list[str] = []

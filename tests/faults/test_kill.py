@@ -130,15 +130,9 @@ IN_LOCKSTEP = {
 """Options and env steps."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(
-    "name",
-    # The first is the one kill among the quick tests.
-    [
-        next(iter(IN_LOCKSTEP)),
-        *(pytest.param(n, marks=pytest.mark.slow) for n in [*IN_LOCKSTEP][1:]),
-    ],
-)
+@pytest.mark.parametrize("name", IN_LOCKSTEP)
 def test_a_run_in_lockstep_is_the_same_bit_for_bit_however_often_it_is_killed(
     name, tmp_path, compile_cache_folder, record_fault
 ):

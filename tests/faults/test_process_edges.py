@@ -175,6 +175,7 @@ class PrintsToNobody(CountingEnv):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_an_environment_may_print_in_a_worker_process_when_nobody_reads():
     adapter = sebulba.make_env_factory(PrintsToNobody, vectorization="async")(1, [0])
     adapter.reset()
@@ -287,6 +288,7 @@ def test_other_names_that_mean_nothing_are_refused_in_a_sentence(name, capsys, t
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_is_said_after_the_work(run, capsys):
     words = ["eval", str(run), "--episodes", "1", "--num-envs", "1"]
     said = one_sentence(capsys, 2, *words, "--json", str(run / LONG))
@@ -346,6 +348,7 @@ def test_a_run_whose_folder_is_taken_away_ends_saved_and_can_go_on(
         assert read_records(run / "metrics.jsonl")[-1]["env_steps"] == number + 100
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path, capsys, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")

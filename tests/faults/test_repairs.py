@@ -179,6 +179,7 @@ def test_run_in_a_second_thread_is_refused_and_the_first_goes_on():
         assert "this loop is running" in str(refused[0])
 
 
+@pytest.mark.slow
 def test_stop_iteration_of_an_environment_is_its_failure_and_can_be_mended():
     env = counting(fail_at=9, make_error=StopIteration)
     loop, _ = make_tiny_loop(env)

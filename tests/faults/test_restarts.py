@@ -330,6 +330,7 @@ def test_a_worker_process_that_is_killed_is_replaced(schedule):
     assert check_alignment(recorder) == 1
 
 
+@pytest.mark.slow
 def test_a_worker_process_that_is_killed_ends_a_run_that_does_not_replace_it():
     agent = RandomAgent(sebulba.env_spec(oracle.OracleEnv), TinyConfig())
     factory = sebulba.make_env_factory(oracle.OracleEnv, vectorization="async")

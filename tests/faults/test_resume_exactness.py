@@ -214,6 +214,7 @@ def test_environments_are_split_anew_over_other_numbers_of_inferencers(
     assert other.counters.dropped_stop_cycles == 2  # the round that was in flight
 
 
+@pytest.mark.slow
 def test_another_total_of_environments_begins_with_new_step_states(on_policy):
     folder, saved = on_policy
     other = resumed("impala-lstm", folder, num_envs=6)
@@ -262,6 +263,7 @@ def test_another_network_is_refused_with_the_difference(on_policy, change, words
         )
 
 
+@pytest.mark.slow
 def test_another_environment_is_refused_with_the_difference(off_policy):
     folder, _ = off_policy
     with pytest.raises(UsageError, match="does not fit"):

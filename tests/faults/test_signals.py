@@ -262,6 +262,7 @@ class Stuck(gymnasium.Env):
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_after_a_signal_ends_at_once_what_cannot_end_by_itself(
     first, tmp_path, compile_cache_folder

@@ -56,8 +56,6 @@ WORLDS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 """Environment, options of its factory, options of the loop."""
 SHARE = {"workers": 0.05, "fused": 0.1, "pool": 0.15, "nodes": 1.0}
 """Of the cycles; others have 0.15 each. Worker processes take a second to start."""
-QUICK = ("sync", "vector")
-"""Among the quick tests."""
 LONGEST = {"nodes": (2, 40)}
 """Most runs of one loop, short and long; others have 2 and 5. Here a process takes seconds."""
 
@@ -143,13 +141,8 @@ def start_and_stop(loop: Any, state: Any, rng: np.random.Generator) -> Any:
     return result
 
 
-@pytest.mark.parametrize(
-    ("world", "schedule"),
-    [
-        pytest.param(*case, marks=[] if case[0] in QUICK else pytest.mark.slow)
-        for case in rounds(CASES_SHORT, CASES_LONG)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "schedule"), rounds(CASES_SHORT, CASES_LONG))
 def test_loops_start_and_stop_without_a_deadlock_or_a_leak(world, schedule, monkeypatch):
     env, make_options, options = WORLDS[world]
     count = rounds(2 if world == "nodes" else 4, max(1, round(1000 * SHARE.get(world, 0.14) / 2)))

@@ -274,6 +274,7 @@ def test_a_child_that_stopped_is_not_stopped_again_when_it_goes_on(monkeypatch, 
     assert passed_on == ([signal.SIGTERM] if which == signal.SIGTERM else [])
 
 
+@pytest.mark.slow
 def test_ctrl_z_and_ctrl_c_on_a_terminal(tmp_path, compile_cache_folder):
     run, (main, terminal) = tmp_path / "run", os.openpty()
     words = ["train", "cartpole", *SMALL, *SHORT, str(compile_cache_folder), "--run-dir", str(run)]
