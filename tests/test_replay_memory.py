@@ -1,6 +1,8 @@
-"""The replay is in memory once while a run goes on."""
+"""The replay is in memory once while a run goes on; a checkpoint has what it was filled with."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import jax
 import pytest
@@ -8,9 +10,12 @@ import pytest
 import sebulba
 from sebulba.agents.configs import DQNConfig, ReplayConfig, TorsoConfig
 from sebulba.agents.dqn import DQN
+from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.commands.cli import main
 from sebulba.metrics.episode_log import EpisodeLog
+from sebulba.support.trees import num_bytes
 from sebulba.tools.bench.memory_use import device_bytes
+from tests.loop_helpers import leaves_equal
 
 REPLAY = ReplayConfig(capacity=100_000, batch_size=16, warm_up_cycles=2)
 
@@ -56,3 +61,33 @@ def test_a_run_from_the_command_line_holds_its_replay_once(tmp_path, monkeypatch
     print("live", max(seen) - before)
     replay = 200_000 * 33  # bytes of an env step: observation, action, reward, flags, weight
     assert max(seen) - before < 1.4 * replay
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_checkpoint_has_what_a_replay_was_filled_with_and_restores_the_rest(tmp_path, devices):
+    config = DQNConfig(
+        torso=TorsoConfig(hidden_sizes=(8,)), replay=dataclasses.replace(REPLAY, capacity=1_000_000)
+    )
+    agent = DQN(sebulba.env_spec("CartPole-v1"), config)
+
+    def new_loop(checkpointer=None):
+        return sebulba.GymnasiumLoop(
+            "CartPole-v1",
+            agent,
+            8,
+            inference_devices=[0],
+            update_devices=range(devices),
+            checkpointer=checkpointer,
+        )
+
+    with Checkpointer(tmp_path) as checkpointer:
+        with new_loop(checkpointer) as loop:
+            end = loop.run(loop.new_state(0, 8), 6, 8).state.experience
+        checkpoint = checkpointer.load_newest()
+    obs = checkpoint.snapshot.arrays["experience/rows/obs"]
+    size = sum(array.nbytes for array in checkpoint.snapshot.arrays.values())
+    print("rows", obs.shape[1], "of", end.rows.obs.shape[1], "bytes", size, "of", num_bytes(end))
+    assert obs.shape[1] < end.rows.obs.shape[1] / 10
+    assert size < num_bytes(end) / 5
+    with new_loop() as loop:
+        assert leaves_equal(end, loop.restore(checkpoint).experience)

@@ -6,6 +6,7 @@ joined, orbax writes NumPy arrays on the first alone, and has all of them wait f
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
 import logging
@@ -40,10 +41,16 @@ def write_arrays(
       Exception: Whatever orbax raises, for example if the disk is full.
     """
     storable = [_storable(name, array) for name, array in arrays.items()]
-    entries = tuple(
-        ArrayEntry(name, array.shape, array.dtype.name, array.nbytes, _checksum(stored))
-        for (name, array), stored in zip(arrays.items(), storable, strict=True)
-    )
+    with concurrent.futures.ThreadPoolExecutor(1) as hashing:  # while they are written
+        checksums = hashing.map(_checksum, storable)
+        _write(folder, storable, by_orbax)
+        return tuple(
+            ArrayEntry(name, array.shape, array.dtype.name, array.nbytes, checksum)
+            for (name, array), checksum in zip(arrays.items(), checksums, strict=True)
+        )
+
+
+def _write(folder: Path, storable: Sequence[np.ndarray], by_orbax: bool) -> None:
     # orbax gets numbers as names, since an array's name may be any text. It has no empty arrays.
     tree = {_key(place): stored for place, stored in enumerate(storable) if stored.size}
     if tree and not by_orbax:
@@ -55,7 +62,6 @@ def write_arrays(
 
         with _checkpointer() as checkpointer:
             checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(tree))
-    return entries
 
 
 def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.ndarray]:

@@ -338,7 +338,7 @@ class Checkpointer:
             apart = self._experiences[self._host].load(experience, trust=trust)
         arrays = {**snapshot.arrays, **apart.arrays}
         keys = {**snapshot.record["keys"], **apart.record["keys"]}
-        record = {**snapshot.record, "keys": keys}
+        record = {**snapshot.record, "keys": keys, "rows": apart.record.get("rows", {})}
         return Checkpoint(number, snapshot._replace(record=record, arrays=arrays), experience)
 
     def _check_num_hosts(self, saved: int) -> None:

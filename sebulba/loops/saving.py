@@ -241,21 +241,15 @@ class RunCheckpoints:
         if checkpointer.has_learner:
             writer.add("networks", networks)
             writer.add("opt", opt)
-        experience_bytes = self._updater.experience_bytes()
-        if (
-            with_experience is None
-            and (all_bytes := experience_bytes + num_bytes((networks, opt))) > LARGE_BYTES
-        ):
-            checkpointer.say(f"saving {all_bytes / 1e6:.0f} MB, which takes some seconds")
         # A replay that is saved apart may be older, and networks need the newest of these.
         writer.add("lasting", self._updater.lasting_experience())
         separate: Snapshot | None = None
-        if not checkpointer.is_kept_apart(experience_bytes):
-            writer.add("experience", self._updater.experience())
+        if not checkpointer.is_kept_apart(self._updater.experience_bytes()):
+            writer.add_experience(self._updater.experience())
             writer.record["experience"] = None
         elif with_experience or with_experience is None:
             apart = SnapshotWriter()
-            apart.add("experience", self._updater.experience())
+            apart.add_experience(self._updater.experience())
             apart.record["counters"] = dataclasses.asdict(counters)
             separate = apart.snapshot()
         return Begun(
@@ -271,9 +265,11 @@ class RunCheckpoints:
     ) -> None:
         begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
         assert self._checkpointer is not None
-        self._checkpointer.save_now(
-            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
-        )
+        snapshot, experience = begun.writer.snapshot(), begun.experience
+        size = num_bytes((snapshot.arrays, experience.arrays if experience else {}))
+        if size > LARGE_BYTES:
+            self._checkpointer.say(f"saving {size / 1e6:.0f} MB, which takes some seconds")
+        self._checkpointer.save_now(begun.env_steps, snapshot, experience, begun.score)
 
     def _give_up_begun(self, checkpointer: Checkpointer) -> None:
         """Drop the begun checkpoint; wait for the one being written, to free the memory of both."""

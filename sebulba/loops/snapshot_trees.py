@@ -13,7 +13,7 @@ import numpy as np
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import UsageError
 from sebulba.inference.inferencer import InferencerPosition
-from sebulba.support.trees import host_copy, is_key, named_leaves
+from sebulba.support.trees import host_copy, host_copy_of_filled, is_key, named_leaves
 from sebulba.transport.item import Item
 from sebulba.types import PyTree, RunSpec, StepInfos, Trajectory
 
@@ -28,19 +28,29 @@ class SnapshotWriter:
 
     def __init__(self) -> None:
         """Begin with an empty snapshot."""
-        self.record: dict[str, Any] = {"keys": {}}
-        """The record, as JSON; ``keys`` has the kind of every typed PRNG key by its name."""
+        self.record: dict[str, Any] = {"keys": {}, "rows": {}}
+        """The record, as JSON; by the names of leaves, ``keys`` has the kind of every typed PRNG
+        key, and ``rows`` the length of axis 1 where zeros at its end were not saved."""
         self._arrays: dict[str, np.ndarray] = {}
         self._blobs: dict[str, bytes] = {}
 
     def add(self, prefix: str, tree: PyTree) -> None:
         """Add copies of the leaves of ``tree`` under the names ``prefix/path``."""
+        self._add(prefix, tree, host_copy(tree))
+
+    def add_experience(self, experience: PyTree) -> None:
+        """Add copies of the leaves of the experience; of a replay, what it was filled with."""
+        self._add("experience", experience, jax.tree.map(host_copy_of_filled, experience))
+
+    def _add(self, prefix: str, tree: PyTree, copies: PyTree) -> None:
         names, leaves = _named(prefix, tree)
-        for name, leaf, copy in zip(names, leaves, jax.tree.leaves(host_copy(tree)), strict=True):
+        for name, leaf, copy in zip(names, leaves, jax.tree.leaves(copies), strict=True):
             assert name not in self._arrays, f"two leaves are called {name}"
             self._arrays[name] = copy
             if isinstance(leaf, jax.Array) and is_key(leaf):
                 self.record["keys"][name] = str(jax.random.key_impl(leaf))
+            elif np.shape(leaf) != copy.shape:
+                self.record["rows"][name] = leaf.shape[1]
 
     def add_inferencers(
         self, positions: Sequence[InferencerPosition], items: Sequence[Item]
@@ -100,7 +110,11 @@ class SnapshotReader:
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _leaf(self, name: str) -> jax.Array:
-        array = jnp.array(self._snapshot.arrays[name], copy=True)
+        saved = self._snapshot.arrays[name]
+        if saved.shape != self._shape(name):
+            filled, saved = saved, np.zeros(self._shape(name), saved.dtype)
+            saved[:, : filled.shape[1]] = filled
+        array = jnp.array(saved, copy=True)
         impl = self.record["keys"].get(name)
         return array if impl is None else jax.random.wrap_key_data(array, impl=impl)
 
@@ -122,8 +136,13 @@ class SnapshotReader:
         if name in self.record["keys"]:
             leaf = self._leaf(name)
             return f"{leaf.dtype}{list(leaf.shape)}"
-        array = self._snapshot.arrays[name]
-        return f"{array.dtype}{list(array.shape)}"
+        return f"{self._snapshot.arrays[name].dtype}{list(self._shape(name))}"
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that a leaf had, of which zeros at the end of axis 1 are not saved."""
+        shape = self._snapshot.arrays[name].shape
+        rows = self.record.get("rows", {}).get(name)
+        return shape if rows is None else (shape[0], rows, *shape[2:])
 
     def env(self, index: int) -> bytes | str:
         """Return the saved position of an Inferencer's environment, or why there is none."""

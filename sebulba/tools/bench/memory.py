@@ -221,7 +221,7 @@ def bound_bytes(
         "trajectories waiting": queue_size * handed_over,
         "trajectory being consumed": handed_over,
         "step states of Inferencers": 3 * num_inferencers * sizes["step_state"],
-        # The caller of run() keeps the state that it gave, so all of it exists twice.
+        # As a run begins, the state that it is given and its own copy both exist.
         "experience": 2 * sizes["experience"],
         "networks and optimizer": 2 * num_update_devices * (sizes["networks"] + sizes["opt"]),
         "acting networks": num_acting_networks * sizes["acting_networks"],
