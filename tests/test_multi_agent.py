@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import threading
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from sebulba.agents.kernels.exploration import epsilon_greedy
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.inference.episodes import SlotStatistics
+from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.metrics.counters import of_groups
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.types import COMMON, EnvSpec, RunSpec, empty_env_step
@@ -508,3 +510,10 @@ def test_an_evaluation_of_a_zero_sum_game_counts_wins_draws_and_losses_of_each_s
     row = next(line for line in str(played).splitlines() if line.startswith("player/player_1"))
     assert [int(number) for number in row.split()[2:]] == list(second.values())
     assert played.record()["outcomes/player/player_0"] == first
+    newest = []
+    options = dict(num_episodes=4, num_envs=2, on_best=newest.append)
+    with EvaluationPlayer(agent, "KuhnPoker-v1", **options) as player:
+        networks = agent.acting_networks(state.networks, state.experience)
+        player.best = 1.0  # which rounding could make of a mean that is always 0
+        player(networks, threading.Event())
+    assert newest == [networks], "its mean says nothing, so the newest is kept"

@@ -245,8 +245,9 @@ class EvaluationPlayer:
           seed: Seed of the run, an int32.
           max_episode_steps: Steps after which an episode is cut, at least 1; its environment then
             plays no other in this evaluation.
-          on_best: Called with the acting networks of every evaluation that returned more than all
-            before.
+          on_best: Called with the acting networks of every evaluation that returned no less than
+            all before; and of every evaluation where the payoff is zero-sum, whose mean says
+            nothing.
           max_env_restarts: How often environments that raise or die are replaced by new ones with
             new seeds, and their evaluation is played from its beginning; the next failure is
             raised.
@@ -293,8 +294,9 @@ class EvaluationPlayer:
         evaluation = self.env_thread.call(self._play_through, stop)
         if evaluation is None:
             return None
-        if self.best is None or evaluation.mean_return > self.best:
-            self.best = evaluation.mean_return
+        mean = evaluation.mean_return
+        if self.best is None or mean >= self.best or evaluation.outcomes():
+            self.best = mean
             if self._on_best is not None:
                 self._on_best(acting_networks)
         return evaluation.metrics() | {"eval_env_restarts": self.env_restarts}
