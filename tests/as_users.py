@@ -5,11 +5,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
+IS_0_10 = version("jaxlib").startswith("0.10.")
+"""Later versions do not know the second option."""
 FAST = "--xla_backend_optimization_level=0"
-AS_USERS = "--xla_backend_optimization_level=3 --xla_cpu_use_fusion_emitters=true"
+AS_USERS = "--xla_backend_optimization_level=3"
+if IS_0_10:
+    FAST += " --xla_cpu_use_fusion_emitters=false"
+    AS_USERS += " --xla_cpu_use_fusion_emitters=true"
+
+
+def environment_of_readers() -> dict[str, str]:
+    """Return the variables with which README, guides and notebooks run.
+
+    Their programs are compiled as users do it on one of the two Pythons.
+    """
+    return {n: v for n, v in os.environ.items() if n != "XLA_FLAGS" or IS_0_10}
 
 
 def ran_as_users_compile(request: pytest.FixtureRequest) -> bool:

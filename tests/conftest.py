@@ -6,22 +6,19 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.as_users import FAST
+
 # It sizes JAX's thread pool, which collectives of more devices than cores would exhaust.
 os.environ["NPROC"] = str(max(8, int(os.environ.get("NPROC", "0") or 0)))
 
-# Most of the time is spent in XLA, which compiles faster with these. With JAX 0.12, which does not
-# know the second, tests are compiled as users compile, so that one Python tests that. What tests
-# start inherits the options, but for README, guides and notebooks, which are compiled as users do
-# it everywhere. Options that were set before come last, and so count.
-if version("jaxlib").startswith("0.10."):
-    fast = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-    os.environ["XLA_FLAGS"] = f"{fast} {os.environ.get('XLA_FLAGS', '')}"
+# Most of the time is spent in XLA, which compiles faster with this. What tests start inherits it.
+# Options that were set before come last, and so count.
+os.environ["XLA_FLAGS"] = f"{FAST} {os.environ.get('XLA_FLAGS', '')}"
 
 import jax
 

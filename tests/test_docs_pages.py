@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import sebulba
+from tests.as_users import environment_of_readers
 from tests.test_readme import FEWER, SHORTER, blocks
 
 ROOT = Path(__file__).parent.parent
@@ -58,9 +59,13 @@ def run_page(page: str, folder: Path) -> str:
         else:
             assert language == "text", f"a block of {page}.md is {language!r}: sh, python or text"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    env["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
-    env.pop("XLA_FLAGS", None)
+    env = {
+        **environment_of_readers(),
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=280
     )

@@ -20,7 +20,7 @@ from tests import echo
 from tests.test_loop_alignment import RandomAgent
 from tests.tiny import TinyConfig
 
-TRANSITIONS = int(os.environ.get("ECHO_TRANSITIONS", "100000"))
+TRANSITIONS = int(os.environ.get("ECHO_TRANSITIONS", "30000"))
 
 PETTINGZOO = "the package pettingzoo is not installed"
 WORLDS: dict[str, tuple[Any, echo.World, dict]] = {

@@ -287,8 +287,9 @@ def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
     with pytest.raises(UsageError, match="still hangs"):
         loop.run(loop.new_state(0, 5), 4, 5)
     release.set()
-    for thread in inferencer_threads():
-        thread.join(60)
+    deadline = time.monotonic() + 60
+    while inferencer_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert not inferencer_threads(), "it was told to stop, and ends when it can"
     loop.close()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.as_users import environment_of_readers
+
 NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples/notebooks").glob("*.ipynb"))
 
 
@@ -25,7 +27,8 @@ def test_a_notebook_runs(file, tmp_path, monkeypatch):
     bin_folder = str(Path(sys.executable).parent)
     monkeypatch.setenv("PATH", os.pathsep.join([bin_folder, os.environ["PATH"]]))
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    if "XLA_FLAGS" not in environment_of_readers():
+        monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.delenv("MPLBACKEND", raising=False)  # set by another test, it hides pictures
     notebook = nbformat.read(file, as_version=4)
     for cell in notebook.cells:

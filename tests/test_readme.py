@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from sebulba.commands import cli
+from tests.as_users import environment_of_readers
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -106,7 +107,7 @@ def pasted(block: str, folder: Path, *, python_path: str = str(ROOT)) -> str:
     else:
         command = ["bash", "-c", SHORTER + text]
     environment = {
-        **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        **environment_of_readers(),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": python_path,
         "IN_TERMINAL": "import os, pty, sys; sys.exit(pty.spawn(sys.argv[1:]))",
