@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 
-from sebulba.agents.configs import ImpalaConfig
+from sebulba.agents.configs import AgentConfig, ImpalaConfig
+from sebulba.agents.configs.off_policy import OffPolicyConfig
 from sebulba.configs import tasks
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.presets import ATARI, BY_TASK, NEUTRAL, PRESETS
@@ -83,6 +85,46 @@ def test_preset_is_documented_and_frozen(name):
     # Two and four update devices can split every preset, eight those without a replay, whose few
     # environments follow from the paper's ratio of updates to environment steps.
     assert made.num_envs % (4 if hasattr(made.agent, "replay") else 8) == 0
+
+
+def numbers_of(config: ExperimentConfig, agent: AgentConfig) -> dict[str, float]:
+    """Return how much happens in a run: updates and the rest per run or per env step."""
+    cycles = config.num_cycles(1)
+    if not isinstance(agent, OffPolicyConfig):
+        return {"updates": cycles * getattr(agent, "epochs", 1) * getattr(agent, "minibatches", 1)}
+    replay, target = agent.replay, agent.target
+    updates = sum(replay.updates_due(cycle) for cycle in range(1, cycles + 1))
+    rows = replay.batch_size * getattr(agent, "sequence_length", 1)
+    at_random = getattr(agent, "exploration_env_steps", getattr(agent, "random_env_steps", 0))
+    return {
+        "updates": updates,
+        "target": updates / target.period * target.rate,
+        "warm_up": replay.warm_up_cycles / cycles,
+        "exploration": at_random / config.total_env_steps,
+        "passes": updates * rows / config.total_env_steps,
+    }
+
+
+RANGES = {
+    "updates": (100, math.inf),
+    # Times that the target comes to where the networks are: copies, or moves by all of the way.
+    "target": (20, math.inf),
+    # Shares of the run.
+    "warm_up": (0, 0.2),
+    "exploration": (0, 0.5),
+    # How often a row is learned from.
+    "passes": (0.5, 300),
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_happens_in_the_run_of_a_preset_is_in_proportion(name):
+    made = PRESETS[name].make()
+    agents = made.agent.agents.values() if hasattr(made.agent, "agents") else [made.agent]
+    for agent in agents:
+        for what, number in numbers_of(made, agent).items():
+            least, most = RANGES[what]
+            assert least <= number <= most, (what, number)
 
 
 GAMES = ("kuhn", "leduc", "tic-tac-toe", "connect-four", "lbf", "rware")
