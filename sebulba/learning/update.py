@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
@@ -349,12 +350,15 @@ class Updater:
         (loss, (experience, metrics)), grads = jax.value_and_grad(self._agent.loss, has_aux=True)(
             networks, opt, experience, key
         )
-        grads, metrics = jax.lax.pmean((grads, {**metrics, "loss": loss}), LEARNER_AXIS)
+        grads, said = jax.lax.pmean((grads, {**metrics, "loss": loss}), LEARNER_AXIS)
+        # Before they are clipped. A norm that is too large for float32 is no fault of the update.
+        norm = jnp.minimum(optax.tree.norm(grads), jnp.finfo(jnp.float32).max)
+        metrics = {"grad_norm": norm, **said}
         before = networks, opt
         networks, opt = self._agent.optimize(networks, opt, grads)
         if self._skip_not_finite:
             # The means are equal on all devices, so all devices decide alike.
-            taken = _all_finite((grads, metrics))
+            taken = _all_finite((grads, said))
             networks, opt = jax.tree.map(
                 lambda new, old: jnp.where(taken, new, old), (networks, opt), before
             )

@@ -232,7 +232,7 @@ class MetricWindow:
 
     def check_finite(self, update_metrics: Mapping[str, float]) -> None:
         """Raise NotFiniteError if one of these metrics is NaN or infinite."""
-        for name, value in update_metrics.items():
+        for name, value in sorted(update_metrics.items(), key=lambda item: item[0] != "loss"):
             if not math.isfinite(value):
                 raise NotFiniteError(
                     f"{name} = {value} in updates {self._updates} to {self._counters.updates}; "
