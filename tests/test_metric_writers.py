@@ -20,6 +20,7 @@ from sebulba.metrics.writers import (
     TensorBoardWriter,
     count,
     duration,
+    evaluation_line,
     number,
     plain_line,
     seconds_left,
@@ -154,6 +155,15 @@ def test_lines_are_few_and_the_last_record_is_always_among_them():
     assert about == "two Inferencers"
     assert len(lines) == 3
     assert "4480 env steps" in lines[-1]
+
+
+def test_lines_have_the_seats_of_a_zero_sum_game_whose_mean_is_0():
+    seats = {"episode_return_mean/player/0": 0.25, "episode_return_mean/player/1": -0.25}
+    seats |= {f"eval_{name[8:]}": mean for name, mean in seats.items()}
+    metrics = {**record(), **seats, "episode_return_mean": 0.0, "eval_return_mean": 0.0}
+    assert "return player/0 0.25, player/1 -0.25" in plain_line(metrics)
+    assert "return player/0 0.25, player/1 -0.25 over" in evaluation_line(metrics)
+    assert "return 0 ± 2 (" in evaluation_line({"eval_return_mean": 0.0, "eval_return_std": 2.0})
 
 
 def test_plain_line_shows_dashes_for_what_is_not_known():

@@ -19,12 +19,15 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from sebulba.errors import text_of
-from sebulba.metrics.counters import EPISODES_AVERAGED
+from sebulba.metrics.counters import EPISODES_AVERAGED, of_groups
 from sebulba.support.files import absolute
 from sebulba.types import EndWriter, MetricWriter, RunEnd
 
 if TYPE_CHECKING:
     from tensorboardX.event_file_writer import EventsWriter
+
+MOST_GROUPS_IN_A_LINE = 4
+"""With more groups of agents, a line has the mean over all of them."""
 
 
 class CompositeWriter:
@@ -293,7 +296,7 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
     parts = [
         f"{duration(metrics.get('seconds') or 0.0):>8}",
         f"{count(metrics.get('env_steps')):>7} env steps",
-        f"return {number(metrics.get('episode_return_mean')):>8}{few_episodes(metrics)}",
+        f"return {returned(metrics):>8}{few_episodes(metrics)}",
         f"{count(metrics.get('env_steps_per_s')):>6} env steps/s",
         f"loss {number(metrics.get('loss')):>9}",
         f"lag {number(metrics.get('policy_lag_mean'))}",
@@ -303,6 +306,22 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
     if with_time_left and (left := seconds_left(metrics)) is not None:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
+
+
+def returned(metrics: Mapping[str, Any], metric: str = "episode_return_mean") -> str:
+    """Return the mean return, or those of a few groups or seats (``of_groups``) by their names."""
+    groups = of_groups(metrics, metric)
+    if 0 < len(groups) <= MOST_GROUPS_IN_A_LINE:
+        return ", ".join(f"{name} {number(mean)}" for name, mean in groups.items())
+    return number(metrics.get(metric))
+
+
+def evaluated(metrics: Mapping[str, Any]) -> str:
+    """Return what the evaluation in a record returned; several groups without a deviation."""
+    mean = returned(metrics, "eval_return_mean")
+    if mean != number(metrics.get("eval_return_mean")):
+        return mean
+    return f"{mean} ± {number(metrics.get('eval_return_std'))} (standard deviation)"
 
 
 def few_episodes(metrics: Mapping[str, Any]) -> str:
@@ -319,8 +338,7 @@ def evaluation_line(metrics: Mapping[str, Any]) -> str:
     of_them = f", {count(cut)} of them cut as they did not end," if cut else ""
     return (
         f"{duration(metrics.get('seconds') or 0.0):>8}  evaluation: "
-        f"return {number(metrics.get('eval_return_mean'))} "
-        f"± {number(metrics.get('eval_return_std'))} (standard deviation) over "
+        f"return {evaluated(metrics)} over "
         f"{count(metrics.get('eval_episodes'))} episodes{of_them} "
         f"at {count(metrics.get('eval_env_steps'))} env steps"
     )

@@ -35,8 +35,10 @@ from sebulba.metrics.writers import (
     CompositeWriter,
     LinesWriter,
     SpacedJsonLinesWriter,
+    evaluated,
     few_episodes,
     number,
+    returned,
 )
 from sebulba.policies.policy import save_policy
 from sebulba.runs.build import (
@@ -495,12 +497,12 @@ class _Run:
             "trained for": f"{record.get('env_steps', self.env_steps_done):,} env steps",
         }
         if number_averaged := record.get("episodes_averaged"):
-            mean = number(record.get("episode_return_mean"))
-            facts["return in training"] = f"{mean}, mean of the last {number_averaged} episodes"
+            facts["return in training"] = (
+                f"{returned(record)}, mean of the last {number_averaged} episodes"
+            )
         if record.get("eval_return_mean") is not None:
             facts["evaluation"] = (
-                f"{number(record['eval_return_mean'])} ± {number(record.get('eval_return_std'))} "
-                f"(standard deviation), {record.get('eval_episodes')} episodes at "
+                f"{evaluated(record)}, {record.get('eval_episodes')} episodes at "
                 f"{record.get('eval_env_steps', 0):,} env steps"
             )
         versions = ", ".join(f"{name} {version}" for name, version in self._versions.items())
@@ -562,7 +564,7 @@ def _mean_return(metrics: Mapping[str, Any]) -> str:
     averaged = metrics.get("episodes_averaged")
     if not averaged:
         return "no episode ended"
-    mean = f"mean return {number(metrics['episode_return_mean'])}"
+    mean = f"mean return {returned(metrics)}"
     if averaged >= EPISODES_AVERAGED:
         return f"{mean} (last {averaged} episodes)"
     return mean + few_episodes(metrics)
@@ -571,8 +573,8 @@ def _mean_return(metrics: Mapping[str, Any]) -> str:
 def _print_summary(result: Result, folder: RunFolder) -> None:
     metrics, counters = result.metrics, result.counters
     evaluation = ""
-    if (evaluated := metrics.get("eval_return_mean")) is not None:
-        evaluation = f"{number(evaluated)} (evaluation), "
+    if metrics.get("eval_return_mean") is not None:
+        evaluation = f"{returned(metrics, 'eval_return_mean')} (evaluation), "
     run = shlex.quote(str(folder.path))
     go_on = f"go on with it: sebulba resume {run}\n" if result.stopped else ""
     if result.stop_reason is not None:
