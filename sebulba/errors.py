@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sysconfig
 import traceback
 from pathlib import Path
@@ -69,6 +70,11 @@ def shown(value: Any) -> str:
     except Exception:
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL; those of the real time have only numbers."""
+    return {one.value: one.name for one in signal.Signals}.get(number, f"signal {number}")
 
 
 def describe_error(error: BaseException) -> str:

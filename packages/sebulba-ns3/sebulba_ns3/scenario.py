@@ -17,6 +17,7 @@ from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S, ProcessPool, ask_
 from sebulba.envs.networks.worker import SPEC
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import ActionError, EnvError, UsageError, shown
+from sebulba.support.files import parse_json
 
 import sebulba_ns3
 
@@ -69,8 +70,8 @@ class Ns3Scenario(gymnasium.Env):
         config = {"parameters": _checked(parameters), "max_episode_steps": max_episode_steps or 0}
         text = json.dumps(config, sort_keys=True)
         try:
-            spec = json.loads(ask_once(self._library, (SPEC, text.encode() + b"\0")))
-        except EnvError as error:
+            spec = parse_json(ask_once(self._library, (SPEC, text.encode() + b"\0")))
+        except (EnvError, ValueError) as error:
             raise UsageError(f"{Path(source).name}: {error}") from None
         self.observation_space = _box(spec["observation"])
         self.action_space: Space = _box(spec["action"]) if spec["action"] else _choices(spec)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from sebulba.cluster.inferencers.cycle_server import Given
 from sebulba.cluster.inferencers.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
 from sebulba.cluster.inferencers.remote_inferencer import CYCLES, pickled, worker_config
 from sebulba.cluster.inferencers.workers import Workers
-from sebulba.errors import EnvError
+from sebulba.errors import EnvError, signal_name
 from sebulba.options import ClusterOptions
 from sebulba.support.user_code import search_path
 from sebulba.transport.permits import WAKE_S
@@ -118,7 +117,7 @@ class ProcessNode(Node):
         code = self._process.returncode
         if code is None:
             return "has closed its sockets, and goes on"
-        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return f"ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
 
     def kill(self) -> None:
         """Kill it."""

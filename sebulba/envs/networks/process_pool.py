@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from sebulba.envs.networks import worker
 from sebulba.envs.networks.native import INFO, Layout, Rows
 from sebulba.envs.networks.options import PoolOptions
 from sebulba.envs.saving.plain_data import pack, unpack
-from sebulba.errors import EnvError, shown
+from sebulba.errors import EnvError, shown, signal_name
 
 STEP_TIMEOUT_S = 60.0
 """Seconds after which a worker process that has not finished a step counts as hung."""
@@ -194,13 +193,9 @@ class _Worker:
         self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - SHOWN_STDERR_BYTES))
         lines = self._said.read().decode(errors="replace").strip().splitlines()
         code = self.process.returncode
-        how = _signal_name(-code) if code < 0 else f"exit code {code}"
+        how = signal_name(-code) if code < 0 else f"exit code {code}"
         how += "" if is_own else ", because it had closed its output and went on"
         return f"{how}: {lines[-1]}" if lines else how
-
-
-def _signal_name(number: int) -> str:
-    return {one.value: one.name for one in signal.Signals}.get(number, f"signal {number}")
 
 
 class _Env:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
+from sebulba.errors import signal_name
+
 START_TIMEOUT_S = 300.0
 """Longest time for imports, compiling and the first cycles."""
 POLL_S = 0.1
@@ -106,7 +108,7 @@ class Worker:
 
 def _ending(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
-        name = signal.Signals(-exit_code).name
+        name = signal_name(-exit_code)
         why = ", which is how the system ends what takes too much memory" if exit_code == -9 else ""
         return f"its process was ended by {name}{why}"
     return f"its process ended with code {exit_code}"

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import cloudpickle  # a dependency of Gymnasium
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, signal_name
 from sebulba.tools.check.checks import Begun, Done, Event
 from sebulba.tools.check.finding import Finding, note, problem
 
@@ -148,7 +148,7 @@ class _Child:
         code = self._process.wait()
         if code >= 0:
             return f"ended with exit code {code}"
-        return f"died with signal {-code} ({signal.Signals(-code).name})"
+        return f"died with signal {-code} ({signal_name(-code)})"
 
     def _text(self) -> str:
         self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 65536))
