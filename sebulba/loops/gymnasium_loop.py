@@ -48,7 +48,7 @@ from sebulba.loops.agent_contract import check_contract, check_is_agent
 from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.interrupt import KeptInterrupt
-from sebulba.loops.resuming import Resumed, put_session_back, read_state
+from sebulba.loops.resuming import Resumed, put_session_back, read_state, spaces_of
 from sebulba.loops.run import Attached, Run
 from sebulba.loops.session import Session
 from sebulba.loops.snapshot_trees import SnapshotReader
@@ -687,6 +687,7 @@ class GymnasiumLoop:
             "run": dataclasses.asdict(self._run_spec),
             "schedule": self._options.schedule,
             "generations": self._envs.num_generations,
+            "spaces": spaces_of(self.agent.spec),
         }
 
     def _replace_inferencer(self, old: Inferencer) -> Inferencer:

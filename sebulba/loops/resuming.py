@@ -21,7 +21,7 @@ from sebulba.metrics.window import RecentEpisodes
 from sebulba.options import Schedule
 from sebulba.support.trees import is_finite
 from sebulba.transport.item import HandOff, Item
-from sebulba.types import PyTree, RunSpec
+from sebulba.types import EnvSpec, PyTree, RunSpec
 
 
 class Resumed(NamedTuple):
@@ -65,7 +65,7 @@ def read_state(
             "the networks of the checkpoint are not finite (NaN or infinity), and training cannot "
             "go on from them; delete that checkpoint, and an older one is used"
         )
-    notes: list[str] = []
+    notes = _changed_spaces(agent, reader)
     experience, replay_is_new = _experience(agent, reader, run, experience_key, drop_replay)
     if replay_is_new:
         notes.append("the replay is dropped, and fills again before the next update")
@@ -73,6 +73,22 @@ def read_state(
     step = _step_states(agent, reader, run, key, fits, notes)
     state = AgentState(networks, opt, experience, tuple(step))
     return Resumed(state, notes, fits, replay_is_new)
+
+
+def spaces_of(spec: EnvSpec) -> dict[str, str]:
+    """Return what a checkpoint says of the spaces of an environment, bounds included."""
+    return {"observations": repr(spec.observation_space), "actions": repr(spec.action_space)}
+
+
+def _changed_spaces(agent: Agent, reader: SnapshotReader) -> list[str]:
+    """Return a sentence for each space that is not as it was saved, though arrays still fit."""
+    saved = reader.record.get("spaces", {})
+    return [
+        f"the space of the {what} is {now} and was {saved[what]}: a library may have changed its "
+        "bounds, and what was learned may mean something else now"
+        for what, now in spaces_of(agent.spec).items()
+        if saved.get(what, now) != now
+    ]
 
 
 def _experience(

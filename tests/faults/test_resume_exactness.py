@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ from sebulba.errors import UsageError
 from sebulba.support.trees import host_copy
 from tests.agent_suite import AGENTS
 from tests.faults.counts import rounds
-from tests.loop_helpers import Recorder, leaves_equal
+from tests.loop_helpers import Recorder, leaves_equal, make_tiny_loop
+from tests.tiny import CountingEnv
 
 STEPS, ENVS = 5, 4
 REPLAY = ReplayConfig(
@@ -261,6 +263,24 @@ def test_another_network_is_refused_with_the_difference(on_policy, change, words
         resumed(
             "impala-lstm", folder, config=dataclasses.replace(config_of("impala-lstm"), **change)
         )
+
+
+def test_bounds_that_are_no_longer_those_of_the_checkpoint_are_said(tmp_path):
+    class Wider(CountingEnv):
+        observation_space = gymnasium.spaces.Box(-2e6, 2e6, (2,), np.float32)
+
+    with Checkpointer(tmp_path) as checkpointer:
+        loop, _ = make_tiny_loop(checkpointer=checkpointer)
+        with loop:
+            loop.run(loop.new_state(0, 5), 2, 5)
+        checkpoint = checkpointer.load_newest()
+    for env, said in ((CountingEnv, []), (Wider, ["observations is Box(-2e+06"])):
+        loop, _ = make_tiny_loop(env)
+        with loop:
+            loop.restore(checkpoint)
+            notes = [note for note in loop.resume_notes if "space of the" in note]
+        assert len(notes) == len(said)
+        assert all(words in note for words, note in zip(said, notes, strict=True)), notes
 
 
 @pytest.mark.slow
