@@ -24,6 +24,9 @@ from sebulba.metrics.timer import PhaseTimer
 from sebulba.options import CycleKind, Schedule
 from sebulba.types import EnvAdapter, EnvFactory, RunSpec
 
+TAKE_S = 300.0
+"""Longest time that networks are on their way after a cycle with them was asked for."""
+
 
 class Given(NamedTuple):
     """What a server works with."""
@@ -115,9 +118,18 @@ class Shared:
                 self._came.notify_all()
 
     def take(self, version: int) -> list:
-        """Return the leaves of a version, which is on its way or here."""
+        """Return the leaves of a version, which is on its way or here.
+
+        Raises:
+          EnvError: It did not come within ``TAKE_S`` seconds.
+        """
         with self._came:
-            self._came.wait_for(lambda: version in self._versions)
+            if not self._came.wait_for(lambda: version in self._versions, TAKE_S):
+                raise EnvError(
+                    f"networks of version {version} did not come within {TAKE_S:.0f} s; versions "
+                    f"{sorted(self._versions)} are here. See whether the network between the "
+                    "machines is up"
+                )
             return self._versions[version]
 
 
