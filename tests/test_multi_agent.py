@@ -297,6 +297,17 @@ def test_slots_have_returns_and_lengths_of_their_own():
     np.testing.assert_array_equal(infos.episode_lengths, [2, 1])
 
 
+def test_a_group_is_in_the_metrics_before_its_first_episode():
+    infos = SlotStatistics({"a": 2}, 1).add(
+        {"a": np.ones((1, 1, 2), np.float32)},
+        *(np.array([[flag]]) for flag in (False, False, False)),
+        {"a": np.array([[[True, False]]])},
+    )
+    episodes = RecentEpisodes()
+    episodes.add(infos)
+    assert episodes.means()["episode_return_mean/a"] is None
+
+
 def test_returns_of_slots_that_never_acted_are_saved_again_and_again():
     infos = SlotStatistics({"a": 2}, 1).add(
         {"a": np.ones((1, 1, 2), np.float32)},

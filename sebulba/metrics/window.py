@@ -117,8 +117,12 @@ class RecentEpisodes:
 
 
 def _means_of_slots(group: str, returns: np.ndarray) -> Iterator[tuple[str, float | None]]:
-    """Yield the mean of a group's returns ``[N, A]``, and of each slot, over those that acted."""
+    """Yield the mean of a group's returns ``[N, A]``, and of each slot, over those that acted.
+
+    Before the first episode it is None, and slots are not known.
+    """
     if not len(returns):
+        yield group, None
         return
     acted = ~np.isnan(returns)
     yield group, _mean(returns[acted])
