@@ -511,10 +511,11 @@ def test_an_evaluation_has_the_returns_of_groups():
 
 
 @pytest.mark.slow
-def test_an_evaluation_of_a_zero_sum_game_counts_wins_draws_and_losses_of_each_seat():
+def test_an_evaluation_of_a_zero_sum_game_counts_wins_draws_and_losses_of_each_seat(tmp_path):
     agent = make_agent(sebulba.env_spec("KuhnPoker-v1"), PPO_SMALL)
     state = agent.new_state(jax.random.key(0), RunSpec(2, 1, 4, 1))
-    policy = sebulba.Policy(agent, agent.acting_networks(state.networks, state.experience))
+    sebulba.save_policy(tmp_path, agent, agent.acting_networks(state.networks, state.experience))
+    policy = sebulba.load_policy(tmp_path)
     played = sebulba.evaluate(policy, "KuhnPoker-v1", num_episodes=20, num_envs=4)
     first, second = played.outcomes().values()
     assert sum(first.values()) == 20 and first["won"] == second["lost"] > 0

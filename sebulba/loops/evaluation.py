@@ -201,11 +201,12 @@ def evaluate(
       UsageError: A number is out of range, or the environment is not the policy's.
     """
     quota = _quota(num_episodes, num_envs)
-    tally = _Tally(quota, max_episode_steps, policy.spec)
+    _checked_limit(max_episode_steps)
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
     adapter = as_policy_sees(make_env_factory(env)(len(quota), seeds))
     try:
         check_spaces(policy, adapter)
+        tally = _Tally(quota, max_episode_steps, adapter.spec)
         evaluation = _play(policy, adapter, tally, threading.Event(), progress)
     finally:
         adapter.close()
@@ -306,7 +307,7 @@ class EvaluationPlayer:
         try:
             while True:
                 try:
-                    tally = _Tally(self._quota, self._max_episode_steps, self._policy.spec)
+                    tally = _Tally(self._quota, self._max_episode_steps, self._adapter.spec)
                     return _play(self._policy, self._adapter, tally, stop)
                 except Exception as error:
                     if self.env_restarts >= self._max_env_restarts or not is_env_failure(error):
@@ -414,7 +415,7 @@ class _Tally:
         self._teams = getattr(spec, "teams", ())
         self._slots = {name: group.slots for name, group in getattr(spec, "groups", {}).items()}
         self.quota = quota
-        self._limit = _checked_limit(max_episode_steps)
+        self._limit = max_episode_steps
         self._ended: list[list[tuple[float, int, np.ndarray]]] = [[] for _ in quota]
         """Return, length and returns of slots of the episodes that count, by environment."""
         self._return, self._length = np.zeros(len(quota)), np.zeros(len(quota), np.int64)
