@@ -265,6 +265,8 @@ class EvaluationPlayer:
         self._on_best = on_best
         self.best: float | None = None
         """Mean return of the best evaluation so far."""
+        self.best_evaluation: Evaluation | None = None
+        """That evaluation; the newest where the payoff is zero-sum."""
         self._seed = seed
         self._factory = make_env_factory(env)
         self._max_env_restarts = max_env_restarts
@@ -297,7 +299,7 @@ class EvaluationPlayer:
             return None
         mean = evaluation.mean_return
         if self.best is None or mean >= self.best or evaluation.outcomes():
-            self.best = mean
+            self.best, self.best_evaluation = mean, evaluation
             if self._on_best is not None:
                 self._on_best(acting_networks)
         return evaluation.metrics() | {"eval_env_restarts": self.env_restarts}

@@ -37,7 +37,6 @@ from sebulba.metrics.writers import (
     SpacedJsonLinesWriter,
     evaluated,
     few_episodes,
-    number,
     returned,
 )
 from sebulba.policies.policy import save_policy
@@ -443,14 +442,15 @@ class _Run:
         return {"versions": self._versions, **self._folder.about(self._config)}
 
     def _keep_best(self, networks: PyTree) -> None:
-        assert self._player is not None and self._player.best is not None
-        best = self._player.best
+        assert self._player is not None and self._player.best_evaluation is not None
+        best = self._player.best_evaluation
+        which = "newest" if best.outcomes() else "best so far"
 
         def write(new: Path) -> None:
-            self._write_policy(
-                new, networks, more={"evaluation": f"{number(best)}, the best so far"}
-            )
-            self._folder.write_best_return(new, best)
+            returns = returned(best.metrics(), "eval_return_mean")
+            more = {"evaluation": f"{returns}, the {which}"}
+            self._write_policy(new, networks, more=more)
+            self._folder.write_best_return(new, best.mean_return)
 
         try:
             replace_folder(self._folder.best_policy, write)
