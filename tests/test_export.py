@@ -106,7 +106,7 @@ def test_a_thousand_observations_are_tried(monkeypatch):
         tried.append(len(inputs[0]))
         return [np.asarray(one) for one in acting.function(*inputs)]
 
-    assert largest_difference(policy, acting, run) == 0
+    assert largest_difference(policy, acting, run) <= 1e-6  # the program is another
     assert sum(tried) >= OBSERVATIONS == 1000
 
 
