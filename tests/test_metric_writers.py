@@ -157,6 +157,16 @@ def test_lines_are_few_and_the_last_record_is_always_among_them():
     assert "4480 env steps" in lines[-1]
 
 
+def test_an_evaluation_that_ends_after_the_training_repeats_no_line():
+    stream = io.StringIO()
+    writer = LinesWriter(stream)
+    for seconds in (6.2, 90.0, 200.0):
+        writer.write({**record(), "seconds": seconds, "eval_return_mean": 1.0})
+    writer.close()
+    lines = stream.getvalue().splitlines()
+    assert ["evaluation" in line for line in lines] == [True, False, True, True]
+
+
 def test_lines_have_the_seats_of_a_zero_sum_game_whose_mean_is_0():
     seats = {"episode_return_mean/player/0": 0.25, "episode_return_mean/player/1": -0.25}
     seats |= {f"eval_{name[8:]}": mean for name, mean in seats.items()}

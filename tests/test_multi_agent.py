@@ -297,25 +297,23 @@ def test_slots_have_returns_and_lengths_of_their_own():
     np.testing.assert_array_equal(infos.episode_lengths, [2, 1])
 
 
-def test_a_group_is_in_the_metrics_before_its_first_episode():
+def episodes_of_a_step(*, ends: bool) -> RecentEpisodes:
     infos = SlotStatistics({"a": 2}, 1).add(
         {"a": np.ones((1, 1, 2), np.float32)},
-        *(np.array([[flag]]) for flag in (False, False, False)),
+        *(np.array([[flag]]) for flag in (ends, False, False)),
         {"a": np.array([[[True, False]]])},
     )
     episodes = RecentEpisodes()
     episodes.add(infos)
-    assert episodes.means()["episode_return_mean/a"] is None
+    return episodes
+
+
+def test_a_group_is_in_the_metrics_before_its_first_episode():
+    assert episodes_of_a_step(ends=False).means()["episode_return_mean/a"] is None
 
 
 def test_returns_of_slots_that_never_acted_are_saved_again_and_again():
-    infos = SlotStatistics({"a": 2}, 1).add(
-        {"a": np.ones((1, 1, 2), np.float32)},
-        *(np.array([[flag]]) for flag in (True, False, False)),
-        {"a": np.array([[[True, False]]])},
-    )
-    episodes = RecentEpisodes()
-    episodes.add(infos)
+    episodes = episodes_of_a_step(ends=True)
     state = episodes.state()
     assert state[2] == {"a": [[1.0, None]]}
     again = RecentEpisodes.restored(state)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import sebulba
+from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs import DQNConfig, ReplayConfig, TorsoConfig
 from sebulba.agents.dqn import DQN
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.commands.cli import main
+from sebulba.loops.devices import learner_mesh
+from sebulba.loops.snapshot_trees import copy_of_filled
 from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.support.trees import num_bytes
 from sebulba.tools.bench.memory_use import device_bytes
@@ -91,3 +98,19 @@ def test_a_checkpoint_has_what_a_replay_was_filled_with_and_restores_the_rest(tm
     assert size < num_bytes(end) / 5
     with new_loop() as loop:
         assert leaves_equal(end, loop.restore(checkpoint).experience)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_is_copied_of_a_replay_is_exact_and_does_not_hold_it(devices):
+    sharding = NamedSharding(learner_mesh(jax.devices()[:devices]), P(None, None, LEARNER_AXIS))
+    write = jax.jit(
+        lambda x: x.at[1, 100, 3, 5].set(-0.0), donate_argnums=0, out_shardings=sharding
+    )
+
+    def places(x):
+        return [shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards]
+
+    replay = write(jax.device_put(jnp.zeros((2, 4096, 8, 64)), sharding))
+    copy, before = copy_of_filled(replay), places(replay)
+    assert 100 < copy.shape[1] < 200 and np.signbit(copy[1, 100, 3, 5])
+    assert places(write(replay)) == before, "it is donated still"

@@ -96,9 +96,14 @@ class Evaluation:
             **{f"outcomes/{name}": counts for name, counts in self.outcomes().items()},
         }
 
+    @property
+    def is_zero_sum(self) -> bool:
+        """Whether the payoff among all agents is zero-sum, so that the mean return says nothing."""
+        return bool(self.teams) and self.teams[0].payoff == "zero_sum"
+
     def outcomes(self) -> dict[str, dict[str, int]]:
         """Return how often each slot won, drew and lost, if the payoff among all is zero-sum."""
-        if not (self.teams and self.teams[0].payoff == "zero_sum"):
+        if not self.is_zero_sum:
             return {}
         return {
             name: {
@@ -247,8 +252,7 @@ class EvaluationPlayer:
           max_episode_steps: Steps after which an episode is cut, at least 1; its environment then
             plays no other in this evaluation.
           on_best: Called with the acting networks of every evaluation that returned no less than
-            all before; and of every evaluation where the payoff is zero-sum, whose mean says
-            nothing.
+            all before; with those of every evaluation where the payoff is zero-sum.
           max_env_restarts: How often environments that raise or die are replaced by new ones with
             new seeds, and their evaluation is played from its beginning; the next failure is
             raised.
@@ -298,7 +302,7 @@ class EvaluationPlayer:
         if evaluation is None:
             return None
         mean = evaluation.mean_return
-        if self.best is None or mean >= self.best or evaluation.outcomes():
+        if self.best is None or mean >= self.best or evaluation.is_zero_sum:
             self.best, self.best_evaluation = mean, evaluation
             if self._on_best is not None:
                 self._on_best(acting_networks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from sebulba.options import Schedule
 from sebulba.support.trees import is_finite
 from sebulba.transport.item import HandOff, Item
 from sebulba.types import EnvSpec, PyTree, RunSpec
+
+MOST_SHOWN = 300
+"""Characters of a space in a sentence."""
 
 
 class Resumed(NamedTuple):
@@ -84,8 +88,9 @@ def _changed_spaces(agent: Agent, reader: SnapshotReader) -> list[str]:
     """Return a sentence for each space that is not as it was saved, though arrays still fit."""
     saved = reader.record.get("spaces", {})
     return [
-        f"the space of the {what} is {now} and was {saved[what]}: a library may have changed its "
-        "bounds, and what was learned may mean something else now"
+        f"the space of the {what} is {textwrap.shorten(now, MOST_SHOWN)} and was "
+        f"{textwrap.shorten(saved[what], MOST_SHOWN)}: options or another version of a library "
+        "changed it, and what was learned may mean something else now"
         for what, now in spaces_of(agent.spec).items()
         if saved.get(what, now) != now
     ]

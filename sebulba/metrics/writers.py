@@ -262,7 +262,8 @@ class LinesWriter:
         self._describe = describe
         self._next_s = 0.0
         self._last: Mapping[str, Any] | None = None
-        self._shown = False
+        self._shown_at: int | None = -1
+        """Env steps in the last line, after which only evaluations may come."""
         self._is_first = True
 
     def write(self, metrics: Mapping[str, Any]) -> None:
@@ -270,7 +271,7 @@ class LinesWriter:
         self._is_first = self._last is None
         if self._is_first and (about := self._describe()):
             print(about, file=self._stream, flush=True)
-        self._last, self._shown = metrics, False
+        self._last = metrics
         if metrics.get("eval_return_mean") is not None:
             print(evaluation_line(metrics), file=self._stream, flush=True)
         seconds = metrics.get("seconds") or 0.0
@@ -279,16 +280,16 @@ class LinesWriter:
             self._show()
 
     def _show(self) -> None:
-        assert self._last is not None
+        if self._last is None or self._last.get("env_steps") == self._shown_at:
+            return
         # The first window is mostly compiling, so its pace says nothing about the time left.
         line = plain_line(self._last, with_time_left=not self._is_first)
         print(line, file=self._stream, flush=True)
-        self._shown = True
+        self._shown_at = self._last.get("env_steps")
 
     def close(self) -> None:
         """Write the last record if it has not been written."""
-        if self._last is not None and not self._shown:
-            self._show()
+        self._show()
 
 
 def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> str:
@@ -309,19 +310,24 @@ def plain_line(metrics: Mapping[str, Any], *, with_time_left: bool = True) -> st
 
 
 def returned(metrics: Mapping[str, Any], metric: str = "episode_return_mean") -> str:
-    """Return the mean return, or those of a few groups or seats (``of_groups``) by their names."""
-    groups = of_groups(metrics, metric)
-    if 0 < len(groups) <= MOST_GROUPS_IN_A_LINE:
-        return ", ".join(f"{name} {number(mean)}" for name, mean in groups.items())
-    return number(metrics.get(metric))
+    """Return the mean return, or those of a few groups or seats by their names."""
+    groups = _few_groups(metrics, metric)
+    if not groups:
+        return number(metrics.get(metric))
+    return ", ".join(f"{name} {number(mean)}" for name, mean in groups.items())
 
 
 def evaluated(metrics: Mapping[str, Any]) -> str:
     """Return what the evaluation in a record returned; several groups without a deviation."""
     mean = returned(metrics, "eval_return_mean")
-    if mean != number(metrics.get("eval_return_mean")):
+    if _few_groups(metrics, "eval_return_mean"):
         return mean
     return f"{mean} ± {number(metrics.get('eval_return_std'))} (standard deviation)"
+
+
+def _few_groups(metrics: Mapping[str, Any], metric: str) -> dict[str, float]:
+    groups = of_groups(metrics, metric)
+    return groups if len(groups) <= MOST_GROUPS_IN_A_LINE else {}
 
 
 def few_episodes(metrics: Mapping[str, Any]) -> str:

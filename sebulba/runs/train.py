@@ -444,7 +444,7 @@ class _Run:
     def _keep_best(self, networks: PyTree) -> None:
         assert self._player is not None and self._player.best_evaluation is not None
         best = self._player.best_evaluation
-        which = "newest" if best.outcomes() else "best so far"
+        which = "newest" if best.is_zero_sum else "best so far"
 
         def write(new: Path) -> None:
             returns = returned(best.metrics(), "eval_return_mean")

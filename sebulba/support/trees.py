@@ -11,11 +11,6 @@ from jax.sharding import SingleDeviceSharding
 
 from sebulba.types import PyTree
 
-LARGE_ARRAY_BYTES = 2**20
-"""An array of an experience of at least this size is saved without rows that were never written."""
-MOST_BLOCKS = 64
-"""Blocks of rows in which those are looked for."""
-
 
 def copy_tree(tree: PyTree) -> PyTree:
     """Return a copy of ``tree`` in its own buffers; to be called inside a jitted function."""
@@ -120,43 +115,6 @@ def host_copy(tree: PyTree) -> PyTree:
     """
     data = jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree)
     return jax.tree.map(lambda x: np.array(x, copy=True), jax.device_get(data))
-
-
-def host_copy_of_filled(leaf: PyTree) -> np.ndarray:
-    """Return a copy of ``[J, R, ...]`` without most rows at its end that are zeros for all J.
-
-    Of an array smaller than ``LARGE_ARRAY_BYTES`` all is copied. What is left out is zero bit for
-    bit, which -0.0 is not; at least one row stays.
-    """
-    if is_key(leaf) or leaf.ndim < 2 or leaf.nbytes < LARGE_ARRAY_BYTES:
-        return host_copy(leaf)
-    if isinstance(leaf, jax.Array):
-        of_device = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        shards = [(shard.index, np.asarray(shard.data)) for shard in of_device]
-    else:
-        shards = [((slice(None),) * leaf.ndim, np.asarray(leaf))]
-    if any(len(range(leaf.shape[1])[index[1]]) != leaf.shape[1] for index, _ in shards):
-        return host_copy(leaf)
-    end = max(_end_of_filled(shard) for _, shard in shards)
-    copy = np.empty((leaf.shape[0], end, *leaf.shape[2:]), leaf.dtype)
-    for index, shard in shards:
-        copy[index[0], :, *index[2:]] = shard[:, :end]
-    return copy
-
-
-def _end_of_filled(array: np.ndarray) -> int:
-    """Return a number of rows of ``[J, R, ...]`` behind which all are zeros."""
-    block, end = -(-array.shape[1] // MOST_BLOCKS), array.shape[1]
-    while end > block and not any(_has_bits(rows[end - block : end]) for rows in array):
-        end -= block
-    return end
-
-
-def _has_bits(array: np.ndarray) -> bool:
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    num_whole = len(data) // 8 * 8  # in words, seven times as fast as ``any``
-    words = np.bitwise_or.reduce(data[:num_whole].view(np.uint64))
-    return bool(words) or bool(np.any(data[num_whole:]))
 
 
 def named_leaves(tree: PyTree) -> tuple[list[str], list[Any]]:
