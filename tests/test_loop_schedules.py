@@ -70,6 +70,7 @@ class NoTrajectory(TinyAgent):
         return {"reward": P()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_device", [0, 2])
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 def test_a_second_run_may_have_other_cycles(schedule, per_device):

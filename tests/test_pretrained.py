@@ -26,6 +26,7 @@ def stranger(monkeypatch, tmp_path):
     monkeypatch.setenv("SEBULBA_KEY_FILE", str(tmp_path / "key"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_policy_returns_what_its_card_says(name, stranger):
     said = pretrained.about(name)

@@ -71,6 +71,7 @@ def test_a_damaged_journal_is_refused_in_words_or_read(tmp_path, damage):
         assert "is damaged" in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [JOURNAL, "best.json", "trial-0000-seed-0", "trial-0000-seed-0.log"]
 )

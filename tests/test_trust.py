@@ -133,6 +133,7 @@ def test_trust_that_was_given_says_first_what_it_is_for(capsys):
 # Configuration files.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "named"),
     [

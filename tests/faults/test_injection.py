@@ -224,6 +224,7 @@ def test_sys_exit_where_a_run_does_not_expect_it_is_an_error(
     check(outcome, ending, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["raise", "slow"])
 def test_a_metric_writer_never_ends_a_run(kind, mode, make_trap, monkeypatch, tmp_path):

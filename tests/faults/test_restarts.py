@@ -110,6 +110,7 @@ def check_alignment(recorder: Recorder, num_inferencers: int = 2) -> int:
     return gaps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 @pytest.mark.parametrize("kind", ["raise", "NaN", "tuple", "hang"])
 def test_not_one_cell_is_out_of_place_after_restarts(kind, schedule, make_trap):

@@ -76,6 +76,7 @@ CASES = [
 CASES_SHORT = [(BadGradient, 1, ONE), (BadLoss, 1, FOUR), (BadMetric, 3, ONE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent_class", "updates_per_cycle", "devices"),
     rounds(CASES_SHORT, CASES),
