@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
     from sebulba.options import ClusterOptions, DistributedOptions, FaultOptions, LoopOptions
     from sebulba.policies.policy import Policy, load_policy, save_policy
+    from sebulba.runs.api import resume, train
     from sebulba.runs.environment import load_env
     from sebulba.tools.check.agent_check import check_agent
     from sebulba.tools.check.env_check import check_env
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "sebulba.agent": ("Agent", "AgentState"),
     "sebulba.checkpoints.checkpointer": ("Checkpoint", "Checkpointer"),
+    "sebulba.runs.api": ("resume", "train"),
     "sebulba.runs.environment": ("load_env",),
     "sebulba.tools.check.agent_check": ("check_agent",),
     "sebulba.tools.check.env_check": ("check_env",),
@@ -126,7 +128,9 @@ __all__ = [
     "load_env",
     "load_policy",
     "make_env_factory",
+    "resume",
     "save_policy",
+    "train",
 ]
 
 

@@ -342,6 +342,19 @@ class LoopOptions:
             "use one of the two",
         )
 
+    def whole_cycles(self, env_steps: int, cycle_env_steps: int, num_inferencers: int) -> int:
+        """Return the trajectories over all Inferencers that ``env_steps`` take, rounded up.
+
+        Args:
+          env_steps: Environment steps of all hosts.
+          cycle_env_steps: Those of a trajectory of one host.
+          num_inferencers: In lockstep, trajectories come in rounds of one from each Inferencer.
+        """
+        cycles = -(-env_steps // (cycle_env_steps * self.distributed.hosts))
+        if self.schedule == "lockstep":
+            cycles = -(-cycles // num_inferencers) * num_inferencers
+        return cycles
+
     @property
     def inline(self) -> bool:
         """The Inferencers run in the calling thread."""

@@ -22,10 +22,10 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.impala import Impala
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
-from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.runs.folder import RunFolder
+from sebulba.runs.read_config import parse
 from sebulba.types import EnvSpec
 
 spaces = gymnasium.spaces
@@ -109,7 +109,7 @@ class OwnAgent(Impala):
 def test_an_agent_of_ones_own_needs_no_edit_in_the_package(tmp_path: Path) -> None:
     config = dataclasses.replace(PRESETS["cartpole"].make(), agent=OwnConfig())
     words = ["--agent.temperature", "3", "--agent.torso.hidden-sizes", "8"]
-    config = cli._parse("cartpole", words, default=config)
+    config = parse("cartpole", words, default=config)
     assert config.agent == OwnConfig(temperature=3.0, torso=TorsoConfig(hidden_sizes=(8,)))
     spec = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2, dtype=np.int32))
     assert type(make_agent(spec, config.agent)) is OwnAgent

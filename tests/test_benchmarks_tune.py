@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import pytest
 
-from sebulba.commands.cli import _parse
 from sebulba.configs.files import read_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
+from sebulba.runs.read_config import parse
 from sebulba.tools.bench import tune
 from sebulba.tools.bench.trial import Measurement, Series, Trial
 from sebulba.tools.bench.worker import WorkerError
@@ -208,7 +208,7 @@ def test_the_file_is_parsed_to_the_tuned_configuration(tmp_path, contest, capsys
     )
     preset, options = read_config_file(file)
     best = {"num_envs": 64, "num_inferencers_per_device": 3, "steps_per_cycle": 8}
-    assert _parse(preset, options) == dataclasses.replace(start, **best, run_dir=None)
+    assert parse(preset, options) == dataclasses.replace(start, **best, run_dir=None)
     record = json.loads(json_file.read_text())
     assert record["gain"] == pytest.approx(0.7**-3)
     assert record["options"]["num-envs"] == 64 and record["rss_mb"] == 64
@@ -230,7 +230,7 @@ def test_a_start_that_nothing_beats_is_written_as_it_is(tmp_path, contest, capsy
     file = tmp_path / "tuned.json"
     contest(peaked(32, 2, 16)).close()
     assert tune.run(START, preset="cartpole", output=str(file), max_batch_growth=4.0)["gain"] == 1
-    assert _parse(*read_config_file(file)) == START
+    assert parse(*read_config_file(file)) == START
     assert "nothing paid" in capsys.readouterr().out
 
 

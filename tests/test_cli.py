@@ -23,6 +23,7 @@ from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.errors import is_env_failure
 from sebulba.metrics.plots import read_records
+from sebulba.runs.read_config import COMMON_OPTIONS, parse
 from sebulba.runs.signals import StopOnSignal
 
 ROOT = Path(__file__).parent.parent
@@ -264,7 +265,7 @@ def test_help_goes_to_standard_output_and_lists_what_there_is(capsys):
     for argv, words in (
         (["--help"], ["train", "eval"]),
         (["train", "--help"], list(PRESETS)),
-        (["train", "pong", "--help"], ["--num-envs", "--env.episodic-life", "--learning-rate"]),
+        (["train", "pong", "--help-all"], ["--num-envs", "--env.episodic-life", "--learning-rate"]),
         (["eval", "--help"], ["--episodes"]),
         (["--version"], [sebulba.__version__]),
     ):
@@ -286,7 +287,7 @@ def test_the_list_of_configurations_is_in_two_columns(capsys):
 
 def test_help_fills_the_width_of_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    cli.main(["train", "cartpole", "--help"])
+    cli.main(["train", "cartpole", "--help-all"])
     shown = capsys.readouterr().out
     assert "whenever this many environment steps have passed" in shown.replace(" │\n│       ", " ")
     assert max(map(len, shown.splitlines())) <= 120
@@ -301,9 +302,9 @@ def test_help_fills_the_width_of_the_terminal(capsys, monkeypatch):
     ],
 )
 def test_options_of_the_environment_may_be_written_in_either_way(words):
-    config = cli._parse("cartpole", words)
+    config = parse("cartpole", words)
     assert config.env.options == {"size": 4, "is_slippery": False}
-    assert cli._parse("cartpole", ["--env.options.size", "5"], default=config).env.options == {
+    assert parse("cartpole", ["--env.options.size", "5"], default=config).env.options == {
         "size": 5,
         "is_slippery": False,
     }
@@ -314,11 +315,15 @@ def test_an_option_of_the_environment_needs_a_value(capsys):
     assert "--env.options.size needs a value" in said
 
 
-def test_every_common_option_exists(capsys):
-    cli.main(["train", "cartpole", "--help"])
+def test_the_short_help_shows_options_that_exist_and_their_defaults(capsys):
+    assert cli.main(["train", "cartpole", "--seed", "5", "--help"]) == 0
+    short = capsys.readouterr().out
+    options = [option.split()[0] for group in COMMON_OPTIONS.values() for option in group]
+    assert len(short.splitlines()) < 30 and "CartPole-v1" in short and "[32]" in short
+    assert cli.main(["train", "cartpole", "--help-all"]) == 0
     shown = capsys.readouterr().out
-    for option in cli.COMMON_OPTIONS:
-        assert re.search(rf"{option.split()[0]}[ ,]", shown)
+    for option in options:
+        assert f"  {option} " in short and re.search(rf"{option}[ ,]", shown)
 
 
 def test_a_wrong_option_ends_before_jax_is_imported():

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from sebulba.cluster.inferencers import ray_actors
-from sebulba.commands.cli import read_config
 from sebulba.errors import UsageError
+from sebulba.runs.read_config import read_config
 from sebulba.tools.check import doctor
 from sebulba.tools.check.finding import Level
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from sebulba.agents.configs import MultiAgentConfig
-from sebulba.commands import cli
-from sebulba.commands.cli import _parse
 from sebulba.configs.files import (
     config_options,
     option_words,
@@ -23,6 +21,7 @@ from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.configs.tasks import TASKS
 from sebulba.errors import UsageError
 from sebulba.runs.folder import RunFolder
+from sebulba.runs.read_config import parse, read_config
 
 
 def written(tmp_path, record):
@@ -85,7 +84,7 @@ def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
         write_config_file(file, preset, config_options(config, preset), {"gain": 1.5})
         name, options = read_config_file(file)
         assert name == preset
-        assert _parse(name, options) == config
+        assert parse(name, options) == config
 
 
 def test_a_task_changes_hyperparameters_of_agents_that_it_has():
@@ -120,7 +119,7 @@ def test_a_fixed_strategy_that_changed_is_an_option_that_the_command_line_has(tm
     options = config_options(with_fixed_strategy(config, "runs/b"), str(run), config)
     assert options == {"agent.frozen.agent/agent-1": "runs/b"}
     words = [word for name, one in options.items() for word in option_words(config, name, one)]
-    _, read = cli.read_config([str(run), *words], "sebulba sweep")
+    _, read = read_config([str(run), *words], "sebulba sweep")
     assert read.agent.frozen == {"agent/agent_1": "runs/b"}
 
 
@@ -143,13 +142,13 @@ def test_name_and_folder_of_a_run_are_not_written():
 def test_options_on_the_command_line_win_over_those_of_the_file(tmp_path):
     file = written(tmp_path, {"config": "cartpole", "options": {"num-envs": 64, "seed": 3}})
     preset, options = read_config_file(file)
-    config = _parse(preset, [*options, "--num-envs", "16"])
+    config = parse(preset, [*options, "--num-envs", "16"])
     assert (config.num_envs, config.seed) == (16, 3)
 
 
 def test_short_options_are_taken(tmp_path):
     file = written(tmp_path, {"config": "cartpole", "options": {"learning-rate": 0.25}})
-    assert _parse(*read_config_file(file)).agent.learning_rate == 0.25
+    assert parse(*read_config_file(file)).agent.learning_rate == 0.25
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_an_unknown_option_is_refused_by_the_command_line(tmp_path, capsys, opti
     file = written(tmp_path, {"config": "cartpole", "options": {option: True}})
     preset, options = read_config_file(file)
     with pytest.raises(SystemExit):
-        _parse(preset, options)
+        parse(preset, options)
     assert option in capsys.readouterr().err
 
 

@@ -15,6 +15,7 @@ from sebulba.agents.configs import make_agent
 from sebulba.commands import cli
 from sebulba.policies.policy import save_policy
 from sebulba.runs.folder import RunFolder
+from sebulba.runs.read_config import read_config
 from sebulba.tools.networks.sweep import ORDER, SWEPT
 from sebulba.types import RunSpec
 
@@ -31,7 +32,7 @@ NETWORK = [
 def untrained(path, preset, *options):
     """Leave what a run leaves, without training: its configuration and a policy."""
     words = [preset, *NETWORK, "--agent.torso.hidden-sizes", "8", *options]
-    _, config = cli.read_config(words, "sebulba train")
+    _, config = read_config(words, "sebulba train")
     folder = RunFolder(path)
     folder.create()
     folder.write_config(config, preset, ["sebulba", "train", *words])

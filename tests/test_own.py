@@ -23,6 +23,7 @@ from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.runs.configurations import start_of
 from sebulba.runs.folder import RunFolder, choose_run_folder
+from sebulba.runs.read_config import read_config
 from sebulba.support import trust
 from sebulba.support import user_code as own_code
 from sebulba.support.user_code import is_attribute
@@ -41,7 +42,7 @@ SPEC = EnvSpec(spaces.Box(-1, 1, (3,)), spaces.Discrete(2, dtype=np.int32))
 
 
 def read(*words: str):
-    return cli.read_config([*words], "sebulba train")
+    return read_config([*words], "sebulba train")
 
 
 def refused(capsys, *argv: str) -> str:
@@ -130,7 +131,7 @@ def test_it_is_in_the_list_of_runs(run, capsys):
 
 
 def test_help_shows_its_options(capsys):
-    assert cli.main(["train", *AGENT, "--help"]) == 0
+    assert cli.main(["train", *AGENT, "--help-all"]) == 0
     shown = capsys.readouterr().out
     assert "--agent.discount FLOAT" in shown and "How much the next reward counts." in shown
     assert "--agent.sizes [INT [INT ...]]" in shown and "--agent.undescribed" in shown

@@ -13,6 +13,7 @@ from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.policies import pretrained
 from sebulba.runs.folder import RunFolder
+from sebulba.runs.read_config import read_config
 from tests.make_pretrained import COMMANDS, environment
 
 EPISODES = 12
@@ -54,7 +55,7 @@ def test_each_is_there_small_and_unsigned():
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_the_configuration_that_trained_it_is_one_to_train_with(name, stranger):
-    _, config = cli.read_config([f"pretrained:{name}", "--seed", "5"], "sebulba train")
+    _, config = read_config([f"pretrained:{name}", "--seed", "5"], "sebulba train")
     assert (config.seed, config.env.id) == (5, pretrained.about(name).env_id)
     assert not config.named_code()
 

@@ -17,6 +17,7 @@ from PIL import Image
 from sebulba.commands import cli
 from sebulba.commands import sweep as command_line
 from sebulba.errors import UsageError
+from sebulba.runs.read_config import read_config
 from sebulba.tools.sweep import pictures, sweep, training
 from sebulba.tools.sweep.space import Choices, Range, space_of
 from sebulba.tools.sweep.study import Ended, Trial
@@ -61,7 +62,7 @@ def test_a_sweep_finds_the_best_values_and_shows_them(run_sweep, tmp_path, capsy
     for name in (pictures.IMPORTANCE, pictures.PARALLEL, pictures.CURVES):
         with Image.open(tmp_path / "a" / name) as picture:
             assert min(picture.size) > 200
-    preset, config = cli.read_config([str(tmp_path / "a" / "best.json")], "sebulba train")
+    preset, config = read_config([str(tmp_path / "a" / "best.json")], "sebulba train")
     assert preset == "cartpole"
     assert config.agent.learning_rate == best["values"]["learning-rate"]
     assert config.num_envs == best["values"]["num-envs"]
@@ -125,7 +126,7 @@ def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(
     run_sweep("--trials", "1", "--trust", config=str(file))
     best = [str(tmp_path / "a" / "best.json"), "--trust"]
     assert f"sebulba train {' '.join(best)}" in " ".join(capsys.readouterr().out.split())
-    preset, config = cli.read_config(best, "sebulba train")
+    preset, config = read_config(best, "sebulba train")
     assert preset == f"{own}:mine"
     assert (config.queue_size, config.steps_per_cycle) == (3, 16)
 

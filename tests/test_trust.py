@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from sebulba.commands import cli
 from sebulba.errors import UsageError
+from sebulba.runs.read_config import read_config
 from sebulba.support import trust
 from sebulba.support.trust import Trust, signed, trust_of, was_changed
 
@@ -148,8 +148,8 @@ def test_what_a_configuration_file_names_needs_a_word(tmp_path, monkeypatch, opt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "theirs.json").write_text(json.dumps({"config": "cartpole", "options": options}))
     with pytest.raises(UsageError, match=r"names .*nothing says who wrote the file"):
-        cli.read_config(["theirs.json"], "sebulba train")
-    _, config = cli.read_config(["theirs.json", "--trust"], "sebulba train")
+        read_config(["theirs.json"], "sebulba train")
+    _, config = read_config(["theirs.json", "--trust"], "sebulba train")
     assert named in config.named_code()
     assert os.listdir(tmp_path) == ["theirs.json"]
 
@@ -158,10 +158,10 @@ def test_an_option_that_is_a_folder_here_needs_a_word(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"env.options": {"base_path": "evil"}}
     (tmp_path / "theirs.json").write_text(json.dumps({"config": "cartpole", "options": options}))
-    cli.read_config(["theirs.json"], "sebulba train")
+    read_config(["theirs.json"], "sebulba train")
     (tmp_path / "evil").mkdir()
     with pytest.raises(UsageError, match="the option base_path 'evil', and nothing says who"):
-        cli.read_config(["theirs.json"], "sebulba train")
+        read_config(["theirs.json"], "sebulba train")
 
 
 def test_what_is_named_cannot_write_on_the_terminal(tmp_path):
@@ -170,7 +170,7 @@ def test_what_is_named_cannot_write_on_the_terminal(tmp_path):
         json.dumps({"config": "cartpole", "options": {"env.id": env_id}})
     )
     with pytest.raises(UsageError) as caught:
-        cli.read_config([str(tmp_path / "theirs.json")], "sebulba train")
+        read_config([str(tmp_path / "theirs.json")], "sebulba train")
     assert str(caught.value).isprintable()
 
 
@@ -186,13 +186,13 @@ def test_no_configuration_file_trusts_itself(tmp_path, options):
     file = tmp_path / "theirs.json"
     file.write_text(json.dumps({"config": "cartpole", "options": options}))
     with pytest.raises(UsageError, match="nothing says who wrote the file"):
-        cli.read_config([str(file)], "sebulba train")
+        read_config([str(file)], "sebulba train")
     file.write_text('{"config": "cartpole", "options": {"trust": true}}')
-    assert not cli.read_config([str(file)], "sebulba train")[1].trust
+    assert not read_config([str(file)], "sebulba train")[1].trust
 
 
 def test_what_is_typed_needs_no_word(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"config": "cartpole", "options": {"env.id": "a.b:C"}}))
-    _, config = cli.read_config([str(file), "--env.id", "a.b:C"], "sebulba train")
+    _, config = read_config([str(file), "--env.id", "a.b:C"], "sebulba train")
     assert config.env.id == "a.b:C"

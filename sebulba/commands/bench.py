@@ -8,19 +8,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sebulba.benchmarks import learn
 from sebulba.benchmarks.learning_goals import GOALS, GROUPS
 from sebulba.benchmarks.project import gallery, report
-from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.runs.configurations import config_first
-
-ReadConfig = Callable[[list[str], str], tuple[str, ExperimentConfig]]
-"""Reads (words of CONFIG [options], the command); returns the preset's name and the experiment."""
+from sebulba.runs.read_config import read_config
 
 LEAST_REPEATS = 5
 OF_THE_PROJECT = ("inference", "overhead", "rivals", "start", "report")
@@ -142,12 +138,11 @@ BENCHMARKS: dict[str, tuple[str, list[Option]]] = {
 """What a benchmark measures and its arguments, by its name."""
 
 
-def main(argv: list[str], read_config: ReadConfig) -> int:
+def main(argv: list[str]) -> int:
     """Run a benchmark; returns the exit code.
 
     Args:
       argv: Words after ``sebulba bench``.
-      read_config: Reads the words that describe a configuration.
 
     Raises:
       UsageError: An option breaks a rule.
@@ -161,7 +156,7 @@ def main(argv: list[str], read_config: ReadConfig) -> int:
     given = vars(arguments)
     name, config = given.pop("benchmark"), given.pop("config", None)
     if name == "learn":
-        _read_goals(given, more, read_config)
+        _read_goals(given, more)
     elif more and config is None:
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     _check(given)
@@ -178,7 +173,7 @@ def module_of(name: str) -> str:
     return f"sebulba.benchmarks.{name}" if name == "learn" else f"sebulba.tools.bench.{name}"
 
 
-def _read_goals(given: dict[str, Any], options: list[str], read_config: ReadConfig) -> None:
+def _read_goals(given: dict[str, Any], options: list[str]) -> None:
     """Replace names by goals with their configurations: any error shows before the training."""
     if given["seeds"] is not None and given["seeds"] < 1:
         raise UsageError(f"seeds={given['seeds']} must be at least 1; use 3")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from sebulba.errors import UsageError, shown
 from sebulba.policies.pretrained import beside, folder_of
 from sebulba.support.files import PARTIAL, write_json
 from sebulba.support.trust import trust_of
+from sebulba.support.user_code import import_from_here
 
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
@@ -19,18 +19,13 @@ MOST_ENVS = 65_536
 """Largest batch of an exported policy."""
 
 
-def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
-    """Export the policy of a run; returns the exit code.
-
-    Args:
-      argv: The words.
-      import_from_here: Lets the user's own modules be found; called for trusted runs.
-    """
+def export(argv: list[str]) -> int:
+    """Export the policy of a run; returns the exit code."""
     arguments = _parser().parse_args(argv)
     if not 1 <= arguments.batch <= MOST_ENVS:
         raise UsageError(f"batch={arguments.batch} must be from 1 to {MOST_ENVS:,}; use 1")
     out = Path(arguments.out or beside(arguments.run, "export"))
-    policy = _policy(arguments, import_from_here)
+    policy = _policy(arguments)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
     from sebulba.policies.export.acting import acting_of
@@ -59,14 +54,14 @@ def export(argv: list[str], import_from_here: Callable[[], None]) -> int:
     return 0
 
 
-def _policy(arguments: argparse.Namespace, import_from_here: Callable[[], None]) -> Policy:
+def _policy(arguments: argparse.Namespace) -> Policy:
     """Return the policy of a run, or that of the folder of a policy."""
     from sebulba.runs.folder import RunFolder
 
     folder = RunFolder(folder_of(arguments.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
     if "format" in record:
-        return _saved_policy(arguments, import_from_here, record)
+        return _saved_policy(arguments, record)
     if folder.trust(arguments.trust, record).is_trusted:
         import_from_here()
     from sebulba.runs.build import load_policy_of
@@ -76,9 +71,7 @@ def _policy(arguments: argparse.Namespace, import_from_here: Callable[[], None])
     )
 
 
-def _saved_policy(
-    arguments: argparse.Namespace, import_from_here: Callable[[], None], record: dict[str, Any]
-) -> Policy:
+def _saved_policy(arguments: argparse.Namespace, record: dict[str, Any]) -> Policy:
     """Return a policy that ``save_policy`` wrote, or a run in its ``policy/``."""
     if arguments.best:
         raise UsageError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from sebulba.errors import UsageError, shown
 from sebulba.runs.configurations import config_first
 from sebulba.runs.exit_codes import EXIT_OK, EXIT_OTHER
 from sebulba.runs.folder import RunFolder
+from sebulba.runs.read_config import read_config
 from sebulba.runs.signals import StopOnSignal
 from sebulba.support.files import check_regular, read_json_object, write_json
 from sebulba.tools.sweep.space import Space, read_space
@@ -29,11 +30,9 @@ SWEEP, BEST = "sweep.json", "best.json"
 """What is swept, and the configuration of the best trial."""
 INTERVALS = 20
 """Of a training without evaluations, in which its returns are compared."""
-ReadConfig = Callable[[list[str], str], tuple[str, "ExperimentConfig"]]
-"""Reads ``CONFIG [options]`` that were given to a command."""
 
 
-def main(argv: Sequence[str], read_config: ReadConfig) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run a sweep, or go on with one; returns the exit code."""
     arguments, words = parsed(argv)
     for name, least in (("trials", 1), ("parallel", 1), ("seeds", 1), ("prune_after", 0)):
@@ -43,7 +42,7 @@ def main(argv: Sequence[str], read_config: ReadConfig) -> int:
     space = read_space(Path(arguments.space))
     preset, config = read_config(words, "sebulba sweep")
     _check_options(config)
-    _options_of(config, preset, read_config)  # refused before hours of training
+    _options_of(config, preset)  # refused before hours of training
     for name, domain in space.items():
         for end in domain.ends():
             read_config([*words, *words_of(config, {name: end})], "sebulba sweep")
@@ -56,7 +55,7 @@ def main(argv: Sequence[str], read_config: ReadConfig) -> int:
         with StopOnSignal() as stop_on_signal:
             stop_on_signal.attach(sweep)
             sweep.run()
-            best = _report(study, space, plan, arguments.json, read_config)
+            best = _report(study, space, plan, arguments.json)
         return stop_on_signal.exit_code or (EXIT_OK if best else EXIT_OTHER)
 
 
@@ -182,9 +181,7 @@ def _plan(
     return Plan(config, tuple(words), seeds, measure, folder)
 
 
-def _report(
-    study: Study, space: Space, plan: Plan, json_file: str | None, read_config: ReadConfig
-) -> bool:
+def _report(study: Study, space: Space, plan: Plan, json_file: str | None) -> bool:
     """Print and draw what came of a sweep; tell whether a trial is done."""
     from sebulba.tools.sweep import pictures
 
@@ -200,14 +197,14 @@ def _report(
     words = plan.train_words(best.values, plan.seeds[0])
     preset, config = read_config(words, "sebulba sweep")
     measured = {"return": best.score, "trial": best.number}
-    best_options = _options_of(config, preset, read_config)
+    best_options = _options_of(config, preset)
     write_config_file(plan.folder / BEST, preset, best_options, measured)
     trust = " --trust" if config.named_code() or preset not in PRESETS else ""
     print(f"train the best again: sebulba train {plan.folder / BEST}{trust}", flush=True)
     return True
 
 
-def _options_of(config: ExperimentConfig, preset: str, read_config: ReadConfig) -> dict[str, Any]:
+def _options_of(config: ExperimentConfig, preset: str) -> dict[str, Any]:
     """Return the options that make ``config`` of ``preset``, which a file may have named."""
     words = [preset, *(["--trust"] if config.trust else [])]
     default = None if preset in PRESETS else read_config(words, "sebulba sweep")[1]

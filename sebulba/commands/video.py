@@ -13,6 +13,7 @@ from sebulba.commands.episode_progress import EpisodeProgress
 from sebulba.errors import UsageError
 from sebulba.options import INT32, MOST_EPISODE_STEPS
 from sebulba.policies.pretrained import beside, folder_of
+from sebulba.support.user_code import import_from_here
 
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
@@ -23,13 +24,8 @@ MOST_EPISODES = 64
 """Most episodes that are filmed side by side."""
 
 
-def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
-    """Film the policy of a run; returns the exit code.
-
-    Args:
-      argv: The words.
-      import_from_here: Lets the user's own modules be found; called for trusted runs.
-    """
+def video(argv: list[str]) -> int:
+    """Film the policy of a run; returns the exit code."""
     parser = _parser(
         "sebulba video",
         "Film the trained policy of a run: the best of several episodes, or all in a grid.",
@@ -45,9 +41,10 @@ def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
 
     file = Path(arguments.out or beside(arguments.run, "video.mp4"))
     with (
-        _policy_on_stage(
-            arguments, import_from_here, arguments.episodes, lambda: check_film_file(file)
-        ) as (policy, stage),
+        _policy_on_stage(arguments, arguments.episodes, lambda: check_film_file(file)) as (
+            policy,
+            stage,
+        ),
         # Where software draws, 1000 steps take a minute or more.
         EpisodeProgress(arguments.episodes, sys.stderr) as progress,
     ):
@@ -69,7 +66,7 @@ def video(argv: list[str], import_from_here: Callable[[], None]) -> int:
     return 0
 
 
-def watch(argv: list[str], import_from_here: Callable[[], None]) -> int:
+def watch(argv: list[str]) -> int:
     """Show the policy of a run as it plays; returns the exit code.
 
     The arguments are those of ``video``.
@@ -89,7 +86,7 @@ def watch(argv: list[str], import_from_here: Callable[[], None]) -> int:
 
     returns: list[float] = []
     with (
-        _policy_on_stage(arguments, import_from_here, 1) as (policy, stage),
+        _policy_on_stage(arguments, 1) as (policy, stage),
         open_screen(arguments.on) as screen,
         contextlib.suppress(KeyboardInterrupt),  # the usual end
     ):
@@ -173,7 +170,6 @@ def _check(arguments: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _policy_on_stage(
     arguments: argparse.Namespace,
-    import_from_here: Callable[[], None],
     num_envs: int,
     check: Callable[[], object] = lambda: None,
 ) -> Any:

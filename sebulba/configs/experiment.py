@@ -350,11 +350,7 @@ class ExperimentConfig(LoopOptions):
         return self._cycles(max(0, self.total_env_steps - done_env_steps), num_inferencers)
 
     def _cycles(self, env_steps: int, num_inferencers: int) -> int:
-        each = self.num_envs * self.steps_per_cycle * self.distributed.hosts
-        cycles = -(-env_steps // each)
-        if self.schedule == "lockstep":
-            cycles = -(-cycles // num_inferencers) * num_inferencers
-        return cycles
+        return self.whole_cycles(env_steps, self.num_envs * self.steps_per_cycle, num_inferencers)
 
     def agent_for(self, num_updates: int) -> AgentConfig:
         """Return the agent's hyper-parameters; ``num_updates`` are those of a falling rate."""

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import jax
@@ -87,6 +88,8 @@ class Result:
     """``stop()`` or a callback ended the run before ``num_cycles``."""
     stop_reason: str | None = None
     """What a callback said that ended it."""
+    folder: Path | None = None
+    """Folder of the run; None where the loop was used by itself."""
 
 
 class GymnasiumLoop:
@@ -354,7 +357,61 @@ class GymnasiumLoop:
         """CPU seconds of the nodes with Inferencers, as of the last cycle of each."""
         return 0.0 if self._workers is None else self._workers.cpu_s
 
+    @property
+    def counters(self) -> Counters:
+        """Counts since the state was new, as of the last ``run()`` or ``restore()``."""
+        return dataclasses.replace(self._session.counters)
+
     # Running.
+
+    def train(
+        self, *, total_env_steps: int, steps_per_cycle: int = 32, seed: int | None = None
+    ) -> Result:
+        """Train until ``total_env_steps`` are done, counted from the beginning, in whole cycles.
+
+        The first call restores the newest checkpoint of the loop's checkpointer, or begins if there
+        is none. A later call trains on from the last one. ``run()`` counts cycles in addition.
+
+        Args:
+          total_env_steps: Environment steps, those of earlier calls and processes included.
+          steps_per_cycle: T, the unroll length.
+          seed: Of the networks and of exploration; None takes the loop's.
+
+        Returns:
+          As ``run()``; without metrics if nothing was left to do.
+
+        Raises:
+          UsageError: An argument breaks a rule, or the last run of this loop failed.
+          Exception: As ``run()``.
+        """
+        check_count("total_env_steps", total_env_steps)
+        check_count("steps_per_cycle", steps_per_cycle)
+        state = self._newest_state(steps_per_cycle, self._options.seed if seed is None else seed)
+        left = max(0, total_env_steps - self._session.counters.env_steps)
+        cycles = self._options.whole_cycles(
+            left, self.num_envs * steps_per_cycle, self.num_inferencers
+        )
+        if not cycles:
+            networks = self.agent.acting_networks(state.networks, state.experience)
+            return Result(state, self.counters, {}, networks)
+        given = [state]
+        del state  # so that a large replay is in memory once
+        return self.run(given.pop(), cycles, steps_per_cycle)
+
+    def _newest_state(self, steps_per_cycle: int, seed: int) -> AgentState:
+        """Return the state of the last run, of the newest checkpoint, or a new one."""
+        if self._last_state is not None:
+            return self._last_state
+        if self._session.inferencers:
+            raise UsageError(
+                "the last run of this loop failed; make a new GymnasiumLoop, with a checkpointer "
+                "to train on from where that run was saved"
+            )
+        checkpointer = self._attached.checkpointer
+        checkpoint = None if checkpointer is None else checkpointer.load_newest()
+        if checkpoint is not None:
+            return self.restore(checkpoint)
+        return self.new_state(seed, steps_per_cycle)
 
     def run(self, state: AgentState, num_cycles: int, steps_per_cycle: int) -> Result:
         """Consume ``num_cycles`` trajectories of ``steps_per_cycle`` steps.
@@ -483,7 +540,7 @@ class GymnasiumLoop:
         self._last_state = updater.state(step)
         return Result(
             self._last_state,
-            dataclasses.replace(self._session.counters),
+            self.counters,
             metrics,
             updater.acting_networks(),
             stopped=run.stopped,

@@ -16,22 +16,21 @@ from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import HangError, HostError, UsageError
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.runs.build import build_agent
-from sebulba.runs.exit_codes import EXIT_OK, exit_code_of
+from sebulba.runs.exit_codes import exit_code_of
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.parent_process import leave
 from sebulba.runs.signals import StopOnSignal
 
 
-def train_beside(config: ExperimentConfig, folder: RunFolder, stop_on_signal: StopOnSignal) -> int:
+def train_beside(
+    config: ExperimentConfig, folder: RunFolder, stop_on_signal: StopOnSignal | None
+) -> None:
     """Learn with host 0, which has the panel, the metrics and the policy.
 
     Args:
       config: As host 0 has it, but for the number of the host.
       folder: The folder of the run, which all hosts share.
-      stop_on_signal: Turns signals into stops.
-
-    Returns:
-      0, or 128 plus the number of the signal that this host got.
+      stop_on_signal: Turns signals into stops; None leaves them alone.
 
     Raises:
       UsageError: Something breaks a rule, or the folder is another than that of host 0.
@@ -69,12 +68,12 @@ def train_beside(config: ExperimentConfig, folder: RunFolder, stop_on_signal: St
         num_cycles = _meet_first(hosts, folder)
         if not num_cycles:
             hosts.meet("the end", math.inf)  # host 0 may have an evaluation to play
-            return EXIT_OK
-        stop_on_signal.attach(loop)
+            return
+        if stop_on_signal is not None:
+            stop_on_signal.attach(loop)
         result = loop.run(state.pop(), num_cycles, config.steps_per_cycle)
     how = "stopped" if result.stopped else "done"
     print(f"{how}: {hosts}, {result.counters.env_steps:,} env steps of all hosts", flush=True)
-    return stop_on_signal.exit_code
 
 
 def make_checkpointer(

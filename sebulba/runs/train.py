@@ -61,26 +61,27 @@ from sebulba.support.trust import KEY_VARIABLE, key_problem
 from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo, RunSpec
 
 
-def train(
+def train_in_folder(
     config: ExperimentConfig,
     folder: RunFolder,
-    stop_on_signal: StopOnSignal,
+    stop_on_signal: StopOnSignal | None = None,
     *,
     preset: str = "",
     command: Sequence[str] = (),
-) -> int:
+) -> Result | None:
     """Train as ``config`` says and leave everything in ``folder``.
 
     Args:
       config: What to train, and how.
       folder: Folder of the run.
-      stop_on_signal: Turns signals into stops; it is in force already and is given the loop.
+      stop_on_signal: Turns signals into stops; it is in force already and is given the loop. None
+        leaves signals alone, and this process alive where the update hangs.
       preset: Name of the configuration.
       command: The words of the command line, which are kept in the folder.
 
     Returns:
-      0, or 128 plus the number of the signal that ended the run early; the policy is saved
-      either way.
+      The result; None on a host other than the first of several. Where a signal or a callback ends
+      the run early, the policy is saved as well.
 
     Raises:
       UsageError: Something in ``config`` breaks a rule.
@@ -89,8 +90,9 @@ def train(
     """
     config = set_up_jax(config)
     if config.distributed.host:
-        return train_beside(config, folder, stop_on_signal)
-    run = _Run(config, folder, preset or config.env.id)
+        train_beside(config, folder, stop_on_signal)
+        return None
+    run = _Run(config, folder, preset or config.env.id, ends_hung=stop_on_signal is not None)
     with contextlib.closing(run):
         run.resume_or_begin()
         if not run.num_cycles:
@@ -100,9 +102,9 @@ def train(
                 flush=True,
             )
             run.meet_others()
-            run.complete()
+            result = run.complete()
             run.end_with_others()
-            return EXIT_OK
+            return result
         folder.ended.unlink(missing_ok=True)
         folder.write_config(config, preset, command, dataclasses.asdict(run.source))
         run.watch_folder()
@@ -113,15 +115,16 @@ def train(
                 f"{KEY_VARIABLE} names another place",
                 flush=True,
             )
-        stop_on_signal.attach(run.loop)
+        if stop_on_signal is not None:
+            stop_on_signal.attach(run.loop)
         try:
             result = run.train()
-            code = stop_on_signal.exit_code
+            code = EXIT_OK if stop_on_signal is None else stop_on_signal.exit_code
             write_end(folder, code=code, reason=result.stop_reason, metrics=result.metrics)
         finally:
             run.draw()  # last, since whoever sent a signal may kill this process soon
     _print_summary(result, folder)
-    return code
+    return dataclasses.replace(result, folder=folder.root)
 
 
 class FolderWatch:
@@ -142,8 +145,11 @@ class FolderWatch:
 class _Run:
     """What surrounds the loop in one run of the command: made, used and closed together."""
 
-    def __init__(self, config: ExperimentConfig, folder: RunFolder, title: str) -> None:
-        """Keep the arguments; nothing is made yet."""
+    def __init__(
+        self, config: ExperimentConfig, folder: RunFolder, title: str, *, ends_hung: bool
+    ) -> None:
+        """Keep the arguments; nothing is made yet. ``ends_hung``: end a process that hangs."""
+        self._ends_hung = ends_hung
         self._config = config
         self._folder = folder
         self._title = title
@@ -377,16 +383,21 @@ class _Run:
             f"on: sebulba resume {path}"
         )
 
-    def complete(self) -> None:
-        """Leave what a process did not that was killed between its last checkpoint and its end."""
+    def complete(self) -> Result:
+        """Leave what a process did not that was killed between its last checkpoint and its end.
+
+        Returns:
+          The result of the run as it was saved.
+        """
         folder, state = self._folder, self._state.pop()
         done = self.env_steps_done
         to_play = self._player is not None and folder.evaluated_at(done) < done
-        if folder.is_complete and not to_play:
-            return
         networks = self._agent.acting_networks(state.networks, state.experience)
         records = read_records(folder.metrics) if folder.metrics.exists() else []
         last = records[-1] if records else {}
+        result = Result(state, self.loop.counters, last, networks, folder=folder.root)
+        if folder.is_complete and not to_play:
+            return result
         self._save_policy(folder.policy, networks, state)
         try:
             with self._writing():
@@ -398,6 +409,7 @@ class _Run:
             raise
         write_end(folder, metrics=last)
         self.draw()
+        return dataclasses.replace(result, metrics=last)
 
     def _play_last(self, networks: PyTree, last: Mapping[str, Any]) -> dict[str, Any]:
         """Play the evaluation of the end, which was cut short; return its record."""
@@ -521,11 +533,12 @@ class _Run:
             warnings.warn(f"no policy: {type(error).__name__}: {error}", stacklevel=2)
 
     def _end_hung(self, error: HangError | HostError) -> None:
-        """End the process: its main thread is in a program that does not return."""
+        """Say so, and end the process: its main thread is in a program that does not return."""
         write_end(self._folder, error=error, metrics=self._last.record)
         what = "hosts" if isinstance(error, HostError) else "hang"
         print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)
-        leave(exit_code_of(error))
+        if self._ends_hung:
+            leave(exit_code_of(error))
 
 
 def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:

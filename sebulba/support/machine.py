@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from sebulba.errors import MORE_OPEN_FILES, UsageError
+
 ROOT = Path("/")
+
+LEAST_OPEN_FILES = 128
+WANTED_OPEN_FILES = 4096
+"""Files, pipes and sockets that a process may have open: worker processes take some each."""
 
 
 class CoreCounts(NamedTuple):
@@ -139,3 +146,20 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
+
+
+def allow_open_files() -> None:
+    """Raise the limit of open files as far as it goes.
+
+    Raises:
+      UsageError: It is too low for JAX, an environment and a run folder together.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < WANTED_OPEN_FILES:
+        soft = WANTED_OPEN_FILES if hard == resource.RLIM_INFINITY else min(WANTED_OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft != resource.RLIM_INFINITY and soft < LEAST_OPEN_FILES:
+        raise UsageError(
+            f"this process may open {soft} files, and a run needs {LEAST_OPEN_FILES}; "
+            f"{MORE_OPEN_FILES}"
+        )

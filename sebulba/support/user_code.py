@@ -139,6 +139,22 @@ def import_from(folder: str) -> None:
         sys.path.insert(next(of_runs, len(sys.path)), folder)
 
 
+def import_from_here() -> None:
+    """Let ``my_package.envs:MyEnv`` be found in the current folder, after what is installed.
+
+    Raises:
+      UsageError: The current folder was deleted.
+    """
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current folder is gone ({error.strerror}); change into one that exists"
+        ) from error
+    if "" not in sys.path:
+        import_from(here)
+
+
 def code_folders(*classes: type) -> list[str]:
     """Return the folders from which code of one's own came here, other than installed code.
 

@@ -27,13 +27,13 @@ from hypothesis.extra import numpy as hnp
 import sebulba
 from sebulba.agents import configs as agent_configs
 from sebulba.agents.configs import ImpalaConfig, MultiAgentConfig, PPOConfig
-from sebulba.commands import cli
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.errors import ActionError, EnvError, UsageError
 from sebulba.options import CheckpointOptions, FaultOptions
+from sebulba.runs.read_config import read_config
 from tests.faults.bad_values import (
     ARRAYS,
     NUMBERS,
@@ -107,7 +107,7 @@ def test_words_of_the_command_line_are_refused_by_the_name_of_the_option(preset,
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-            _, config = cli.read_config([preset, *words], "sebulba train")
+            _, config = read_config([preset, *words], "sebulba train")
     except UsageError as error:
         fields = [option.removeprefix("--").replace("-", "_") for option, _ in options]
         assert_names(error, ["configuration", *fields, *(f.split(".")[-1] for f in fields)])

@@ -1,0 +1,173 @@
+"""``sebulba.train``, ``sebulba.resume`` and ``GymnasiumLoop.train``: the commands, from Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+import sebulba
+from sebulba.agents.configs import ImpalaConfig, TorsoConfig
+from sebulba.agents.impala import Impala
+from sebulba.commands import cli
+from sebulba.configs.presets import PRESETS
+from sebulba.runs.folder import RunFolder
+
+FAST = {
+    **{"num_envs": 4, "steps_per_cycle": 8, "schedule": "lockstep", "cycle": "stepped"},
+    "writers": (),
+}
+ONE_DEVICE = {"inference_devices": (0,), "update_devices": (0,)}
+
+
+class Walk(gymnasium.Env):
+    """Ends after ten steps."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), float(action), self.steps == 10, False, {}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def train(config="cartpole", **changes):
+    return sebulba.train(config, **{**FAST, **ONE_DEVICE, "total_env_steps": 256, **changes})
+
+
+def arrays(networks):
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(networks)]
+
+
+@pytest.mark.slow
+def test_train_makes_the_run_that_the_command_makes(tmp_path):
+    result = train(name="python", seed=3, agent={"learning_rate": 1e-3})
+    assert result.counters.env_steps == 256 and result.folder == tmp_path / "runs" / "python"
+    words = "--name command --seed 3 --learning-rate 1e-3 --num-envs 4 --steps-per-cycle 8"
+    words += " --schedule lockstep --cycle stepped --total-env-steps 256"
+    words += " --inference-devices 0 --update-devices 0"
+    assert cli.main(["train", "cartpole", *words.split(), "--writers"]) == 0
+    ours, theirs = (RunFolder(tmp_path / "runs" / name) for name in ("python", "command"))
+    assert {path.name for path in ours.root.iterdir()} == {
+        path.name for path in theirs.root.iterdir()
+    }
+    one, other = (sebulba.load_policy(folder.root) for folder in (ours, theirs))
+    seen = np.linspace(-1, 1, 80, dtype=np.float32).reshape(20, 4)
+    for ours_, theirs_ in zip(*(arrays(p.distribution(seen)) for p in (one, other)), strict=True):
+        np.testing.assert_array_equal(ours_, theirs_)
+
+
+@pytest.mark.slow
+def test_resume_counts_env_steps_from_the_beginning(tmp_path):
+    train(name="mine", anneal_learning_rate=False)
+    result = sebulba.resume(tmp_path / "runs" / "mine", total_env_steps=512)
+    assert result.counters.env_steps == 512
+    again = sebulba.resume("runs/mine")  # nothing is left to do
+    assert again.counters.env_steps == 512 and again.folder == tmp_path / "runs" / "mine"
+    for one, other in zip(*map(arrays, (result.state.networks, again.state.networks)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_an_environment_may_be_a_class_of_a_module(tmp_path):
+    result = train("ppo", env=Walk, name="walk")
+    env = json.loads((result.folder / "config.json").read_text())["env"]
+    assert env["id"] == f"{__name__}:Walk" and result.metrics["episodes"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__": '], ids=["bare", "guarded"])
+def test_a_script_may_train_on_its_own_environment(tmp_path, guard):
+    """It is imported again by its name; without the guard that is refused, not done for ever."""
+    own = "\n".join(
+        [
+            "import sebulba, gymnasium",
+            "class Mine(gymnasium.wrappers.TimeLimit):",
+            "    def __init__(self):",
+            "        super().__init__(gymnasium.make('CartPole-v1').unwrapped, 20)",
+            f"{guard}sebulba.train('ppo', env=Mine, total_env_steps=64, num_envs=4,",
+            "    steps_per_cycle=8, writers=(), name='mine')",
+        ]
+    )
+    (tmp_path / "script.py").write_text(own)
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=300
+    )
+    if guard:
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "runs" / "mine" / "policy").is_dir()
+    else:
+        assert done.returncode == 1 and 'call it below: if __name__ == "__main__":' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "says"),
+    [
+        ("cartpol", {}, "configuration 'cartpol' is unknown"),
+        (3, {}, "config=3 must be the name of a preset"),
+        ("cartpole", {"num_env": 3}, "num_env is no field; the nearest are num_envs,"),
+        ("cartpole", {"agent": {"learning": 1.0}}, "agent.learning is no field"),
+        ("cartpole", {"env": lambda: None}, "cannot be found again by its name"),
+        ("cartpole", {"total_env_steps": 0}, "total_env_steps=0"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_begins(tmp_path, config, changes, says):
+    with pytest.raises(sebulba.UsageError, match=None) as caught:
+        sebulba.train(config, **changes)
+    assert says in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_an_experiment_is_taken_as_it_is(tmp_path):
+    config = PRESETS["cartpole"].make()
+    with pytest.raises(sebulba.UsageError, match="must be divisible by"):
+        sebulba.train(config, num_envs=3, update_devices=(0, 1), inference_devices=(0,))
+
+
+def loop(**keywords):
+    env = sebulba.make_env_factory("CartPole-v1")
+    agent = Impala(sebulba.env_spec(env), ImpalaConfig(torso=TorsoConfig(hidden_sizes=(8,))))
+    return sebulba.GymnasiumLoop(env, agent, 4, schedule="lockstep", **ONE_DEVICE, **keywords)
+
+
+@pytest.mark.slow
+def test_a_loop_trains_to_a_total_and_on_from_its_checkpoints(tmp_path):
+    with (
+        sebulba.Checkpointer(tmp_path / "saved", every_s=600) as checkpointer,
+        loop(checkpointer=checkpointer) as first,
+    ):
+        assert first.train(total_env_steps=100, steps_per_cycle=8).counters.env_steps == 128
+        done = first.train(total_env_steps=200, steps_per_cycle=8)
+        assert done.counters.env_steps == 256
+        assert first.train(total_env_steps=256, steps_per_cycle=8).state is done.state
+    with (
+        sebulba.Checkpointer(tmp_path / "saved", every_s=600) as checkpointer,
+        loop(checkpointer=checkpointer) as second,
+    ):
+        result = second.train(total_env_steps=320, steps_per_cycle=8)
+        assert result.counters.env_steps == 320 and second.counters.env_steps == 320
+
+
+@pytest.mark.slow
+def test_a_loop_does_not_begin_anew_after_a_run_that_failed():
+    def fail(*_):
+        raise RuntimeError("planted")
+
+    with loop(observe_cycle=fail) as failing:
+        with pytest.raises(RuntimeError, match="planted"):
+            failing.train(total_env_steps=64, steps_per_cycle=8)
+        with pytest.raises(sebulba.UsageError, match="the last run of this loop failed"):
+            failing.train(total_env_steps=64, steps_per_cycle=8)
