@@ -91,7 +91,7 @@ lint: $(VENV)/.ready-dev
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find sebulba tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find sebulba benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: older than pyproject.toml means install again.
 

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parent.parent
 PAGES = {
     "README.md": "index.md",
     "benchmarks/README.md": "results.md",
-    "sebulba/benchmarks/README.md": "results.md",
     "MEASUREMENTS.md": "measurements.md",
     "CONTRIBUTING.md": "contributing.md",
     "NOTES.md": "notes.md",
@@ -34,7 +33,7 @@ LARGEST_LISTING = 100_000
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add pages of the project, and what all pages link to."""
     for path, page in PAGES.items():
-        if not (ROOT / path).is_symlink() and path != "sebulba/benchmarks/README.md":
+        if not (ROOT / path).is_symlink():
             files.append(File.generated(config, page, content=_linked(path)))
     for path in [path for path in files.src_uris if path.endswith(".md")]:
         file = files.src_uris[path]

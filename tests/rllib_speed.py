@@ -14,7 +14,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks.project.rivals import Rival
+from benchmarks.studies.rivals import Rival
 from sebulba.configs.presets import PRESETS
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.trial import Trial

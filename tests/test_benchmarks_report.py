@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sebulba.benchmarks.learn import RESULTS
-from sebulba.benchmarks.learning_goals import GOALS
-from sebulba.benchmarks.project import gallery, report
+from benchmarks.studies import gallery, report
+from benchmarks.studies.learn import RESULTS
+from benchmarks.studies.learning_goals import GOALS
 from sebulba.errors import UsageError
 
 ABOUT = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sebulba.benchmarks.learn import Goal
+from benchmarks.studies.learn import Goal
 from sebulba.configs.presets import PRESETS
 
 _OFTEN = ("--metrics-interval-s", "0.1")

@@ -65,7 +65,7 @@ class Goal:
     reference: str = ""
     """What others measured."""
     exam: str = ""
-    """Name of an exam in ``benchmarks/games.py``, whose figure counts in place of a return."""
+    """Name of an exam in ``games.py``, whose figure counts in place of a return."""
     member: str = "player"
     """Member whose policy takes the exam."""
 
@@ -165,7 +165,7 @@ def run(
                 keys_of(done, goal), figures_of(done, goal), dataclasses.asdict(configs[name])
             ) | dict(zip(("commit", "commit_date", "is_modified"), commit, strict=True))
             of_seeds = [] if seeds is None else ["--seeds", str(seeds)]
-            record["command"] = " ".join(["sebulba bench learn", name, *of_seeds, *options])
+            record["command"] = " ".join(["python -m benchmarks learn", name, *of_seeds, *options])
             write(record, done, goal, file_name(name), Path(results))
             written[name] = record
     if len(written) > 1:
@@ -235,7 +235,7 @@ def _trained(folder: Path, words: Sequence[str], seed: int, commit: str | None) 
 
 def figure_of_exam(exam: str, policy: Path) -> float:
     """Return the figure of a saved policy, which a process of its own computes."""
-    command = [sys.executable, "-m", "sebulba.benchmarks.games", exam, str(policy)]
+    command = [sys.executable, "-m", "benchmarks.studies.games", exam, str(policy)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return float(json.loads(done.stdout.splitlines()[-1]))  # jaxmarl prints before
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sebulba.benchmarks.learn import Goal
-from sebulba.benchmarks.learning_goals import GOALS
-from sebulba.benchmarks.project.tables import show, table
+from benchmarks.studies.learn import Goal
+from benchmarks.studies.learning_goals import GOALS
+from benchmarks.studies.tables import show, table
 from sebulba.configs.presets import PRESETS, tasks_with_names
 
 GALLERY = "docs/gallery.md"

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sebulba.benchmarks.learn import RESULTS
-from sebulba.benchmarks.learning_goals import GOALS
-from sebulba.benchmarks.project import gallery as gallery_page
-from sebulba.benchmarks.project.tables import show, table
+from benchmarks.studies import gallery as gallery_page
+from benchmarks.studies.learn import RESULTS
+from benchmarks.studies.learning_goals import GOALS
+from benchmarks.studies.tables import show, table
 from sebulba.errors import UsageError
 from sebulba.support.files import read_json_object
 from sebulba.tools.bench.pictures import BLUE, RED, open_frame, picture

@@ -176,7 +176,7 @@ def marks_of_a_start(preset: str, folder: Path) -> dict[str, float]:
     """Start a training that notes its own progress; return the seconds to each mark."""
     file = folder / "marks.json"
     call = f"train_with_marks({train_arguments(preset, str(folder))!r}, {str(file)!r})"
-    code = f"from sebulba.benchmarks.project.start import train_with_marks; {call}"
+    code = f"from benchmarks.studies.start import train_with_marks; {call}"
     command = [sys.executable, "-c", code]
     began = time.time()
     seconds_to_first_record(command, folder)

@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from sebulba.benchmarks.project.bare import bare_loop
-from sebulba.benchmarks.project.inference import acting_loop
-from sebulba.benchmarks.project.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from benchmarks.studies.bare import bare_loop
+from benchmarks.studies.inference import acting_loop
+from benchmarks.studies.null import NullAgent, NullConfig, NullPool, NullVectorEnv
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.inference.inferencer import INFERENCER_PHASES

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.studies import rival
 from sebulba.agents.configs import DQNConfig, ReplayConfig, SACConfig, TargetConfig, TorsoConfig
-from sebulba.benchmarks.project import rival
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.tools.bench import harness

@@ -1,40 +1,24 @@
-"""The prototype as ``bench train --compare prototype`` measures it."""
+"""The prototype as ``python -m benchmarks train --compare prototype`` measures it."""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
+from benchmarks.studies.jax_prototype import JaxPrototype
+from benchmarks.studies.prototype import QUEUE_SIZE, Prototype
 from sebulba.agent import Agent
 from sebulba.agents.configs import PPOConfig
-from sebulba.benchmarks.project.jax_prototype import JaxPrototype
-from sebulba.benchmarks.project.prototype import QUEUE_SIZE, Prototype
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import seed_block
 from sebulba.envs.envpool_adapter import default_num_threads, envpool_id
 from sebulba.envs.jax_libraries import library_of
 from sebulba.errors import UsageError
 from sebulba.tools.bench import harness
+from sebulba.tools.bench.train import Rival
 from sebulba.types import RunSpec
 
 
-class Case(Protocol):
-    """What is timed."""
-
-    def warm_up(self, seconds: float) -> None:
-        """Compile, and find how much takes about ``seconds``."""
-        ...
-
-    def measure(self) -> float:
-        """Return environment steps per second."""
-        ...
-
-    def close(self) -> None:
-        """Free everything."""
-        ...
-
-
-def make_prototype_case(config: ExperimentConfig, agent: Agent) -> Case:
+def make_prototype_case(config: ExperimentConfig, agent: Agent) -> Rival:
     """Return the prototype that does what the run does.
 
     Raises:

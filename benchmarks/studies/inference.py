@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import jax
 
+from benchmarks.studies.bare import bare_loop
+from benchmarks.studies.plain_cycle import PlainCycle
+from benchmarks.studies.prototype import make_pool
 from sebulba.agent import Agent
 from sebulba.agents.configs import SimplePolicyGradientConfig, make_agent
-from sebulba.benchmarks.project.bare import bare_loop
-from sebulba.benchmarks.project.plain_cycle import PlainCycle
-from sebulba.benchmarks.project.prototype import make_pool
 from sebulba.envs import env_spec, seed_block
 from sebulba.inference.choose_cycle import MakeCycle
 from sebulba.loops.gymnasium_loop import GymnasiumLoop

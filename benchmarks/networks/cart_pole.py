@@ -1,6 +1,6 @@
 """DQN on the CartPole of the network simulator beside Gymnasium's, with 2 to 64 environments.
 
-``python -m sebulba.benchmarks.networks.cart_pole --seeds 3 --json FILE --png FILE``. Each training
+``python -m benchmarks.networks.cart_pole --seeds 3 --json FILE --png FILE``. Each training
 is a process of its own, so that its CPU time and memory can be taken. It ends when the mean of 10
 greedy episodes, which are played every 4000 env steps, reaches 450 (RayNet's paper has the same
 experiment).

@@ -1,6 +1,6 @@
 """What a policy is worth in a small game: exactly, or against opponents that are known.
 
-``python -m sebulba.benchmarks.games EXAM POLICY`` prints the figure; ``POLICY`` is the folder of
+``python -m benchmarks.studies.games EXAM POLICY`` prints the figure; ``POLICY`` is the folder of
 the member that plays all seats, such as ``runs/x/policy/player``, or of all, ``runs/x/policy``.
 """
 
