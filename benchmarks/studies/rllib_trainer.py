@@ -1,10 +1,11 @@
 """An algorithm of RLlib, trained a short while whenever a line comes in.
 
-``python -m tests.rllib_speed`` runs this file by the Python of an environment that has RLlib, so it
-imports nothing of this package. Its argument is JSON: ``algorithm``, ``env``, ``runners`` (how many
-processes step environments) and what they are given (``of_runners``), ``options`` of the training,
-``hidden_sizes`` and ``separate_value_torso``. It prints ``ready`` and the library's version; then
-each line that it reads, a number of seconds, is answered by a line of JSON.
+``python -m benchmarks.studies.rllib_speed`` runs this file by the Python of an environment that has
+RLlib, so it imports nothing of this package. Its argument is JSON: ``algorithm``, ``env``,
+``runners`` (how many processes step environments) and what they are given (``of_runners``),
+``options`` of the training, ``hidden_sizes`` and ``separate_value_torso``. It prints ``ready`` and
+the library's version; then each line that it reads, a number of seconds, is answered by a line of
+JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures of commands for the documentation: ``python -m tests.make_pictures [NAME ...]``.
+"""Draws commands for the documentation: ``python -m benchmarks.studies.make_pictures [NAME ...]``.
 
 Each command runs in a terminal of its own, and what is on the screen when it ends becomes
 ``docs/terminal-NAME.svg``. Nothing in such a file is loaded from elsewhere, fonts included.
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 from rich.text import Text
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ROWS, COLUMNS = 40, 100
 SCENES = {
     "train": "sebulba train cartpole --name first",
@@ -48,7 +48,7 @@ _TOKEN = re.compile(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run commands and draw what they show."""
-    parser = argparse.ArgumentParser(prog="python -m tests.make_pictures")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.make_pictures")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(SCENES)}; all")
     parser.add_argument("--runs", metavar="DIR", help="runs to show, as make_pretrained has them")
     arguments = parser.parse_args(argv)

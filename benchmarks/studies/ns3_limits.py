@@ -1,6 +1,6 @@
 """How long a step of ns-3 lasts under random actions at all corners of the ranges, and its memory.
 
-``python -m tests.ns3_limits --json FILE`` takes some minutes.
+``python -m benchmarks.studies.ns3_limits --json FILE`` takes some minutes.
 """
 
 from __future__ import annotations
@@ -75,13 +75,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
     path = parser.parse_args().json
-    found = {f"growth_mb_of_{RESETS}_resets": round(growth_mb(), 2), "steps": {}}
-    print(found, flush=True)
-    for corner in CORNERS:
+    growth = {f"growth_mb_of_{RESETS}_resets": round(growth_mb(), 2)}
+    print(growth, flush=True)
+    steps = {}
+    for mbps, rtt_ms, buffer in CORNERS:
         for transport in ("udp", "tcp"):
-            name = "{:g} Mbit/s, {:g} ms, {:g} packets, {}".format(*corner, transport)
-            found["steps"][name] = longest_step(transport, corner)
-            print(name, found["steps"][name], flush=True)
+            name = f"{mbps:g} Mbit/s, {rtt_ms:g} ms, {buffer:g} packets, {transport}"
+            steps[name] = longest_step(transport, (mbps, rtt_ms, buffer))
+            print(name, steps[name], flush=True)
+    found = {**growth, "steps": steps}
     if path is not None:
         path.write_text(json.dumps(found, indent=2) + "\n")
 

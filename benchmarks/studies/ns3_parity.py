@@ -1,6 +1,6 @@
 """The native engine beside ns-3: the same networks, the same actions, packet for packet.
 
-``python -m tests.ns3_parity --json FILE`` plays all of ``CASES``, in some minutes.
+``python -m benchmarks.studies.ns3_parity --json FILE`` plays all of ``CASES``, in some minutes.
 """
 
 from __future__ import annotations
@@ -136,13 +136,15 @@ def _compare(pools: list[Pool], case: Case) -> Found:
     ]
     drops = infos[..., INFO.index("num_drops")].reshape(len(shown), len(case.seeds), -1)
     return Found(
-        int(infos[..., INFO.index("sent")].sum()),
-        int(drops.max((0, 2)).sum()),
-        *(int(sum(one[i] for one in differences)) for i in (0, 1)),
-        *(float(max(one[i] for one in differences)) for i in (2, 3)),
-        int(sum(one[4] for one in differences)),
-        sum(events),
-        (round(seconds[0], 3), round(seconds[1], 3)),
+        sent=int(infos[..., INFO.index("sent")].sum()),
+        drops=int(drops.max((0, 2)).sum()),
+        packets=int(sum(one[0] for one in differences)),
+        flags=int(sum(one[1] for one in differences)),
+        obs=float(max(one[2] for one in differences)),
+        reward=float(max(one[3] for one in differences)),
+        infos=int(sum(one[4] for one in differences)),
+        events=sum(events),
+        seconds=(round(seconds[0], 3), round(seconds[1], 3)),
     )
 
 

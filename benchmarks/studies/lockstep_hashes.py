@@ -1,6 +1,6 @@
 """Prints a hash of everything that lockstep training leaves behind, for every agent.
 
-    python -m tests.lockstep_hashes [CASE ...] > hashes.json
+    python -m benchmarks.studies.lockstep_hashes [CASE ...] > hashes.json
 
 A change that is meant to keep behaviour prints the same on the commit before it and on itself, on
 the same machine and versions (another processor may round in another way). Each case is trained

@@ -1,5 +1,6 @@
-"""Trains the policies that come with the package: ``python -m tests.make_pretrained [NAME ...]``.
+"""Trains the policies that come with the package.
 
+``python -m benchmarks.studies.make_pretrained [NAME ...]`` trains those that are named, or all.
 Each is trained by the command line, and evaluated. Then what is needed to play is copied into
 ``sebulba/policies/trained/NAME`` without signatures, since no key but the user's own means anything
 to a user; without them no code can be named but that of Sebulba. ``--from DIR`` takes runs that are
@@ -51,7 +52,7 @@ EPISODES = 200
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, evaluate and copy."""
-    parser = argparse.ArgumentParser(prog="python -m tests.make_pretrained")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.studies.make_pretrained")
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--from", dest="runs", metavar="DIR", help="take its runs, DIR/NAME")
     arguments = parser.parse_args(argv)

@@ -1,6 +1,7 @@
 """The AIMD, CUBIC and BBR-like flows of the native engine beside NewReno, Cubic and BBR of ns-3.
 
-``python -m tests.ns3_baselines --json FILE`` plays all of ``NETWORKS``, in some minutes.
+``python -m benchmarks.studies.ns3_baselines --json FILE`` plays all of ``NETWORKS``, in some
+minutes.
 """
 
 from __future__ import annotations

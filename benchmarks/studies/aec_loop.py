@@ -1,7 +1,8 @@
-"""How fast a loop over PettingZoo's AEC API plays, beside trainings: ``python -m tests.aec_loop``.
+"""How fast a loop over PettingZoo's AEC API plays, beside trainings.
 
-The loop is the one of PettingZoo's documentation: one environment, one agent at a time, each action
-from a compiled network of the preset's sizes. It only plays, while ours trains. Both take turns.
+``python -m benchmarks.studies.aec_loop`` measures it. The loop is the one of PettingZoo's
+documentation: one environment, one agent at a time, each action from a compiled network of the
+preset's sizes. It only plays, while ours trains. Both take turns.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import numpy as np
 from pettingzoo import AECEnv
 from pettingzoo.classic import connect_four_v3
 
+from benchmarks.studies import beside
 from sebulba.configs.presets import PRESETS
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.trial import Trial
-from tests import beside
 from tests.kuhn_aec import Kuhn
 
 SECONDS = 4.0

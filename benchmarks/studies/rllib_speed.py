@@ -1,9 +1,10 @@
-"""How fast RLlib trains beside this package: ``python -m tests.rllib_speed --rllib-python PYTHON``.
+"""How fast RLlib trains beside this package.
 
-RLlib pins its own Gymnasium, so it has an environment of its own: ``pip install 'ray[rllib]==2.60'
-torch pettingzoo pygame``. Algorithm, networks, environments at a time and batch are those of the
-preset. Environments are those that either library has: CartPole of envpool and of Gymnasium, games
-of envpool and by PettingZoo's AEC API. Both train in turn on the same cores, and RLlib with one and
+``python -m benchmarks.studies.rllib_speed --rllib-python PYTHON`` measures it. RLlib pins its own
+Gymnasium, so it has an environment of its own: ``pip install 'ray[rllib]==2.60' torch pettingzoo
+pygame``. Algorithm, networks, environments at a time and batch are those of the preset.
+Environments are those that either library has: CartPole of envpool and of Gymnasium, games of
+envpool and by PettingZoo's AEC API. Both train in turn on the same cores, and RLlib with one and
 with two processes that step environments.
 """
 
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies import beside
 from benchmarks.studies.rivals import Rival
 from sebulba.configs.presets import PRESETS
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.trial import Trial
-from tests import beside
 
 TRAINER = Path(__file__).with_name("rllib_trainer.py")
 SECONDS = 8.0
@@ -62,12 +65,12 @@ def measure_task(
             measured = one.measure()
             return measured["env_steps"] / measured["wall_s"]
 
-        cases = {"sebulba": lambda: ours.measure().env_steps_per_s}
+        cases: dict[str, Callable[[], float]] = {"sebulba": lambda: ours.measure().env_steps_per_s}
         for algorithm in algorithms:
             for runners in RUNNERS:
                 given = given_to_rllib(preset, algorithm, runners)
                 one = stack.enter_context(Rival(python, "rllib", given, SECONDS, str(TRAINER)))
-                cases[f"RLlib {algorithm}, {runners}"] = lambda one=one: of_rival(one)
+                cases[f"RLlib {algorithm}, {runners}"] = functools.partial(of_rival, one)
         return harness.interleave(cases, rounds)
 
 

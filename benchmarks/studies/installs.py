@@ -1,6 +1,7 @@
 """What an installation into an empty environment takes, beside other libraries.
 
-``python -m tests.installs WHEEL --json FILE`` takes some minutes and 10 GB of disk for a while.
+``python -m benchmarks.studies.installs WHEEL --json FILE`` takes some minutes and, for a
+while, 10 GB of disk.
 """
 
 from __future__ import annotations
