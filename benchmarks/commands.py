@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from benchmarks.studies import gallery, learn, report
+from benchmarks.studies import learn
 from benchmarks.studies.learning_goals import GOALS, GROUPS
 from sebulba.commands import bench
 from sebulba.commands.bench import JSON, REPEATS, Benchmark, ReadConfig, number, option, words
@@ -89,8 +89,8 @@ STUDIES: dict[str, Benchmark] = {
         "benchmarks.studies.report",
         [
             option("--results", dest="folder", default=learn.RESULTS, help="its folder"),
-            option("--page", metavar="FILE", default=report.PAGE, help="default: %(default)s"),
-            option("--gallery", default=gallery.GALLERY, help="default: %(default)s"),
+            option("--page", metavar="FILE", help="write it there; default: print it"),
+            option("--gallery", metavar="FILE", help="write what the presets learned there"),
         ],
     ),
 }

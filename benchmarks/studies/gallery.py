@@ -13,26 +13,24 @@ from benchmarks.studies.learning_goals import GOALS
 from benchmarks.studies.tables import show, table
 from sebulba.configs.presets import PRESETS, tasks_with_names
 
-GALLERY = "docs/gallery.md"
 LEARN = "learn-"
 """What names of results of ``bench learn`` begin with."""
 
 _INTRODUCTION = """\
 # Gallery of presets
 
-What the presets learn, and the command that repeats it. `sebulba bench report` writes this page
-from the results of `sebulba bench learn NAME`, all of which are shown, those that fell short, too:
-every seed counts, and no seed was chosen. Times are those of a machine with 2 cores and no GPU, of
-some runs beside other work; [the results](../benchmarks/README.md) have all figures. The six
-presets that are named after an agent know nothing of the task; the others were tuned for theirs,
-but for those of [more tasks](#more-tasks)."""
+What the presets learn, and the command that repeats it. `python -m benchmarks report` writes this
+page from the results of `python -m benchmarks learn NAME`, all of which are shown, those that fell
+short, too: every seed counts, and no seed was chosen. Times are those of a machine with 2 cores and
+no GPU, of some runs beside other work. The six presets that are named after an agent know nothing
+of the task; the others were tuned for theirs, but for those of [more tasks](#more-tasks)."""
 
 _MORE_TASKS = """\
 ## More tasks
 
 These are the presets that are named after an agent, in another environment: what is shown above as
 neutral-AGENT-TASK is what they learn. Some train for as long as the Stable-Baselines3 zoo does, and
-a few have hyper-parameters of their own ([tasks.py](../sebulba/configs/tasks.py)). What those learn
+a few have hyper-parameters of their own (`sebulba/configs/tasks.py`). What those learn
 that have no curve above has not been measured, most games (the last twelve rows) among them."""
 
 

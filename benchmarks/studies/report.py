@@ -1,4 +1,4 @@
-"""``bench report``: a page of tables and pictures from the JSON of the last results."""
+"""``report``: a page of tables and pictures from the JSON of the last results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from benchmarks.studies import gallery as gallery_page
 from benchmarks.studies.learn import RESULTS
 from benchmarks.studies.learning_goals import GOALS
 from benchmarks.studies.tables import show, table
+from benchmarks.studies.train import PROTOTYPE
+from sebulba.commands.bench import STUDIES
 from sebulba.errors import UsageError
 from sebulba.support.files import read_json_object
 from sebulba.tools.bench.pictures import BLUE, RED, open_frame, picture
 
-PAGE = "benchmarks/README.md"
+BARS = "bars.png"
+"""File of the picture of the bars, beside the page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Benchmark:
     """What makes a result, and what the result has to reach on 2 cores with JAX on a CPU."""
 
     arguments: str
-    """Words after ``sebulba bench``, without the files to write."""
+    """Words after ``python -m benchmarks``, without the files to write."""
     bars: Mapping[str, Bar] = dataclasses.field(default_factory=dict)
     """Bars by key of the JSON."""
     has_picture: bool = False
@@ -58,7 +61,7 @@ class Benchmark:
     def command(self, name: str) -> str:
         """Return the command that makes ``results/NAME.json``."""
         picture = f" --png {RESULTS}/{name}.png" if self.has_picture else ""
-        return f"sebulba bench {self.arguments} --json {RESULTS}/{name}.json{picture}"
+        return f"python -m benchmarks {self.arguments} --json {RESULTS}/{name}.json{picture}"
 
 
 _CEILING = {"achieved_over_ceiling": Bar(0.85)}
@@ -99,12 +102,12 @@ _WIDEST = 2.5
 """Longest line in the picture of the bars, as a multiple of the bar."""
 
 
-def run(folder: str = RESULTS, page: str = PAGE, gallery: str | None = None) -> dict:
-    """Write the page, the gallery, and the picture of the bars beside the results.
+def run(folder: str = RESULTS, page: str | None = None, gallery: str | None = None) -> dict:
+    """Write the page, with the picture of the bars beside it, and the gallery, or print the page.
 
     Args:
       folder: Folder of the results: ``NAME.json``, and ``NAME.png`` if a benchmark drew one.
-      page: Markdown file to write.
+      page: Markdown file to write; with neither file, the page is printed, without bars.
       gallery: Markdown file of the gallery of presets; None writes none.
 
     Returns:
@@ -121,14 +124,18 @@ def run(folder: str = RESULTS, page: str = PAGE, gallery: str | None = None) -> 
     for file in files:
         _check(file, results[file.stem])
     bars = bar_rows(results)
-    if bars:
-        draw_bars(bars, Path(folder) / "bars.png")
-    Path(page).write_text(markdown(results, bars, Path(folder), Path(page)), encoding="utf-8")
-    if gallery:
+    if page is None and gallery is None:
+        print(markdown(results, bars, Path(folder), None), end="")
+    if page is not None:
+        if bars:
+            draw_bars(bars, Path(page).with_name(BARS))
+        Path(page).write_text(markdown(results, bars, Path(folder), Path(page)), encoding="utf-8")
+        num_met = sum(row.bar.is_met(row.figure) for row in bars)
+        print(f"{page}: {len(results)} results, {num_met} of {len(bars)} bars met")
+    if gallery is not None:
         text = gallery_page.markdown(results, Path(folder), Path(gallery))
         Path(gallery).write_text(text, encoding="utf-8")
-    num_met = sum(row.bar.is_met(row.figure) for row in bars)
-    print(f"{page}: {len(results)} results, {num_met} of {len(bars)} bars met")
+        print(f"{gallery}: what the presets learned")
     return results
 
 
@@ -181,10 +188,13 @@ def bar_rows(results: Mapping[str, Mapping[str, Any]]) -> list[BarRow]:
 
 
 def markdown(
-    results: Mapping[str, Mapping[str, Any]], bars: Sequence[BarRow], folder: Path, page: Path
+    results: Mapping[str, Mapping[str, Any]],
+    bars: Sequence[BarRow],
+    folder: Path,
+    page: Path | None,
 ) -> str:
-    """Return the page, in Markdown."""
-    pictures = Path(os.path.relpath(folder, page.parent))
+    """Return the page, in Markdown, as ``page``; None has links from the current folder."""
+    pictures = Path(os.path.relpath(folder, page.parent if page else None))
     rows = [
         [
             row.name,
@@ -204,13 +214,14 @@ def markdown(
             ]
     parts = [
         "# Results of the benchmarks",
-        "Made by `sebulba bench report` from the files in `results/`, each written by the command "
-        "that stands with it. Bars are for 2 cores with JAX on a CPU; ratios and differences are "
-        "medians over rounds, taken within a round, since machines drift.",
+        "Made by `python -m benchmarks report` from the files in `benchmarks/results/`, each "
+        "written by the command that stands with it. Bars are for 2 cores with JAX on a CPU; "
+        "ratios and differences are medians over rounds, taken within a round, since machines "
+        "drift.",
         table(["benchmark", "figure", "value", "bar", "", "commit", "of"], rows),
     ]
-    if bars:
-        parts.append(f"![How much of each bar was reached]({pictures / 'bars.png'})")
+    if bars and page is not None:
+        parts.append(f"![How much of each bar was reached]({BARS})")
     for stem, result in results.items():
         parts += section(stem, result)
         if (folder / f"{stem}.png").exists():
@@ -222,7 +233,7 @@ def section(stem: str, result: Mapping[str, Any]) -> list[str]:
     """Return the parts of a result's section: heading, origin, keys and figures."""
     name = benchmark_of(stem)
     assert name is not None
-    command = result.get("command") or BENCHMARKS[name].command(stem)
+    command = command_today(result.get("command")) or BENCHMARKS[name].command(stem)
     machine, versions = result["machine"], result["versions"]
     devices = ", ".join(sorted(set(machine["devices"])))
     commit, date = _commit(result)
@@ -244,6 +255,13 @@ def section(stem: str, result: Mapping[str, Any]) -> list[str]:
         table(["key", "value"], keys),
         table(["measured", "median", "lowest", "highest", "times"], figures),
     ]
+
+
+def command_today(command: str | None) -> str | None:
+    """Return the command that repeats a result which another one made, before studies moved."""
+    program, _, words = (command or "").partition(" bench ")
+    is_old = program == "sebulba" and words and (words.split()[0] in STUDIES or PROTOTYPE in words)
+    return f"python -m benchmarks {words}" if is_old else command
 
 
 def scalars(result: Mapping[str, Any]) -> dict[str, Any]:

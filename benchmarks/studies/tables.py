@@ -1,4 +1,4 @@
-"""Tables and numbers of the pages that ``bench report`` writes."""
+"""Tables and numbers of the pages that ``python -m benchmarks report`` writes."""
 
 from __future__ import annotations
 
