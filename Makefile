@@ -53,7 +53,7 @@ test-cluster: $(VENV)/.ready-cluster
 	@$(BIN)/python -m pytest tests/test_ray.py $(ARGS)
 
 cluster-figures: $(VENV)/.ready-test
-	@$(BIN)/python -m tests.cluster_figures $(ARGS)
+	@$(BIN)/python -m benchmarks.studies.cluster_figures $(ARGS)
 
 test-faults: $(VENV)/.ready-test
 	@$(LONG_FAULTS) tests/faults --ignore $(SIGNALS) $(IN_PARALLEL) --faults-json $(FAULTS)/faults.json
@@ -66,13 +66,13 @@ test-ns3: $(VENV)/.ready-ns3
 	@$(BIN)/python -m pytest tests/test_networks_ns3.py tests/test_ns3_scenario.py $(ARGS)
 
 ns3-parity: test-ns3
-	@$(BIN)/python -m tests.ns3_parity --json packages/sebulba-ns3/results/parity.json
+	@$(BIN)/python -m benchmarks.studies.ns3_parity --json packages/sebulba-ns3/results/parity.json
 
 ns3-baselines: $(VENV)/.ready-ns3
-	@$(BIN)/python -m tests.ns3_baselines --json packages/sebulba-ns3/results/baselines.json
+	@$(BIN)/python -m benchmarks.studies.ns3_baselines --json packages/sebulba-ns3/results/baselines.json
 
 ns3-limits: $(VENV)/.ready-ns3
-	@$(BIN)/python -m tests.ns3_limits --json packages/sebulba-ns3/results/limits.json
+	@$(BIN)/python -m benchmarks.studies.ns3_limits --json packages/sebulba-ns3/results/limits.json
 
 docs: $(VENV)/.ready-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -91,7 +91,7 @@ lint: $(VENV)/.ready-dev
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find sebulba tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find sebulba benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps: older than pyproject.toml means install again.
 

@@ -10,16 +10,20 @@ import json
 import os
 import posixpath
 import re
+import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+GENERATED = ROOT / "build" / "pages"
 PAGES = {
     "README.md": "index.md",
-    "benchmarks/README.md": "results.md",
-    "sebulba/benchmarks/README.md": "results.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "build/pages/results.md": "results.md",
+    "build/pages/gallery.md": "gallery.md",
     "MEASUREMENTS.md": "measurements.md",
     "CONTRIBUTING.md": "contributing.md",
     "NOTES.md": "notes.md",
@@ -32,10 +36,10 @@ LARGEST_LISTING = 100_000
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add pages of the project, and what all pages link to."""
+    """Add pages of the project, those of the benchmarks' results, and what all pages link to."""
+    _write_results()
     for path, page in PAGES.items():
-        if not (ROOT / path).is_symlink() and path != "sebulba/benchmarks/README.md":
-            files.append(File.generated(config, page, content=_linked(path)))
+        files.append(File.generated(config, page, content=_linked(path)))
     for path in [path for path in files.src_uris if path.endswith(".md")]:
         file = files.src_uris[path]
         if file.generated_by is None:
@@ -48,6 +52,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 _wanted: set[str] = set()
+
+
+def _write_results() -> None:
+    """Write the pages that are made from the JSON of the benchmarks' results, and not kept."""
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    words = ["--page", f"{GENERATED}/results.md", "--gallery", f"{GENERATED}/gallery.md"]
+    command = [sys.executable, "-m", "benchmarks", "report", *words]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def _linked(path: str) -> str:

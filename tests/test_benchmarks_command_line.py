@@ -1,58 +1,77 @@
-"""``sebulba bench``: the words that the command line knows are those of the benchmarks."""
+"""``sebulba bench`` and ``python -m benchmarks``: their words are those of the benchmarks."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import pytest
 
-from sebulba.benchmarks.project import rivals
-from sebulba.commands import bench as command_line
+from benchmarks import commands
+from benchmarks.studies import rivals
+from benchmarks.studies import train as with_prototype
+from sebulba.commands import bench
 from sebulba.configs.impala_presets import atari, cartpole
-from sebulba.tools.bench import scale, train, tune
-from tests.test_package import MODULES, imports
+from sebulba.errors import UsageError
+from sebulba.tools.bench import harness, scale, train, tune
 
-ARGUMENTS = {"tune": ["--output", "x.json"], "learn": ["cartpole", "--num-envs", "4"]}
-"""That a benchmark cannot do without, beside a configuration."""
-NAMES = (
-    *("inference", "train", "overhead", "scale", "memory", "start", "tune", "learn", "rivals"),
-    "report",
-)
+ARGUMENTS = {
+    "train": ["cartpole"],
+    "tune": ["cartpole", "--output", "x.json"],
+    "learn": ["cartpole", "--num-envs", "4"],
+}
+"""That a benchmark cannot do without."""
 
 
 def test_choices_are_those_of_the_benchmarks():
     devices = jax.devices()[:1]
-    assert command_line.KINDS == train.COMPARISONS
-    assert tuple(rivals.TASKS) == command_line.RIVAL_AGENTS
-    assert {*command_line.TUNED} == {k.name for k in tune.choose_knobs(cartpole(), devices, [])}
+    assert bench.KINDS == train.COMPARISONS
+    assert (*bench.KINDS, with_prototype.PROTOTYPE) == commands.KINDS
+    assert tuple(rivals.TASKS) == commands.RIVAL_AGENTS
+    assert {*bench.TUNED} == {k.name for k in tune.choose_knobs(cartpole(), devices, [])}
     axes = [*scale.all_axes(cartpole(), devices), *scale.all_axes(atari(), devices)]
-    assert {*command_line.AXES} == {axis.name for axis in axes}
+    assert {*bench.AXES} == {axis.name for axis in axes}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", commands.BENCHMARKS)
 def test_a_benchmark_takes_what_its_options_give(monkeypatch, name):
-    module = importlib.import_module(command_line.module_of(name))
+    module = importlib.import_module(commands.BENCHMARKS[name].module)
     signature = inspect.signature(module.run)
     given = {}
     monkeypatch.setattr(module, "run", lambda **options: given.update(options))
-    with_config = name in ("train", "tune")
-    words = [name, *(["cartpole"] if with_config else []), *ARGUMENTS.get(name, [])]
-    assert command_line.main(words, lambda words, _: (words[0], cartpole())) == 0
+    assert commands.main([name, *ARGUMENTS.get(name, [])]) == 0
     config = (given.pop("config"),) if "config" in given else ()
     signature.bind(*config, **given)
 
 
-@pytest.mark.slow
-def test_what_serves_users_imports_nothing_that_measures_the_project():
-    """But for the table of commands, and for the rival of ``bench train --compare prototype``."""
-    ours = {module for module in MODULES if module.startswith("sebulba.benchmarks.project")}
-    users = MODULES.keys() - ours
-    importing = {module for module in users if imports(module, at_import=False) & ours}
-    assert importing == {"sebulba.commands.bench", "sebulba.tools.bench.train"}
-    case = "sebulba.benchmarks.project.prototype_case"
-    assert imports("sebulba.tools.bench.train", at_import=False) & ours == {case}
+def test_what_a_checkout_measures_is_said_where_the_package_has_not_got_it():
+    assert tuple(commands.STUDIES) == bench.STUDIES
+    for name in bench.STUDIES:
+        with pytest.raises(UsageError, match=rf"use python -m benchmarks {name} in a checkout"):
+            bench.main([name, "--anything"])
+
+
+def test_a_study_runs_in_a_process_and_ends_as_the_command_does():
+    words = [sys.executable, "-m", "benchmarks"]
+    root = Path(commands.__file__).parents[1]
+    done = subprocess.run([*words, "--help"], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0 and all(name in done.stdout for name in commands.BENCHMARKS)
+    wrong = [*words, "inference", "--repeats", "1"]
+    done = subprocess.run(wrong, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "sebulba: error: repeats=1 must be at least 5; use 5 or more\n"
+
+
+def test_a_record_knows_the_commit_of_its_checkout():
+    root = Path(commands.__file__).parents[1]
+    if not (root / ".git").exists():
+        pytest.skip("needs a checkout")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
+    assert harness.commit()[0] == head.stdout.strip()
 
 
 def test_what_follows_a_configuration_that_was_left_out_is_not_taken_for_one(monkeypatch):
@@ -63,5 +82,6 @@ def test_what_follows_a_configuration_that_was_left_out_is_not_taken_for_one(mon
         seen.append((words, command))
         return words[0], cartpole()
 
-    command_line.main(["scale", "--num-envs", "64", "--repeats", "6"], read)
+    monkeypatch.setattr(bench, "read_config", read)
+    bench.main(["scale", "--num-envs", "64", "--repeats", "6"])
     assert seen == [(["cartpole", "--num-envs", "64"], "sebulba bench scale")]

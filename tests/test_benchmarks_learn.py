@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import sebulba
-from sebulba.benchmarks import learn
-from sebulba.benchmarks.learn import (
+from benchmarks.__main__ import command
+from benchmarks.studies import learn
+from benchmarks.studies.learn import (
     HEADER,
     Goal,
     figures_of,
@@ -23,8 +23,8 @@ from sebulba.benchmarks.learn import (
     thinned,
     verdict,
 )
-from sebulba.benchmarks.learning_goals import GOALS, GROUPS
-from sebulba.benchmarks.project.report import BENCHMARKS
+from benchmarks.studies.learning_goals import GOALS, GROUPS
+from benchmarks.studies.report import BENCHMARKS
 from sebulba.commands import cli
 from sebulba.configs.presets import NEUTRAL, PRESETS
 
@@ -123,7 +123,7 @@ def test_goals_are_of_presets_and_the_report_knows_them():
     assert {f"learn-{name}" for name in GOALS} <= set(BENCHMARKS)
 
 
-RESULTS = Path(sebulba.__file__).parent / "benchmarks" / "results"
+RESULTS = Path(learn.__file__).parents[1] / "results"
 MEASURED = [
     name
     for name, preset in PRESETS.items()
@@ -149,7 +149,7 @@ def fields_of(made, measured):
 def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkeypatch, capsys):
     given = {}
     monkeypatch.setattr(learn, "run", lambda **keywords: given.update(keywords))
-    assert cli.main(["bench", "learn", "neutral", "cartpole", "--seeds", "1"]) == 0
+    assert cli.main(["learn", "neutral", "cartpole", "--seeds", "1"], command) == 0
     assert list(given["goals"]) == [*GROUPS["neutral"], "cartpole"]
     assert {given["goals"][name].preset for name in GROUPS["neutral"]} == set(NEUTRAL)
     typed = ["--env.id", "--total-env-steps", "--eval-every-env-steps", "--eval-episodes"]
@@ -167,7 +167,7 @@ def test_the_options_of_every_goal_are_of_its_preset(monkeypatch):
     given = {}
     monkeypatch.setattr(learn, "run", lambda **keywords: given.update(keywords))
     others = [name for name in GOALS if name not in GROUPS["neutral"]]
-    assert cli.main(["bench", "learn", *others]) == 0
+    assert cli.main(["learn", *others], command) == 0
     assert list(given["configs"]) == others
     assert given["configs"]["qbert-ppo-42"].env.options == {"img_height": 42, "img_width": 42}
 
@@ -195,15 +195,15 @@ def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(learn.subprocess, "run", train)
     monkeypatch.setattr("sebulba.tools.bench.harness.commit", lambda: ("abc", "today", False))
-    words = ["bench", "learn", "cartpole", "--seeds", "2", "--results", str(tmp_path)]
+    words = ["learn", "cartpole", "--seeds", "2", "--results", str(tmp_path)]
     words += ["--runs", str(tmp_path / "runs"), "--num-envs", "64"]
     for _ in range(2):
-        assert cli.main(words) == 0
+        assert cli.main(words, command) == 0
     assert ran == [["train", "cartpole", "64", "--seed", str(seed)] for seed in range(2)]
     record = json.loads((tmp_path / "learn-cartpole.json").read_text())
     assert record["share_of_seeds"] == 1.0 and record["commit"] == "abc"
     assert record["config"]["num_envs"] == 64
-    assert record["command"] == "sebulba bench learn cartpole --seeds 2 --num-envs 64"
+    assert record["command"] == "python -m benchmarks learn cartpole --seeds 2 --num-envs 64"
     assert (tmp_path / "learn-cartpole.png").read_bytes().startswith(b"\x89PNG")
     assert "2 of 2 seeds" in capsys.readouterr().out
 
@@ -220,13 +220,13 @@ def test_every_seed_is_trained_once_and_written(tmp_path, monkeypatch, capsys):
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is(words, message, capsys, monkeypatch):
     monkeypatch.setattr(subprocess, "run", pytest.fail)
-    assert cli.main(["bench", "learn", *words]) == cli.EXIT_USAGE
+    assert cli.main(["learn", *words], command) == cli.EXIT_USAGE
     assert message in capsys.readouterr().err
 
 
 def test_an_exam_of_the_last_policy_counts_in_place_of_a_return(tmp_path, monkeypatch):
     def run(command, **options):
-        if "sebulba.benchmarks.games" in command:
+        if "benchmarks.studies.games" in command:
             assert command[-2:] == [
                 "NashConv of KuhnPoker-v1",
                 str(tmp_path / "s" / "policy/player"),
@@ -254,7 +254,7 @@ def test_goals_that_differ_in_their_exams_are_examined_on_the_same_runs(tmp_path
     trained = []
 
     def run(command, **options):
-        if "sebulba.benchmarks.games" in command:
+        if "benchmarks.studies.games" in command:
             exam, policy = command[-2:]
             assert policy == str(tmp_path / "runs" / "connect-four-seed0" / "policy" / "player")
             return types.SimpleNamespace(stdout="0.4\n" if "script" in exam else "0.99\n")

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from sebulba.benchmarks.project import overhead
-from sebulba.benchmarks.project.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from benchmarks.studies import overhead
+from benchmarks.studies.null import NullAgent, NullConfig, NullPool, NullVectorEnv
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from sebulba.benchmarks.learn import RESULTS
-from sebulba.benchmarks.learning_goals import GOALS
-from sebulba.benchmarks.project import gallery, report
+from benchmarks.studies import report
+from benchmarks.studies.learning_goals import GOALS
 from sebulba.errors import UsageError
 
+KEPT = Path(report.__file__).parents[1] / "results"
 ABOUT = {
     "command": None,
     "config": {"repeats": 3},
@@ -78,8 +79,8 @@ def test_every_figure_on_the_page_is_the_one_in_the_json(tmp_path):
     ):
         assert row in rows
     text = page.read_text()
-    assert "`sebulba bench overhead --repeats 7`" in text
-    assert "`sebulba bench inference --json benchmarks/results/inference.json`" in text
+    assert "`python -m benchmarks overhead --repeats 7`" in text
+    assert "`python -m benchmarks inference --json benchmarks/results/inference.json`" in text
     assert "Slow 3000, 2 cores, 7.5 GB; JAX 0.10.2 on cpu, Python 3.11.7; commit 012" in text
 
 
@@ -97,8 +98,8 @@ def test_pictures_are_small_and_those_of_the_benchmarks_are_shown(tmp_path):
     folder = write(tmp_path / "results", inference=INFERENCE, overhead=OVERHEAD)
     (tmp_path / "results" / "overhead.png").write_bytes(b"a picture")
     report.run(folder, str(page))
-    assert 0 < (tmp_path / "results" / "bars.png").stat().st_size < 100_000
-    assert "(../results/bars.png)" in page.read_text()
+    assert 0 < page.with_name("bars.png").stat().st_size < 100_000
+    assert "(bars.png)" in page.read_text()
     assert "![overhead](../results/overhead.png)" in page.read_text()
     assert "inference.png" not in page.read_text()
 
@@ -164,7 +165,36 @@ def test_the_gallery_shows_every_seed_and_the_command(tmp_path):
     assert "![What cartpole-dqn learned](results/learn-cartpole-dqn.png)" in text
 
 
-def test_the_gallery_of_the_documentation_is_that_of_the_results(tmp_path):
-    results = {file.stem: json.loads(file.read_text()) for file in Path(RESULTS).glob("*.json")}
-    text = gallery.markdown(results, Path(RESULTS), Path(gallery.GALLERY))
-    assert Path(gallery.GALLERY).read_text() == text, "run sebulba bench report"
+def test_the_kept_results_make_both_pages_and_every_picture_is_there(tmp_path):
+    page, gallery = tmp_path / "results.md", tmp_path / "gallery.md"
+    results = report.run(str(KEPT), str(page), str(gallery))
+    for made in (page, gallery):
+        pictures = re.findall(r"!\[.*\]\((.*)\)", made.read_text())
+        assert pictures and all((tmp_path / picture).exists() for picture in pictures)
+    learned = [name for name in results if name.startswith("learn-")]
+    assert len(re.findall("^### ", gallery.read_text(), re.MULTILINE)) == len(learned)
+    assert "sebulba bench learn" not in page.read_text()
+
+
+def test_without_a_file_the_page_is_printed(tmp_path, capsys):
+    report.run(write(tmp_path / "results", inference=INFERENCE))
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Results of the benchmarks") and "bars.png" not in printed
+    assert not list(tmp_path.rglob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("made_by", "today"),
+    [
+        ("sebulba bench learn kuhn --seeds 2", "python -m benchmarks learn kuhn --seeds 2"),
+        (
+            "sebulba bench train x --compare prototype",
+            "python -m benchmarks train x --compare prototype",
+        ),
+        ("sebulba bench train pong", "sebulba bench train pong"),
+        ("python -m benchmarks learn kuhn", "python -m benchmarks learn kuhn"),
+        (None, None),
+    ],
+)
+def test_a_result_is_shown_with_the_command_of_today(made_by, today):
+    assert report.command_today(made_by) == today

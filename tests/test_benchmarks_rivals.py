@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from sebulba.benchmarks.project import rival, rivals
+from benchmarks.studies import rival, rivals
 from sebulba.errors import UsageError
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sebulba.benchmarks.project import start
+from benchmarks.studies import start
 from sebulba.errors import UsageError
 from sebulba.runs.huge_pages import OPTION, VARIABLE
 from sebulba.tools.bench import harness

@@ -8,15 +8,17 @@ import itertools
 import json
 import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from benchmarks.studies import prototype
+from benchmarks.studies import train as with_prototype
+from benchmarks.studies.prototype_case import PrototypeCase
 from sebulba.agents.configs import ImpalaConfig, PPOConfig, TorsoConfig
-from sebulba.benchmarks.project import prototype
-from sebulba.benchmarks.project.prototype_case import PrototypeCase
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.errors import UsageError
@@ -29,7 +31,7 @@ from sebulba.tools.bench.ceiling import Cost, Setup, Training
 from sebulba.tools.bench.stages import ReplayEnv, Stages, env_work, measure_together
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.types import RunSpec, Trajectory
-from tests.test_package import imports
+from tests.test_package import MODULES, named_in
 
 COSTS = {
     "cycle": Cost(wall_us=3.0, cpu_us=5.0),
@@ -331,7 +333,7 @@ def test_ratios_are_within_a_round():
         "gil_share": [0.1, 0.3, 0.2],
         "train": [1.0, 1.0, 1.0],
     }
-    assert train.compared(speeds) == {
+    assert train.compared(speeds, ("prototype",)) == {
         "stepped_env_steps_per_s": 20.0,
         "fused_env_steps_per_s": 30.0,
         "prototype_env_steps_per_s": 20.0,
@@ -339,7 +341,8 @@ def test_ratios_are_within_a_round():
         "stepped_over_prototype": 1.0,
         "gil_share": 0.2,
     }
-    assert train.compared({"train": [1.0]}) == {}
+    assert "stepped_over_prototype" not in train.compared(speeds)
+    assert train.compared({"train": [1.0]}, ("prototype",)) == {}
 
 
 def test_what_threads_are_slower_by_than_processes_is_lost_to_the_lock():
@@ -367,7 +370,7 @@ def test_processes_with_cycles_of_their_own_answer():
 
 
 def test_the_prototype_imports_nothing_of_the_package_but_the_contracts():
-    imported = imports(prototype.__name__, at_import=False)
+    imported = named_in(Path(prototype.__file__), at_import=False) & MODULES.keys()
     assert imported == {"sebulba.agent", "sebulba.support.trees", "sebulba.types"}
 
 
@@ -452,7 +455,7 @@ def test_cycles_elsewhere_are_measured_there_with_the_cost_of_their_way(capsys):
 def test_the_record_has_the_promised_keys(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train.Bench, "_make_gil_case", lambda bench: lambda: 0.25)
     file, picture = tmp_path / "train.json", tmp_path / "train.png"
-    train.run(
+    with_prototype.run(
         CONFIG,
         preset="tiny",
         repeats=1,

@@ -115,6 +115,8 @@ def test_the_site_has_every_page_and_asks_no_other_host(tmp_path):
     assert done.returncode == 0, done.stderr
     for page in (ROOT / "docs").glob("*.md"):
         assert (tmp_path / page.stem / "index.html").exists(), page
+    for page in ("results", "gallery"):  # made from the results of the benchmarks
+        assert "learn-cartpole.png" in (tmp_path / page / "index.html").read_text()
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)', page.read_text()

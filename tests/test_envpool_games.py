@@ -18,9 +18,9 @@ import pytest
 from gymnasium import spaces
 
 import sebulba
+from benchmarks.studies import games
 from sebulba import ActionError, EnvError
 from sebulba.agents.multi import turns
-from sebulba.benchmarks import games
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter
 from sebulba.tools.check.env_players import RandomActions
 from sebulba.types import EnvOutput, EnvSpec, EnvStep, FusedEnv

@@ -177,11 +177,14 @@ def test_the_environment_before_a_restart_is_known(now, before):
 
 def test_the_command_asks_for_them_first(monkeypatch):
     asked = []
-    monkeypatch.setattr(cli, "restart_with_huge_pages", asked.append)
+    monkeypatch.setattr(cli, "restart_with_huge_pages", lambda *given: asked.append(given))
     monkeypatch.setattr(sys, "argv", ["sebulba", "--version"])
     with pytest.raises(SystemExit):
         cli.entry_point()
-    assert asked == [["--version"]]
+    with pytest.raises(SystemExit) as end:
+        cli.entry_point(len, long=("inference",))
+    assert end.value.code == 1, "the command is given its one word"
+    assert asked == [(["--version"], huge_pages.COMMANDS), (["--version"], ("inference",))]
 
 
 KEPT_MB = """

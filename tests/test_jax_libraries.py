@@ -333,7 +333,7 @@ def test_what_ends_and_reaches_the_limit_at_once_has_terminated():
 @pytest.mark.slow
 def test_the_bare_prototype_trains_on_the_same_environment():
     needs("gymnax")
-    from sebulba.benchmarks.project.prototype_case import make_prototype_case
+    from benchmarks.studies.prototype_case import make_prototype_case
     from sebulba.configs.presets import PRESETS
 
     config = dataclasses.replace(

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.make_pictures import ROOT, SCENES, on_screen, picture
+from benchmarks.studies.make_pictures import ROOT, SCENES, on_screen, picture
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sebulba
+from benchmarks.studies.lockstep_hashes import CASES, REPLAY, SMALL
 from sebulba.agents.configs import DQNConfig, PPOConfig
 from sebulba.agents.dqn import DQN
 from sebulba.agents.ppo import PPO
@@ -18,7 +19,6 @@ from sebulba.cluster.replay.sharded_replay import ManagerHere, joined, parted
 from sebulba.errors import ReplayError, UsageError
 from sebulba.options import ClusterOptions
 from tests.as_users import ran_as_users_compile
-from tests.lockstep_hashes import CASES, REPLAY, SMALL
 from tests.loop_helpers import leaves_equal
 from tests.tiny import CountingEnv
 

@@ -15,6 +15,7 @@ import pytest
 from gymnasium import spaces
 
 import sebulba
+from benchmarks.studies.lockstep_hashes import CASES, train_and_hash
 from sebulba import Act, ActionError, AgentNode, EnvError, Obs, Population, UsageError
 from sebulba.agents.configs import (
     DQNConfig,
@@ -37,7 +38,6 @@ from sebulba.metrics.counters import of_groups
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.types import COMMON, EnvSpec, RunSpec, empty_env_step
 from tests.alone import alone, alone_class
-from tests.lockstep_hashes import CASES, train_and_hash
 from tests.loop_helpers import Recorder
 from tests.populations import Turns, Visitors
 

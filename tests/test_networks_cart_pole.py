@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.benchmarks.networks import cart_pole
+from benchmarks.networks import cart_pole
 from sebulba.envs import make_env_factory
 from sebulba.envs.networks import CART_POLE
 from sebulba.errors import ActionError, UsageError

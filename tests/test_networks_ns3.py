@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import sebulba
+from benchmarks.studies import ns3_parity
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.envs import make_env_factory
@@ -24,7 +25,6 @@ from sebulba.envs.networks.options import CongestionControlOptions
 from sebulba.envs.networks.pools import make_pool
 from sebulba.envs.networks.process_pool import ProcessPool
 from sebulba.errors import EnvError, UsageError
-from tests import ns3_parity
 
 MISSING = [name for name in ("ns3", "sebulba_ns3") if importlib.util.find_spec(name) is None]
 needs_ns3 = pytest.mark.skipif(

@@ -15,6 +15,7 @@ import pytest
 from gymnasium import spaces
 
 import sebulba
+from benchmarks.__main__ import command
 from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
 from sebulba.agents.configs.agent_config import config_of
 from sebulba.commands import cli
@@ -119,10 +120,10 @@ def test_it_is_benchmarked(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr("sebulba.tools.bench.harness.commit", lambda: ("abc", None, False))
     words = [*AGENT, *SMALL, "--total-env-steps", "40", "--seeds", "1", "--results", str(tmp_path)]
-    assert cli.main(["bench", "learn", *words]) == 0
+    assert cli.main(["learn", *words], command) == 0
     record = json.loads((tmp_path / "learn-MyAgent.json").read_text())
     assert record["config"]["agent_class"] == "tests.own:MyAgent" and record["seeds"] == 1
-    assert record["command"].startswith("sebulba bench learn tests.own:MyAgent ")
+    assert record["command"].startswith("python -m benchmarks learn tests.own:MyAgent ")
 
 
 def test_it_is_in_the_list_of_runs(run, capsys):
@@ -184,7 +185,7 @@ def test_nothing_of_a_stranger_is_imported(run, monkeypatch, tmp_path, capsys):
         (["eval", str(run)], "the environment tests.own:MyEnv"),
         (["resume", str(run)], "the class 'tests.own:MyConfig', which would be imported"),
         (["train", config], "the class 'tests.own:MyConfig', which would be imported"),
-        (["bench", "learn", str(run)], "the class 'tests.own:MyConfig'"),
+        (["bench", "train", str(run)], "the class 'tests.own:MyConfig'"),
     ):
         said = refused(capsys, *words)
         assert what in said and "--trust" in said

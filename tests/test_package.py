@@ -25,7 +25,7 @@ ORDER = (
     *("errors", "types", "support", "agent", "options"),
     *("cluster.hosts", "envs", "metrics", "transport", "inference", "learning", "agents"),
     *("cluster", "inferencer_pool", "policies", "checkpoints", "loops"),
-    *("configs", "video", "runs", "tools", "benchmarks", "bench_train", "commands"),
+    *("configs", "video", "runs", "tools", "commands"),
     "__main__",
 )
 """The rooms, by folder or module below sebulba: one imports from those before it only."""
@@ -33,10 +33,9 @@ ORDER = (
 ROOMS_WITHIN = {
     "sebulba.cluster.hosts": "cluster.hosts",
     "sebulba.inference.inferencer_pool": "inferencer_pool",
-    "sebulba.tools.bench.train": "bench_train",
 }
-"""What is a room of its own within another: the way of the data passes several hosts, the pool runs
-Inferencers wherever they are, and ``bench train`` compares with the project's own prototype."""
+"""What is a room of its own within another: the way of the data passes several hosts, and the pool
+runs Inferencers wherever they are."""
 
 # What a room may import, where that is less than all before it.
 CONTRACTS = {"errors", "types", "support", "agent", "options"}
@@ -74,14 +73,18 @@ def imports(module: str, *, at_import: bool) -> set[str]:
       at_import: Only what runs when it is imported; otherwise also imports in functions and for
         type checkers.
     """
+    return named_in(MODULES[module], at_import=at_import) & MODULES.keys() - {module}
+
+
+def named_in(path: Path, *, at_import: bool) -> set[str]:
+    """Return what a file imports: modules, and the names that it takes from them."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            found.update(names & MODULES.keys())
+            found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
         elif isinstance(node, ast.Import):
-            found.update({alias.name for alias in node.names} & MODULES.keys())
+            found.update(alias.name for alias in node.names)
         if at_import and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             return
         if at_import and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -89,8 +92,8 @@ def imports(module: str, *, at_import: bool) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(MODULES[module].read_text()))
-    return found - {module}
+    visit(ast.parse(path.read_text()))
+    return found
 
 
 @pytest.mark.parametrize("module", sorted(m for m in MODULES if m != "sebulba"))
@@ -100,6 +103,15 @@ def test_dependencies_point_one_way(module):
     before = set(ORDER[: ORDER.index(own)])
     rooms = {room(imported) for imported in imports(module, at_import=False)} - {"", own}
     assert rooms <= before & ALLOWED.get(own, before)
+
+
+def test_the_package_imports_nothing_of_a_checkout():
+    outside = {"benchmarks", "docs", "examples", "tests"}
+    rooms = {
+        module: {name.partition(".")[0] for name in named_in(path, at_import=False)} & outside
+        for module, path in MODULES.items()
+    }
+    assert not {module: found for module, found in rooms.items() if found}
 
 
 def undescribed_fields(source: str) -> list[str]:
@@ -214,7 +226,7 @@ def test_the_version_is_that_of_the_newest_release(monkeypatch):
 
 
 def test_the_rooms_at_the_top_are_relative_links():
-    for name in ("agents", "benchmarks", "configs", "loops"):
+    for name in ("agents", "configs", "loops"):
         link = ROOT / name
         assert link.is_symlink() and str(link.readlink()) == f"sebulba/{name}"
 
@@ -239,6 +251,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
     ]
     data = [PACKAGE / "py.typed", *native, *pages, *trained]
     documents = [*(ROOT / "docs").glob("*.*"), *(ROOT / "examples").rglob("*.*")]
+    documents += [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.json")]
     documents += [ROOT / "tests/test_package.py", *ROOT.glob("[A-Z]*.*"), ROOT / "Makefile"]
     documents = [path for path in documents if path.suffix != ".pyc" and path.is_file()]
     for path in [ROOT / "pyproject.toml", *documents, *PACKAGE.rglob("*.py"), *data]:

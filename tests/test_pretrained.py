@@ -9,12 +9,12 @@ import shutil
 import pytest
 
 import sebulba
+from benchmarks.studies.make_pretrained import COMMANDS, environment
 from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.policies import pretrained
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.read_config import read_config
-from tests.make_pretrained import COMMANDS, environment
 
 EPISODES = 12
 MOST_BYTES = 100_000

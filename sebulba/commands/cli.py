@@ -16,9 +16,8 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import sebulba
 from sebulba.errors import UsageError, text_of
@@ -33,13 +32,11 @@ from sebulba.runs.exit_codes import (
     EXIT_USAGE,
     exit_code_of,
 )
+from sebulba.runs.huge_pages import COMMANDS as LONG_COMMANDS
 from sebulba.runs.huge_pages import restart_with_huge_pages
 from sebulba.runs.parent_process import go_on_in_child, leave, note_end
 from sebulba.support.streams import make_streams_safe
 from sebulba.support.user_code import import_from_here
-
-if TYPE_CHECKING:
-    pass
 
 USAGE = """\
 usage: sebulba train CONFIG [options]      train an agent
@@ -74,15 +71,18 @@ SYSTEM_ERRORS = (
 _PLAIN_WARNING = warnings.formatwarning
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None, command: Callable[[list[str]], int] | None = None
+) -> int:
     """Run a command and return its exit code.
 
     Args:
       argv: Arguments after the program's name; None takes those of the process.
+      command: Runs the arguments of another program, whose errors end it as those of this one do.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _command(argv)
+        return _command(argv) if command is None else command(argv)
     except SystemExit as exit_:  # tyro and argparse have printed why
         return exit_code_of(exit_)
     except BaseException as error:
@@ -139,21 +139,27 @@ def _describe(code: int, error: BaseException) -> str:
     return f"{what}: {error}"
 
 
-def entry_point() -> None:
+def entry_point(
+    command: Callable[[list[str]], int] | None = None, long: Container[str] = LONG_COMMANDS
+) -> None:
     """Run the command of this process and end it.
 
     A crash in native code prints the Python stacks of all threads. A training is a child of this
     process, which waits for it. It goes on where nothing can be printed any more; of any other
     command that has ended well, what it printed was all.
+
+    Args:
+      command: Runs the arguments of another program.
+      long: First words of commands that run programs for long.
     """
     stdout = make_streams_safe()
     faulthandler.enable()
-    restart_with_huge_pages(sys.argv[1:])
-    trains = sys.argv[1:2] in (["train"], ["resume"])
+    restart_with_huge_pages(sys.argv[1:], long)
+    trains = command is None and sys.argv[1:2] in (["train"], ["resume"])
     if trains:
         go_on_in_child()
     warnings.formatwarning = _words_of_warning
-    code = main()
+    code = main(command=command)
     sys.stdout.flush()
     sys.stderr.flush()
     if stdout.is_lost and not trains:

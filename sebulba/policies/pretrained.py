@@ -3,7 +3,7 @@
 ``pretrained:NAME`` stands for the folder of one wherever a run is read. Such a folder is that of a
 run with what is needed to play: ``config.json``, ``policy/`` and ``evaluation.json``, what the
 policy returned. None is signed, so none can name code but that of Sebulba (``support/trust.py``).
-``python -m tests.make_pretrained`` trains them again.
+``python -m benchmarks.studies.make_pretrained`` trains them again.
 """
 
 from __future__ import annotations

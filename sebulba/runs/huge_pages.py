@@ -16,7 +16,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -30,7 +30,7 @@ COMMANDS = ("train", "resume", "eval", "bench")
 """Which run programs for long."""
 
 
-def restart_with_huge_pages(argv: Sequence[str]) -> None:
+def restart_with_huge_pages(argv: Sequence[str], commands: Container[str] = COMMANDS) -> None:
     """Start this process over, as the same process, with memory in huge pages.
 
     Only where that changes anything: for a command that runs programs, given to this process by
@@ -39,8 +39,9 @@ def restart_with_huge_pages(argv: Sequence[str]) -> None:
 
     Args:
       argv: Arguments after the program's name.
+      commands: First words of commands that run programs.
     """
-    is_ours = argv and argv[0] in COMMANDS and sys.orig_argv[-len(argv) :] == list(argv)
+    is_ours = argv and argv[0] in commands and sys.orig_argv[-len(argv) :] == list(argv)
     if not is_ours or not sys.executable or in_debugger():
         return
     before = os.environ.get(VARIABLE, "")

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import envpool
 import jax
 
-from sebulba.benchmarks.project.bare import bare_loop
+from benchmarks.studies.bare import bare_loop
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.runs.build import build_agent

@@ -201,6 +201,10 @@ def _processor_model() -> str | None:
     return next(names, None)
 
 
+CODE = ("*.py", ":/benchmarks/*.py")
+"""What git is asked for changes of: the package and the studies."""
+
+
 def commit() -> tuple[str | None, str | None, bool | None]:
     """Return the checkout's (commit, its date, whether Python files differ from it).
 
@@ -210,13 +214,13 @@ def commit() -> tuple[str | None, str | None, bool | None]:
     if not _git("ls-files", "tools/bench/harness.py"):
         return None, None, None
     described = _git("show", "-s", "--format=%H %cs", "HEAD").split()
-    is_modified = bool(_git("status", "--porcelain", "--untracked-files=no", "--", "*.py"))
+    is_modified = bool(_git("status", "--porcelain", "--untracked-files=no", "--", *CODE))
     return described[0], described[1], is_modified
 
 
 def _git(*arguments: str) -> str:
     """Return what git prints in the package's folder, or "" if it fails or is not installed."""
-    command = ["git", "-C", str(Path(__file__).parents[1]), *arguments]
+    command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

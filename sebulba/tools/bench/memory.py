@@ -89,7 +89,7 @@ def run(
 ) -> dict:
     """Train for a while, watch memory, print a table, write JSON and a picture.
 
-    The arguments that are not options of the command (see ``command_line``) are:
+    The arguments that are not options of the command (see ``commands/bench.py``) are:
 
     Args:
       interval_s: Seconds between samples.

@@ -112,7 +112,7 @@ def run(
 ) -> dict:
     """Measure every axis, print tables, write JSON and a picture.
 
-    The arguments are the options of the command, see ``command_line``.
+    The arguments are the options of the command, see ``commands/bench.py``.
 
     Raises:
       UsageError: An axis is unknown, or no value of one can run.

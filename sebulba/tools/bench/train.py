@@ -13,10 +13,10 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from sebulba.agent import Agent, AgentState
-from sebulba.benchmarks.project.prototype_case import make_prototype_case
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.options import ClusterOptions
@@ -30,10 +30,30 @@ from sebulba.types import EnvFactory, StepInfos, Trajectory
 
 PLACES = ("threads", "processes")
 """Where the Inferencers of a run can be, to compare."""
-COMPARISONS = ("stepped", "fused", "prototype", *PLACES)
-"""What a run can be compared with: the other way of a cycle, a bare prototype, another place."""
+COMPARISONS = ("stepped", "fused", *PLACES)
+"""What a run can be compared with: the other way of a cycle, another place."""
 STAGE_SECONDS = 1.0
 """Duration of the measurement of one stage in a round."""
+
+
+class Rival(Protocol):
+    """The same training by other code."""
+
+    def warm_up(self, seconds: float) -> None:
+        """Compile, and find how much takes about ``seconds``."""
+        ...
+
+    def measure(self) -> float:
+        """Return environment steps per second."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+Rivals = Mapping[str, Callable[[ExperimentConfig, Agent], Rival]]
+"""What makes rivals of a run, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,17 +182,19 @@ def run(
     compare: Sequence[str] = (),
     json_file: str | None = None,
     png_file: str | None = None,
+    rivals: Rivals = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Measure, print tables, write JSON and PNG.
 
-    The arguments are the options of the command, see ``command_line``.
+    The arguments are the options of the command, see ``commands/bench.py``, and ``rivals``, which
+    ``compare`` may name as well.
 
     Raises:
       UsageError: Something in ``config`` breaks a rule.
     """
     config = set_up_jax(config)
     with contextlib.ExitStack() as resources:
-        bench = Bench(config, seconds, stage_seconds, compare, resources)
+        bench = Bench(config, seconds, stage_seconds, compare, resources, rivals)
         speeds = harness.interleave(bench.cases, repeats)
         gil_shares = speeds.get("gil_share")
         setup = setup_of(
@@ -181,10 +203,13 @@ def run(
         devices = bench.training.loop.describe()
     # The first round was to warm up.
     keys, figures = summarize(bench.rounds[1:], bench.costs[1:], setup)
-    figures |= {name: speeds[name] for name in (*COMPARISONS, "gil_share") if name in speeds}
+    compared_with = [name for name in (*COMPARISONS, *rivals) if name in speeds]
+    figures |= {name: speeds[name] for name in (*compared_with, "gil_share") if name in speeds}
     settings = {"preset": preset, "repeats": repeats, "seconds": seconds, "devices": devices}
-    result = harness.record(keys | compared(speeds), figures, settings | dataclasses.asdict(config))
-    print_result(result, setup)
+    result = harness.record(
+        keys | compared(speeds, tuple(rivals)), figures, settings | dataclasses.asdict(config)
+    )
+    print_result(result, setup, compared_with)
     harness.write_json(json_file, result)
     if png_file is not None:
         draw(result, setup, png_file)
@@ -201,6 +226,7 @@ class Bench:
         stage_seconds: float,
         compare: Sequence[str],
         resources: contextlib.ExitStack,
+        rivals: Rivals,
     ) -> None:
         """Make the cases, which train until they are warm.
 
@@ -208,8 +234,9 @@ class Bench:
           config: The experiment.
           seconds: Seconds of training in a round.
           stage_seconds: Seconds of each stage alone.
-          compare: Members of ``COMPARISONS`` to measure as well.
+          compare: Members of ``COMPARISONS``, and names of rivals, to measure as well.
           resources: Closes what is made.
+          rivals: What makes rivals, by name.
         """
         self.rounds: list[Round] = []
         self.costs: list[dict[str, Cost]] = []
@@ -217,6 +244,7 @@ class Bench:
         self._stage_seconds = stage_seconds
         self._config = config
         self._resources = resources
+        self._rivals = rivals
         self._factory, self._agent = harness.env_and_agent(config)
         self.training = self._make_training(config)
         self.stages = self._make_stages(config)
@@ -257,11 +285,11 @@ class Bench:
         """Return what measures ``name``, in environment steps per second."""
         if name == self.stages.kind:
             return lambda: self.rounds[-1].env_steps_per_s  # the run itself, of this round
-        if name == "prototype":
-            prototype = make_prototype_case(self._config, self._agent)
-            self._resources.callback(prototype.close)
-            prototype.warm_up(self._seconds)
-            return prototype.measure
+        if name in self._rivals:
+            rival = self._rivals[name](self._config, self._agent)
+            self._resources.callback(rival.close)
+            rival.warm_up(self._seconds)
+            return rival.measure
         if name in PLACES and name == self._config.cluster.address:
             return lambda: self.rounds[-1].env_steps_per_s
         changes: dict[str, Any] = {"cycle": name}
@@ -352,16 +380,15 @@ def summarize(
     return keys, figures
 
 
-def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
+def compared(speeds: Mapping[str, list[float]], rivals: Sequence[str] = ()) -> dict[str, float]:
     """Return the speeds of the comparisons, and their ratios within a round."""
     keys = {
         f"{name}_env_steps_per_s": statistics.median(speeds[name])
-        for name in COMPARISONS
+        for name in (*COMPARISONS, *rivals)
         if name in speeds
     }
-    pairs = [("fused", "stepped"), ("stepped", "prototype"), ("processes", "threads")]
-    if "stepped" not in speeds:  # a JAX environment is never stepped
-        pairs.append(("fused", "prototype"))
+    ours = "stepped" if "stepped" in speeds else "fused"  # a JAX environment is never stepped
+    pairs = [("fused", "stepped"), ("processes", "threads"), *((ours, rival) for rival in rivals)]
     for over, under in pairs:
         if over in speeds and under in speeds:
             keys[f"{over}_over_{under}"] = harness.ratio(speeds, over, under)
@@ -370,11 +397,14 @@ def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
     return keys
 
 
-def print_result(result: Mapping[str, Any], setup: Setup) -> None:
-    """Print the speeds, the costs of each stage, and what they mean."""
+def print_result(
+    result: Mapping[str, Any], setup: Setup, compared_with: Sequence[str] = ()
+) -> None:
+    """Print the speeds, those of ``compared_with`` among them, the costs of each stage, and what
+    they mean."""
     config, figures = result["config"], result["figures"]
     speeds = {"training": figures["train_env_steps_per_s"]}
-    speeds |= {name: figures[name] for name in COMPARISONS if name in figures}
+    speeds |= {name: figures[name] for name in compared_with}
     harness.print_notes(["", config["devices"]])
     title = f"bench train {config['preset']}: training, {len(figures['train_cpu_us'])} rounds"
     harness.print_table(title, "env steps/s", speeds)
@@ -459,14 +489,9 @@ def relay_lines(result: Mapping[str, Any]) -> list[str]:
 def comparison_lines(result: Mapping[str, Any]) -> list[str]:
     """Return the ratios of the comparisons, and the share that threads lost to the lock."""
     lines = [
-        f"{name}: {result[name]:.2f}"
-        for name in (
-            "fused_over_stepped",
-            "stepped_over_prototype",
-            "fused_over_prototype",
-            "processes_over_threads",
-        )
-        if name in result
+        f"{name}: {ratio:.2f}"
+        for name, ratio in result.items()
+        if "_over_" in name and name != "achieved_over_ceiling"
     ]
     if "gil_share" in result:
         lines.append(

@@ -110,7 +110,7 @@ def run(
 ) -> dict:
     """Search, write the configuration file, print what was gained and what it changes.
 
-    The arguments are the options of the command, see ``command_line``.
+    The arguments are the options of the command, see ``commands/bench.py``.
 
     Raises:
       UsageError: The start cannot run here, a name in ``keep`` is unknown, or ``output`` does not

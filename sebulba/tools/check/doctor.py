@@ -57,7 +57,7 @@ EXTRAS = {
     "ns3": ("networks on ns-3, with sebulba_ns3", "pip install --no-deps ns3==3.44.post0"),
     "ray": ("Inferencers on several machines", "pip install 'sebulba[cluster]'"),
     "optuna": ("sebulba sweep", "pip install 'sebulba[sweep]'"),
-    "stable_baselines3": ("sebulba bench rivals", "pip install 'sebulba[rivals]'"),
+    "stable_baselines3": ("python -m benchmarks rivals", "pip install 'sebulba[rivals]'"),
 }
 """Purpose of an optional package and how to get it, by its module."""
 
