@@ -20,7 +20,6 @@ PAGES = {
     "README.md": "index.md",
     "benchmarks/README.md": "results.md",
     "sebulba/benchmarks/README.md": "results.md",
-    "MEASUREMENTS.md": "measurements.md",
     "CONTRIBUTING.md": "contributing.md",
     "NOTES.md": "notes.md",
     "CHANGELOG.md": "changelog.md",

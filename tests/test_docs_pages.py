@@ -33,11 +33,11 @@ GUIDES = [
     "compare-runs",
     "metrics",
     "speed",
-    "memory",
-    "neural-networks",
-    "agents",
-    "atari",
-    "continuous-control",
+    "agents/memory",
+    "agents/neural-networks",
+    "agents/writing-an-agent",
+    "agents/atari",
+    "agents/continuous-control",
     "many-agents",
     "jax-environments",
     "networks",
@@ -158,8 +158,10 @@ def test_the_site_has_every_page_and_asks_no_other_host(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    for page in (ROOT / "docs").glob("*.md"):
-        assert (tmp_path / page.stem / "index.html").exists(), page
+    for page in (ROOT / "docs").rglob("*.md"):
+        folder = tmp_path / page.relative_to(ROOT / "docs").with_suffix("")
+        folder = folder.parent if page.name == "index.md" else folder
+        assert (folder / "index.html").exists(), page
     for page in tmp_path.rglob("*.html"):
         loaded = re.findall(
             r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)', page.read_text()
