@@ -24,7 +24,6 @@ PAGES = {
     "benchmarks/README.md": "benchmarks.md",
     "build/pages/results.md": "results.md",
     "build/pages/gallery.md": "gallery.md",
-    "MEASUREMENTS.md": "measurements.md",
     "CONTRIBUTING.md": "contributing.md",
     "NOTES.md": "notes.md",
     "CHANGELOG.md": "changelog.md",

@@ -1,4 +1,4 @@
-"""``docs/agents.md``: its agent trains as pasted, and check-agent finds nothing."""
+"""``docs/agents/writing-an-agent.md``: its agent trains as pasted, check-agent finds nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sebulba.loops.agent_contract import check_contract
 from tests.test_check_agent import OF_PROGRAMS, findings
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "agents.md").read_text()
+PAGE = (ROOT / "docs/agents/writing-an-agent.md").read_text()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import pytest
 
 import sebulba
 from tests.as_users import environment_of_readers
-from tests.test_readme import FEWER, SHORTER, blocks
+from tests.test_readme import FEWER, IN_TERMINAL, SHORTER, blocks
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,13 +28,16 @@ ROOT = Path(__file__).parent.parent
 FILE = re.compile(r"# (\w+\.py)\n")
 GUIDES = [
     "environments",
-    "checkpoints",
+    "runs",
+    "policies",
+    "compare-runs",
     "metrics",
     "speed",
-    "memory",
-    "neural-networks",
-    "atari",
-    "continuous-control",
+    "agents/memory",
+    "agents/neural-networks",
+    "agents/writing-an-agent",
+    "agents/atari",
+    "agents/continuous-control",
     "many-agents",
     "jax-environments",
     "networks",
@@ -45,6 +48,7 @@ GUIDES = [
 
 def run_page(page: str, folder: Path) -> str:
     """Run the blocks of a page in a folder, in their order, and return what they print."""
+    (folder / "examples").symlink_to(ROOT / "examples")
     script = SHORTER
     for number, (_, language, text) in enumerate(blocks(f"docs/{page}.md")):
         if language == "sh":
@@ -64,10 +68,11 @@ def run_page(page: str, folder: Path) -> str:
         "PATH": path,
         "PYTHONPATH": str(ROOT),
         "JAX_PLATFORMS": "cpu",
+        "IN_TERMINAL": IN_TERMINAL,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
     done = subprocess.run(
-        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=280
+        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=560
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -100,6 +105,46 @@ def check_metrics_are_explained(runs: Path) -> None:
                 assert f"`{name.rpartition('/')[2]}`" in said, f"{name} of {file.parent.name}"
 
 
+LINK = re.compile(r"\]\(([^)#\s:]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page, in the form that GitHub and the site share."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text()))
+    words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
+    return {text.replace(" ", "-") for text in words}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the links of a page to files and headings that do not exist."""
+    found = []
+    for file, anchor in LINK.findall(FENCED.sub("", page.read_text())):
+        target = page.parent / file if file else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(f"{file}#{anchor}")
+    return found
+
+
+def test_every_link_leads_to_a_file_and_a_heading():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    assert not {str(page): broken for page in pages if (broken := broken_links(page))}
+
+
+def test_a_broken_link_is_seen(tmp_path):
+    (tmp_path / "a.md").write_text(
+        "# One word\n[b](b.md) [c](#one-word) [d](#two) [e](a.md#one-word)\n"
+    )
+    assert broken_links(tmp_path / "a.md") == ["b.md#", "#two"]
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
+    assert not [str(page) for page in pages if f": {page}\n" not in navigation]
+
+
 def test_the_reference_has_all_that_the_package_gives():
     page = (ROOT / "docs/reference.md").read_text()
     given = {room: names for room, names in sebulba._ROOMS.items() if f"::: {room}\n" not in page}
@@ -113,8 +158,10 @@ def test_the_site_has_every_page_and_asks_no_other_host(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    for page in (ROOT / "docs").glob("*.md"):
-        assert (tmp_path / page.stem / "index.html").exists(), page
+    for page in (ROOT / "docs").rglob("*.md"):
+        folder = tmp_path / page.relative_to(ROOT / "docs").with_suffix("")
+        folder = folder.parent if page.name == "index.md" else folder
+        assert (folder / "index.html").exists(), page
     for page in ("results", "gallery"):  # made from the results of the benchmarks
         assert "learn-cartpole.png" in (tmp_path / page / "index.html").read_text()
     for page in tmp_path.rglob("*.html"):

@@ -35,5 +35,5 @@ def test_a_picture_shows_the_command_and_loads_nothing():
 def test_every_picture_is_there_and_shown_somewhere(name):
     file = ROOT / "docs" / f"terminal-{name}.svg"
     assert file.stat().st_size < 100_000 and f'"{SCENES[name].split()[1]}-' in file.read_text()
-    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert any(f"{file.name})" in page.read_text() for page in pages)

@@ -250,7 +250,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
         *(PACKAGE / "envs/networks/jax_call").glob("*.cc"),
     ]
     data = [PACKAGE / "py.typed", *native, *pages, *trained]
-    documents = [*(ROOT / "docs").glob("*.*"), *(ROOT / "examples").rglob("*.*")]
+    documents = [*(ROOT / "docs").rglob("*.*"), *(ROOT / "examples").rglob("*.*")]
     documents += [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.json")]
     documents += [ROOT / "tests/test_package.py", *ROOT.glob("[A-Z]*.*"), ROOT / "Makefile"]
     documents = [path for path in documents if path.suffix != ".pyc" and path.is_file()]

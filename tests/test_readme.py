@@ -1,11 +1,13 @@
-"""Every fenced block of README and CONTRIBUTING runs as it is pasted; promises of tables hold.
+"""Every fenced block of these documents runs as it is pasted; promises of tables hold.
+
+The documents are README, CONTRIBUTING and the diagnosis.
 
 Each block is pasted alone, into a new process in a new folder: ``sh`` into bash, ``python`` into
 Python. Blocks in ``text`` only show output. What the text around a block says comes first:
 
 - a block that uses the checkout (``make``, ``examples/``, ``pip wheel``) is pasted in a copy of it;
-- one that uses ``my_env`` finds the block that begins with ``# my_env.py``, saved as that;
-- one that uses ``runs/mine`` finds a run that ``sebulba train cartpole --name mine`` has made.
+- one that uses ``my_env`` finds the block that begins with ``# my_env.py``, saved as that, and so
+  does one that uses ``my_agent``.
 
 Nothing is changed in what is pasted but this: what would take minutes is cut short by ``SHORTER``
 in shells, and by ``FEWER`` in Python.
@@ -27,7 +29,7 @@ from sebulba.commands import cli
 from tests.as_users import environment_of_readers
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+RUNS = (ROOT / "docs/runs.md").read_text()
 FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 SHORTER = """\
 set -eu
@@ -62,6 +64,7 @@ make() { command make -n "$@"; }  # only says what it would do
 .venv/bin/pre-commit() { test "$1" = install; }  # which make lint would have brought
 pip() { command pip -qq "$@" --no-deps --no-index; }  # the packages are those of the tests
 """
+IN_TERMINAL = "import os, pty, sys; sys.exit(pty.spawn(sys.argv[1:]))"
 NOT_COPIED = shutil.ignore_patterns(".venv*", ".git", "build", "*.egg-info", "results")
 
 
@@ -72,7 +75,6 @@ def not_copied(folder, names):
 
 FEWER = {f"num_cycles={many}": "num_cycles=6" for many in ("1000", "200", "20")}
 FEWER["512_000"] = "6_144"
-MINE = ["train", "cartpole", "--name", "mine", "--total-env-steps", "2000"]
 
 
 def blocks(file: str) -> list[tuple[str, str, str]]:
@@ -91,14 +93,18 @@ BLOCKS = [
     for file in ("README.md", "CONTRIBUTING.md", "docs/diagnosis.md")
     for block in blocks(file)
 ]
-TWICE = "sebulba.Checkpointer("
-"""In the block that is pasted twice, by a test of its own below."""
 PASTED = {place: (language, text) for place, language, text in BLOCKS if language != "text"}
+TWICE = {
+    place: (language, text)
+    for place, language, text in blocks("docs/runs.md")
+    if "sebulba.Checkpointer(" in text
+}
+"""The block that is pasted twice, by a test of its own below."""
 
 
 def pasted(block: str, folder: Path, *, python_path: str = str(ROOT)) -> str:
     """Return what a block prints that is pasted into a new process in ``folder``."""
-    language, text = PASTED[block]
+    language, text = (PASTED | TWICE)[block]
     if language == "python":
         for words, fewer in FEWER.items():
             text = text.replace(words, fewer)
@@ -110,7 +116,7 @@ def pasted(block: str, folder: Path, *, python_path: str = str(ROOT)) -> str:
         **environment_of_readers(),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTHONPATH": python_path,
-        "IN_TERMINAL": "import os, pty, sys; sys.exit(pty.spawn(sys.argv[1:]))",
+        "IN_TERMINAL": IN_TERMINAL,
         "PIP_NO_BUILD_ISOLATION": "0",  # which means that there is none
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
@@ -121,34 +127,24 @@ def pasted(block: str, folder: Path, *, python_path: str = str(ROOT)) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """Return a folder runs/ with the run ``mine``."""
-    folder = tmp_path_factory.mktemp("mine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        devices = ["--inference-devices", "0", "--update-devices", "0"]
-        assert cli.main([*MINE, *devices]) == 0
-    return folder / "runs"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("block", [place for place in PASTED if TWICE not in PASTED[place][1]])
-def test_every_block_runs_as_pasted(block, tmp_path, request):
+@pytest.mark.parametrize("block", PASTED)
+def test_every_block_runs_as_pasted(block, tmp_path):
     _, text = PASTED[block]
     python_path = str(ROOT)
     if re.search(r"^make |examples/|pip wheel", text, re.MULTILINE):
         shutil.copytree(ROOT, tmp_path, symlinks=True, dirs_exist_ok=True, ignore=not_copied)
         python_path = sysconfig.get_path("purelib") if "pip install" in text else str(tmp_path)
-    if "my_env:" in text:
-        (saved,) = [text for _, text in PASTED.values() if text.startswith("# my_env.py")]
-        (tmp_path / "my_env.py").write_text(saved)
-    for name in ("mine", "night"):
-        if f"runs/{name}" in text and f"--name {name}" not in text:
-            mine = request.getfixturevalue("runs") / "mine"
-            shutil.copytree(mine, tmp_path / "runs" / name)
+    for name in ("my_env", "my_agent"):
+        if f"{name}:" in text:
+            (saved,) = [text for _, text in PASTED.values() if text.startswith(f"# {name}.py")]
+            (tmp_path / f"{name}.py").write_text(saved)
     pasted(block, tmp_path, python_path=python_path)
+
+
+def test_the_readme_is_read_in_one_sitting():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
 
 
 def test_every_block_says_what_it_is():
@@ -158,7 +154,7 @@ def test_every_block_says_what_it_is():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_script_that_is_started_again_goes_on_and_counts_in_total(tmp_path):
-    (block,) = [place for place, (_, text) in PASTED.items() if TWICE in text]
+    (block,) = TWICE
     steps = []
     for _ in range(2):
         pasted(block, tmp_path)
@@ -167,7 +163,7 @@ def test_the_script_that_is_started_again_goes_on_and_counts_in_total(tmp_path):
 
 
 def test_every_exit_code_is_documented():
-    table = README[README.index("Exit codes:") :]
+    table = RUNS[RUNS.index("## Exit codes") :]
     for code in (cli.EXIT_OK, cli.EXIT_OTHER, cli.EXIT_USAGE, cli.EXIT_ENV, cli.EXIT_NOT_FINITE):
         assert f"| {code} |" in table
     assert f"| {cli.EXIT_HANG} |" in table and "| 129, 130, 143 |" in table

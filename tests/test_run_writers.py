@@ -369,8 +369,8 @@ def test_a_run_tells_its_writers_how_it_ended(tmp_path, monkeypatch, kept, capsy
     assert not (tmp_path / "mine" / "tensorboard").exists()
 
     del first[:]
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (pasted,) = re.findall(r"```python\n(# my_writer\.py\n.*?)```", readme, re.DOTALL)
+    page = (Path(__file__).parent.parent / "docs/metrics.md").read_text()
+    (pasted,) = re.findall(r"```python\n(# my_writer\.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "my_writer.py").write_text(pasted)
     monkeypatch.syspath_prepend(tmp_path)
     go_on = ["resume", str(tmp_path / "mine"), "--writers", "tests.test_run_writers:Notebook"]

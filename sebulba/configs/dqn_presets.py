@@ -18,7 +18,7 @@ def neutral() -> ExperimentConfig:
 
     Targets of three steps, a dueling head and double values: Hessel et al. 2018 (arXiv
     1710.02298). Discount: Mnih et al. 2015 (doi 10.1038/nature14236). There is an update for each
-    env step, as in what the Stable-Baselines3 zoo has for small tasks (MEASUREMENTS.md compares).
+    env step, as in what the Stable-Baselines3 zoo has for small tasks (docs/measurements compares).
     Exploration falls over the first 10,000 env steps, and the target follows slowly (Lillicrap et
     al. 2015, arXiv 1509.02971).
     """

@@ -18,7 +18,7 @@ def neutral() -> ExperimentConfig:
     would take most of the gradient norm of a shared one. A trajectory of 2048 transitions is
     learned from eight times, with PPO's limit to the probability ratio (as in Luo et al. 2020,
     arXiv 1912.00167): one update on each small trajectory learned too little, or stayed in a poor
-    optimum, and several without the limit collapsed (MEASUREMENTS.md).
+    optimum, and several without the limit collapsed (docs/measurements).
     """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
@@ -50,7 +50,7 @@ def cartpole() -> ExperimentConfig:
     Its rewards of 1 add up to values near 100, whose loss would drown the policy's in a shared
     torso; scaled rewards keep values near 10. Adam's epsilon is large because a solved CartPole has
     almost no gradient: with a small one the first failure after a long perfect stretch takes a step
-    so large that the policy collapses for good. MEASUREMENTS.md has the seeds behind these numbers.
+    so large that the policy collapses for good (docs/measurements has the seeds).
     """
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),

@@ -41,7 +41,7 @@ STEP_TIMEOUT_S = 60.0
 ONE_DRAWS = (
     "render_mode='human' draws a single environment, in the main thread; use num_envs=1 and "
     "num_inferencers_per_device=0 on one device, or train without it and watch the policy in a "
-    "loop of your own with sebulba.load_policy, as in the README"
+    "loop of your own with sebulba.load_policy, as in docs/policies.md"
 )
 """Libraries that draw end the process where several threads use them."""
 

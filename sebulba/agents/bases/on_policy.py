@@ -79,7 +79,7 @@ class OnPolicyAgent(Agent[ConfigT]):
 
     A loss gets an ``Experience``, evaluates the network on its rows (``evaluate``), asks
     ``self.distribution`` for log-probabilities of ``trajectory.extras.raw``, and takes means by
-    ``masked_mean``. ``docs/agents.md`` has a whole one, in fifteen lines.
+    ``masked_mean``. ``docs/agents/writing-an-agent.md`` has a whole one, in fifteen lines.
     """
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
