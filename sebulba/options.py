@@ -52,9 +52,7 @@ class FaultOptions:
     """After so many restarts, in training or in evaluation, the next failure ends the run."""
     on_not_finite: Literal["raise", "skip"] = "raise"
     """raise: a loss, gradient or metric that is NaN or infinite ends the run. skip: that update is
-    not taken, and counted."""
-    max_skipped_updates: int = 100
-    """After so many skipped updates the next one ends the run."""
+    not taken, and counted; after 100 of them the next one ends the run."""
     hang_timeout_s: float | None = 300.0
     """A thread that stays in one phase for longer than this many seconds ends the run with a
     HangError; if its environment does not return, on_env_failure decides. The default is longer
@@ -63,13 +61,17 @@ class FaultOptions:
     def __post_init__(self) -> None:
         """Check every field."""
         check_types(self, "faults.")
-        for name in ("max_env_restarts", "max_skipped_updates"):
-            at_least(0, f"faults.{name}", getattr(self, name))
+        at_least(0, "faults.max_env_restarts", self.max_env_restarts)
         timeout_s = self.hang_timeout_s
         positive = timeout_s is None or timeout_s > 0
         require(
             positive, "faults.hang_timeout_s", timeout_s, "must be positive", "use 300, or None"
         )
+
+    @classmethod
+    def of_record(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a record without those that earlier versions had."""
+        return {name: value for name, value in fields.items() if name != "max_skipped_updates"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -410,5 +412,4 @@ class LoopKeywords(TypedDict, total=False):
     on_env_failure: Literal["raise", "restart"]
     max_env_restarts: int
     on_not_finite: Literal["raise", "skip"]
-    max_skipped_updates: int
     hang_timeout_s: float | None

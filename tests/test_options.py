@@ -13,6 +13,7 @@ import pytest
 from sebulba import ClusterOptions, FaultOptions, LoopOptions, UsageError
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.options import LoopKeywords
+from sebulba.support.files import dataclass_from_json
 from tests.loop_helpers import make_tiny_loop
 
 
@@ -61,7 +62,7 @@ def test_devices_of_the_options_are_taken_where_no_keyword_names_others():
         ({"num_inferencers_per_device": 2000}, "must be at most 1024"),
         ({"faults": {"on_env_failure": "restart"}}, "faults=.* must be a FaultOptions"),
         ({"faults": {}, "max_env_restarts": 1}, "faults={} must be a FaultOptions"),
-        ({"max_skipped_updates": -1}, "^max_skipped_updates=-1 must be at least 0"),
+        ({"max_env_restarts": -1}, "^max_env_restarts=-1 must be at least 0"),
         ({"hang_timeout_s": 0}, "^hang_timeout_s=0 must be positive; use 300, or None"),
         (
             {"metrics_interval_s": float("nan")},
@@ -111,3 +112,8 @@ def test_options_that_need_each_other_may_be_given_together():
         LoopOptions().changed({"cluster": cluster})
     with pytest.raises(UsageError, match=r"^faults="):
         LoopOptions().changed({"faults": 3, "on_env_failure": "restart"})
+
+
+def test_a_record_of_before_has_an_option_that_is_gone():
+    fields = {"on_not_finite": "skip", "max_skipped_updates": 7}
+    assert dataclass_from_json(FaultOptions, fields) == FaultOptions(on_not_finite="skip")

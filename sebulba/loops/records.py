@@ -18,6 +18,8 @@ from sebulba.metrics.window import MetricWindow, time_shares
 from sebulba.options import LoopOptions
 from sebulba.types import Callback, MetricWriter
 
+MOST_SKIPPED_UPDATES = 100
+"""A run that skips more has gone wrong, and ends."""
 FIRST_WINDOW_SHARE = 1 / 16
 """The window after the first record lasts this share of the others, and each lasts twice as long as
 the one before until they are whole: a run of seconds has most to show at its beginning."""
@@ -63,7 +65,6 @@ class RunRecords:
         self._interval_s = options.metrics_interval_s
         self._window_share = 1.0
         """How long the open window lasts, as a share of the interval."""
-        self._max_skipped_updates = options.faults.max_skipped_updates
         self._session = session
         self._updater = updater
         self._timer = timer
@@ -127,13 +128,14 @@ class RunRecords:
 
     def _count_skipped(self) -> None:
         """Raise NotFiniteError if too many updates had to be skipped."""
-        counters, most = self._session.counters, self._max_skipped_updates
+        counters = self._session.counters
         counters.skipped_updates += self._updater.pop_skipped()
-        if counters.skipped_updates > most:
+        if counters.skipped_updates > MOST_SKIPPED_UPDATES:
             raise NotFiniteError(
                 f"{counters.skipped_updates} of {counters.updates} updates were skipped because "
-                f"their loss or gradient was not finite; max_skipped_updates={most}. A lower "
-                "learning rate, gradient clipping, or scaled rewards are the usual remedies"
+                f"their loss or gradient was not finite, and a run may skip "
+                f"{MOST_SKIPPED_UPDATES}. A lower learning rate, gradient clipping, or scaled "
+                "rewards are the usual remedies"
             )
 
     def write(self, record: Mapping[str, Any]) -> None:

@@ -124,7 +124,7 @@ def test_words_of_the_command_line_are_refused_by_the_name_of_the_option(preset,
 LOOP_ARGUMENTS = [
     *("num_envs", "seed", "inference_devices", "update_devices", "num_inferencers_per_device"),
     *("inference_only", "schedule", "max_policy_lag", "cycle", "queue_size", "metrics_interval_s"),
-    *("on_env_failure", "max_env_restarts", "on_not_finite", "max_skipped_updates"),
+    *("on_env_failure", "max_env_restarts", "on_not_finite"),
     *("hang_timeout_s", "pin_inferencers"),
 ]
 

@@ -15,6 +15,7 @@ from sebulba.agents.configs import DQNConfig, ReplayConfig, TorsoConfig
 from sebulba.agents.dqn import DQN
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import NotFiniteError
+from sebulba.loops import records
 from sebulba.runs.exit_codes import EXIT_NOT_FINITE, exit_code_of
 from tests.faults.counts import rounds
 from tests.loop_helpers import leaves_equal, make_tiny_loop
@@ -114,13 +115,14 @@ def test_skipped_updates_are_left_out_of_the_metrics():
 
 
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
-def test_too_many_skipped_updates_end_the_run(schedule, tmp_path):
+def test_too_many_skipped_updates_end_the_run(schedule, tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "MOST_SKIPPED_UPDATES", 3)
     options: dict[str, Any] = dict(schedule=schedule, metrics_interval_s=0.0)
     with (
         Checkpointer(tmp_path) as checkpointer,
-        make_loop(max_skipped_updates=3, checkpointer=checkpointer, **options) as loop,
+        make_loop(checkpointer=checkpointer, **options) as loop,
     ):
-        with pytest.raises(NotFiniteError, match="max_skipped_updates=3") as caught:
+        with pytest.raises(NotFiniteError, match=r"^4 of .* may skip 3\.") as caught:
             loop.run(loop.new_state(0, STEPS), 10_000, STEPS)
         assert loop._session.counters.skipped_updates == 4
     assert exit_code_of(caught.value) == EXIT_NOT_FINITE
@@ -159,7 +161,6 @@ def test_a_prioritized_replay_is_not_poisoned_by_what_is_skipped(devices):
         inference_devices=[0],
         update_devices=devices,
         on_not_finite="skip",
-        max_skipped_updates=10_000,
     ) as loop:
         result = loop.run(loop.new_state(0, STEPS), 30, STEPS)
     assert 0 < result.counters.skipped_updates < result.counters.updates
