@@ -40,6 +40,7 @@ from sebulba.runs.exit_codes import (
 from sebulba.runs.huge_pages import restart_with_huge_pages
 from sebulba.runs.parent_process import go_on_in_child, leave, note_end, note_run
 from sebulba.runs.signals import StopOnSignal
+from sebulba.support import plugins
 from sebulba.support.files import write_json
 from sebulba.support.streams import make_streams_safe
 from sebulba.support.trust import Trust
@@ -244,19 +245,22 @@ NAME_CODE_AT_ONCE = ("bench", "check-env")
 
 def _command(argv: list[str]) -> int:
     if not argv:
-        print(USAGE, end="", file=sys.stderr)
+        print(_usage(), end="", file=sys.stderr)
         return EXIT_USAGE
     word, *rest = argv
     if word in ("-h", "--help"):
-        print(USAGE, end="")
+        print(_usage(), end="")
         return EXIT_OK
     if word == "--version":
         print(f"sebulba {sebulba.__version__}")
         return EXIT_OK
+    entry = plugins.find(plugins.COMMANDS, word, (*OWN, *OTHERS))
+    if entry is not None:
+        return plugins.load(plugins.COMMANDS, entry)(rest) or EXIT_OK
     if word in OWN:
         return {"train": _train, "resume": _resume, "eval": _eval}[word](rest)
     if word not in OTHERS:
-        nearest = _nearest(word, (*OWN, *OTHERS))
+        nearest = _nearest(word, (*OWN, *OTHERS, *plugins.names(plugins.COMMANDS)))
         raise UsageError(f"command {word!r} is unknown; use {nearest}, see sebulba --help")
     if word in NAME_CODE_AT_ONCE:
         _import_from_here()
@@ -265,6 +269,16 @@ def _command(argv: list[str]) -> int:
     given = {"read_config": read_config, "import_from_here": _import_from_here}
     taken = inspect.signature(call).parameters
     return call(rest, **{name: value for name, value in given.items() if name in taken})
+
+
+def _usage() -> str:
+    """Return the usage, with the commands that installed packages bring."""
+    before, version, after = USAGE.partition("       sebulba --version\n")
+    group, lines = plugins.COMMANDS, []
+    for word in plugins.names(group, but=(*OWN, *OTHERS)):
+        usage = f"sebulba {word} ..."
+        lines.append(f"       {usage:<36}of the package {plugins.package_of(group, word)}\n")
+    return "".join((before, *lines, version, after))
 
 
 def _import_from_here() -> None:
@@ -406,6 +420,7 @@ def _train_help() -> str:
 
     width, wide = max(map(len, OWN_NUMBERS)), max(map(len, COMMON_OPTIONS))
     lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in OWN_NUMBERS.items()]
+    lines += _presets_from_packages(width)
     more = [
         f"  {line}"
         for names in tasks_with_names().values()
@@ -442,6 +457,20 @@ def _train_help() -> str:
             "",
         ]
     )
+
+
+def _presets_from_packages(width: int) -> list[str]:
+    """Return the lines of ``sebulba train --help`` on presets that installed packages bring."""
+    from sebulba.configs.presets import PRESETS, from_packages
+
+    lines = []
+    for name in from_packages():
+        try:
+            summary = PRESETS[name].summary
+        except UsageError as error:
+            summary = f"cannot be used: {error}"
+        lines.append(f"  {name:<{width}}  {summary}")
+    return ["", "of installed packages:", *lines] if lines else []
 
 
 def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:

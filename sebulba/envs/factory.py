@@ -52,6 +52,7 @@ from sebulba.envs.observation_parts import (
     warn_of_unused_mask,
 )
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
+from sebulba.envs.packages import is_package_id, package_env, package_versions
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env, remember
 from sebulba.envs.wrappers import load_wrapper, warn_of_statistics, wrapped
@@ -174,6 +175,7 @@ def make_env_factory(
           ``MultiAgentJaxEnv``: an object, a class, or a function that is annotated to return one;
         * ``"pettingzoo:FAMILY/NAME"``, such as ``"pettingzoo:classic/connect_four_v3"``;
         * the id of an environment of this package, ``"sebulba/..."``;
+        * the id of one that an installed package brings, ``"PREFIX:NAME"`` or ``"PREFIX/NAME"``;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
       num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
@@ -211,6 +213,8 @@ def make_env_factory(
     if isinstance(env, _Factory):
         _check_nothing_left(env.name, options | own.changed())
         return env
+    if is_package_id(env):
+        return _factory_of_callable(package_env(env), env, own, options)
     if isinstance(env, str) and library_of(env):
         return _jax_factory(functools.partial(make_library_env, env, options), env, own)
     if isinstance(env, str) and is_pettingzoo_id(env):
@@ -219,7 +223,7 @@ def make_env_factory(
         return _own_factory(env, own, options)
     if isinstance(env, str) and not _names_attribute(env):
         return _factory_of_id(env, own, options)
-    return _factory_of_callable(env, own, options)
+    return _factory_of_callable(_load(env) if isinstance(env, str) else env, env, own, options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,11 +296,13 @@ def _factory_of_id(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fact
     return _single_factory(make_env, env, own)
 
 
-def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
-    """Return the factory of ``"module:attribute"`` or of a callable."""
+def _factory_of_callable(
+    make_env: Any, env: Any, own: _OwnOptions, options: dict[str, Any]
+) -> _Factory:
+    """Return the factory of a callable, or of an environment in JAX, that was given as ``env``."""
     if own.backend == "envpool":
         raise UsageError(f"backend='envpool' takes ids, not env={shown(env)}; drop backend")
-    make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
+    name = _name(env)
     if not isinstance(make_env, type) and is_jax_env(make_env):
         check_option_names(options, {"max_episode_steps"}, name)
         return _jax_factory(lambda: _limited(make_env, options), name, own)
@@ -368,6 +374,8 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     Raises:
       UsageError: The id is unknown.
     """
+    if is_package_id(env):
+        return EnvSource(env, None, package_versions(env))
     if library := library_of(env):
         return EnvSource(env, library, library_versions(env))
     if is_pettingzoo_id(env):
