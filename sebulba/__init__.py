@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sebulba.support.moved import find_moved_modules
+
 if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
     from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
@@ -128,6 +130,8 @@ __all__ = [
     "make_env_factory",
     "save_policy",
 ]
+
+find_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

@@ -9,13 +9,13 @@ import shutil
 import jax
 import pytest
 from PIL import Image
+from sebulba_networks.tools.sweep import ORDER, SWEPT
 
 import sebulba
 from sebulba.agents.configs import make_agent
 from sebulba.commands import cli
 from sebulba.policies.policy import save_policy
 from sebulba.runs.folder import RunFolder
-from sebulba.tools.networks.sweep import ORDER, SWEPT
 from sebulba.types import RunSpec
 
 pytestmark = pytest.mark.skipif(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from sebulba.envs.factory import env_source, make_env_factory
 from sebulba.errors import UsageError
 from sebulba.runs.writers import find_writer
 from sebulba.support import plugins
+from sebulba.support.moved import MovedModules
 from tests.as_users import environment_of_readers
 from tests.plugin_files import install, install_project
 from tests.test_readme import blocks
@@ -112,8 +114,8 @@ def test_an_environment_is_found_by_its_prefix(path):
     assert EnvConfig("their_module:Walk-v0").named_code()
     with pytest.raises(
         UsageError,
-        match=r"'Walk-v1' is not an environment of the package theirs; "
-        r"the nearest are Walk-v0",
+        match=r"env='walks:Walk-v1' is not an environment of the package theirs; "
+        r"the nearest are walks:Walk-v0",
     ):
         make_env_factory("walks:Walk-v1")
     with pytest.raises(UsageError, match="lenght"):
@@ -221,3 +223,50 @@ def test_importing_sebulba_finds_no_packages():
     code = "import sys, sebulba.commands.cli; print('importlib.metadata' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["train", "congestion-ppo"], "configuration 'congestion-ppo'"),
+        (["train", "ppo", "--env.id", "sebulba/CartPole-v0"], "env='sebulba/CartPole-v0'"),
+        (["networks", "play", "runs/one"], "the command 'networks'"),
+    ],
+    ids=["preset", "environment", "command"],
+)
+def test_a_package_of_sebulba_that_is_not_installed_is_named(monkeypatch, capsys, words, what):
+    monkeypatch.setattr(plugins, "_entries", lambda group, path: {})
+    assert cli.main(words) == cli.EXIT_USAGE
+    assert (
+        f"{what} is of the package sebulba-networks, which is not installed; pip install "
+        "sebulba-networks (in a checkout: pip install ./packages/sebulba-networks)"
+    ) in capsys.readouterr().err
+
+
+def test_old_names_of_modules_that_moved_import_the_new_ones():
+    code = (
+        "import sebulba.envs.networks.options as old, sebulba_networks.options as new\n"
+        "from sebulba.tools.networks import fairness\n"
+        "import sebulba.commands.networks, sebulba.benchmarks.networks.cart_pole, pickle\n"
+        "kind = pickle.loads(b'csebulba.envs.networks.options\\nCongestionControlOptions\\n.')\n"
+        "assert old is new and kind is new.CongestionControlOptions\n"
+        "print(new.__name__, new.__spec__.name, fairness.__name__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    names = "sebulba_networks.options sebulba_networks.options sebulba_networks.tools.fairness\n"
+    assert done.stdout == names, done.stderr
+    words = ["-m", "sebulba.envs.networks.build"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    assert done.stdout.endswith(".so\n"), done.stderr
+
+
+def test_an_old_name_says_which_package_has_the_module(monkeypatch):
+    find = importlib.util.find_spec
+    missing = lambda name: None if name == "sebulba_networks" else find(name)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    words = r"sebulba.envs.networks is now sebulba_networks of the package sebulba-networks, which"
+    for error in (UsageError, ModuleNotFoundError):
+        with pytest.raises(error, match=words):
+            MovedModules.find_spec("sebulba.envs.networks")
+    assert MovedModules.find_spec("sebulba.envs.nothing") is None
+    assert MovedModules.find_spec("sebulba") is None

@@ -1,6 +1,6 @@
 """The command line: ``sebulba train``, ``resume``, ``eval``, ``policies``, ``runs``, ``plot``,
 ``diff``, ``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``,
-``networks``, ``doctor``, ``check-env``, ``check-agent``.
+``doctor``, ``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -65,7 +65,6 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba export RUN --to FORM        write a policy as StableHLO or ONNX
        sebulba sweep CONFIG --space FILE   search hyper-parameters by many trainings
        sebulba bench BENCHMARK [options]   measure this machine
-       sebulba networks COMMAND RUN        look at what congestion control has learned
        sebulba doctor [options]            see whether this machine is fit
        sebulba check-env ENV [options]     see what is wrong with an environment
        sebulba check-agent AGENT [options] see what is wrong with an agent
@@ -233,7 +232,6 @@ OTHERS = {
     "export": "export:export",
     "sweep": "sweep:main",
     "bench": "bench:main",
-    "networks": "networks:main",
     "doctor": "check:doctor",
     "check-env": "check:check_env",
     "check-agent": "check:check_agent",
@@ -260,6 +258,7 @@ def _command(argv: list[str]) -> int:
     if word in OWN:
         return {"train": _train, "resume": _resume, "eval": _eval}[word](rest)
     if word not in OTHERS:
+        plugins.check_not_apart(plugins.COMMANDS, word, f"the command {word!r}")
         nearest = _nearest(word, (*OWN, *OTHERS, *plugins.names(plugins.COMMANDS)))
         raise UsageError(f"command {word!r} is unknown; use {nearest}, see sebulba --help")
     if word in NAME_CODE_AT_ONCE:

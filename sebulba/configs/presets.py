@@ -72,6 +72,7 @@ class _Presets(Mapping[str, Preset]):
     def __getitem__(self, name: str) -> Preset:
         entry = plugins.find(plugins.PRESETS, name, _OURS)
         if entry is None:
+            plugins.check_not_apart(plugins.PRESETS, name, f"the preset {name!r}")
             return _OURS[name]
         found = plugins.load(plugins.PRESETS, entry)
         found = found.get(name) if isinstance(found, Mapping) else found

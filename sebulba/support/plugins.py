@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
+class NotInstalledError(UsageError, ModuleNotFoundError):
+    """Something is in a package that belongs to Sebulba and is not installed."""
+
+
 class Group(NamedTuple):
     """A kind of thing that packages bring."""
 
@@ -35,6 +39,17 @@ COMMANDS = Group("sebulba.commands", "the command")
 """By the word after ``sebulba``: a function of the words after it that returns the exit code."""
 WRITERS = Group("sebulba.writers", "the writer")
 """By the name of ``--writers``: what makes a writer."""
+
+_NETWORKS = "sebulba-networks"
+_APART = {
+    ENVIRONMENTS: {"sebulba": _NETWORKS},
+    PRESETS: {
+        **{f"congestion-{agent}": _NETWORKS for agent in ("ppo", "impala", "sac", "ddpg")},
+        "shared-bottleneck-ppo": _NETWORKS,
+    },
+    COMMANDS: {"networks": _NETWORKS},
+}
+"""Packages that belong to Sebulba and are installed apart from it, by the names that they bring."""
 
 _PREFIX = re.compile(r"([^:/]+)(?::|/(?!.*:))", re.DOTALL)
 """Of ``PREFIX:NAME`` and ``PREFIX/NAME``, but not of ``folder/file.py:attribute``."""
@@ -75,6 +90,27 @@ def find(group: Group, name: str, ours: Iterable[str] = ()) -> EntryPoint | None
             "uninstall one of them, or give its entry point another name"
         )
     return entries[0] if entries else None
+
+
+def check_not_apart(group: Group, name: str, what: str) -> None:
+    """Raise UsageError if a package brings a name that is not installed and belongs to Sebulba.
+
+    Args:
+      group: The kind of thing.
+      name: Its name.
+      what: What asks for it, for messages.
+    """
+    package = _APART[group].get(name)
+    if package is not None and name not in names(group):
+        raise NotInstalledError(f"{what} is {not_installed(package)}")
+
+
+def not_installed(package: str) -> str:
+    """Return that something is of a package which is not installed, and the remedy."""
+    return (
+        f"of the package {package}, which is not installed; pip install {package} (in a checkout: "
+        f"pip install ./packages/{package})"
+    )
 
 
 def load(group: Group, entry: EntryPoint) -> Any:

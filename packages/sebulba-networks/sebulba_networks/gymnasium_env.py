@@ -7,14 +7,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from sebulba.envs.networks import CONGESTION_CONTROL
-from sebulba.envs.networks.adapter import network_spec
-from sebulba.envs.networks.native import INFO, Rows
-from sebulba.envs.networks.options import read_options
-from sebulba.envs.networks.pools import Pool, make_pool
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import ActionError, UsageError, shown
 from sebulba.types import EnvSpec
+from sebulba_networks import CONGESTION_CONTROL
+from sebulba_networks.adapter import network_spec
+from sebulba_networks.native import INFO, Rows
+from sebulba_networks.options import read_options
+from sebulba_networks.pools import Pool, make_pool
 
 
 class CongestionControlEnv(gymnasium.Env):

@@ -10,15 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
-from sebulba.envs.networks.native import NativePool, Rows
-from sebulba.envs.networks.options import (
-    CartPoleOptions,
-    NetworkOptions,
-    SharedBottleneckOptions,
-)
-from sebulba.envs.networks.pools import make_pool
-from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
@@ -27,6 +18,15 @@ from sebulba.envs.valid_actions import clamp
 from sebulba.errors import EnvError, UsageError
 from sebulba.support.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, MultiAgentSpec, PyTree
+from sebulba_networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
+from sebulba_networks.native import NativePool, Rows
+from sebulba_networks.options import (
+    CartPoleOptions,
+    NetworkOptions,
+    SharedBottleneckOptions,
+)
+from sebulba_networks.pools import make_pool
+from sebulba_networks.process_pool import STEP_TIMEOUT_S
 
 LARGEST_EXPONENT = 2.0
 """An action multiplies the window by 2 to the power of at most this, and at least minus this."""
