@@ -62,7 +62,7 @@ class NetworkAdapter:
         )
         self._is_shared = isinstance(options, SharedBottleneckOptions)
         num_slots = self.num_envs * options.num_agents
-        self._action_space = _agent_spaces(options)[1]
+        self._action_space = agent_spaces(options)[1]
         self._check_action = make_action_check(self._action_space, num_slots)
 
     def reset(self) -> EnvOutput:
@@ -143,7 +143,7 @@ class NetworkAdapter:
 
 def network_spec(options: NetworkOptions) -> EnvSpec | MultiAgentSpec:
     """Return the spec of one environment, with an agent or many alike."""
-    observation_space, action_space = _agent_spaces(options)
+    observation_space, action_space = agent_spaces(options)
     if not isinstance(options, SharedBottleneckOptions):
         name = CART_POLE if isinstance(options, CartPoleOptions) else CONGESTION_CONTROL
         return EnvSpec(observation_space, action_space, name=name)
@@ -153,7 +153,7 @@ def network_spec(options: NetworkOptions) -> EnvSpec | MultiAgentSpec:
     return compile_tree(tree, name=SHARED_BOTTLENECK, waits=True)
 
 
-def _agent_spaces(options: NetworkOptions) -> tuple[Box, Space]:
+def agent_spaces(options: NetworkOptions) -> tuple[Box, Space]:
     """Return the spaces of observations and actions."""
     if isinstance(options, CartPoleOptions):
         most = np.array([4.8, np.inf, np.deg2rad(24), np.inf], np.float32)
