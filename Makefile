@@ -13,7 +13,7 @@
 #   make cluster-figures                what Inferencers in processes cost: 5 minutes
 #   make test-cluster                   Inferencers in actors of Ray: 2 minutes
 #   make docs                           build the documentation into build/site
-#   make dist                           build wheel and sdist, and check them
+#   make dist                           build wheels and sdists, and check them
 #   make lint
 #   make clean                          remove what the other targets made
 
@@ -25,6 +25,7 @@ MINUTES ?= 20
 # Every interpreter has its own environment, so that they do not take turns to rebuild one.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
+NETWORKS := packages/sebulba-networks
 FAULTS := tests/faults/results
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 IN_PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -82,6 +83,7 @@ docs: $(VENV)/.ready-docs
 dist: $(VENV)/.ready-dev
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m build --outdir dist $(NETWORKS)
 	$(BIN)/twine check --strict dist/*
 
 lint: $(VENV)/.ready-dev
@@ -90,19 +92,20 @@ lint: $(VENV)/.ready-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find sebulba benchmarks tests examples -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf .venv .venv-* build dist *.egg-info packages/*/build packages/*/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find sebulba benchmarks packages tests examples -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamps: older than pyproject.toml means install again.
+# The stamps: older than pyproject.toml means install again. All packages of packages/ are installed
+# but for sebulba-ns3, whose simulator is large.
 
-$(VENV)/.ready: pyproject.toml | $(BIN)/python
+$(VENV)/.ready: pyproject.toml $(NETWORKS)/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV): about 1.5 GB, a few minutes, once"
-	@$(PIP) install --editable .
+	@$(PIP) install --editable . --editable $(NETWORKS)
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml | $(BIN)/python
+$(VENV)/.ready-test: pyproject.toml $(NETWORKS)/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) with what the tests need: about 2 GB, a few minutes, once"
-	@$(PIP) install --editable '.[test]'
+	@$(PIP) install --editable '.[test]' --editable $(NETWORKS)
 	@touch $(VENV)/.ready $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sebulba.support.moved import find_moved_modules
+
 if TYPE_CHECKING:
     from sebulba.agent import Agent, AgentState
     from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
@@ -132,6 +134,8 @@ __all__ = [
     "save_policy",
     "train",
 ]
+
+find_moved_modules()
 
 
 def __getattr__(name: str) -> Any:

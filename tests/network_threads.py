@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from sebulba_networks.native import NativePool
+from sebulba_networks.options import CongestionControlOptions
 
-from sebulba.envs.networks.native import NativePool
-from sebulba.envs.networks.options import CongestionControlOptions
 from sebulba.tools.bench.harness import machine
 
 NUM_ROWS = 16

@@ -17,7 +17,7 @@ from sebulba.configs.files import (
     read_config_file,
     write_config_file,
 )
-from sebulba.configs.presets import OWN_NUMBERS, PRESETS
+from sebulba.configs.presets import OWN_NUMBERS, PRESETS, from_packages
 from sebulba.configs.tasks import TASKS
 from sebulba.errors import UsageError
 from sebulba.runs.folder import RunFolder
@@ -77,7 +77,7 @@ def changed_agent(agent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", [*OWN_NUMBERS, "humanoid-sac", "seaquest-dqn"])
+@pytest.mark.parametrize("preset", [*OWN_NUMBERS, *from_packages(), "humanoid-sac", "seaquest-dqn"])
 def test_a_written_file_is_parsed_to_the_same_configuration(tmp_path, preset):
     file = tmp_path / "tuned.json"
     for config in (changed(preset), PRESETS[preset].make()):

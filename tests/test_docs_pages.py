@@ -66,7 +66,7 @@ def run_page(page: str, folder: Path) -> str:
     env = {
         **environment_of_readers(),
         "PATH": path,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "JAX_PLATFORMS": "cpu",
         "IN_TERMINAL": IN_TERMINAL,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",

@@ -16,6 +16,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from sebulba_networks import CONGESTION_CONTROL, build
+from sebulba_networks.gymnasium_env import CongestionControlEnv
+from sebulba_networks.native import ACK_BYTES, INFO, PACKET_BYTES, PAYLOAD_BYTES, NativePool
+from sebulba_networks.options import CongestionControlOptions
 
 import sebulba
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
@@ -23,10 +27,6 @@ from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_source, env_spec, make_env_factory
-from sebulba.envs.networks import CONGESTION_CONTROL, build
-from sebulba.envs.networks.gymnasium_env import CongestionControlEnv
-from sebulba.envs.networks.native import ACK_BYTES, INFO, PACKET_BYTES, PAYLOAD_BYTES, NativePool
-from sebulba.envs.networks.options import CongestionControlOptions
 from sebulba.errors import ActionError, EnvError, UsageError
 from sebulba.support.trees import host_copy
 from tests.loop_helpers import leaves_equal
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
 )
 
-MODULE_ID = f"sebulba.envs.networks:{CONGESTION_CONTROL}"
+MODULE_ID = f"sebulba_networks:{CONGESTION_CONTROL}"
 SMALL = {"bandwidth_mbps": (2, 8), "rtt_ms": (4, 20), "buffer_packets": (5, 60)}
 LINK = {"bandwidth_mbps": 96, "rtt_ms": 40, "buffer_packets": 300}
 """A network in the middle of the training ranges."""
@@ -323,7 +323,7 @@ def test_an_unknown_id_is_told():
 
 def run_build(cache, path=os.environ["PATH"]) -> subprocess.Popen:
     environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PATH": str(path)}
-    command = [sys.executable, "-m", "sebulba.envs.networks.build"]
+    command = [sys.executable, "-m", "sebulba_networks.build"]
     return subprocess.Popen(command, env=environment, stdout=-1, stderr=-1, text=True)
 
 

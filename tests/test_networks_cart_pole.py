@@ -8,11 +8,11 @@ import shutil
 import gymnasium
 import numpy as np
 import pytest
+from sebulba_networks import CART_POLE
+from sebulba_networks.benchmarks import cart_pole
 
 import sebulba
-from benchmarks.networks import cart_pole
 from sebulba.envs import make_env_factory
-from sebulba.envs.networks import CART_POLE
 from sebulba.errors import ActionError, UsageError
 
 pytestmark = pytest.mark.skipif(

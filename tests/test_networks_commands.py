@@ -9,6 +9,7 @@ import shutil
 import jax
 import pytest
 from PIL import Image
+from sebulba_networks.tools.sweep import ORDER, SWEPT
 
 import sebulba
 from sebulba.agents.configs import make_agent
@@ -16,7 +17,6 @@ from sebulba.commands import cli
 from sebulba.policies.policy import save_policy
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.read_config import read_config
-from sebulba.tools.networks.sweep import ORDER, SWEPT
 from sebulba.types import RunSpec
 
 pytestmark = pytest.mark.skipif(

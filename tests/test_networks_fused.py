@@ -7,9 +7,9 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from sebulba_networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK, build, jax_call
 
 from sebulba.envs import make_env_factory
-from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK, build, jax_call
 from sebulba.errors import EnvError, UsageError
 from tests.test_cycle_position import NUM_ENVS, World
 from tests.test_envs_adapters import run_fused

@@ -8,9 +8,9 @@ import threading
 
 import numpy as np
 import pytest
+from sebulba_networks.native import INFO, PACKET_BYTES, NativePool
+from sebulba_networks.options import LoopbackOptions
 
-from sebulba.envs.networks.native import INFO, PACKET_BYTES, NativePool
-from sebulba.envs.networks.options import LoopbackOptions
 from sebulba.errors import EnvError, UsageError
 
 pytestmark = pytest.mark.skipif(

@@ -6,9 +6,9 @@ import shutil
 
 import numpy as np
 import pytest
+from sebulba_networks.native import HAPPENINGS, INFO, NativePool
+from sebulba_networks.options import CongestionControlOptions, SharedBottleneckOptions
 
-from sebulba.envs.networks.native import HAPPENINGS, INFO, NativePool
-from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
 from tests.network_model import PACKET, Draws, Model, ModelFlow, ModelLink, transmission
 
 pytestmark = pytest.mark.skipif(

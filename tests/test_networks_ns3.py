@@ -14,16 +14,16 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+from sebulba_networks import CONGESTION_CONTROL, engines
+from sebulba_networks.options import CongestionControlOptions
+from sebulba_networks.pools import make_pool
+from sebulba_networks.process_pool import ProcessPool
 
 import sebulba
 from benchmarks.studies import ns3_parity
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.envs import make_env_factory
-from sebulba.envs.networks import CONGESTION_CONTROL, engines
-from sebulba.envs.networks.options import CongestionControlOptions
-from sebulba.envs.networks.pools import make_pool
-from sebulba.envs.networks.process_pool import ProcessPool
 from sebulba.errors import EnvError, UsageError
 
 MISSING = [name for name in ("ns3", "sebulba_ns3") if importlib.util.find_spec(name) is None]
@@ -86,7 +86,7 @@ def test_what_was_put_back_goes_on_from_every_place(pool):
         back.reset()
 
 
-NAME = f"sebulba.envs.networks:{CONGESTION_CONTROL}"
+NAME = f"sebulba_networks:{CONGESTION_CONTROL}"
 TCP_NETWORK = {"bandwidth_mbps": 20, "rtt_ms": 16, "buffer_packets": 40, "slow_start_packets": 20}
 OPTIONS = {"bandwidth_mbps": 8, "rtt_ms": 10, "max_episode_steps": 7}
 
@@ -166,7 +166,7 @@ def test_tcp_has_its_own_controls(control):
 def test_transports_are_checked(monkeypatch):
     with pytest.raises(UsageError, match=r"transport='tcp' is not in the native engine; use eng"):
         CongestionControlOptions(transport="tcp")
-    monkeypatch.setattr("sebulba.envs.networks.options.find_engine", lambda name: None)
+    monkeypatch.setattr("sebulba_networks.options.find_engine", lambda name: None)
     with pytest.raises(UsageError, match=r"trace=True follows the packets of our own transport"):
         CongestionControlOptions(engine="ns3", transport="tcp", trace=True)
 

@@ -7,6 +7,10 @@ import shutil
 
 import numpy as np
 import pytest
+from sebulba_networks import SHARED_BOTTLENECK
+from sebulba_networks.options import CongestionControlOptions, SharedBottleneckOptions
+from sebulba_networks.tools.fairness import jain, share_of
+from sebulba_networks.tools.playing import Figures, columns, ignored, play
 
 import sebulba
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
@@ -15,12 +19,8 @@ from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import make_env_factory
-from sebulba.envs.networks import SHARED_BOTTLENECK
-from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
 from sebulba.errors import ActionError, EnvError, UsageError
 from sebulba.support.trees import host_copy
-from sebulba.tools.networks.fairness import jain, share_of
-from sebulba.tools.networks.playing import Figures, columns, ignored, play
 from tests.loop_helpers import leaves_equal
 
 pytestmark = pytest.mark.skipif(

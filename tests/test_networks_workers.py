@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sebulba_networks import worker
+from sebulba_networks.build import library
+from sebulba_networks.native import NativePool
+from sebulba_networks.options import CongestionControlOptions
+from sebulba_networks.pools import make_pool
+from sebulba_networks.process_pool import ProcessPool, ask_once
 
-from sebulba.envs.networks import worker
-from sebulba.envs.networks.build import library
-from sebulba.envs.networks.native import NativePool
-from sebulba.envs.networks.options import CongestionControlOptions
-from sebulba.envs.networks.pools import make_pool
-from sebulba.envs.networks.process_pool import ProcessPool, ask_once
 from sebulba.envs.saving.plain_data import pack, unpack
 from sebulba.errors import EnvError
 from tests import misbehaving_worker
@@ -142,10 +142,8 @@ def test_a_reset_that_begins_no_episode_is_an_error(make):
 
 @pytest.mark.parametrize("wrong", ["window of 0", "share of 7"])
 def test_observations_outside_of_their_bounds_are_errors(monkeypatch, wrong):
-    monkeypatch.setattr(
-        "sebulba.envs.networks.options.find_engine", lambda name: lambda: Path(wrong)
-    )
-    monkeypatch.setattr("sebulba.envs.networks.pools.find_engine", lambda name: lambda: Path(wrong))
+    monkeypatch.setattr("sebulba_networks.options.find_engine", lambda name: lambda: Path(wrong))
+    monkeypatch.setattr("sebulba_networks.pools.find_engine", lambda name: lambda: Path(wrong))
     pool = make_pool(CongestionControlOptions(engine="other"), [0])
     with pytest.raises(EnvError, match=r"sent obs=.*, which must be inside its bounds"):
         pool.reset()
@@ -181,7 +179,7 @@ def test_an_answer_that_nothing_asked_for_is_not_the_next_one(make):
 
 
 def test_a_worker_that_does_not_read_is_an_error(monkeypatch):
-    monkeypatch.setattr("sebulba.envs.networks.process_pool.STEP_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr("sebulba_networks.process_pool.STEP_TIMEOUT_S", TIMEOUT_S)
     began = time.monotonic()
     with pytest.raises(EnvError, match="no answer within 1 s"):
         ask_once(Path("deaf"), (worker.SPEC, bytes(10**6)))
@@ -189,7 +187,7 @@ def test_a_worker_that_does_not_read_is_an_error(monkeypatch):
 
 
 def test_workers_that_do_not_end_are_killed_together(make, monkeypatch):
-    monkeypatch.setattr("sebulba.envs.networks.process_pool.CLOSE_S", 1.0)
+    monkeypatch.setattr("sebulba_networks.process_pool.CLOSE_S", 1.0)
     pool = make(f"half header@{FIRST_STEP}", num_envs=4)
     pool.reset()
     pids = [env.worker.process.pid for env in pool._envs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,10 +17,20 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "sebulba"
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in PACKAGE.rglob("*.py")
-}
+NETWORKS = ROOT / "packages/sebulba-networks"
+
+
+def modules_in(root: Path, package: str) -> dict[str, Path]:
+    """Return the files of a package that is in ``root``, by the names of the modules."""
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (root / package).rglob("*.py")
+    }
+
+
+MODULES = modules_in(ROOT, "sebulba")
+OF_NETWORKS = modules_in(NETWORKS, "sebulba_networks")
+EVERY = {**MODULES, **OF_NETWORKS}
 
 ORDER = (
     *("errors", "types", "support", "agent", "options"),
@@ -66,14 +77,14 @@ def room(module: str) -> str:
 
 
 def imports(module: str, *, at_import: bool) -> set[str]:
-    """Return the modules of the package that ``module`` imports.
+    """Return the modules of both packages that ``module`` imports.
 
     Args:
-      module: Full name.
+      module: Full name, of this package or of that of the networks.
       at_import: Only what runs when it is imported; otherwise also imports in functions and for
         type checkers.
     """
-    return named_in(MODULES[module], at_import=at_import) & MODULES.keys() - {module}
+    return named_in(EVERY[module], at_import=at_import) & EVERY.keys() - {module}
 
 
 def named_in(path: Path, *, at_import: bool) -> set[str]:
@@ -101,7 +112,9 @@ def test_dependencies_point_one_way(module):
     own = room(module)
     assert own in ORDER, f"say in ORDER where {own} stands"
     before = set(ORDER[: ORDER.index(own)])
-    rooms = {room(imported) for imported in imports(module, at_import=False)} - {"", own}
+    imported = imports(module, at_import=False)
+    assert not imported & OF_NETWORKS.keys()
+    rooms = {room(one) for one in imported} - {"", own}
     assert rooms <= before & ALLOWED.get(own, before)
 
 
@@ -136,12 +149,12 @@ def undescribed_fields(source: str) -> list[str]:
 def test_every_field_has_a_docstring_line():
     source = "@dataclass\nclass A:\n    x: int\n    y: int = 0\n    'Y.'\n"
     assert undescribed_fields(source) == ["A.x"]
-    undescribed = {m: undescribed_fields(path.read_text()) for m, path in MODULES.items()}
+    undescribed = {m: undescribed_fields(path.read_text()) for m, path in EVERY.items()}
     assert not {module: fields for module, fields in undescribed.items() if fields}
 
 
 def test_there_is_no_import_cycle():
-    graph = {module: imports(module, at_import=True) for module in MODULES}
+    graph = {module: imports(module, at_import=True) for module in EVERY}
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
@@ -158,7 +171,7 @@ def test_there_is_no_import_cycle():
 def test_a_planted_import_is_seen(monkeypatch, tmp_path):
     planted = tmp_path / "planted.py"
     planted.write_text("def f():\n    from sebulba.agents import impala\n")
-    monkeypatch.setitem(MODULES, "sebulba.inference.planted", planted)
+    monkeypatch.setitem(EVERY, "sebulba.inference.planted", planted)
     assert "sebulba.agents.impala" in imports("sebulba.inference.planted", at_import=False)
     assert not imports("sebulba.inference.planted", at_import=True)
 
@@ -184,7 +197,7 @@ def test_importing_what_the_command_line_needs_imports_no_jax():
 
 @pytest.mark.slow
 def test_importing_everything_touches_no_device_and_no_environment_variable():
-    modules = sorted(m for m in MODULES if not m.endswith("__main__"))
+    modules = sorted(m for m in EVERY if not m.endswith("__main__"))
     code = (
         "import importlib, os, sys\n"
         "import jax, flax, envpool, matplotlib\n"
@@ -231,6 +244,7 @@ def test_the_rooms_at_the_top_are_relative_links():
         assert link.is_symlink() and str(link.readlink()) == f"sebulba/{name}"
 
 
+NOT_COPIED = shutil.ignore_patterns("__pycache__", "build", "*.egg-info")
 BUILD = """
 import sys
 from setuptools.build_meta import build_sdist, build_wheel
@@ -245,13 +259,10 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
     copy = tmp_path / "copy"
     pages = [path for path in (PACKAGE / "tools/board").iterdir() if path.suffix in {".css", ".js"}]
     trained = [path for path in (PACKAGE / "policies/trained").rglob("*") if path.is_file()]
-    native = [
-        *(PACKAGE / "envs/networks/engine").iterdir(),
-        *(PACKAGE / "envs/networks/jax_call").glob("*.cc"),
-    ]
-    data = [PACKAGE / "py.typed", *native, *pages, *trained]
+    data = [PACKAGE / "py.typed", *pages, *trained]
     documents = [*(ROOT / "docs").rglob("*.*"), *(ROOT / "examples").rglob("*.*")]
     documents += [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.json")]
+    documents += [NETWORKS / "README.md", *OF_NETWORKS.values()]
     documents += [ROOT / "tests/test_package.py", *ROOT.glob("[A-Z]*.*"), ROOT / "Makefile"]
     documents = [path for path in documents if path.suffix != ".pyc" and path.is_file()]
     for path in [ROOT / "pyproject.toml", *documents, *PACKAGE.rglob("*.py"), *data]:
@@ -259,6 +270,9 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     (copy / "agents").symlink_to("sebulba/agents")
+    shutil.copytree(
+        NETWORKS, copy / "packages/sebulba-networks", ignore=NOT_COPIED, dirs_exist_ok=True
+    )
     (copy / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     done = subprocess.run(
         [sys.executable, "-c", BUILD, str(tmp_path)],
@@ -290,3 +304,36 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
         "tpu",
     ):
         assert re.search(wanted, metadata), wanted
+
+
+@pytest.mark.slow
+def test_the_wheel_of_the_networks_holds_the_engine_and_brings_what_sebulba_finds(tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(NETWORKS, copy, ignore=NOT_COPIED)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)],
+        cwd=copy,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = next(name for name in names if name.endswith("METADATA"))
+        assert "Requires-Dist: sebulba" in archive.read(info).decode()
+    package = NETWORKS / "sebulba_networks"
+    data = [*(package / "engine").iterdir(), package / "jax_call/jax_call.cc", package / "py.typed"]
+    files = {str(path.relative_to(NETWORKS)) for path in (*OF_NETWORKS.values(), *data)}
+    assert {name for name in names if ".dist-info/" not in name} == files
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_networks_bring_what_sebulba_says_that_they_bring():
+    from sebulba.support import plugins
+
+    project = tomllib.loads((NETWORKS / "pyproject.toml").read_text())["project"]
+    for group, names in plugins._APART.items():
+        assert set(names) == set(project["entry-points"][group.name])
+        assert set(names.values()) == {project["name"]}

@@ -73,8 +73,9 @@ def not_copied(folder, names):
     return NOT_COPIED(folder, names) | ({"runs"} if Path(folder) == ROOT else set())
 
 
-FEWER = {f"num_cycles={many}": "num_cycles=6" for many in ("1000", "200", "20")}
-FEWER["512_000"] = "6_144"
+LENGTHS = ("512_000", "500_000", "307_200", "204_800", "200_000", "100_000", "20_480")
+FEWER = {f"total_env_steps={many}": "total_env_steps=6_144" for many in LENGTHS}
+FEWER["total_env_steps=200_000"] = "total_env_steps=8_192"
 
 
 def blocks(file: str) -> list[tuple[str, str, str]]:

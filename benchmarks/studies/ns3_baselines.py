@@ -12,10 +12,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-
-from sebulba.envs.networks.native import INFO
-from sebulba.envs.networks.options import CongestionControlOptions
-from sebulba.envs.networks.pools import make_pool
+from sebulba_networks.native import INFO
+from sebulba_networks.options import CongestionControlOptions
+from sebulba_networks.pools import make_pool
 
 NETWORKS = {  # Mbit/s, ms, packets
     "64 Mbit/s, 16 ms, 80 packets": (64, 16, 80),

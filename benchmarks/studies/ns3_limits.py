@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-
-from sebulba.envs.networks.options import CongestionControlOptions
-from sebulba.envs.networks.pools import make_pool
-from sebulba.envs.networks.process_pool import ProcessPool
+from sebulba_networks.options import CongestionControlOptions
+from sebulba_networks.pools import make_pool
+from sebulba_networks.process_pool import ProcessPool
 
 CORNERS = itertools.product((64, 128), (16, 64), (80, 800))
 STEPS, RESETS = 100, 1000

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from sebulba.envs.networks.native import HAPPENINGS, INFO, Rows
-from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
-from sebulba.envs.networks.pools import Pool, make_pool
+from sebulba_networks.native import HAPPENINGS, INFO, Rows
+from sebulba_networks.options import CongestionControlOptions, SharedBottleneckOptions
+from sebulba_networks.pools import Pool, make_pool
 
 MOST_OBS, MOST_REWARD = 1e-4, 1e-5
 """Largest difference of observations, relative where they are above 1, and of rewards, relative."""

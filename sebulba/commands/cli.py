@@ -1,6 +1,6 @@
 """The command line: ``sebulba train``, ``resume``, ``eval``, ``policies``, ``runs``, ``plot``,
 ``diff``, ``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``,
-``networks``, ``doctor``, ``check-env``, ``check-agent``.
+``doctor``, ``check-env``, ``check-agent``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -35,6 +35,7 @@ from sebulba.runs.exit_codes import (
 from sebulba.runs.huge_pages import COMMANDS as LONG_COMMANDS
 from sebulba.runs.huge_pages import restart_with_huge_pages
 from sebulba.runs.parent_process import go_on_in_child, leave, note_end
+from sebulba.support import plugins
 from sebulba.support.streams import make_streams_safe
 from sebulba.support.user_code import import_from_here
 
@@ -53,7 +54,6 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba export RUN --to FORM        write a policy as StableHLO or ONNX
        sebulba sweep CONFIG --space FILE   search hyper-parameters by many trainings
        sebulba bench BENCHMARK [options]   measure this machine
-       sebulba networks COMMAND RUN        look at what congestion control has learned
        sebulba doctor [options]            see whether this machine is fit
        sebulba check-env ENV [options]     see what is wrong with an environment
        sebulba check-agent AGENT [options] see what is wrong with an agent
@@ -202,7 +202,6 @@ COMMANDS = {
     "export": "export:export",
     "sweep": "sweep:main",
     "bench": "bench:main",
-    "networks": "networks:main",
     "doctor": "check:doctor",
     "check-env": "check:check_env",
     "check-agent": "check:check_agent",
@@ -214,22 +213,36 @@ NAME_CODE_AT_ONCE = ("bench", "check-env")
 
 def _command(argv: list[str]) -> int:
     if not argv:
-        print(USAGE, end="", file=sys.stderr)
+        print(_usage(), end="", file=sys.stderr)
         return EXIT_USAGE
     word, *rest = argv
     if word in ("-h", "--help"):
-        print(USAGE, end="")
+        print(_usage(), end="")
         return EXIT_OK
     if word == "--version":
         print(f"sebulba {sebulba.__version__}")
         return EXIT_OK
+    entry = plugins.find(plugins.COMMANDS, word, COMMANDS)
+    if entry is not None:
+        return plugins.load(plugins.COMMANDS, entry)(rest) or EXIT_OK
     if word not in COMMANDS:
-        nearest = _nearest(word, COMMANDS)
+        plugins.check_not_apart(plugins.COMMANDS, word, f"the command {word!r}")
+        nearest = _nearest(word, (*COMMANDS, *plugins.names(plugins.COMMANDS)))
         raise UsageError(f"command {word!r} is unknown; use {nearest}, see sebulba --help")
     if word in NAME_CODE_AT_ONCE:
         import_from_here()
     module, _, function = COMMANDS[word].partition(":")
     return getattr(importlib.import_module(f"sebulba.commands.{module}"), function)(rest)
+
+
+def _usage() -> str:
+    """Return the usage, with the commands that installed packages bring."""
+    before, version, after = USAGE.partition("       sebulba --version\n")
+    group, lines = plugins.COMMANDS, []
+    for word in plugins.names(group, but=COMMANDS):
+        usage = f"sebulba {word} ..."
+        lines.append(f"       {usage:<36}of the package {plugins.package_of(group, word)}\n")
+    return "".join((before, *lines, version, after))
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

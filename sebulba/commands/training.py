@@ -6,7 +6,8 @@ import sys
 import textwrap
 
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.configs.presets import OWN_NUMBERS, tasks_with_names
+from sebulba.configs.presets import OWN_NUMBERS, PRESETS, from_packages, tasks_with_names
+from sebulba.errors import UsageError
 from sebulba.runs.api import joined, open_run, ready, resumed
 from sebulba.runs.configurations import config_first, is_trust_given
 from sebulba.runs.exit_codes import EXIT_OK, EXIT_USAGE
@@ -68,6 +69,7 @@ def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list
 def _train_help() -> str:
     width = max(map(len, OWN_NUMBERS))
     lines = [f"  {name:<{width}}  {preset.summary}" for name, preset in OWN_NUMBERS.items()]
+    lines += _presets_of_packages(width)
     more = [
         f"  {line}"
         for names in tasks_with_names().values()
@@ -103,3 +105,15 @@ def _train_help() -> str:
             "",
         ]
     )
+
+
+def _presets_of_packages(width: int) -> list[str]:
+    """Return the lines of ``sebulba train --help`` on presets that installed packages bring."""
+    lines = []
+    for name in from_packages():
+        try:
+            summary = PRESETS[name].summary
+        except UsageError as error:
+            summary = f"cannot be used: {error}"
+        lines.append(f"  {name:<{width}}  {summary}")
+    return ["", "of installed packages:", *lines] if lines else []

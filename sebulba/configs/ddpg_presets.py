@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sebulba.agents.configs import DDPGConfig, ReplayConfig, TorsoConfig
+from sebulba.agents.configs import DDPGConfig, ReplayConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
 
@@ -97,33 +97,6 @@ def halfcheetah() -> ExperimentConfig:
     return for_task(neutral(), "HalfCheetah-v4", agent, eval_every_env_steps=50_000)
 
 
-def congestion() -> ExperimentConfig:
-    """Return DDPG in its Ape-X form on congestion control in the ranges of RayNet's paper.
-
-    Prioritized replay, targets of 3 steps and a ladder of exploration as in ``pendulum-ddpg-apex``,
-    the other numbers those of the neutral preset, and an update every 16 env steps. Layers and
-    features are those of ``congestion-sac``.
-    """
-    agent = {
-        "torso": TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
-        "num_steps": 3,
-        "noise_scale": 0.5,
-        "noise_exponent": 3.0,
-        "replay": ReplayConfig(
-            capacity=1_000_000,
-            batch_size=256,
-            updates_per_cycle=4,
-            warm_up_cycles=80,
-            prioritized=True,
-        ),
-    }
-    env = EnvConfig("sebulba/CongestionControl-v0", options={"features": "relative"})
-    start = for_task(
-        neutral(), env.id, agent, num_envs=8, steps_per_cycle=8, num_inferencers_per_device=2
-    )
-    return dataclasses.replace(start, env=env)
-
-
 NEUTRAL = Preset("DDPG for any task with continuous actions", neutral)
 """For any task, until one of its own is written."""
 
@@ -131,6 +104,5 @@ PRESETS: dict[str, Preset] = {
     "pendulum-ddpg": Preset("DDPG, MLP, envpool Pendulum-v1", pendulum, goal=-200),
     "pendulum-ddpg-apex": Preset("DDPG in its Ape-X form, MLP, envpool Pendulum-v1", pendulum_apex),
     "halfcheetah-ddpg": Preset("DDPG, MLP, envpool HalfCheetah-v4", halfcheetah),
-    "congestion-ddpg": Preset("DDPG in its Ape-X form, MLP, congestion control", congestion),
 }
 """For one task each, by the name that the command line knows."""

@@ -16,6 +16,7 @@ from sebulba.agents.configs import AgentConfig, OptimizerConfig
 from sebulba.agents.configs.shared import own_torsos
 from sebulba.errors import UsageError, shown
 from sebulba.options import ENV_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
+from sebulba.support import plugins
 from sebulba.support.checks import (
     at_least,
     at_most,
@@ -110,7 +111,8 @@ class EnvConfig:
         library, colon, _ = self.id.partition(":")
         is_plain = self.id.isprintable() and len(self.id) <= MOST_SHOWN
         shown_id = self.id if is_plain else shown(self.id)
-        names_code = colon and library not in ENV_LIBRARIES
+        is_known = library in ENV_LIBRARIES or plugins.env_entry(self.id) is not None
+        names_code = colon and not is_known
         named = [f"the environment {shown_id}"] if names_code else []
         named += [f"the wrapper {shown(wrapper)}" for wrapper in self.wrappers]
         return named + [

@@ -20,6 +20,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError
+from sebulba.support import plugins
 from sebulba.support.files import read_edited_json, write_json
 
 Scalar: TypeAlias = bool | int | float | str | None
@@ -113,6 +114,8 @@ def config_of_preset(name: Any, path: Path) -> ExperimentConfig:
     """Return the preset that a configuration file names; UsageError if there is none."""
     if isinstance(name, str) and name in PRESETS:
         return PRESETS[name].make()
+    if isinstance(name, str):
+        plugins.check_not_apart(plugins.PRESETS, name, f"the configuration {name!r} of {path}")
     near = difflib.get_close_matches(name if isinstance(name, str) else "", PRESETS, cutoff=0.5)
     raise UsageError(
         f"{path} names the unknown configuration {name!r} under 'config'; use "

@@ -6,7 +6,7 @@ import dataclasses
 
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset, for_task
+from sebulba.configs.preset import Preset
 
 
 def neutral() -> ExperimentConfig:
@@ -154,15 +154,6 @@ def halfcheetah() -> ExperimentConfig:
     )
 
 
-def congestion() -> ExperimentConfig:
-    """Return Impala on congestion control in the ranges of RayNet's paper.
-
-    The neutral preset without a bonus for entropy: every deviation of the window costs reward.
-    """
-    agent = {"entropy_coefficient": 0.0, "initial_std": 0.5}
-    return for_task(neutral(), "sebulba/CongestionControl-v0", agent, total_env_steps=1_000_000)
-
-
 def breakout() -> ExperimentConfig:
     """Return Impala on Breakout, as ``atari-impala`` has it."""
     return dataclasses.replace(atari(), env=dataclasses.replace(atari().env, id="Breakout-v5"))
@@ -180,6 +171,5 @@ PRESETS: dict[str, Preset] = {
     "pong": Preset("Impala, Nature CNN, envpool Pong-v5", atari),
     "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
     "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
-    "congestion-impala": Preset("Impala, Gaussian policy, congestion control", congestion),
 }
 """For one task each, by the name that the command line knows."""

@@ -140,48 +140,6 @@ def atari() -> ExperimentConfig:
     )
 
 
-def congestion() -> ExperimentConfig:
-    """Return PPO on congestion control in the ranges of RayNet's paper.
-
-    Discount, lambda, clip, learning rate, epochs and networks are those of ``halfcheetah-ppo``;
-    observations are normalised, since the window is in packets. Rewards are at most 1 a step.
-    """
-    return ExperimentConfig(
-        env=EnvConfig("sebulba/CongestionControl-v0"),
-        agent=PPOConfig(
-            learning_rate=3e-4,
-            discount=0.99,
-            trace_decay=0.95,
-            epochs=10,
-            minibatches=16,
-            ratio_clip=0.2,
-            value_clip=0.2,
-            normalize_observations=True,
-            normalize_rewards=True,
-            initial_std=0.5,
-            torso=TorsoConfig(hidden_sizes=(64, 64)),
-            separate_value_torso=True,
-        ),
-        total_env_steps=1_000_000,
-        anneal_learning_rate=True,
-        num_envs=16,
-        num_inferencers_per_device=1,
-        steps_per_cycle=128,
-        schedule="lockstep",
-    )
-
-
-def shared_bottleneck() -> ExperimentConfig:
-    """Return PPO for two flows that share a bottleneck, and their policy.
-
-    The numbers of ``congestion-ppo``. In a row about half of the agents act, as their steps end at
-    unequal times, so trajectories are twice as long.
-    """
-    start = congestion()
-    env = EnvConfig("sebulba/SharedBottleneck-v0")
-    return dataclasses.replace(start, env=env, steps_per_cycle=256)
-
-
 def breakout_minatar() -> ExperimentConfig:
     """Return PPO on gymnax's MinAtar Breakout, which needs the extra ``gymnax``.
 
@@ -377,10 +335,6 @@ PRESETS: dict[str, Preset] = {
     ),
     "breakout-minatar": Preset(
         "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
-    ),
-    "congestion-ppo": Preset("PPO, Gaussian policy, congestion control", congestion, goal=371),
-    "shared-bottleneck-ppo": Preset(
-        "PPO, Gaussian policy, flows that share a bottleneck", shared_bottleneck
     ),
     "connect-four": Preset("PPO, self-play, envpool ConnectFour-v1", connect_four),
     "kuhn": Preset("PPO, self-play, envpool KuhnPoker-v1", kuhn),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from sebulba.configs import (
     ddpg_presets,
     dqn_presets,
@@ -14,6 +16,8 @@ from sebulba.configs import (
 )
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.preset import Preset
+from sebulba.errors import UsageError, shown
+from sebulba.support import plugins
 
 NEUTRAL: dict[str, Preset] = {
     "impala": impala_presets.NEUTRAL,
@@ -56,8 +60,47 @@ BY_TASK: dict[str, Preset] = {
 }
 """Those of ``OWN_NUMBERS`` in the environments of more tasks, by TASK-AGENT."""
 
-PRESETS: dict[str, Preset] = {**OWN_NUMBERS, **BY_TASK}
+_OURS: dict[str, Preset] = {**OWN_NUMBERS, **BY_TASK}
+
+
+class _Presets(Mapping[str, Preset]):
+    """Presets of Sebulba and of installed packages; the latter are imported when they are read.
+
+    Reading one raises UsageError where its package is refused (``sebulba.support.plugins``).
+    """
+
+    def __getitem__(self, name: str) -> Preset:
+        entry = plugins.find(plugins.PRESETS, name, _OURS)
+        if entry is None:
+            plugins.check_not_apart(plugins.PRESETS, name, f"the preset {name!r}")
+            return _OURS[name]
+        found = plugins.load(plugins.PRESETS, entry)
+        found = found.get(name) if isinstance(found, Mapping) else found
+        if not isinstance(found, Preset):
+            raise UsageError(
+                f"the preset {name!r} of the package {plugins.package_of(plugins.PRESETS, name)} "
+                f"is {shown(found)}; it must be a sebulba.configs.preset.Preset, or a mapping that "
+                "has one under that name"
+            )
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in _OURS or name in from_packages()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*_OURS, *from_packages()])
+
+    def __len__(self) -> int:
+        return len(_OURS) + len(from_packages())
+
+
+PRESETS: Mapping[str, Preset] = _Presets()
 """All, by the name that the command line knows."""
+
+
+def from_packages() -> list[str]:
+    """Return the names of the presets that installed packages bring, but for names of Sebulba."""
+    return plugins.names(plugins.PRESETS, but=_OURS)
 
 
 def tasks_with_names() -> dict[str, list[str]]:

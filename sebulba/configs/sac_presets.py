@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from sebulba.agents.configs import ReplayConfig, SACConfig, TorsoConfig
+from sebulba.agents.configs import ReplayConfig, SACConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
 
@@ -57,29 +55,11 @@ def halfcheetah() -> ExperimentConfig:
     return for_task(neutral(), "HalfCheetah-v4", {}, eval_every_env_steps=50_000)
 
 
-def congestion() -> ExperimentConfig:
-    """Return SAC on congestion control in the ranges of RayNet's paper.
-
-    The neutral preset with an update every 16 env steps and layers half as wide. Observations are
-    not normalised here, so they are the relative features, in which the window is a logarithm.
-    """
-    agent = {
-        "torso": TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
-        "replay": ReplayConfig(
-            capacity=1_000_000, batch_size=256, updates_per_cycle=8, warm_up_cycles=40
-        ),
-    }
-    env = EnvConfig("sebulba/CongestionControl-v0", options={"features": "relative"})
-    start = for_task(neutral(), env.id, agent, num_envs=16, steps_per_cycle=8)
-    return dataclasses.replace(start, env=env)
-
-
 NEUTRAL = Preset("SAC for any task with continuous actions", neutral)
 """For any task, until one of its own is written."""
 
 PRESETS: dict[str, Preset] = {
     "pendulum-sac": Preset("SAC, MLP, envpool Pendulum-v1", pendulum, goal=-200),
     "halfcheetah-sac": Preset("SAC, MLP, envpool HalfCheetah-v4", halfcheetah, goal=5000),
-    "congestion-sac": Preset("SAC, MLP, congestion control", congestion),
 }
 """For one task each, by the name that the command line knows."""

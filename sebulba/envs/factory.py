@@ -52,6 +52,7 @@ from sebulba.envs.observation_parts import (
     warn_of_unused_mask,
 )
 from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
+from sebulba.envs.packages import VectorKind, is_package_id, package_env, package_versions
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env, remember
 from sebulba.envs.wrappers import load_wrapper, warn_of_statistics, wrapped
@@ -62,9 +63,6 @@ from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
-
-OWN_PREFIX = "sebulba/"
-"""Ids that begin with this are those of ``sebulba.envs.networks``."""
 
 _MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
 """Options of ``gymnasium.make`` itself; all others go to the environment."""
@@ -78,7 +76,7 @@ class EnvSource:
     """Id, with its version, as the backend has it; or ``module:attribute``."""
     backend: str | None
     """What makes it: a ``Backend``, a library of JAX environments or ``pettingzoo``; None for
-    ``module:attribute`` and ids of this package."""
+    ``module:attribute`` and ids of installed packages."""
     versions: dict[str, str]
     """Versions of the backend's package and of that which brings the environment, by name."""
 
@@ -173,7 +171,8 @@ def make_env_factory(
         * ``"LIBRARY:ID"`` of gymnax, brax, jumanji, pgx or jaxmarl, or a ``JaxEnv`` or
           ``MultiAgentJaxEnv``: an object, a class, or a function that is annotated to return one;
         * ``"pettingzoo:FAMILY/NAME"``, such as ``"pettingzoo:classic/connect_four_v3"``;
-        * the id of an environment of this package, ``"sebulba/..."``;
+        * the id of one that an installed package brings, ``"PREFIX:NAME"`` or ``"PREFIX/NAME"``,
+          such as ``"sebulba/CongestionControl-v0"`` of sebulba-networks;
         * a return value of this function.
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
       num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
@@ -211,15 +210,15 @@ def make_env_factory(
     if isinstance(env, _Factory):
         _check_nothing_left(env.name, options | own.changed())
         return env
+    if is_package_id(env):
+        return _package_factory(env, own, options)
     if isinstance(env, str) and library_of(env):
         return _jax_factory(functools.partial(make_library_env, env, options), env, own)
     if isinstance(env, str) and is_pettingzoo_id(env):
         return _pettingzoo_factory(env, own, options)
-    if isinstance(env, str) and env.startswith(OWN_PREFIX):
-        return _own_factory(env, own, options)
     if isinstance(env, str) and not _names_attribute(env):
         return _factory_of_id(env, own, options)
-    return _factory_of_callable(env, own, options)
+    return _factory_of_callable(_load(env) if isinstance(env, str) else env, env, own, options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -292,11 +291,13 @@ def _factory_of_id(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fact
     return _single_factory(make_env, env, own)
 
 
-def _factory_of_callable(env: Any, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
-    """Return the factory of ``"module:attribute"`` or of a callable."""
+def _factory_of_callable(
+    make_env: Any, env: Any, own: _OwnOptions, options: dict[str, Any]
+) -> _Factory:
+    """Return the factory of a callable, or of an environment in JAX, that was given as ``env``."""
     if own.backend == "envpool":
         raise UsageError(f"backend='envpool' takes ids, not env={shown(env)}; drop backend")
-    make_env, name = _load(env) if isinstance(env, str) else env, _name(env)
+    name = _name(env)
     if not isinstance(make_env, type) and is_jax_env(make_env):
         check_option_names(options, {"max_episode_steps"}, name)
         return _jax_factory(lambda: _limited(make_env, options), name, own)
@@ -368,13 +369,13 @@ def env_source(env: str, backend: Backend | None = None) -> EnvSource:
     Raises:
       UsageError: The id is unknown.
     """
+    if is_package_id(env):
+        return EnvSource(env, None, package_versions(env))
     if library := library_of(env):
         return EnvSource(env, library, library_versions(env))
     if is_pettingzoo_id(env):
         check_pettingzoo_id(env)
         return EnvSource(env, PETTINGZOO, _versions(PETTINGZOO, pettingzoo_package(env)))
-    if env.startswith(OWN_PREFIX):
-        return EnvSource(env, None, _versions("sebulba"))
     if _names_attribute(env):
         return EnvSource(env, None, _versions(env, "gymnasium"))
     chosen = _choose_backend(env, backend)
@@ -574,29 +575,19 @@ def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Facto
     )
 
 
-def _own_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
-    from sebulba.envs import networks
-    from sebulba.envs.networks.adapter import NetworkAdapter, network_spec
-    from sebulba.envs.networks.options import read_options
-
-    if env not in networks.IDS:
-        hint = nearest(env, networks.IDS) or f"; there is {', '.join(networks.IDS)}"
-        raise UsageError(f"env={env!r} is not an id of sebulba{hint}")
+def _package_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
+    """Return the factory of an environment that an installed package brings."""
+    found = package_env(env)
+    if not isinstance(found, VectorKind):
+        return _factory_of_callable(found, env, own, options)
     if own.backend is not None:
         raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
     _check_not_async(own, env)
     _check_no_infos(own, env)
     _check_no_wrappers(own, env, "is a vector environment by itself")
-    read = read_options(options, env)
-    num_threads = own.num_threads or networks.default_num_threads()
+    parts = found.parts(options, own.num_threads, own.step_timeout_s)
     return _Factory(
-        lambda num_envs, seeds: NetworkAdapter(
-            read, seeds, num_threads=num_threads, step_timeout_s=own.step_timeout_s
-        ),
-        env,
-        make_spec=lambda: network_spec(read),
-        num_threads=num_threads,
-        own=own,
+        parts.make, env, make_spec=parts.make_spec, num_threads=parts.num_threads, own=own
     )
 
 

@@ -25,6 +25,8 @@ from sebulba.errors import UsageError, shown
 from sebulba.policies.pretrained import folder_of, is_pretrained
 from sebulba.runs.folder import KIND, config_of_record
 from sebulba.support.files import read_edited_json
+from sebulba.support.plugins import PRESETS as PRESETS_OF_PACKAGES
+from sebulba.support.plugins import check_not_apart
 from sebulba.support.trust import Trust, trust_of
 from sebulba.support.user_code import load_attribute
 
@@ -98,6 +100,7 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
         return _of_file(folder_of(word), trust)
     if ":" in word:
         return Start(word, _loaded(word))
+    check_not_apart(PRESETS_OF_PACKAGES, word, f"configuration {word!r}")
     near = difflib.get_close_matches(word.lower(), PRESETS, n=3, cutoff=0.5)
     command = command.removesuffix(f" {word}")  # bench learn NAME
     raise UsageError(

@@ -116,15 +116,15 @@ def parse(
     if agent is not None:
         start = with_agent(start, agent)
     before = start.env.options
+    summary = PRESETS[preset].summary if preset in PRESETS else f"{start.agent_name}, your own"
     if {"-h", "--help"} & set(options):
-        print(_short_help(f"{command} {preset}", start))
+        print(_short_help(f"{command} {preset}", summary, start))
         raise SystemExit(0)
     options = ["--help" if option == "--help-all" else option for option in options]
     words, pairs = gather_env_options([_long_option(option) for option in options])
     if pairs:  # for tyro, a dict with entries has these options and no others
         start = dataclasses.replace(start, env=dataclasses.replace(start.env, options={}))
         words += [ENV_OPTIONS, *pairs]
-    summary = PRESETS[preset].summary if preset in PRESETS else f"{start.agent_name}, your own"
     config = tyro.cli(
         ExperimentConfig,
         prog=f"{command} {preset}",
@@ -163,8 +163,8 @@ def _default_of(option: str, config: ExperimentConfig) -> str:
     return f" [{' '.join(value) if isinstance(value, tuple) else value}]"
 
 
-def _short_help(command: str, config: ExperimentConfig) -> str:
-    lines = [f"usage: {command} [options]", "", *common_options(config)]
+def _short_help(command: str, summary: str, config: ExperimentConfig) -> str:
+    lines = [f"usage: {command} [options]", "", f"{summary}.", "", *common_options(config)]
     return "\n".join([*lines, "", f'"{command} --help-all" shows all options.'])
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable
 
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.metrics.trackers import MlflowWriter, WandbWriter
 from sebulba.metrics.writers import TensorBoardWriter
+from sebulba.support import plugins
 from sebulba.support.checks import nearest
 from sebulba.support.user_code import load_attribute
 from sebulba.types import Callback, MetricWriter, RunInfo
-
-GROUP = "sebulba.writers"
-"""Entry points of this group are what ``find_writer`` returns."""
 
 
 def find_writer(name: str) -> Callable[[RunInfo], MetricWriter]:
@@ -25,9 +22,13 @@ def find_writer(name: str) -> Callable[[RunInfo], MetricWriter]:
         ``module:attribute``.
 
     Raises:
-      UsageError: There is none of that name, or its library is missing.
+      UsageError: There is none of that name, its library is missing, or a package that brings it
+        is refused (``sebulba.support.plugins``).
     """
-    if ":" in name:
+    entry = plugins.find(plugins.WRITERS, name, OURS)
+    if entry is not None:
+        found = plugins.load(plugins.WRITERS, entry)
+    elif ":" in name:
         found = load_attribute("writers", name)
     elif name in OURS:
         found = OURS[name]
@@ -37,7 +38,11 @@ def find_writer(name: str) -> Callable[[RunInfo], MetricWriter]:
                 f"pip install 'sebulba[{name}]'"
             )
     else:
-        found = _of_entry_point(name)
+        names = [*OURS, *plugins.names(plugins.WRITERS)]
+        hint = nearest(name, names) or f"; there is {', '.join(names)}"
+        raise UsageError(
+            f"writers={shown(name)} is unknown{hint}; one of your own is my_package:MyWriter"
+        )
     if not callable(found):
         raise UsageError(
             f"writers={name!r} is {shown(found)}; it must be a class or a function that is given a "
@@ -88,17 +93,6 @@ def find_callback(name: str) -> Callback:
             f"callbacks={name!r} is {shown(found)}; it must be a function of a record of metrics"
         )
     return found
-
-
-def _of_entry_point(name: str) -> Callable[[RunInfo], MetricWriter]:
-    entries = importlib.metadata.entry_points(group=GROUP)
-    for entry in entries.select(name=name):
-        return entry.load()
-    names = [*OURS, *sorted(entries.names)]
-    hint = nearest(name, names) or f"; there is {', '.join(names)}"
-    raise UsageError(
-        f"writers={shown(name)} is unknown{hint}; one of your own is my_package:MyWriter"
-    )
 
 
 def _tensorboard(run: RunInfo) -> TensorBoardWriter:

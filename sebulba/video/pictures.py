@@ -16,6 +16,7 @@ from sebulba.configs.experiment import EnvConfig
 from sebulba.envs import make_env_factory, seed_block
 from sebulba.envs.factory import has_gymnasium_id
 from sebulba.envs.jax_libraries import library_of
+from sebulba.envs.packages import VectorKind, is_package_id, package_env
 from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import UsageError, text_of
 from sebulba.inference.cycle import env_step_of, info_columns
@@ -41,10 +42,11 @@ def drawing_factory(env: EnvConfig) -> EnvFactory:
       UsageError: Nothing draws this environment.
     """
     arguments = env.factory_arguments()
-    if library_of(env.id) or env.id.startswith("sebulba/"):
+    if library_of(env.id) or _is_vector_kind(env.id):
         raise UsageError(f"{env.id!r} cannot draw itself, so there is nothing to film or watch")
-    if is_attribute(env.id):
-        wanted = RENDER_MODE if _takes_render_mode(load_attribute("env", env.id)) else {}
+    if is_package_id(env.id) or is_attribute(env.id):
+        made_by = package_env(env.id) if is_package_id(env.id) else load_attribute("env", env.id)
+        wanted = RENDER_MODE if _takes_render_mode(made_by) else {}
         return make_env_factory(env.id, **{**wanted, **arguments})
     from sebulba.envs.envpool_adapter import draws, envpool_id
 
@@ -58,6 +60,10 @@ def drawing_factory(env: EnvConfig) -> EnvFactory:
         arguments |= {"backend": "gymnasium", "num_threads": None}
         _use_egl()
     return make_env_factory(env.id, **{**RENDER_MODE, **_camera(env.id, arguments), **arguments})
+
+
+def _is_vector_kind(env_id: str) -> bool:
+    return is_package_id(env_id) and isinstance(package_env(env_id), VectorKind)
 
 
 def _camera(env_id: str, given: Mapping[str, Any]) -> dict[str, str]:

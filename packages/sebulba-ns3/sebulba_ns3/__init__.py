@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sebulba.envs.networks import build
+from sebulba_networks import build
 from sebulba.errors import UsageError
 
 if TYPE_CHECKING:

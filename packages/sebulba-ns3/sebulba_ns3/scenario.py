@@ -13,8 +13,8 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 from sebulba.support.checks import require_size
-from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S, ProcessPool, ask_once
-from sebulba.envs.networks.worker import SPEC
+from sebulba_networks.process_pool import STEP_TIMEOUT_S, ProcessPool, ask_once
+from sebulba_networks.worker import SPEC
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import ActionError, EnvError, UsageError, shown
 from sebulba.support.files import parse_json

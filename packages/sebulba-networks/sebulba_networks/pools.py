@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sebulba.envs.networks.engines import NATIVE, find_engine
-from sebulba.envs.networks.native import NativePool
-from sebulba.envs.networks.options import CongestionControlOptions, NetworkOptions
-from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S, ProcessPool
+from sebulba_networks.engines import NATIVE, find_engine
+from sebulba_networks.native import NativePool
+from sebulba_networks.options import CongestionControlOptions, NetworkOptions
+from sebulba_networks.process_pool import STEP_TIMEOUT_S, ProcessPool
 
 Pool = NativePool | ProcessPool
 

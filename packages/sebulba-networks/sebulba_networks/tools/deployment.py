@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from sebulba.envs.networks.engines import NATIVE
-from sebulba.envs.networks.native import PACKET_BYTES, PAYLOAD_BYTES
-from sebulba.envs.networks.options import CongestionControlOptions, LoopbackOptions
 from sebulba.policies.policy import Policy
-from sebulba.tools.networks.playing import (
+from sebulba_networks.engines import NATIVE
+from sebulba_networks.native import PACKET_BYTES, PAYLOAD_BYTES
+from sebulba_networks.options import CongestionControlOptions, LoopbackOptions
+from sebulba_networks.tools.playing import (
     POLICY,
     RULES,
     Figures,

@@ -10,15 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from sebulba.envs.networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
-from sebulba.envs.networks.native import NativePool, Rows
-from sebulba.envs.networks.options import (
-    CartPoleOptions,
-    NetworkOptions,
-    SharedBottleneckOptions,
-)
-from sebulba.envs.networks.pools import make_pool
-from sebulba.envs.networks.process_pool import STEP_TIMEOUT_S
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
@@ -27,6 +18,15 @@ from sebulba.envs.valid_actions import clamp
 from sebulba.errors import EnvError, UsageError
 from sebulba.support.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, MultiAgentSpec, PyTree
+from sebulba_networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
+from sebulba_networks.native import NativePool, Rows
+from sebulba_networks.options import (
+    CartPoleOptions,
+    NetworkOptions,
+    SharedBottleneckOptions,
+)
+from sebulba_networks.pools import make_pool
+from sebulba_networks.process_pool import STEP_TIMEOUT_S
 
 LARGEST_EXPONENT = 2.0
 """An action multiplies the window by 2 to the power of at most this, and at least minus this."""
@@ -62,7 +62,7 @@ class NetworkAdapter:
         )
         self._is_shared = isinstance(options, SharedBottleneckOptions)
         num_slots = self.num_envs * options.num_agents
-        self._action_space = _agent_spaces(options)[1]
+        self._action_space = agent_spaces(options)[1]
         self._check_action = make_action_check(self._action_space, num_slots)
 
     def reset(self) -> EnvOutput:
@@ -143,7 +143,7 @@ class NetworkAdapter:
 
 def network_spec(options: NetworkOptions) -> EnvSpec | MultiAgentSpec:
     """Return the spec of one environment, with an agent or many alike."""
-    observation_space, action_space = _agent_spaces(options)
+    observation_space, action_space = agent_spaces(options)
     if not isinstance(options, SharedBottleneckOptions):
         name = CART_POLE if isinstance(options, CartPoleOptions) else CONGESTION_CONTROL
         return EnvSpec(observation_space, action_space, name=name)
@@ -153,7 +153,7 @@ def network_spec(options: NetworkOptions) -> EnvSpec | MultiAgentSpec:
     return compile_tree(tree, name=SHARED_BOTTLENECK, waits=True)
 
 
-def _agent_spaces(options: NetworkOptions) -> tuple[Box, Space]:
+def agent_spaces(options: NetworkOptions) -> tuple[Box, Space]:
     """Return the spaces of observations and actions."""
     if isinstance(options, CartPoleOptions):
         most = np.array([4.8, np.inf, np.deg2rad(24), np.inf], np.float32)

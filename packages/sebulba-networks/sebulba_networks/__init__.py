@@ -1,8 +1,9 @@
-"""Networks at the level of packets as environments; ``docs/networks.md`` explains them.
+"""Networks at the level of packets as environments of Sebulba, Gymnasium and PettingZoo.
 
-Importing this package registers the one of a single agent in Gymnasium, which has no entry points
-for that:
-``gymnasium.make("sebulba.envs.networks:sebulba/CongestionControl-v0")`` imports it by itself.
+Importing this package registers the environment of a single agent in Gymnasium, so both
+``import sebulba_networks`` with ``gymnasium.make("sebulba/CongestionControl-v0")`` and
+``gymnasium.make("sebulba_networks:sebulba/CongestionControl-v0")`` make it. Sebulba finds all
+environments by entry points.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ IDS = (CONGESTION_CONTROL, SHARED_BOTTLENECK, CART_POLE)
 if CONGESTION_CONTROL not in gymnasium.registry:
     gymnasium.register(
         CONGESTION_CONTROL,
-        entry_point="sebulba.envs.networks.gymnasium_env:CongestionControlEnv",
+        entry_point="sebulba_networks.gymnasium_env:CongestionControlEnv",
     )
 
 

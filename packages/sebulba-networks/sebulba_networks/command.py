@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sebulba.envs.networks import CONGESTION_CONTROL, SHARED_BOTTLENECK
-from sebulba.envs.networks.options import (
-    CongestionControlOptions,
-    SharedBottleneckOptions,
-    read_options,
-)
 from sebulba.errors import UsageError
 from sebulba.options import INT32
 from sebulba.runs.folder import RunFolder
 from sebulba.support.checks import at_least
 from sebulba.support.files import write_json
+from sebulba_networks import CONGESTION_CONTROL, SHARED_BOTTLENECK
+from sebulba_networks.options import (
+    CongestionControlOptions,
+    SharedBottleneckOptions,
+    read_options,
+)
 
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
@@ -154,10 +154,10 @@ def _read(arguments: argparse.Namespace) -> _Learned:
             f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
             "train with --eval-every-env-steps, or leave --best out"
         )
-    from sebulba.envs.networks.adapter import FLOW
     from sebulba.loops.devices import local_devices
     from sebulba.policies.policy import load_policy
     from sebulba.runs.jax_setup import configure_jax
+    from sebulba_networks.adapter import FLOW
 
     configure_jax(arguments.platform)
     local_devices()  # says in words what is wrong with the platform
@@ -169,7 +169,7 @@ def _read(arguments: argparse.Namespace) -> _Learned:
 
 
 def _sweep(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None:
-    from sebulba.tools.networks import sweep
+    from sebulba_networks.tools import sweep
 
     steps = {} if arguments.steps is None else {"max_episode_steps": arguments.steps}
     alone = _as(CongestionControlOptions, learned.options, **steps)
@@ -191,7 +191,7 @@ def _sweep(learned: _Learned, arguments: argparse.Namespace, files: Path) -> Non
 
 
 def _play(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None:
-    from sebulba.tools.networks import fairness
+    from sebulba_networks.tools import fairness
 
     options = dataclasses.replace(learned.options, **_network(arguments))
     flows = fairness.flows_of(options, learned.policy, arguments.seed)
@@ -200,7 +200,7 @@ def _play(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None
 
 
 def _fairness(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None:
-    from sebulba.tools.networks import fairness
+    from sebulba_networks.tools import fairness
 
     options = _as(
         SharedBottleneckOptions,
@@ -217,7 +217,7 @@ def _fairness(learned: _Learned, arguments: argparse.Namespace, files: Path) -> 
 
 
 def _deploy(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None:
-    from sebulba.tools.networks import deployment, fairness
+    from sebulba_networks.tools import deployment, fairness
 
     network = {**_network(arguments), "max_episode_steps": arguments.steps}
     options = _as(CongestionControlOptions, learned.options, **network)

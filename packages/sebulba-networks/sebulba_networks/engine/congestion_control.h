@@ -72,7 +72,7 @@ struct CongestionControlConfig {
   }
 };
 
-// What a step tells besides; `sebulba.envs.networks.native.INFO` has the names, in this order.
+// What a step tells besides; `sebulba_networks.native.INFO` has the names, in this order.
 struct Info {
   double time_ns, interval_ns, sent, acked, lost;
   double srtt_ns, least_srtt_ns, most_srtt_ns, mean_rtt_ns, least_rtt_ns;

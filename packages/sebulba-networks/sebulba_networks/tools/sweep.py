@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from sebulba.envs.networks.options import CongestionControlOptions
 from sebulba.loops.evaluation import evaluation_seeds
 from sebulba.policies.policy import Policy
 from sebulba.tools.bench.pictures import BLUE, GREY, RED, open_frame, picture
-from sebulba.tools.networks.playing import (
+from sebulba_networks.options import CongestionControlOptions
+from sebulba_networks.tools.playing import (
     FIXED,
     ORACLE,
     POLICY,

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from sebulba.envs.networks.build import library
-from sebulba.envs.networks.options import (
+from sebulba.errors import EnvError
+from sebulba.support.checks import require
+from sebulba_networks.build import library
+from sebulba_networks.options import (
     LoopbackOptions,
     NetworkOptions,
     PoolOptions,
     SharedBottleneckOptions,
 )
-from sebulba.errors import EnvError
-from sebulba.support.checks import require
 
 if TYPE_CHECKING:
-    from sebulba.envs.networks.jax_call import JaxCall
+    from sebulba_networks.jax_call import JaxCall
 
 INFO = (
     *("time_ns", "interval_ns", "sent", "acked", "lost"),
@@ -183,7 +183,7 @@ class NativePool:
         Raises:
           UsageError: It cannot be compiled.
         """
-        from sebulba.envs.networks.jax_call import JaxCall  # JAX is needed for nothing else here
+        from sebulba_networks.jax_call import JaxCall  # JAX is needed for nothing else here
 
         self._check_open()
         if self._jax_call is None:

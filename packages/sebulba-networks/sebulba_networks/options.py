@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
-from sebulba.envs.networks import CART_POLE, SHARED_BOTTLENECK
-from sebulba.envs.networks.engines import NATIVE, find_engine
 from sebulba.envs.option_checks import check_option_names
 from sebulba.errors import UsageError, shown
 from sebulba.support.checks import check_types, require, require_size
+from sebulba_networks import CART_POLE, SHARED_BOTTLENECK
+from sebulba_networks.engines import NATIVE, find_engine
 
 Range = float | tuple[float, float] | str
 """A number, or the two ends of a range from which each episode draws: ``(64, 128)``, ``"64-128"``.

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from sebulba.envs.networks import worker
-from sebulba.envs.networks.native import INFO, Layout, Rows
-from sebulba.envs.networks.options import PoolOptions
 from sebulba.envs.saving.plain_data import pack, unpack
 from sebulba.errors import EnvError, shown, signal_name
+from sebulba_networks import worker
+from sebulba_networks.native import INFO, Layout, Rows
+from sebulba_networks.options import PoolOptions
 
 STEP_TIMEOUT_S = 60.0
 """Seconds after which a worker process that has not finished a step counts as hung."""

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from sebulba.envs.networks import default_num_threads
-from sebulba.envs.networks.adapter import LARGEST_EXPONENT
-from sebulba.envs.networks.native import INFO, PACKET_BYTES, Rows
-from sebulba.envs.networks.options import CongestionControlOptions
-from sebulba.envs.networks.pools import make_pool
 from sebulba.policies.policy import Policy, PolicyState
+from sebulba_networks import default_num_threads
+from sebulba_networks.adapter import LARGEST_EXPONENT
+from sebulba_networks.native import INFO, PACKET_BYTES, Rows
+from sebulba_networks.options import CongestionControlOptions
+from sebulba_networks.pools import make_pool
 
 POLICY, FIXED, ORACLE = "policy", "fixed window", "oracle"
 RULES: dict[str, Any] = {"AIMD": "aimd", "CUBIC": "cubic", "BBR-like": "bbr"}

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from sebulba.envs.networks import build
+from sebulba_networks import build
 
 if TYPE_CHECKING:
-    from sebulba.envs.networks.native import Layout, Rows
+    from sebulba_networks.native import Layout, Rows
 
 TARGET = "sebulba_network_step"
 """Name of the call in XLA programs."""
@@ -54,7 +54,7 @@ class JaxCall:
         Returns:
           The handle for the next step, and the rows, without ``info``.
         """
-        from sebulba.envs.networks.native import Rows
+        from sebulba_networks.native import Rows
 
         layout = self._layout
         numbers = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)

@@ -7,14 +7,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from sebulba.envs.networks import CONGESTION_CONTROL
-from sebulba.envs.networks.adapter import network_spec
-from sebulba.envs.networks.native import INFO, Rows
-from sebulba.envs.networks.options import read_options
-from sebulba.envs.networks.pools import Pool, make_pool
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import ActionError, UsageError, shown
 from sebulba.types import EnvSpec
+from sebulba_networks import CONGESTION_CONTROL
+from sebulba_networks.adapter import network_spec
+from sebulba_networks.native import INFO, Rows
+from sebulba_networks.options import read_options
+from sebulba_networks.pools import Pool, make_pool
 
 
 class CongestionControlEnv(gymnasium.Env):
@@ -52,7 +52,7 @@ class CongestionControlEnv(gymnasium.Env):
             self.close()
             self._pool = make_pool(self._options, [int(drawn)])
         rows = self._pool.reset(with_info=True)
-        return rows.obs[0], _info(rows)
+        return rows.obs[0], info_of(rows)
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Multiply the window, and let two minimal round trips pass.
@@ -66,7 +66,7 @@ class CongestionControlEnv(gymnasium.Env):
             raise ActionError(f"action={shown(action)} must be one number from -2 to 2")
         rows = self._pool.step(given, with_info=True)
         ends = bool(rows.terminated[0]), bool(rows.truncated[0])
-        return rows.obs[0], float(rows.reward[0]), *ends, _info(rows)
+        return rows.obs[0], float(rows.reward[0]), *ends, info_of(rows)
 
     def get_state(self) -> bytes | None:
         """Return what ``set_state`` goes on from."""
@@ -85,9 +85,11 @@ class CongestionControlEnv(gymnasium.Env):
             self._pool = None
 
 
-def _info(rows: Rows) -> dict[str, Any]:
+def info_of(rows: Rows, index: int = 0) -> dict[str, Any]:
+    """Return the ``info`` of an agent of the first environment, by the index of the agent."""
     assert rows.info is not None
-    network = dict(zip(INFO, rows.info[0].tolist(), strict=True))
+    numbers = rows.info.reshape(-1, len(INFO))[index].tolist()
+    network = dict(zip(INFO, numbers, strict=True))
     queueing = network["mean_rtt_ns"] - network["base_rtt_ns"]
     return {
         "goodput_mbps": network["throughput_bps"] / 1e6,

@@ -1,6 +1,6 @@
 """DQN on the CartPole of the network simulator beside Gymnasium's, with 2 to 64 environments.
 
-``python -m benchmarks.networks.cart_pole --seeds 3 --json FILE --png FILE``. Each training
+``python -m sebulba_networks.benchmarks.cart_pole --seeds 3 --json FILE --png FILE``. Each training
 is a process of its own, so that its CPU time and memory can be taken. It ends when the mean of 10
 greedy episodes, which are played every 4000 env steps, reaches 450 (RayNet's paper has the same
 experiment).
@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.envs.networks import CART_POLE
 from sebulba.errors import UsageError
 from sebulba.support.checks import at_least
 from sebulba.tools.bench.harness import machine, write_json
 from sebulba.tools.bench.pictures import BLUE, RED, open_frame, picture
+from sebulba_networks import CART_POLE
 
 GOAL = 450
 TOTAL_ENV_STEPS = 100_000

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from sebulba.envs.networks.native import PACKET_BYTES, PAYLOAD_BYTES
-from sebulba.envs.networks.options import CongestionControlOptions, SharedBottleneckOptions
 from sebulba.policies.policy import Policy
 from sebulba.tools.bench.pictures import GREY, open_frame, picture
-from sebulba.tools.networks.playing import (
+from sebulba_networks.native import PACKET_BYTES, PAYLOAD_BYTES
+from sebulba_networks.options import CongestionControlOptions, SharedBottleneckOptions
+from sebulba_networks.tools.playing import (
     POLICY,
     RULES,
     Learned,

@@ -1,6 +1,6 @@
 """Compiles the engine at its first use, and keeps the library for the next.
 
-``python -m sebulba.envs.networks.build`` compiles it now, and prints where it is.
+``python -m sebulba_networks.build`` compiles it now, and prints where it is.
 """
 
 from __future__ import annotations
