@@ -19,7 +19,7 @@ if IS_0_10:
 
 
 def environment_of_readers() -> dict[str, str]:
-    """Return the variables with which README, guides and notebooks run.
+    """Return the variables with which README and notebooks run.
 
     Their programs are compiled as users do it on one of the two Pythons.
     """

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 import sebulba
-from tests.as_users import environment_of_readers
 from tests.test_readme import FEWER, IN_TERMINAL, SHORTER, blocks
 
 ROOT = Path(__file__).parent.parent
@@ -64,7 +63,7 @@ def run_page(page: str, folder: Path) -> str:
             assert language == "text", f"a block of {page}.md is {language!r}: sh, python or text"
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {
-        **environment_of_readers(),
+        **os.environ,
         "PATH": path,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "JAX_PLATFORMS": "cpu",

@@ -22,7 +22,6 @@ from sebulba.errors import UsageError
 from sebulba.runs.writers import find_writer
 from sebulba.support import plugins
 from sebulba.support.moved import MovedModules
-from tests.as_users import environment_of_readers
 from tests.plugin_files import install, install_project
 from tests.test_readme import blocks
 
@@ -83,7 +82,7 @@ def test_the_plug_in_of_the_documentation_works_as_shown(tmp_path):
         ["bash", "-c", script],
         cwd=tmp_path,
         env={
-            **environment_of_readers(),
+            **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
             "JAX_PLATFORMS": "cpu",

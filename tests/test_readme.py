@@ -45,7 +45,8 @@ sebulba() {
     "networks deploy"*) python -m sebulba "$@" --steps 10 ;;
     *--help*) python -m sebulba "$@" ;;
     resume*) python -m sebulba "$@" --total-env-steps 3000 ;;
-    "train pong"*) python -m sebulba "$@" --total-env-steps 2000 --agent.torso.image-features 8 ;;
+    "train pong"* | "train qbert"*)
+      python -m sebulba "$@" --total-env-steps 2000 --agent.torso.image-features 8 ;;
     train*) python -m sebulba "$@" --total-env-steps 2000 ;;
     bench*) python -m sebulba "$@" --seconds 0.2 --stage-seconds 0.05 ;;
     export*onnx) if command python -c "import jax2onnx"; then python -m sebulba "$@"; fi ;;
