@@ -203,6 +203,45 @@ class RunFolder:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @property
+    def holds_nothing(self) -> bool:
+        """No run has left anything here that was learned; a checkpoint at 0 env steps was not."""
+        names = self.policy, self.best_policy, self.videos
+        if any(map(os.path.lexists, names)) or self._has_metrics:
+            return False
+        return not any(map(int, self._checkpoint_numbers()))
+
+    @property
+    def _has_metrics(self) -> bool:
+        file = self.metrics
+        return os.path.lexists(file) and not (os.path.isfile(file) and not os.path.getsize(file))
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a checkpoint was saved here, damaged or not."""
+        return bool(self._checkpoint_numbers())
+
+    def _checkpoint_numbers(self) -> list[str]:
+        folder = self.checkpoints
+        if not folder.is_dir():
+            return []
+        return [entry.name for entry in folder.iterdir() if entry.name.isdecimal()]
+
+    def begin_anew(self) -> None:
+        """Delete what a run left that had learned nothing, for another in its place.
+
+        Raises:
+          UsageError: Another process has begun to save here meanwhile, or it cannot be deleted.
+        """
+        if not self.holds_nothing:
+            raise UsageError(f"{self.path} holds another run by now; choose another folder")
+        with self._usable("written"):
+            if self.checkpoints.is_dir():  # which may be a link to another disk
+                for path in self.checkpoints.iterdir():
+                    shutil.rmtree(path)
+            for file in (self.episodes, self.ended, self.last_transition, self.config):
+                file.unlink(missing_ok=True)
+
+    @property
     def is_complete(self) -> bool:
         """A run has ended here and left everything, whatever it ended with."""
         return all(path.exists() for path in (self.ended, self.policy, self.learning_curve))
@@ -415,8 +454,7 @@ class RunFolder:
 
     def check_has_checkpoints(self) -> None:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
-        folder = self.checkpoints
-        if folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir()):
+        if self.has_checkpoints:
             return
         raise UsageError(
             f"{self.path} has no checkpoint to go on from: the run ended before the first was "
@@ -654,7 +692,8 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
     """Return the folder for a run; nothing is made yet.
 
     Raises:
-      UsageError: It already holds a run that is not to be resumed, or not with ``config``.
+      UsageError: It already holds a run that has left something and is not to be resumed, or not
+        with ``config``.
     """
     if config.run_dir is not None:
         folder, flag = RunFolder(Path(config.run_dir)), "--run-dir"
@@ -672,7 +711,7 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         return folder
     if config.distributed.host:
         return folder  # host 0 looks at it, and may have begun to write
-    if folder.config.exists() or folder.metrics.exists():
+    if not folder.holds_nothing:
         raise UsageError(
             f"{folder.path} already holds a run, which would be lost; choose another {flag}, or "
             "go on with it by --resume"

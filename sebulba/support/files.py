@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -15,6 +16,8 @@ from sebulba.errors import UsageError, shown
 
 PARTIAL = ".partial-"
 """Prefix of the name of a file or folder that is being written; nothing ever reads such a one."""
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of Linux: names are those of the working directory; two names are exchanged."""
 MOST_JSON_BYTES = 2**26
 """Bytes of a JSON file that is read; those of a run have some thousands."""
 MOST_NESTED = 100
@@ -226,17 +229,35 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
-    if folder.exists():
+    if not folder.exists():
+        new.rename(folder)
+    elif exchange(new, folder):
+        old = new
+    else:
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
-    new.rename(folder)
+        new.rename(folder)
     flush_folder_to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
+def exchange(one: Path, other: Path) -> bool:
+    """Let two files or folders have each other's name, at once.
+
+    Returns:
+      False if the system or the file system cannot; nothing has changed then.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not of Linux, or an old glibc
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    return rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0
+
+
 def put_right(folder: Path) -> None:
     """Put the old ``folder`` back if ``replace_folder`` was killed after moving it aside."""
-    if _aside(folder).exists() and not folder.exists():
+    if not folder.exists() and _aside(folder).exists():
         _aside(folder).rename(folder)
 
 
