@@ -50,6 +50,7 @@ from sebulba.loops.agent_contract import check_contract, check_is_agent
 from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.interrupt import KeptInterrupt
+from sebulba.loops.jax_settings import check_jax_settings
 from sebulba.loops.resuming import Resumed, put_session_back, read_state, spaces_of
 from sebulba.loops.run import Attached, Run
 from sebulba.loops.session import Session
@@ -158,6 +159,7 @@ class GymnasiumLoop:
           UsageError: An argument breaks a rule.
         """
         check_is_agent(agent)
+        check_jax_settings()
         check_count("num_envs", num_envs, ENVS_A_GENERATION)
         if not isinstance(inference_only, bool):
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
