@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import typing
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,6 +169,8 @@ class RunFolder:
             path = os.path.abspath(self.path)
         as_bytes = path.encode(errors="replace")
         if "\0" in path or path != as_bytes.decode():
+            if problem := _problem_of_locale(path):
+                raise UsageError(problem)
             raise UsageError(f"run folder {shown(path)} must be UTF-8 text; choose another")
         if max(map(len, as_bytes.split(os.sep.encode()))) > MOST_NAME_BYTES:
             raise UsageError(
@@ -718,6 +721,23 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         )
     folder.check_no_file_links(config.trust)
     return folder
+
+
+def _problem_of_locale(path: str) -> str | None:
+    """Return what is wrong if a path is UTF-8 and Python does not take it for that; else None."""
+    try:
+        text = os.fsencode(path).decode()
+    except UnicodeError:
+        return None
+    if "\0" in text:
+        return None
+    variables = ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8")
+    given = [f"{name}={os.environ[name]}" for name in variables if os.environ.get(name)]
+    return (
+        f"run folder {shown(path)} is UTF-8, and Python takes names of files for "
+        f"{sys.getfilesystemencoding()} here ({', '.join(given) or 'no locale is set'}); set "
+        "LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+    )
 
 
 def file_name(preset: str) -> str:

@@ -6,9 +6,10 @@ import ctypes
 import dataclasses
 import json
 import os
+import re
 import shutil
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +136,29 @@ def _parse_edited(data: bytes) -> Any:
         if len(given) < len(pairs):
             keys = [key for key, _ in pairs]
             key = next(key for key in keys if keys.count(key) > 1)
-            lines = enumerate(text.splitlines(), 1)
-            where = " and ".join(str(n) for n, line in lines if json.dumps(key) in line)
-            raise ValueError(f"the key {shown(key)} is there twice, in line {where}")
+            raise ValueError(f"the key {shown(key)} is there twice, {_in_lines(text, {key})}")
         return given
 
     return parse_json(text, once)
+
+
+def lines_of_keys(file: Path, *options: str) -> str:
+    """Return in which lines of a file that people edit keys are, such as "in line 2 and 3".
+
+    Args:
+      file: The file, which was read before.
+      options: Dotted names; each is a key as it is, or nested with its last part as the key.
+    """
+    text = file.read_text(encoding="utf-8-sig")
+    keys = {key for name in options for key in (name, name.rpartition(".")[2])}
+    return _in_lines(text, keys)
+
+
+def _in_lines(text: str, keys: Collection[str]) -> str:
+    is_key = [re.compile(re.escape(json.dumps(key)) + r"\s*:") for key in keys]
+    lines = enumerate(text.splitlines(), 1)
+    numbers = [str(n) for n, line in lines if any(key.search(line) for key in is_key)]
+    return f"in line {' and '.join(numbers)}"
 
 
 def _check_depth(record: Any) -> None:
