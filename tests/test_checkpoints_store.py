@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -22,12 +23,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sebulba.checkpoints import store as store_module
+from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.manifest import FORMAT, MANIFEST_FILE, read_manifest
 from sebulba.checkpoints.retention import numbers_to_keep
 from sebulba.checkpoints.saver import SAVER_THREAD, Saver
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError, HangError, UsageError
+from sebulba.support import files as files_module
 from tests.faults.counts import rounds
 
 DTYPES = [
@@ -225,11 +228,78 @@ def test_where_the_new_one_gets_no_name_the_old_one_has_its_own_again(store, mon
 
     store.abandon([1])
     with monkeypatch.context() as patch:
+        patch.setattr(store_module, "exchange", lambda one, other: False)
         patch.setattr(Path, "rename", rename_fails)
         with pytest.raises(CheckpointError, match="planted"):
             store.save(1, snapshot_of(2))
     assert len(renamed) == 3
     assert_equal(store.load(1), snapshot_of(1))
+
+
+class KilledError(BaseException):
+    """In the place of kill -9, after which a process does nothing more."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch):
+    """Return what lets nothing be renamed or deleted from the n-th rename on."""
+    calls = [0]
+
+    def set_limit(limit: int, *, exchanges: bool) -> None:
+        calls[0] = 0
+
+        def limited(function, counts):
+            def call(*arguments, **options):
+                calls[0] += counts and calls[0] < limit
+                if calls[0] >= limit:
+                    raise KilledError
+                return function(*arguments, **options)
+
+            return call
+
+        exchange = store_module.exchange if exchanges else lambda one, other: False
+        for module in (store_module, files_module):
+            monkeypatch.setattr(module, "exchange", limited(exchange, exchanges))
+        monkeypatch.setattr(Path, "rename", limited(Path.rename, True))
+        monkeypatch.setattr(shutil, "rmtree", limited(shutil.rmtree, False))
+
+    return set_limit
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_no_kill_between_renames_loses_a_number(tmp_path, kill_at, monkeypatch, limit, exchanges):
+    store = CheckpointStore(tmp_path)
+    store.save(1, snapshot_of(1))
+    store.abandon([1])
+    kill_at(limit, exchanges=exchanges)
+    with contextlib.suppress(KilledError):
+        store.save(1, snapshot_of(2))
+    monkeypatch.undo()
+    Checkpointer(tmp_path).close()
+    after = CheckpointStore(tmp_path)
+    assert after.numbers() == [1]
+    assert_equal(after.load(1), snapshot_of(1 if limit == 1 else 2))
+    after.save(2, snapshot_of(3))
+    assert not partials(tmp_path)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_no_kill_leaves_a_policy_without_a_folder(tmp_path, kill_at, monkeypatch, limit):
+    def write(number):
+        def into(folder):
+            folder.mkdir()
+            (folder / "file").write_text(str(number))
+
+        return into
+
+    folder = tmp_path / "policy"
+    files_module.replace_folder(folder, write(1))
+    kill_at(limit, exchanges=True)
+    with contextlib.suppress(KilledError):
+        files_module.replace_folder(folder, write(2))
+    monkeypatch.undo()
+    assert (folder / "file").read_text() == ("1" if limit == 1 else "2")
 
 
 # Retention.

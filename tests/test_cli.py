@@ -23,6 +23,7 @@ from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.errors import is_env_failure
 from sebulba.metrics.plots import read_records
+from sebulba.runs.folder import RunFolder
 from sebulba.runs.read_config import COMMON_OPTIONS, parse
 from sebulba.runs.signals import StopOnSignal
 
@@ -162,6 +163,20 @@ def test_the_policy_acts_and_is_evaluated(run, capsys, tmp_path):
     shown = capsys.readouterr().out
     assert "over 11 episodes, mean length 5.0" in shown and "95 % confidence" in shown
     assert len(json.loads(file.read_text())["returns"]) == 11
+
+
+@pytest.mark.slow
+def test_a_folder_may_be_used_again_after_a_run_that_had_nothing(tmp_path, capsys):
+    folder = RunFolder(tmp_path / "again")
+    assert train(folder.path, "Breaks") == cli.EXIT_ENV
+    first = folder.record()
+    assert folder.holds_nothing and "planted in step" in folder.ended.read_text()
+    assert train(folder.path, "Guess", "--seed", "3") == 0
+    assert folder.record()["run_id"] != first["run_id"] and folder.record()["seed"] == 3
+    assert not folder.last_transition.exists() and not folder.holds_nothing
+    capsys.readouterr()
+    assert train(folder.path, "Guess") == cli.EXIT_USAGE
+    assert "already holds a run" in capsys.readouterr().err
 
 
 def test_a_folder_that_holds_a_run_is_refused(run, capsys):
@@ -451,6 +466,7 @@ def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, caps
 def test_a_signal_before_there_is_a_loop_ends_the_process_whatever_is_being_imported(which):
     program = f"""
 import os
+from sebulba.runs.folder import RunFolder
 from sebulba.runs.signals import StopOnSignal
 with StopOnSignal():
     try:

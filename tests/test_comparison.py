@@ -15,6 +15,7 @@ from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.runs.summary import read_run, run_folders
 from sebulba.tools.compare import curves
+from sebulba.tools.compare.tables import differences, figures
 
 CONFIG = {
     "sebulba": "0.1.0",
@@ -89,6 +90,23 @@ def test_a_run_of_self_play_has_the_return_of_each_seat(tmp_path, capsys):
     assert "player/0 -0.25" in (text := text_of(capsys)) and "player/1 0.25" in text
     (row,) = json.loads((tmp_path / "runs.json").read_text())["runs"]
     assert row["groups"] == {"player/0": -0.25, "player/1": 0.25} and row["return"] == 0.0
+
+
+def test_the_best_of_a_run_of_self_play_and_differences_are_those_of_its_seats(tmp_path, capsys):
+    runs = [make_self_play(tmp_path / name) for name in ("one", "two")]
+    for run in runs:
+        (run / "best_policy").mkdir()
+        (run / "best_policy" / "evaluation.json").write_text('{"mean_return": 1e-17}')
+    summary = read_run(runs[0])
+    assert summary.best_groups == {"player/0": -0.5, "player/1": 0.5}
+    assert figures(summary)[-1] == "player/0 -0.5\nplayer/1 0.5"
+    results = differences(*map(read_run, runs))["results"]
+    assert results["return of player/1 in the best evaluation"] == (0.5, 0.5)
+    assert results["return of player/0 in the last evaluation"] == (-0.5, -0.5)
+    assert results["return of player/1 in the last training episodes"] == (0.25, 0.25)
+    assert "return of the best evaluation" not in results
+    (runs[0] / "best_policy" / "evaluation.json").write_text('{"mean_return": 3.0}')
+    assert figures(read_run(runs[0]))[-1] == "3"  # its record is not there
 
 
 def test_a_run_that_holds_its_lock_is_running_and_one_that_left_nothing_was_killed(tmp_path):

@@ -199,9 +199,17 @@ def test_reading_does_not_import_jax():
         ('{"config": "cartpole",\n "options": {"seed": 1,}}', "line 2.*no comma"),
         ('{"config": "cartpole",\n// mine\n "options": {}}', "line 2.*no comments"),
         ('{"config": "cartpole",\n "options": {"seed": 1,\n "seed": 2}}', "twice, in line 2 and 3"),
-        ('{"config": "cartpole", "options": {"num-envs": 8, "num_envs": 16}}', "keep one"),
+        (
+            '{"config": "cartpole", "options": {\n"num-envs": 8,\n"num_envs": 16}}',
+            "2 and 3; keep one",
+        ),
+        (
+            '{"config": "cartpole", "options": {\n"env": {"id": "x",\n"num_threads": 8},\n'
+            '"env.num-threads": 16}}',
+            "in line 3 and 4; keep one",
+        ),
     ],
-    ids=["comma", "comment", "doubled", "spellings"],
+    ids=["comma", "comment", "doubled", "spellings", "nested spellings"],
 )
 def test_a_slip_of_an_editor_is_refused_with_its_line(tmp_path, text, said):
     file = tmp_path / "mine.json"

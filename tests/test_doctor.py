@@ -209,6 +209,13 @@ def test_a_gradient_that_is_wrong_is_found(monkeypatch):
 
 
 @pytest.mark.slow
+def test_families_that_cannot_be_loaded_are_named_with_the_packages_they_need(monkeypatch):
+    reason = "libEGL.so.1: cannot open shared object file"
+    monkeypatch.setitem(doctor.LEFT_OUT, "envpool.gfootball", reason)
+    (said,) = (one for one in doctor._check_envpool() if "gfootball cannot be" in one.seen)
+    assert said.remedy == "apt install libegl1 libopengl0" and reason in said.seen
+
+
 def test_a_family_that_aborts_is_a_line_and_not_the_end():
     from sebulba.tools.check.isolation import isolated_findings
 

@@ -7,10 +7,15 @@ import importlib.util
 import os
 import subprocess
 import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import sebulba
+from sebulba.cluster.inferencers import processes
+from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
 from sebulba.errors import EnvError, UsageError
 from sebulba.options import ClusterOptions
 from tests.loop_helpers import leaves_equal, make_tiny_loop
@@ -117,6 +122,85 @@ def test_a_failure_in_a_process_ends_the_run_with_its_words(how, said):
 @pytest.mark.parametrize("how", ["raise", "kill", "hang"])
 def test_a_failed_process_is_replaced(how, tmp_path):
     check_failure_is_replaced(PROCESSES, how, tmp_path)
+
+
+def killed_at(moment: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes of Inferencers be killed so many times at a moment of the start."""
+    left = [times]
+
+    def kill_first(node: processes.ProcessNode) -> None:
+        if left[0]:
+            left[0] -= 1
+            node._process.kill()
+            node._process.wait()
+
+    def patch(cls: type, name: str, node_of: Callable[..., processes.ProcessNode]) -> None:
+        before = getattr(cls, name)
+
+        def method(self: Any, *arguments: Any) -> Any:
+            kill_first(node_of(self, *arguments))
+            return before(self, *arguments)
+
+        monkeypatch.setattr(cls, name, method)
+
+    if moment == "before it has begun":
+        patch(processes.ProcessNode, "_send_given", lambda node, _: node)
+    elif moment == "as it makes environments":
+        patch(RemoteEnv, "__init__", lambda env, worker, *_: worker.node)
+    else:
+        patch(RemoteCycle, "_use", lambda cycle, _: cycle._worker.node)
+
+
+MOMENTS = ["before it has begun", "as it makes environments", "as it compiles"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_a_kill_at_the_very_start_is_made_good(moment, per_node, monkeypatch):
+    cluster = ClusterOptions(address="processes", inferencers_per_node=per_node)
+    whole = trained(CountingEnv, cluster, num_inferencers_per_device=2)
+    killed_at(moment, 2, monkeypatch)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = trained(
+            CountingEnv, cluster, num_inferencers_per_device=2, on_env_failure="restart"
+        )
+    said = [str(w.message) for w in caught if "before the run began" in str(w.message)]
+    assert leaves_equal(whole.state.networks, result.state.networks)
+    assert result.counters.env_restarts == len(said)
+    if moment != MOMENTS[0]:  # a process that no Inferencer had is replaced anyway
+        assert len(said) >= 2 and "restart 2 of 10" in said[1]
+
+
+@pytest.mark.parametrize(("options", "times"), [({}, 1), ({"max_env_restarts": 2}, 3)])
+@pytest.mark.parametrize("moment", MOMENTS[1:])
+def test_kills_at_the_very_start_end_the_run_beyond_the_limit(moment, options, times, monkeypatch):
+    killed_at(moment, times, monkeypatch)
+    restart = {"on_env_failure": "restart"} if options else {}
+    with warnings.catch_warnings(), pytest.raises(EnvError, match="SIGKILL") as raised:
+        warnings.filterwarnings("ignore", ".*before the run began", RuntimeWarning)
+        trained(CountingEnv, PROCESSES, num_inferencers_per_device=1, **restart, **options)
+    said = "2 processes were replaced before this one; max_env_restarts=2"
+    assert (said in getattr(raised.value, "__notes__", ())) == bool(options)
+
+
+@pytest.mark.slow
+def test_a_kill_at_the_start_of_a_resumed_run_is_made_good(tmp_path, monkeypatch):
+    whole = trained(CountingEnv, PROCESSES, num_cycles=8)
+    for part in range(2):
+        with sebulba.Checkpointer(tmp_path) as saver:
+            if part:
+                killed_at("as it compiles", 1, monkeypatch)
+            options = {"schedule": "lockstep", "cluster": PROCESSES, "checkpointer": saver}
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*before the run began", RuntimeWarning)
+                loop, _ = make_tiny_loop(CountingEnv, on_env_failure="restart", **options)
+                with loop:
+                    state = loop.restore(saver.load_newest()) if part else loop.new_state(0, STEPS)
+                    result = loop.run(state, 4, STEPS)
+    assert leaves_equal(whole.state.networks, result.state.networks)
+    assert result.counters.env_restarts == 1
 
 
 @pytest.mark.slow

@@ -102,6 +102,18 @@ def test_a_sweep_of_no_configuration_is_refused(capsys):
     assert "must be CONFIG; or give --agent" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("scores", "scales"), [((-3.0, 5.0), [(-3.0, 5.0)]), ((2.0, 2.0), [])])
+def test_the_colours_of_the_parallel_picture_have_a_scale(scores, scales):
+    rates = (1e-3, 2e-3)
+    done = [
+        Trial(number, {"learning-rate": rates[number]}, {}, Ended.DONE, score, "")
+        for number, score in enumerate(scores)
+    ]
+    figure = pictures._parallel({"learning-rate": Range(1e-4, 1e-2, log=True)}, done)
+    drawn = [axes for axes in figure.axes if axes.get_ylabel() == "return"]
+    assert [axes.get_ylim() for axes in drawn] == scales
+
+
 def test_a_curve_of_one_evaluation_is_seen(tmp_path):
     def colours(returns):
         trial = Trial(0, {"learning-rate": 1e-3}, returns, Ended.DONE, 1.0, "")

@@ -111,6 +111,8 @@ class Checkpointer:
             for store in (self._store, *self._parts.values())
         ]
         """Of each host."""
+        for own in (self._parts.get(host, self._store), self._experiences[host]):
+            own.put_right()
         self._saver = Saver()
         self._saved_at = self._experience_saved_at = time.monotonic()
         self._saved_updates = 0

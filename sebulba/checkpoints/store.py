@@ -30,6 +30,7 @@ from sebulba.errors import CheckpointError, UsageError
 from sebulba.support.files import (
     PARTIAL,
     absolute,
+    exchange,
     flush_folder_to_disk,
     flush_to_disk,
     read_json_object,
@@ -37,6 +38,8 @@ from sebulba.support.files import (
 from sebulba.support.trust import Trust
 
 NUMBER_DIGITS = 12
+REPLACED = f"{PARTIAL}replaced-"
+"""Prefix of the name of a checkpoint while another of its number takes its place."""
 
 
 class CheckpointStore:
@@ -153,23 +156,53 @@ class CheckpointStore:
         partial = self.folder / f"{PARTIAL}{folder.name}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.put_right()
             self._delete_partials()
             partial.mkdir()
             write_parts(partial, number, snapshot, score, by_orbax=self._by_orbax)
             flush_to_disk(partial)
             # The old one, damaged or abandoned, is deleted only once the new one is in its place.
-            old = self._put_aside(folder) if folder.exists() else None
-            try:
+            if not folder.exists():
                 partial.rename(folder)
-            except OSError:
-                if old is not None:
-                    old.rename(folder)
-                raise
+            elif not exchange(partial, folder):
+                self._replace(folder, partial)
             flush_folder_to_disk(self.folder)
-            if old is not None:
-                shutil.rmtree(old, ignore_errors=True)  # if this fails, the next save deletes it
         finally:
+            # If this fails, the next save deletes it.
             shutil.rmtree(partial, ignore_errors=True)
+
+    def _replace(self, folder: Path, new: Path) -> None:
+        """Put ``new`` in the place of ``folder`` by two renames; see ``put_right``."""
+        old = self.folder / f"{REPLACED}{folder.name}"
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        try:
+            new.rename(folder)
+        except OSError:
+            old.rename(folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+
+    def put_right(self) -> None:
+        """Put a checkpoint in its place if a process was killed between two renames.
+
+        Only who saves into the folder may call it.
+
+        Raises:
+          CheckpointError: It cannot be renamed.
+        """
+        for old in self.folder.glob(f"{REPLACED}*"):
+            folder = self.folder / old.name.removeprefix(REPLACED)
+            new = self.folder / f"{PARTIAL}{folder.name}"
+            if folder.exists():
+                continue
+            try:
+                (new if new.exists() else old).rename(folder)  # a new one was whole by then
+            except OSError as error:
+                raise CheckpointError(
+                    f"{old} cannot be renamed to {folder.name} ({error.strerror}), as which it was "
+                    "saved; rename it by hand"
+                ) from error
 
     def abandon(self, numbers: Iterable[int]) -> None:
         """Let the next saves replace or delete these, since training does not go on from them."""

@@ -21,7 +21,7 @@ from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import NEUTRAL, PRESETS
 from sebulba.errors import UsageError
 from sebulba.support import plugins
-from sebulba.support.files import read_edited_json, write_json
+from sebulba.support.files import lines_of_keys, read_edited_json, write_json
 
 Scalar: TypeAlias = bool | int | float | str | None
 Option: TypeAlias = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
@@ -82,7 +82,8 @@ def read_config_file(
         key = option.replace("_", "-")
         if key in spelled:
             raise UsageError(
-                f"{path} has {spelled[key]!r} and {option!r}, one option; keep one of them"
+                f"{path} has {spelled[key]!r} and {option!r}, one option, "
+                f"{lines_of_keys(path, spelled[key], option)}; keep one of them"
             )
         spelled[key] = option
         words += option_words(default, option, value)

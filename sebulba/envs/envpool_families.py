@@ -56,15 +56,22 @@ def check_family(env_id: str, family: str) -> None:
     """
     if (reason := LEFT_OUT.get(family)) is None:
         return
+    raise UsageError(
+        f"env={env_id!r} is of {family}, which cannot be loaded here: {reason}; {remedy_of(reason)}"
+    )
+
+
+def remedy_of(reason: str) -> str:
+    """Return what brings the library that a family lacks.
+
+    Args:
+      reason: Why it cannot be loaded.
+    """
     packages = [package for library, package in PACKAGES.items() if library in reason]
     if not packages:
-        remedy = "install what is missing"
-    else:
-        # The loader names one at a time, and families that draw need both.
-        remedy = f"apt install {' '.join(sorted({*packages, 'libegl1', 'libopengl0'}))}"
-    raise UsageError(
-        f"env={env_id!r} is of {family}, which cannot be loaded here: {reason}; {remedy}"
-    )
+        return "install what is missing"
+    # The loader names one at a time, and families that draw need both.
+    return f"apt install {' '.join(sorted({*packages, 'libegl1', 'libopengl0'}))}"
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 
 from sebulba.envs import seed_block
 from sebulba.envs.gymnasium_adapter import ONE_DRAWS
 from sebulba.envs.policy_view import as_policy_sees
-from sebulba.errors import UsageError
+from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cores import Cores, run_on, shares_of_cores
 from sebulba.inference.env_thread import CallingThread, EnvThread
 from sebulba.inference.inferencer import name_of_thread
@@ -30,6 +31,10 @@ def cores_of_inferencers(
     return shares_of_cores(num_inferencers, getattr(factory, "num_threads", None) if pin else None)
 
 
+def _at_once(make: Callable[[], EnvAdapter]) -> EnvAdapter:
+    return make()
+
+
 class LoopEnvs:
     """Makes the environments, and replaces some by new ones with seeds the run has not used yet."""
 
@@ -45,6 +50,7 @@ class LoopEnvs:
         factory_here: EnvFactory | None = None,
         num_here: int = 0,
         host: int = 0,
+        starting: Callable[[Callable[[], EnvAdapter]], EnvAdapter] = _at_once,
     ) -> None:
         """Make all environments; if one cannot be made, close those that were.
 
@@ -59,6 +65,7 @@ class LoopEnvs:
           factory_here: Makes those of the first ``num_here`` Inferencers instead.
           num_here: How many Inferencers are here, if ``factory`` makes environments elsewhere.
           host: Which of the hosts this is that learn together; each has seeds and keys of its own.
+          starting: Makes environments; it may try again.
 
         Raises:
           UsageError: The spaces of an environment are not the agent's, or one would draw in a
@@ -79,10 +86,12 @@ class LoopEnvs:
         self.num_generations = 1
         """How often environments were made; each generation has its own seeds."""
         self._envs: list[EnvAdapter] = []
+        self._generations = [0] * len(cores)
         with contextlib.ExitStack() as close_again:
             for index, thread in enumerate(self._threads):
                 close_again.callback(thread.end)
-                self._envs.append(thread.call(self._make, index, 0))
+                make = functools.partial(thread.call, self._make, index, 0)
+                self._envs.append(starting(make))
                 close_again.callback(self.close_of, index)
             close_again.pop_all()
 
@@ -122,6 +131,13 @@ class LoopEnvs:
         """Make new environments for some Inferencers; the caller has closed the old ones."""
         for index in inferencers:
             self._envs[index] = self._threads[index].call(self._make, index, generation)
+            self._generations[index] = generation
+
+    def make_again(self, inferencer: int) -> None:
+        """Make the environments of an Inferencer, which has not begun, with the same seeds."""
+        with contextlib.suppress(EnvError):  # their node was lost
+            self.close_of(inferencer)
+        self.make_anew([inferencer], self._generations[inferencer])
 
     def _make(self, index: int, generation: int) -> EnvAdapter:
         seeds = seed_block(

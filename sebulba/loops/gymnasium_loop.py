@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
 import threading
@@ -32,6 +33,7 @@ from sebulba.cluster.inferencers.cycle_server import Given
 from sebulba.cluster.inferencers.node_figures import node_lines
 from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
 from sebulba.cluster.inferencers.start import new_workers
+from sebulba.cluster.inferencers.starting import Starting
 from sebulba.cluster.inferencers.workers import Workers
 from sebulba.cluster.replay.managed_update import ManagedUpdater
 from sebulba.cluster.replay.sharded_replay import ShardedReplay, check_managers
@@ -49,6 +51,7 @@ from sebulba.loops.agent_contract import check_contract, check_is_agent
 from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.interrupt import KeptInterrupt
+from sebulba.loops.jax_settings import check_jax_settings
 from sebulba.loops.resuming import Resumed, put_session_back, read_state, spaces_of
 from sebulba.loops.run import Attached, Run
 from sebulba.loops.session import Session
@@ -159,6 +162,7 @@ class GymnasiumLoop:
           UsageError: An argument breaks a rule.
         """
         check_is_agent(agent)
+        check_jax_settings()
         check_count("num_envs", num_envs, ENVS_A_GENERATION)
         if not isinstance(inference_only, bool):
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
@@ -224,6 +228,7 @@ class GymnasiumLoop:
         """Makes the environments elsewhere; None makes them here."""
         self._session = Session({device: Staging() for device in self.inference_devices})
         self._session.episodes = RecentEpisodes(teams_of(agent.spec))
+        self._starting = Starting(options.env_restarts_allowed)
         self._envs = self._make_envs(make_env_factory(env_factory))
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
             _warn_of_lost_steps(agent)
@@ -271,6 +276,7 @@ class GymnasiumLoop:
                 factory_here=here,
                 num_here=cluster.infer_here,
                 host=host,
+                starting=self._starting,
             )
             stack.callback(envs.close)
             if self._managed_agent:
@@ -583,7 +589,7 @@ class GymnasiumLoop:
             for inferencer in session.inferencers:
                 inferencer.run_cycle.use(programs)
             if not session.inferencers:
-                new = (self._new_inferencer(j, programs) for j in range(self.num_inferencers))
+                new = (self._first_inferencer(j, programs) for j in range(self.num_inferencers))
                 session.inferencers = list(new)
             self._programs = programs
             # A round that was kept has the length of the run before.
@@ -602,6 +608,15 @@ class GymnasiumLoop:
         if state is not self._last_state:
             self._begin_anew(state)
         return updater
+
+    def _first_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
+        """Return an Inferencer for a run that has not begun; nodes that are lost are replaced."""
+
+        def again() -> Inferencer:
+            self._envs.make_again(index)
+            return self._new_inferencer(index, programs)
+
+        return self._starting(lambda: self._new_inferencer(index, programs), again)
 
     def _new_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
         device = self.inference_devices[index // self._num_per_device]
@@ -630,7 +645,7 @@ class GymnasiumLoop:
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
-        session.counters = Counters()
+        session.counters = Counters(env_restarts=self._starting.num_restarts)
         session.episodes = RecentEpisodes(session.episodes.teams)
         session.kept_round = []
         session.seconds_before = 0.0
@@ -691,9 +706,10 @@ class GymnasiumLoop:
                 resumed,
                 self._programs,
                 self._hand_off,
-                self._replace_inferencer,
+                lambda old: self._starting(lambda: self._replace_inferencer(old)),
             ),
         ]
+        self._session.counters.env_restarts += self._starting.num_restarts
         if checkpoint.experience_env_steps < checkpoint.env_steps:
             self.resume_notes.append(
                 f"the replay is that of {checkpoint.experience_env_steps:,} env steps"
@@ -735,7 +751,7 @@ class GymnasiumLoop:
         ]
         for index in lost:
             self._envs.close_of(index)
-        self._envs.make_anew(lost, generation)
+            self._starting(functools.partial(self._envs.make_anew, [index], generation))
 
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says of this loop."""

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import typing
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,6 +169,8 @@ class RunFolder:
             path = os.path.abspath(self.path)
         as_bytes = path.encode(errors="replace")
         if "\0" in path or path != as_bytes.decode():
+            if problem := _problem_of_locale(path):
+                raise UsageError(problem)
             raise UsageError(f"run folder {shown(path)} must be UTF-8 text; choose another")
         if max(map(len, as_bytes.split(os.sep.encode()))) > MOST_NAME_BYTES:
             raise UsageError(
@@ -201,6 +204,45 @@ class RunFolder:
         put_right(self.best_policy)
         for path in self.root.glob(f"{PARTIAL}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    @property
+    def holds_nothing(self) -> bool:
+        """No run has left anything here that was learned; a checkpoint at 0 env steps was not."""
+        names = self.policy, self.best_policy, self.videos
+        if any(map(os.path.lexists, names)) or self._has_metrics:
+            return False
+        return not any(map(int, self._checkpoint_numbers()))
+
+    @property
+    def _has_metrics(self) -> bool:
+        file = self.metrics
+        return os.path.lexists(file) and not (os.path.isfile(file) and not os.path.getsize(file))
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether a checkpoint was saved here, damaged or not."""
+        return bool(self._checkpoint_numbers())
+
+    def _checkpoint_numbers(self) -> list[str]:
+        folder = self.checkpoints
+        if not folder.is_dir():
+            return []
+        return [entry.name for entry in folder.iterdir() if entry.name.isdecimal()]
+
+    def begin_anew(self) -> None:
+        """Delete what a run left that had learned nothing, for another in its place.
+
+        Raises:
+          UsageError: Another process has begun to save here meanwhile, or it cannot be deleted.
+        """
+        if not self.holds_nothing:
+            raise UsageError(f"{self.path} holds another run by now; choose another folder")
+        with self._usable("written"):
+            if self.checkpoints.is_dir():  # which may be a link to another disk
+                for path in self.checkpoints.iterdir():
+                    shutil.rmtree(path)
+            for file in (self.episodes, self.ended, self.last_transition, self.config):
+                file.unlink(missing_ok=True)
 
     @property
     def is_complete(self) -> bool:
@@ -415,8 +457,7 @@ class RunFolder:
 
     def check_has_checkpoints(self) -> None:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
-        folder = self.checkpoints
-        if folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir()):
+        if self.has_checkpoints:
             return
         raise UsageError(
             f"{self.path} has no checkpoint to go on from: the run ended before the first was "
@@ -654,7 +695,8 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
     """Return the folder for a run; nothing is made yet.
 
     Raises:
-      UsageError: It already holds a run that is not to be resumed, or not with ``config``.
+      UsageError: It already holds a run that has left something and is not to be resumed, or not
+        with ``config``.
     """
     if config.run_dir is not None:
         folder, flag = RunFolder(Path(config.run_dir)), "--run-dir"
@@ -672,13 +714,30 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         return folder
     if config.distributed.host:
         return folder  # host 0 looks at it, and may have begun to write
-    if folder.config.exists() or folder.metrics.exists():
+    if not folder.holds_nothing:
         raise UsageError(
             f"{folder.path} already holds a run, which would be lost; choose another {flag}, or "
             "go on with it by --resume"
         )
     folder.check_no_file_links(config.trust)
     return folder
+
+
+def _problem_of_locale(path: str) -> str | None:
+    """Return what is wrong if a path is UTF-8 and Python does not take it for that; else None."""
+    try:
+        text = os.fsencode(path).decode()
+    except UnicodeError:
+        return None
+    if "\0" in text:
+        return None
+    variables = ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONUTF8")
+    given = [f"{name}={os.environ[name]}" for name in variables if os.environ.get(name)]
+    return (
+        f"run folder {shown(path)} is UTF-8, and Python takes names of files for "
+        f"{sys.getfilesystemencoding()} here ({', '.join(given) or 'no locale is set'}); set "
+        "LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+    )
 
 
 def file_name(preset: str) -> str:

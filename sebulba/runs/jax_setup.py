@@ -16,6 +16,7 @@ import jax
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
+from sebulba.loops.jax_settings import check_jax_settings
 from sebulba.support.machine import num_cores
 
 IMAGE_NETWORKS = ("nature_cnn", "impala_resnet")
@@ -50,8 +51,9 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
 
     Raises:
       UsageError: The backend has started already, with another number of devices than those that
-        the configuration names.
+        the configuration names; or a setting of JAX cannot be used.
     """
+    check_jax_settings()
     num_devices = num_cpu_devices_for(config)
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
     if num_devices == 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import os
 import re
 import warnings
@@ -103,8 +104,19 @@ class RunSummary:
         """The same of the last evaluation."""
         return self._groups("eval_return_mean")
 
-    def _groups(self, metric: str) -> dict[str, float]:
-        evaluated = (record for record in reversed(self.records) if is_number(record.get(metric)))
+    @property
+    def best_groups(self) -> dict[str, float]:
+        """The same of the best evaluation, where its record is found."""
+        best = self.best_return
+        return {} if best is None else self._groups("eval_return_mean", best)
+
+    def _groups(self, metric: str, mean: float | None = None) -> dict[str, float]:
+        """Return those of the newest record with a metric; with ``mean``, if that is its value."""
+
+        def fits(value: Any) -> bool:
+            return is_number(value) and (mean is None or math.isclose(value, mean, abs_tol=1e-9))
+
+        evaluated = (record for record in reversed(self.records) if fits(record.get(metric)))
         groups = of_groups(next(evaluated, {}), metric)
         shown = [one for one in groups.items() if _NAME.fullmatch(one[0]) and is_number(one[1])]
         return dict(shown[:MOST_GROUPS])

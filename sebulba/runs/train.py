@@ -188,6 +188,8 @@ class _Run:
             # Nothing can be wrong with the configuration any more: now write.
             self._folder.create()
             self._lock.enter_context(self._folder.locked())
+        elif not self._config.resume:
+            self._folder.begin_anew()
         self._say_where()
 
     def _make(self) -> None:
@@ -204,7 +206,7 @@ class _Run:
             self._hosts.meet(None if checkpoint is None else checkpoint.env_steps)
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
-        env = folder.chosen_env(config.env)
+        env = folder.chosen_env(config.env) if config.resume else config.env
         self.source = env_source(env.id, env.backend)
         self._versions |= self.source.versions
         factory = make_env_factory(env.id, **env.factory_arguments())

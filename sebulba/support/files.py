@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
+import re
 import shutil
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from sebulba.errors import UsageError, shown
 
 PARTIAL = ".partial-"
 """Prefix of the name of a file or folder that is being written; nothing ever reads such a one."""
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+"""Of Linux: names are those of the working directory; two names are exchanged."""
 MOST_JSON_BYTES = 2**26
 """Bytes of a JSON file that is read; those of a run have some thousands."""
 MOST_NESTED = 100
@@ -132,12 +136,29 @@ def _parse_edited(data: bytes) -> Any:
         if len(given) < len(pairs):
             keys = [key for key, _ in pairs]
             key = next(key for key in keys if keys.count(key) > 1)
-            lines = enumerate(text.splitlines(), 1)
-            where = " and ".join(str(n) for n, line in lines if json.dumps(key) in line)
-            raise ValueError(f"the key {shown(key)} is there twice, in line {where}")
+            raise ValueError(f"the key {shown(key)} is there twice, {_in_lines(text, {key})}")
         return given
 
     return parse_json(text, once)
+
+
+def lines_of_keys(file: Path, *options: str) -> str:
+    """Return in which lines of a file that people edit keys are, such as "in line 2 and 3".
+
+    Args:
+      file: The file, which was read before.
+      options: Dotted names; each is a key as it is, or nested with its last part as the key.
+    """
+    text = file.read_text(encoding="utf-8-sig")
+    keys = {key for name in options for key in (name, name.rpartition(".")[2])}
+    return _in_lines(text, keys)
+
+
+def _in_lines(text: str, keys: Collection[str]) -> str:
+    is_key = [re.compile(re.escape(json.dumps(key)) + r"\s*:") for key in keys]
+    lines = enumerate(text.splitlines(), 1)
+    numbers = [str(n) for n, line in lines if any(key.search(line) for key in is_key)]
+    return f"in line {' and '.join(numbers)}"
 
 
 def _check_depth(record: Any) -> None:
@@ -226,17 +247,35 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
-    if folder.exists():
+    if not folder.exists():
+        new.rename(folder)
+    elif exchange(new, folder):
+        old = new
+    else:
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
-    new.rename(folder)
+        new.rename(folder)
     flush_folder_to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
+def exchange(one: Path, other: Path) -> bool:
+    """Let two files or folders have each other's name, at once.
+
+    Returns:
+      False if the system or the file system cannot; nothing has changed then.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):  # not of Linux, or an old glibc
+        return False
+    names = os.fsencode(one), os.fsencode(other)
+    return rename(AT_FDCWD, names[0], AT_FDCWD, names[1], RENAME_EXCHANGE) == 0
+
+
 def put_right(folder: Path) -> None:
     """Put the old ``folder`` back if ``replace_folder`` was killed after moving it aside."""
-    if _aside(folder).exists() and not folder.exists():
+    if not folder.exists() and _aside(folder).exists():
         _aside(folder).rename(folder)
 
 

@@ -277,6 +277,26 @@ def test_a_name_that_no_folder_can_have_is_refused(name, capsys, tmp_path, monke
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
+def test_a_folder_that_the_locale_cannot_name_is_refused_with_the_locale(tmp_path):
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for remedy, said in (
+        ({}, "names of files for ascii here (LC_ALL=C,"),
+        ({"PYTHONUTF8": "1"}, ""),
+    ):
+        done = subprocess.run(
+            command("train", "cartpole", *SMALL, *ONE_DEVICE, "--name", "läuft"),
+            env=environment(tmp_path, **locale | remedy),
+            cwd=tmp_path,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=DEADLINE_S,
+        )
+        assert (done.returncode == 2) == bool(said), done.stderr
+        assert said in done.stderr and "Traceback" not in done.stderr
+        assert ("set LC_ALL=C.UTF-8 or PYTHONUTF8=1" in done.stderr) == bool(said)
+
+
 @pytest.mark.parametrize("name", [LONG, "b\udcff", f"{LONG}.json", f"{LONG}:{LONG}"], ids=range(4))
 def test_other_names_that_mean_nothing_are_refused_in_a_sentence(name, capsys, tmp_path):
     run = str(tmp_path / "run")

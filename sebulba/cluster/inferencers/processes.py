@@ -26,12 +26,10 @@ from sebulba.types import PyTree
 
 def manager_worker(given: bytes, server: str) -> Worker:
     """Start the process of a trajectory manager."""
-    return _only(ProcessNode(given, 1, server, "a trajectory manager"))
-
-
-def _only(node: ProcessNode) -> Worker:
+    node = ProcessNode(given, 1, server, "a trajectory manager")
     worker = node.take()
-    assert worker is not None, "it has room for one"
+    if worker is None:
+        raise LostNodeError(f"the {node.name} of {node.of} ended before it had begun")
     return worker
 
 
@@ -52,7 +50,7 @@ class ProcessNode(Node):
     def __init__(
         self, given: bytes, room: int, server: str = CYCLES, of: str = "an Inferencer"
     ) -> None:
-        """Start it.
+        """Start it; one that ends at once has no worker to take.
 
         Args:
           given: What the servers work with, pickled.
@@ -77,6 +75,8 @@ class ProcessNode(Node):
         self._ending = threading.Lock()
         try:
             self._send_given((search_path(), worker_config(), given, server))
+        except LostNodeError:
+            self.end()
         except BaseException:
             self.end()
             raise

@@ -9,6 +9,7 @@ there is a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it, in a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 import time
@@ -19,7 +20,7 @@ import cloudpickle
 import jax
 import numpy as np
 
-from sebulba.cluster.inferencers.nodes import Worker
+from sebulba.cluster.inferencers.nodes import LostNodeError, Worker
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CycleOutput, CyclePrograms
 from sebulba.metrics.timer import PhaseTimer
@@ -127,7 +128,8 @@ class RemoteCycle:
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on; whoever replaces a worker uses them anyway."""
         if not self._worker.is_gone:
-            self._use(programs)
+            with contextlib.suppress(LostNodeError):  # its next cycle fails, and it is replaced
+                self._use(programs)
 
     def _use(self, programs: CyclePrograms) -> None:
         self._programs = programs

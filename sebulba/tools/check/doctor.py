@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from sebulba.cluster.inferencers import ray_actors
-from sebulba.envs.envpool_families import import_envpool
+from sebulba.envs.envpool_families import LEFT_OUT, import_envpool, remedy_of
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 from sebulba.options import ENV_LIBRARIES
@@ -253,6 +253,8 @@ def _check_envpool() -> Iterator[Finding]:
         if family not in FAMILIES
     ]
     yield ok(f"{counts.total()} in {len(counts)} families; not tried: {', '.join(others)}")
+    for family, reason in sorted(LEFT_OUT.items()):
+        yield note(f"{family} cannot be loaded: {reason}", remedy_of(reason))
 
 
 def _short(family: str) -> str:

@@ -83,7 +83,7 @@ def figures(run: RunSummary) -> list[str]:
         share,
         _duration(run.seconds),
         return_of(run.last_return, run.last_groups),
-        number(run.best_return),
+        return_of(run.best_return, run.best_groups),
     ]
 
 
@@ -109,6 +109,7 @@ def record_of_run(run: RunSummary) -> dict[str, Any]:
         "evaluated": run.last_evaluation,
         "evaluated_groups": run.evaluated_groups,
         "best": run.best_return,
+        "best_groups": run.best_groups,
         "ended": run.ended,
     }
 
@@ -152,10 +153,17 @@ def _results(run: RunSummary) -> dict[str, Any]:
         "env steps": run.env_steps,
         "seconds": run.seconds,
         "env steps/s": speed,
-        "return of the last training episodes": run.last_return,
-        "return of the last evaluation": run.last_evaluation,
-        "return of the best evaluation": run.best_return,
+        **_returns("last training episodes", run.last_return, run.last_groups),
+        **_returns("last evaluation", run.last_evaluation, run.evaluated_groups),
+        **_returns("best evaluation", run.best_return, run.best_groups),
     }
+
+
+def _returns(of: str, mean: float | None, groups: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the mean return of episodes, or those of the groups or seats where there are any."""
+    if not groups:
+        return {f"return of the {of}": mean}
+    return {f"return of {name} in the {of}": one for name, one in groups.items()}
 
 
 def _pairs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

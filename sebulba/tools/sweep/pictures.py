@@ -85,6 +85,8 @@ def _importance(importances: Mapping[str, float], num_done: int) -> Figure:
 def _parallel(space: Space, done: Sequence[Trial]) -> Figure:
     """Draw a line for each trial through its values, coloured by its return."""
     from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
 
     names = list(space)
     figure = _figure(max(5.0, 2.2 * len(names) + 2.5), 4.2)
@@ -106,6 +108,9 @@ def _parallel(space: Space, done: Sequence[Trial]) -> Figure:
     axes.set_ylim(-MARGIN, 1 + MARGIN)
     axes.spines[:].set_visible(False)
     axes.set_title(f"values and return of {len(done)} trials", loc="left", fontsize=10)
+    if low < high:
+        scale = ScalarMappable(Normalize(low, high), colormaps["viridis_r"])
+        figure.colorbar(scale, ax=axes, label="return", fraction=0.03, pad=0.08)
     return figure
 
 
