@@ -131,9 +131,6 @@ class ClusterOptions:
     inferencers_per_node: int = 1
     """Inferencers that share a node, which is a process or an actor, and in it one interpreter and
     one copy of the networks, which is sent there once a version."""
-    infer_here: int = 0
-    """How many of the Inferencers are threads of the process that trains, beside those elsewhere:
-    the first ones."""
     min_nodes: int = 0
     """In async with faults.on_env_failure=restart: a run goes on without a node that was lost, and
     waits for its place without a limit, as long as so many others are there; with fewer it ends. 0
@@ -156,10 +153,10 @@ class ClusterOptions:
         )
         at_least(0, "cluster.nodes", self.nodes)
         at_least(1, "cluster.inferencers_per_node", self.inferencers_per_node)
-        for name in ("infer_here", "min_nodes", "trajectory_managers"):
+        for name in ("min_nodes", "trajectory_managers"):
             at_least(0, f"cluster.{name}", getattr(self, name))
         default = ClusterOptions.__dataclass_fields__
-        for name in ("inferencers_per_node", "infer_here", "min_nodes"):
+        for name in ("inferencers_per_node", "min_nodes"):
             value = getattr(self, name)
             require(
                 self.address != "threads" or value == default[name].default,
@@ -175,6 +172,11 @@ class ClusterOptions:
             f"cannot go with cluster.address={self.address!r}, which has one",
             "leave it at 0, or use cluster.address=auto",
         )
+
+    @classmethod
+    def of_record(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a record without those that earlier versions had."""
+        return {name: value for name, value in fields.items() if name != "infer_here"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -179,9 +179,7 @@ def test_every_message_of_a_run_is_in_one_trace_each_after_the_one_it_needs(monk
     begin, answer = Worker.begin, Worker.answer
     monkeypatch.setattr(Worker, "begin", sent)
     monkeypatch.setattr(Worker, "answer", received)
-    cluster = ClusterOptions(
-        address="processes", inferencers_per_node=2, trajectory_managers=1, infer_here=0
-    )
+    cluster = ClusterOptions(address="processes", inferencers_per_node=2, trajectory_managers=1)
     with new_loop("dqn", cluster, num_inferencers_per_device=2) as loop:
         result = loop.run(loop.new_state(7, STEPS), 8, STEPS)
         (node,) = loop._workers.nodes

@@ -510,13 +510,13 @@ def test_a_checkpoint_does_not_wait_for_who_is_being_replaced():
 
 
 @pytest.mark.slow
-def test_lockstep_here_and_two_in_a_process_is_the_same_and_a_version_is_sent_once():
+def test_lockstep_of_two_in_a_process_is_the_same_and_a_version_is_sent_once():
     results = []
-    for cluster in (ClusterOptions(), processes(2, infer_here=1)):
-        options = {"schedule": "lockstep", "num_inferencers_per_device": 3, "cluster": cluster}
+    for cluster in (ClusterOptions(), processes(2)):
+        options = {"schedule": "lockstep", "num_inferencers_per_device": 2, "cluster": cluster}
         loop, _ = make_tiny_loop("CartPole-v1", cycle="stepped", **options)
         with loop:
-            results.append(loop.run(loop.new_state(0, STEPS), 12, STEPS))
+            results.append(loop.run(loop.new_state(0, STEPS), 8, STEPS))
             if cluster.address == "processes":
                 (node,) = loop._workers.nodes
                 # Of four rounds all have networks of their own.
@@ -526,7 +526,7 @@ def test_lockstep_here_and_two_in_a_process_is_the_same_and_a_version_is_sent_on
                 assert loop.describe_nodes()[0].startswith(f"{node.name}: 2 between phases; ")
                 assert results[0].metrics.keys() < results[1].metrics.keys()
                 assert results[1].metrics["nodes"] == 1 and results[1].metrics["relay_ms"] > 0
-                assert loop._envs[1].worker.node is loop._envs[2].worker.node is node
+                assert loop._envs[0].worker.node is loop._envs[1].worker.node is node
     here, there = results
     assert leaves_equal(here.state.networks, there.state.networks)
     assert here.counters == there.counters
@@ -548,10 +548,9 @@ def test_fewer_nodes_than_the_least_end_a_run():
     ("given", "said"),
     [
         ({"inferencers_per_node": 2}, "cannot go with cluster.address=threads"),
-        ({"infer_here": 1}, "cannot go with cluster.address=threads"),
         ({"min_nodes": 1}, "cannot go with cluster.address=threads"),
         ({"address": "processes", "inferencers_per_node": 0}, "at least 1"),
-        ({"address": "processes", "infer_here": -1}, "at least 0"),
+        ({"address": "processes", "min_nodes": -1}, "at least 0"),
     ],
 )
 def test_options_of_nodes_keep_their_rules(given, said):
@@ -565,11 +564,6 @@ def test_options_of_nodes_keep_their_rules(given, said):
 def test_going_on_with_fewer_nodes_needs_async_and_restarts(changes, said):
     with pytest.raises(UsageError, match=said):
         LoopOptions(cluster=processes(1, min_nodes=1), **changes)
-
-
-def test_some_inferencers_have_to_be_elsewhere():
-    with pytest.raises(UsageError, match=r"less than the 2 Inferencers"):
-        make_tiny_loop(CountingEnv, cluster=processes(1, infer_here=2))
 
 
 # All messages of the design.

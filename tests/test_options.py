@@ -115,5 +115,7 @@ def test_options_that_need_each_other_may_be_given_together():
 
 
 def test_a_record_of_before_has_an_option_that_is_gone():
+    fields = {"address": "processes", "infer_here": 1}
+    assert dataclass_from_json(ClusterOptions, fields) == ClusterOptions(address="processes")
     fields = {"on_not_finite": "skip", "max_skipped_updates": 7}
     assert dataclass_from_json(FaultOptions, fields) == FaultOptions(on_not_finite="skip")

@@ -47,8 +47,6 @@ class LoopEnvs:
         cores: Sequence[Cores | None],
         *,
         inline: bool = False,
-        factory_here: EnvFactory | None = None,
-        num_here: int = 0,
         host: int = 0,
         starting: Callable[[Callable[[], EnvAdapter]], EnvAdapter] = _at_once,
     ) -> None:
@@ -62,8 +60,6 @@ class LoopEnvs:
           cores: For each Inferencer, the cores that the threads of its environment may run on; None
             lets them run on any.
           inline: The main thread steps them.
-          factory_here: Makes those of the first ``num_here`` Inferencers instead.
-          num_here: How many Inferencers are here, if ``factory`` makes environments elsewhere.
           host: Which of the hosts this is that learn together; each has seeds and keys of its own.
           starting: Makes environments; it may try again.
 
@@ -72,8 +68,6 @@ class LoopEnvs:
             thread or beside others.
         """
         self._factory = factory
-        self._factory_here = factory_here or factory
-        self._num_here = num_here
         self._spec = spec
         self._seed = seed
         self._num_envs = num_envs
@@ -148,9 +142,8 @@ class LoopEnvs:
             host=self._host,
             generation=generation,
         )
-        factory = self._factory_here if index < self._num_here else self._factory
         run_on(self._cores[index])  # this thread runs the Inferencer, too
-        env = factory(self._num_envs, seeds)
+        env = self._factory(self._num_envs, seeds)
         if not getattr(self._spec, "eval_only", ()):
             env = as_policy_sees(env)
         try:

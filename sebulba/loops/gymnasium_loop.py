@@ -259,7 +259,7 @@ class GymnasiumLoop:
         pin = self._options.pin_inferencers and not inline and is_here
         cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
         with contextlib.ExitStack() as stack:
-            cluster, here = self._options.cluster, factory
+            cluster = self._options.cluster
             host = 0 if self._hosts is None else self._hosts.index
             given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
             self._workers = new_workers(given, cluster, self.num_inferencers)
@@ -273,8 +273,6 @@ class GymnasiumLoop:
                 self.num_envs,
                 cores,
                 inline=inline,
-                factory_here=here,
-                num_here=cluster.infer_here,
                 host=host,
                 starting=self._starting,
             )

@@ -137,8 +137,7 @@ class Run:
         # Inline is for debuggers, which may keep any phase as long as they like.
         limit_s = None if self._options.inline else self._options.faults.hang_timeout_s
         watched = self._timer, self._session, self._running, self._evaluations
-        all_in_nodes = self._nodes is not None and not self._options.cluster.infer_here
-        return Supervisor(limit_s, *watched, self._attached.on_hang, all_in_nodes)
+        return Supervisor(limit_s, *watched, self._attached.on_hang, self._nodes is not None)
 
     @property
     def threads(self) -> list[AnyThread]:

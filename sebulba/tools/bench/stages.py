@@ -249,8 +249,6 @@ class Stages:
             config.seed,
             config.num_envs,
             self._cores,
-            factory_here=self._factory,
-            num_here=self._cluster.infer_here,
         )
         self._envs.append(envs)
         return [envs[i] for i in range(self.num_inferencers)]
