@@ -332,6 +332,19 @@ def test_an_option_of_the_environment_needs_a_value(capsys):
     assert "--env.options.size needs a value" in said
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--num-envs", "0"], "num_envs=0 must be at least 1; use 1 or more"),
+        (["--agent.learning-rate", "-1"], "learning_rate=-1.0 must be a positive number"),
+        (["--agent.torso.hidden-sizes", "0"], "torso.hidden_sizes=0 must be"),
+    ],
+)
+def test_a_rule_that_is_broken_is_said_without_the_class_that_has_it(capsys, words, says):
+    said = refused(capsys, "train", "cartpole", *words)
+    assert said.startswith(f"sebulba: error: {says}")
+
+
 def test_the_short_help_shows_options_that_exist_and_their_defaults(capsys):
     assert cli.main(["train", "cartpole", "--seed", "5", "--help"]) == 0
     short = capsys.readouterr().out

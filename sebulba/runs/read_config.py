@@ -125,16 +125,19 @@ def parse(
     if pairs:  # for tyro, a dict with entries has these options and no others
         start = dataclasses.replace(start, env=dataclasses.replace(start.env, options={}))
         words += [ENV_OPTIONS, *pairs]
-    config = tyro.cli(
-        ExperimentConfig,
-        prog=f"{command} {preset}",
-        description=f"{summary}.\n{short}.\n{OWN_AGENT}.",
-        default=start,
-        args=words,
-        # The preset chooses the algorithm; without this each class would be a sub-command.
-        config=(tyro.conf.AvoidSubcommands,),
-        registry=registry,
-    )
+    try:
+        config = tyro.cli(
+            ExperimentConfig,
+            prog=f"{command} {preset}",
+            description=f"{summary}.\n{short}.\n{OWN_AGENT}.",
+            default=start,
+            args=words,
+            # The preset chooses the algorithm; without this each class would be a sub-command.
+            config=(tyro.conf.AvoidSubcommands,),
+            registry=registry,
+        )
+    except _RefusedError as error:
+        raise error.args[0] from None
     if not pairs:
         return config
     env = dataclasses.replace(config.env, options={**before, **config.env.options})
@@ -190,7 +193,18 @@ def dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
         return StructFieldSpec(name, hint, value, texts.get(name, ""))
 
     names = [field.name for field in dataclasses.fields(info.type) if field.init]
-    return StructConstructorSpec(info.type, tuple(map(field_spec, names)))
+
+    def make(**values: Any) -> Any:
+        try:
+            return info.type(**values)
+        except UsageError as error:  # a ValueError, which tyro would show as one of parsing
+            raise _RefusedError(error) from error
+
+    return StructConstructorSpec(make, tuple(map(field_spec, names)))
+
+
+class _RefusedError(Exception):
+    """Carries the UsageError of a configuration out of tyro."""
 
 
 def _field_docstrings(cls: type) -> dict[str, str]:
