@@ -31,7 +31,9 @@ from sebulba.agents.configs import (
 from sebulba.agents.configs.frozen import FrozenConfig
 from sebulba.agents.multi.pace import MARKS, Schedule, means_when_due, schedule_of
 from sebulba.agents.ppo import PPO as PPOAgent
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.inference.cycle import CyclePrograms
+from sebulba.runs.build import build_agent
 from sebulba.types import COMMON, RunSpec
 from tests.loop_helpers import Recorder, leaves_equal
 from tests.populations import Pairs, Turns, Visitors
@@ -145,6 +147,28 @@ def test_dqn_learns_beside_ppo():
     result, _, loop = run(Pairs, MultiAgentConfig({"red": apart, "blue": fast}), 250, 20)
     policy = sebulba.Policy(loop.agent, result.acting_networks)
     assert sebulba.evaluate(policy, Pairs, num_episodes=5, num_envs=5).mean_return > 9.5
+
+
+def test_the_learning_rate_of_each_member_falls_over_its_own_updates():
+    """PPO has 2 epochs of 2 minibatches a trajectory, DQN an update after every other from 2 on."""
+    config = ExperimentConfig(
+        env=EnvConfig("tests.populations:Pairs"),
+        agent=MultiAgentConfig({"red": PPO, "blue": DQN}),
+        total_env_steps=100 * 4 * 5,
+        num_envs=4,
+        steps_per_cycle=5,
+        anneal_learning_rate=True,
+    )
+    agent = build_agent(config, sebulba.env_spec(Pairs))
+    found = {name: member.agent.config.optimizer for name, member in agent.members.items()}
+    assert {one.schedule for one in found.values()} == {"linear"}
+    assert {name: one.schedule_updates for name, one in found.items()} == {"red": 400, "blue": 50}
+    constant = dataclasses.replace(config, anneal_learning_rate=False)
+    (one,) = {
+        member.agent.config.optimizer.schedule
+        for member in build_agent(constant, sebulba.env_spec(Pairs)).members.values()
+    }
+    assert one == "constant"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from sebulba.agents.configs import AgentConfig, OptimizerConfig
+from sebulba.agents.configs import AgentConfig, MultiAgentConfig, OptimizerConfig
 from sebulba.agents.configs.shared import own_torsos
 from sebulba.errors import UsageError, shown
 from sebulba.options import ENV_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
@@ -306,7 +307,8 @@ class ExperimentConfig(LoopOptions):
             "give an extension_learning_rate",
         )
         if self.anneal_learning_rate:
-            _optimizer_of(self.agent)
+            for agent in self._members().values():
+                _optimizer_of(agent)
             at_most(
                 MOST_ANNEALED_CYCLES,
                 "total_env_steps / num_envs / steps_per_cycle",
@@ -354,20 +356,35 @@ class ExperimentConfig(LoopOptions):
     def _cycles(self, env_steps: int, num_inferencers: int) -> int:
         return self.whole_cycles(env_steps, self.num_envs * self.steps_per_cycle, num_inferencers)
 
-    def agent_for(self, num_updates: int) -> AgentConfig:
-        """Return the agent's hyper-parameters; ``num_updates`` are those of a falling rate."""
+    def _members(self) -> Mapping[str, AgentConfig]:
+        """Return the hyper-parameters of who learns: of one agent, under the name ""."""
+        return self.agent.agents if isinstance(self.agent, MultiAgentConfig) else {"": self.agent}
+
+    def agent_for(self, num_updates: int | Mapping[str, int]) -> AgentConfig:
+        """Return the agent's hyper-parameters, with which its learning rate falls if it is to.
+
+        Args:
+          num_updates: Over how many updates; of many agents, by their names in the configuration.
+        """
         if not self.anneal_learning_rate:
             return self.agent
         share = 0.0
         if self.anneal_env_steps is not None and self.extension_learning_rate is not None:
             share = self.extension_learning_rate / getattr(self.agent, "learning_rate", 1.0)
-        optimizer = dataclasses.replace(
-            _optimizer_of(self.agent),
-            schedule="linear",
-            schedule_updates=max(1, num_updates),
-            share_after_schedule=share,
-        )
-        return dataclasses.replace(self.agent, optimizer=optimizer)  # type: ignore[call-arg]
+        annealed: dict[str, Any] = {}
+        for name, agent in self._members().items():
+            optimizer = dataclasses.replace(
+                _optimizer_of(agent),
+                schedule="linear",
+                schedule_updates=max(
+                    1, num_updates if isinstance(num_updates, int) else num_updates[name]
+                ),
+                share_after_schedule=share,
+            )
+            annealed[name] = dataclasses.replace(agent, optimizer=optimizer)  # type: ignore[call-arg]
+        if isinstance(self.agent, MultiAgentConfig):
+            return dataclasses.replace(self.agent, agents=annealed)
+        return annealed[""]
 
 
 def _optimizer_of(agent: AgentConfig) -> OptimizerConfig:
@@ -381,6 +398,5 @@ def _optimizer_of(agent: AgentConfig) -> OptimizerConfig:
         return optimizer
     raise UsageError(
         f"anneal_learning_rate=True needs a field optimizer: OptimizerConfig, which "
-        f"{type(agent).__name__} has not; leave it out, or give the agent such a field (agents of "
-        "many have one each: optimizer.schedule)"
+        f"{type(agent).__name__} has not; leave it out, or give the agent such a field"
     )

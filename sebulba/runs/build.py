@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import gymnasium
 
 from sebulba.agent import Agent
-from sebulba.agents.configs import OptimizerConfig, make_agent
+from sebulba.agents.configs import MultiAgentConfig, OptimizerConfig, make_agent
 from sebulba.agents.kernels.squashing import Squashing
+from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
@@ -34,10 +35,22 @@ def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:
     return make_agent(spec, config.agent_for(_num_updates(config, agent)), config.agent_class)
 
 
-def _num_updates(config: ExperimentConfig, agent: Agent) -> int:
-    """Return the updates of the run, or of the part of it over which the learning rate falls."""
-    due = map(agent.num_off_policy_optims_per_cycle, range(1, config.annealed_cycles + 1))
-    return sum(due)
+def _num_updates(config: ExperimentConfig, agent: Agent) -> int | dict[str, int]:
+    """Return the updates of the run, or of the part of it over which the learning rate falls.
+
+    Those of many agents are by their names in the configuration.
+    """
+
+    def updates_of(one: Agent) -> int:
+        return sum(map(one.num_off_policy_optims_per_cycle, range(1, config.annealed_cycles + 1)))
+
+    if not isinstance(agent, MultiAgent) or not isinstance(config.agent, MultiAgentConfig):
+        return updates_of(agent)
+    members = [member.agent for member in agent.members.values() if member.trains]
+    return {
+        name: max((updates_of(one) for one in members if one.config == own), default=1)
+        for name, own in config.agent.agents.items()
+    }
 
 
 def warn_of_rate_0(config: ExperimentConfig, agent: Agent) -> None:
@@ -48,6 +61,7 @@ def warn_of_rate_0(config: ExperimentConfig, agent: Agent) -> None:
     if optimizer.schedule != "linear" or optimizer.share_after_schedule:
         return
     num_updates = _num_updates(config, agent)
+    assert isinstance(num_updates, int)  # one agent has the optimizer
     if num_updates > optimizer.schedule_updates:
         warnings.warn(
             f"agent.optimizer.schedule_updates={optimizer.schedule_updates} is less than the "
