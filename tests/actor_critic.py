@@ -11,7 +11,7 @@ import numpy as np
 
 import sebulba
 from sebulba.agents.configs import make_agent
-from sebulba.agents.replay.layouts import Transition
+from sebulba.agents.replay.transitions_and_sequences import Transition
 from sebulba.types import EnvSpec
 from tests import probes
 

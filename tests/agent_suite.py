@@ -1,7 +1,7 @@
 """The agents of the shared suite; a new one joins by a line in ``AGENTS``.
 
 A line says which agent, on which actions, whether it must remember, and a tiny configuration in
-which it answers the questions of ``sebulba.tools.check.questions`` within ``num_cycles``
+which it answers the questions of ``sebulba.tools.check.probe_envs`` within ``num_cycles``
 trajectories. For the tests that count cells and devices the same configuration learns with plain
 gradient descent.
 """
@@ -38,7 +38,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.replay import store as replay_store
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
-from sebulba.tools.check import questions
+from sebulba.tools.check import probe_envs
 from sebulba.tools.check.agent_driver import B, T
 from tests import oracle
 from tests.agent_driver import Driver, EnvStreams
@@ -71,12 +71,12 @@ class Case:
         """What it is asked; nothing stands for the continuous questions."""
         if self.actions == "continuous":
             return []
-        asked = [*questions.ANSWERS, *(questions.MEMORY if self.remembers else ())]
+        asked = [*probe_envs.ANSWERS, *(probe_envs.MEMORY if self.remembers else ())]
         return [name for name in asked if name not in self.cannot]
 
-    def to_learn(self) -> tuple[Any, questions.Questions]:
+    def to_learn(self) -> tuple[Any, probe_envs.Questions]:
         """Return the agent that is to answer, and its environments."""
-        env = questions.Questions(self.first_states)
+        env = probe_envs.Questions(self.first_states)
         return make_agent(sebulba.env_spec(env), self.config), env
 
     def to_count(self, **more: Any) -> Any:
@@ -109,7 +109,7 @@ _SMALL = TorsoConfig(hidden_sizes=(16,))
 _RELU = TorsoConfig(hidden_sizes=(32,), activation="relu")
 _ON_POLICY: Any = {
     "learning_rate": 1e-2,
-    "discount": questions.DISCOUNT,
+    "discount": probe_envs.DISCOUNT,
     "entropy_coefficient": 0.01,
     "torso": TorsoConfig(hidden_sizes=(32,)),
     "optimizer": OptimizerConfig(max_grad_norm=10.0),
@@ -118,7 +118,7 @@ _PPO: Any = _ON_POLICY | {"epochs": 2, "minibatches": 2}
 _REPLAY = ReplayConfig(
     capacity=4000, batch_size=64, updates_per_cycle=2, warm_up_cycles=4, prioritized=True
 )
-_OFF_POLICY: Any = {"learning_rate": 1e-2, "discount": questions.DISCOUNT, "replay": _REPLAY}
+_OFF_POLICY: Any = {"learning_rate": 1e-2, "discount": probe_envs.DISCOUNT, "replay": _REPLAY}
 _ACTOR_CRITIC: Any = _OFF_POLICY | {
     "critic_learning_rate": 1e-2,
     "torso": _RELU,
@@ -168,7 +168,7 @@ AGENTS: dict[str, Case] = {
             head_hidden_sizes=(16,),
             target=TargetConfig(period=10),
             learning_rate=1e-2,
-            discount=questions.DISCOUNT,
+            discount=probe_envs.DISCOUNT,
             replay=dataclasses.replace(_REPLAY, batch_size=16),
         ),
         remembers=True,

@@ -30,7 +30,7 @@ from sebulba.configs.experiment import EnvConfig
 from sebulba.envs.spaces import legal_action
 from sebulba.tools.check.checks import run_checks
 from sebulba.tools.check.env_checks import checks_of
-from sebulba.tools.check.env_subject import Subject
+from sebulba.tools.check.env_under_test import Subject
 from sebulba.tools.check.finding import Finding, Level
 from sebulba.types import FinalObs, RunSpec
 from tests import masked_envs

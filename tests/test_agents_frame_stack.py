@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import TRAJECTORY_SPEC
-from sebulba.agents.replay.layouts import Draw, SequenceReplay, TransitionReplay
+from sebulba.agents.replay.transitions_and_sequences import Draw, SequenceReplay, TransitionReplay
 from sebulba.envs import make_env_factory
 from sebulba.types import EnvSpec, EnvStep, RunSpec, Trajectory, empty_env_step
 from tests.oracle import rollout

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agents.replay.draw import draw_in_proportion, pick, pick_in_rows
-from sebulba.agents.replay.layouts import Draw, SequenceReplay, TransitionReplay
+from sebulba.agents.replay.sampling import draw_in_proportion, pick, pick_in_rows
+from sebulba.agents.replay.transitions_and_sequences import Draw, SequenceReplay, TransitionReplay
 from sebulba.errors import UsageError
 from sebulba.types import RunSpec
 from tests.replay_world import Kept, Streams, inserter, mapped, mesh_of

@@ -17,7 +17,7 @@ from sebulba.agents.configs import MultiAgentConfig
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
-from sebulba.tools.check import questions
+from sebulba.tools.check import probe_envs
 from sebulba.tools.check.agent_driver import (
     B,
     differs_by_device,
@@ -204,7 +204,7 @@ def test_is_bit_reproducible_answers_every_question_and_is_saved(name: str, tmp_
             np.testing.assert_array_equal(a, b)
         result = loop.run(again.state, case.num_cycles - 8, 5)
     save_policy(tmp_path, agent, result.acting_networks, run)
-    assert questions.wrong_answers(load_policy(tmp_path), case.first_states) == []
+    assert probe_envs.wrong_answers(load_policy(tmp_path), case.first_states) == []
 
 
 def learned(result: Any) -> Any:

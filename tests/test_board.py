@@ -25,7 +25,7 @@ pytest.importorskip("uvicorn")
 from sebulba.commands import cli
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.summary import RunSummary
-from sebulba.tools.board import server, shelf
+from sebulba.tools.board import run_index, server
 from sebulba.tools.board.run_details import films_of
 from tests.hostile_runs import SECRET, SPOILED, check_harmless, make_hostile_folder
 from tests.test_comparison import CONFIG, make_run, make_self_play
@@ -323,11 +323,11 @@ def test_an_open_page_shows_what_its_run_writes_next(tmp_path, board, monkeypatc
 def test_runs_are_read_again_only_when_they_change(tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(
-        shelf, "read_run", lambda folder, how: read.append(folder.name) or _read(folder, how)
+        run_index, "read_run", lambda folder, how: read.append(folder.name) or _read(folder, how)
     )
     for name in ("a", "b"):
         make_run(tmp_path / name)
-    kept = shelf.Shelf(tmp_path)
+    kept = run_index.Shelf(tmp_path)
     for _ in range(3):
         assert all(isinstance(run, RunSummary) for run in kept.table().values())
     assert read == ["a", "b"]
@@ -336,7 +336,7 @@ def test_runs_are_read_again_only_when_they_change(tmp_path, monkeypatch):
     assert read == ["a", "b", "b"]
 
 
-_read = shelf.read_run
+_read = run_index.read_run
 
 
 def test_a_port_in_use_is_a_sentence(tmp_path, capsys):

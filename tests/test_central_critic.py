@@ -24,7 +24,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
     make_agent,
 )
-from sebulba.agents.multi.central import critic_spec
+from sebulba.agents.multi.central_critic import critic_spec
 from sebulba.agents.ppo import PPO
 from sebulba.policies.policy import Policy
 from sebulba.types import COMMON, EnvSpec, MultiAgentSpec, RunSpec, empty_env_step, policy_row

@@ -11,10 +11,10 @@ import sebulba
 from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.loops.agent_contract import check_contract
-from sebulba.tools.check import agent_uses
+from sebulba.tools.check import training_checks
 from sebulba.tools.check.agent_checks import checks_of
 from sebulba.tools.check.agent_driver import run_spec
-from sebulba.tools.check.agent_subject import AgentSubject
+from sebulba.tools.check.agent_under_test import AgentSubject
 from sebulba.tools.check.checks import Done, run_checks
 from sebulba.tools.check.finding import Finding, Level
 from tests import broken_agents
@@ -222,7 +222,7 @@ def test_a_step_that_is_compiled_twice_is_worth_a_note() -> None:
 def test_a_mistake_is_found_in_training(
     name: str, check: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent_uses, "MOST_CYCLES", 100)
+    monkeypatch.setattr(training_checks, "MOST_CYCLES", 100)
     (found,) = findings(name, check)
     assert (found.name, found.level) == (check, Level.PROBLEM)
     assert seen in found.seen and found.remedy

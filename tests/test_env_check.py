@@ -16,7 +16,7 @@ from sebulba.errors import UsageError
 from sebulba.tools.check import env_checks
 from sebulba.tools.check.checks import Done, run_checks
 from sebulba.tools.check.env_checks import checks_of
-from sebulba.tools.check.env_subject import Subject
+from sebulba.tools.check.env_under_test import Subject
 from sebulba.tools.check.finding import Finding, Level
 from tests import broken_envs
 from tests.broken_envs import PID_FILE, Good

@@ -20,7 +20,7 @@ from gymnasium import spaces
 import sebulba
 from benchmarks.studies import games
 from sebulba import ActionError, EnvError
-from sebulba.agents.multi import turns
+from sebulba.agents.multi import waiting_agents
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter
 from sebulba.tools.check.env_players import RandomActions
 from sebulba.types import EnvOutput, EnvSpec, EnvStep, FusedEnv
@@ -33,10 +33,10 @@ of_pettingzoo = pytest.mark.skipif(not HAS_PETTINGZOO, reason="needs pettingzoo 
 
 
 @jax.jit
-def follow(state: turns.TurnState, row: EnvStep, acting: jax.Array) -> Any:
+def follow(state: waiting_agents.TurnState, row: EnvStep, acting: jax.Array) -> Any:
     """Return the reward that a row credits, ``[N]``, and the state after it."""
-    shown = turns.show(state, row, acting)
-    state = turns.advance(state, row, shown, turns.Pending(shown.row, (), (), ()))
+    shown = waiting_agents.show(state, row, acting)
+    state = waiting_agents.advance(state, row, shown, waiting_agents.Pending(shown.row, (), (), ()))
     return jnp.where(shown.keep, shown.row.reward, 0.0), state
 
 
@@ -46,7 +46,7 @@ class Ledger:
     def __init__(self, num_slots: int) -> None:
         none, no_reward = np.zeros(num_slots, np.bool_), np.zeros(num_slots, np.float32)
         row = EnvStep((), (), no_reward, none, none, none)
-        self.state = turns.new_turns(row, (), (), ())
+        self.state = waiting_agents.new_turns(row, (), (), ())
         self.paid, self.credited, self.early = (np.zeros(num_slots) for _ in range(3))
         self._acted = none
 

@@ -33,7 +33,7 @@ from sebulba.agents.configs import (
 )
 from sebulba.agents.impala import Impala
 from sebulba.agents.kernels import returns
-from sebulba.agents.replay.layouts import Draw, Sequence, TransitionReplay
+from sebulba.agents.replay.transitions_and_sequences import Draw, Sequence, TransitionReplay
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.stepped_cycle import SteppedCycle

@@ -27,7 +27,7 @@ from sebulba.agents.configs import (
     make_agent,
 )
 from sebulba.agents.kernels.returns import lambda_returns, transitions
-from sebulba.agents.multi import turns
+from sebulba.agents.multi import waiting_agents
 from sebulba.envs.jax_env import MultiAgentJaxEnv, TimeLimit
 from sebulba.types import EnvStep, Trajectory, empty_env_step
 from tests.loop_helpers import Recorder, leaves_equal
@@ -303,8 +303,8 @@ def value_of_slots(env: Any, group: str = "seat") -> np.ndarray:
     trajectory = Trajectory(row, jnp.asarray(flat(action)), (), scalar, scalar, scalar)
     if waits:
         example = jax.tree.map(lambda x: x[0], row)
-        state = turns.new_turns(example, example.prev_action, (), ())
-        trajectory, _ = turns.pack(
+        state = waiting_agents.new_turns(example, example.prev_action, (), ())
+        trajectory, _ = waiting_agents.pack(
             state, trajectory, jnp.asarray(flat(env_step.acting)), joins=False
         )
     steps = transitions(trajectory, 0.9)

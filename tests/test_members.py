@@ -29,7 +29,7 @@ from sebulba.agents.configs import (
     make_agent,
 )
 from sebulba.agents.configs.frozen import FrozenConfig
-from sebulba.agents.multi.pace import MARKS, Schedule, means_when_due, schedule_of
+from sebulba.agents.multi.update_rates import MARKS, Schedule, means_when_due, schedule_of
 from sebulba.agents.ppo import PPO as PPOAgent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.inference.cycle import CyclePrograms

@@ -18,9 +18,9 @@ import pytest
 from rich.console import Console
 
 from sebulba.agents.replay.store import MIN_PRIORITY
-from sebulba.cluster.inferencers import cycle_server, inferencer_process
+from sebulba.cluster.inferencers import inferencer_process, inferencer_server
 from sebulba.cluster.inferencers import start as placement
-from sebulba.cluster.inferencers.cycle_server import Failure, Given, Server, Shared, Spent
+from sebulba.cluster.inferencers.inferencer_server import Failure, Given, Server, Shared, Spent
 from sebulba.cluster.inferencers.node_figures import NodeFigures, node_lines
 from sebulba.cluster.inferencers.nodes import LostNodeError, Node, Version, Versions, Worker
 from sebulba.cluster.inferencers.remote_inferencer import CYCLES, make_servers, pickled
@@ -113,7 +113,7 @@ def test_who_asks_before_a_version_comes_waits_for_it():
 
 
 def test_who_asks_for_a_version_that_never_comes_is_told(monkeypatch):
-    monkeypatch.setattr(cycle_server, "TAKE_S", 0.1)
+    monkeypatch.setattr(inferencer_server, "TAKE_S", 0.1)
     shared = Shared(b"")
     shared.put(1, lambda: [np.zeros(3)], {1})
     with pytest.raises(EnvError, match=r"version 2 did not come.*versions \[1\] are here"):

@@ -24,9 +24,9 @@ from sebulba.envs import make_env_factory
 from sebulba.errors import EnvError, UsageError
 from sebulba.policies.policy import Policy
 from sebulba.video import film as film_module
-from sebulba.video import pictures, screens
+from sebulba.video import rendering, screens
 from sebulba.video.film import check_film_file, film_best, film_grid, grid
-from sebulba.video.pictures import Stage, Stopped, drawing_factory
+from sebulba.video.rendering import Stage, Stopped, drawing_factory
 from sebulba.video.training import TrainingFilms
 
 SMALL = [
@@ -436,14 +436,14 @@ def test_a_picture_fits_into_the_terminal(columns, rows):
     ],
 )
 def test_the_camera_follows_what_runs(env_id, given, camera):
-    assert pictures._camera(env_id, given) == camera
+    assert rendering._camera(env_id, given) == camera
 
 
 def test_mujoco_draws_without_a_display_unless_it_is_told_how(monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    pictures._use_egl()
-    assert pictures.os.environ.pop("MUJOCO_GL") == "egl"
+    rendering._use_egl()
+    assert rendering.os.environ.pop("MUJOCO_GL") == "egl"
     monkeypatch.setenv("MUJOCO_GL", "osmesa")
-    pictures._use_egl()
-    assert pictures.os.environ["MUJOCO_GL"] == "osmesa"
+    rendering._use_egl()
+    assert rendering.os.environ["MUJOCO_GL"] == "osmesa"

@@ -24,7 +24,7 @@ from sebulba.agents.configs import DDPGConfig
 from sebulba.agents.kernels.exploration import exploration_ladder
 from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.nets.encoder import Encoded
-from sebulba.agents.replay.layouts import Replay, TransitionReplay
+from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
 from sebulba.types import ActionMoments, ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
 
 _NOISE_CLIP = 2.5

@@ -21,7 +21,7 @@ from sebulba.agents.kernels.exploration import (
 )
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.returns import double_q_values, value_of
-from sebulba.agents.replay.layouts import Replay, TransitionReplay
+from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
 

@@ -26,7 +26,7 @@ from sebulba.agents.kernels.returns import (
     value_of,
 )
 from sebulba.agents.nets.q_networks import QOutput
-from sebulba.agents.replay.layouts import Replay, SequenceReplay
+from sebulba.agents.replay.transitions_and_sequences import Replay, SequenceReplay
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, PyTree, RunSpec
 

@@ -20,7 +20,7 @@ from sebulba.agents.configs import SACConfig
 from sebulba.agents.kernels.distributions import SquashedGaussian
 from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.nets.encoder import Encoded
-from sebulba.agents.replay.layouts import Replay, TransitionReplay
+from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
 from sebulba.types import ActionMoments, ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec
 
 

@@ -158,7 +158,7 @@ def _checkpointer() -> Iterator[Any]:
     """
     import orbax.checkpoint as ocp
 
-    from sebulba.checkpoints.patient_handler import PatientNumpyHandler
+    from sebulba.checkpoints.orbax_handler import PatientNumpyHandler
 
     def is_of_another(record: logging.LogRecord) -> bool:
         return "orbax" not in record.pathname

@@ -18,7 +18,7 @@ from sebulba.checkpoints.manifest import (
     check_sizes,
     read_manifest,
 )
-from sebulba.checkpoints.parts import (
+from sebulba.checkpoints.part_files import (
     RECORD_FILE,
     cause_of,
     read_parts,

@@ -17,7 +17,7 @@ from sebulba.support.user_code import import_from_here
 
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
-    from sebulba.video.pictures import Stage
+    from sebulba.video.rendering import Stage
     from sebulba.video.screens import Screen
 
 MOST_EPISODES = 64
@@ -184,7 +184,7 @@ def _policy_on_stage(
     if trust.is_trusted:
         import_from_here()
     from sebulba.runs.build import load_policy_of
-    from sebulba.video.pictures import Stage, drawing_factory
+    from sebulba.video.rendering import Stage, drawing_factory
 
     policy = load_policy_of(
         folder,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from sebulba.agents.configs import AgentConfig, MultiAgentConfig, OptimizerConfig
-from sebulba.agents.configs.shared import own_torsos
+from sebulba.agents.configs.network_and_optimizer import own_torsos
 from sebulba.errors import UsageError, shown
 from sebulba.options import ENV_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
 from sebulba.support import plugins

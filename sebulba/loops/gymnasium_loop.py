@@ -29,7 +29,7 @@ from sebulba.cluster.hosts.hosts import Hosts
 from sebulba.cluster.hosts.join import join_hosts
 from sebulba.cluster.hosts.mesh import HostMesh, devices_of_hosts
 from sebulba.cluster.hosts.rounds import Rounds
-from sebulba.cluster.inferencers.cycle_server import Given
+from sebulba.cluster.inferencers.inferencer_server import Given
 from sebulba.cluster.inferencers.node_figures import node_lines
 from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
 from sebulba.cluster.inferencers.start import new_workers

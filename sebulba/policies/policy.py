@@ -23,7 +23,7 @@ from gymnasium import spaces
 from sebulba.agent import Agent
 from sebulba.agents.configs.agent_config import agent_configs
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
-from sebulba.agents.configs.shared import own_torsos
+from sebulba.agents.configs.network_and_optimizer import own_torsos
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.policies.card import CARD_FILE, policy_card, population_card

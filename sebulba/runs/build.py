@@ -116,7 +116,7 @@ def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> Tr
     """
     if not config.video_every_env_steps:
         return None
-    from sebulba.video.pictures import drawing_factory
+    from sebulba.video.rendering import drawing_factory
     from sebulba.video.training import TrainingFilms
 
     return TrainingFilms(

@@ -44,7 +44,7 @@ def load_env(
     env = folder.read_env_config(folder.trust(trust, record), record)
     if render_mode is None:
         return SingleEnv(make_env_factory(env.id, **env.factory_arguments()))
-    from sebulba.video.pictures import drawing_factory
+    from sebulba.video.rendering import drawing_factory
     from sebulba.video.screens import open_screen
 
     screen = open_screen("window") if render_mode == "human" else None

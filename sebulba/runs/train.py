@@ -50,8 +50,8 @@ from sebulba.runs.build import (
 from sebulba.runs.ended import LastRecord, write_end
 from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.runs.folder import RunFolder, as_json
+from sebulba.runs.follower_host import make_checkpointer, train_beside
 from sebulba.runs.jax_setup import set_up_jax
-from sebulba.runs.other_host import make_checkpointer, train_beside
 from sebulba.runs.parent_process import leave
 from sebulba.runs.signals import StopOnSignal
 from sebulba.runs.writers import find_callback, find_writer, made_writer

@@ -16,7 +16,7 @@ import numpy as np
 from sebulba.errors import UsageError, shown
 from sebulba.policies.policy import Policy
 from sebulba.support.files import PARTIAL
-from sebulba.video.pictures import Scale, Shown, Stage
+from sebulba.video.rendering import Scale, Shown, Stage
 
 SUFFIXES = (".mp4", ".gif")
 GAP = 4

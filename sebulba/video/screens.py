@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from sebulba.errors import UsageError
-from sebulba.video.pictures import Scale
+from sebulba.video.rendering import Scale
 
 HALF_BLOCK = "▀"
 """Its colour is the upper of two pixels, the background's the lower."""

@@ -11,7 +11,7 @@ from sebulba.errors import text_of
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvFactory, PyTree
 from sebulba.video.film import check_film_file, film_best
-from sebulba.video.pictures import Stage, Stopped
+from sebulba.video.rendering import Stage, Stopped
 
 DIGITS = 12
 """Of the environment steps in the name of a film, so that names sort."""

@@ -20,7 +20,7 @@ from sebulba.agents.configs.off_policy import ContinuousControlConfig
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
-from sebulba.agents.replay.layouts import Transition
+from sebulba.agents.replay.transitions_and_sequences import Transition
 from sebulba.errors import UsageError
 from sebulba.support.key_streams import FIRST_NOISE_STREAM
 from sebulba.support.one_kernel import after

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from sebulba.agents.configs.network_and_optimizer import TorsoConfig
 from sebulba.agents.configs.on_policy import OnPolicyConfig
-from sebulba.agents.configs.shared import TorsoConfig
 from sebulba.agents.kernels.normalization import (
     REWARD_STATISTICS_SPEC,
     ObservationNormalizer,

@@ -15,15 +15,15 @@ from sebulba.agents.bases.normalization import ActingNetworks, observation_norma
 from sebulba.agents.configs.off_policy import OffPolicyConfig
 from sebulba.agents.kernels.normalization import ObservationNormalizer
 from sebulba.agents.nets.torso import has_convolutions
-from sebulba.agents.replay.drawn import DrawnLayout
 from sebulba.agents.replay.frame_stack import StackState
-from sebulba.agents.replay.layouts import (
+from sebulba.agents.replay.remote_sample import DrawnLayout
+from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
+from sebulba.agents.replay.transitions_and_sequences import (
     Sequence,
     SequenceReplay,
     Transition,
     TransitionReplay,
 )
-from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
 

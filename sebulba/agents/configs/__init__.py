@@ -12,11 +12,11 @@ from sebulba.agents.configs.ddpg import DDPGConfig
 from sebulba.agents.configs.dqn import DQNConfig
 from sebulba.agents.configs.impala import ImpalaConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
+from sebulba.agents.configs.network_and_optimizer import OptimizerConfig, TorsoConfig
 from sebulba.agents.configs.ppo import PPOConfig
 from sebulba.agents.configs.r2d2 import R2D2Config
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.agents.configs.sac import SACConfig
-from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
 from sebulba.agents.configs.simple_policy_gradient import SimplePolicyGradientConfig
 
 __all__ = [

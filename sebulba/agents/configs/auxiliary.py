@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from sebulba.agents.configs.shared import OptimizerConfig, TorsoConfig
+from sebulba.agents.configs.network_and_optimizer import OptimizerConfig, TorsoConfig
 from sebulba.support.checks import check_types, require_number, require_positive, require_size
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
+from sebulba.agents.configs.network_and_optimizer import OptimizerConfig
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import TargetConfig
-from sebulba.agents.configs.shared import OptimizerConfig
 from sebulba.support.checks import require_number, require_size
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
-from sebulba.agents.configs.shared import (
+from sebulba.agents.configs.network_and_optimizer import (
     CommonConfig,
     OptimizerConfig,
     TorsoConfig,
     check_normalization,
 )
+from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.support.checks import require_number, require_positive, require_size
 
 

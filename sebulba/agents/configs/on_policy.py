@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sebulba.agents.configs.shared import CommonConfig, check_normalization
+from sebulba.agents.configs.network_and_optimizer import CommonConfig, check_normalization
 from sebulba.support.checks import require, require_number, require_size
 
 LOG_STD_RANGE = (-5.0, 2.0)

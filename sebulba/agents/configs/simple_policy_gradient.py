@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from sebulba.agents.configs.network_and_optimizer import TorsoConfig
 from sebulba.agents.configs.on_policy import OnPolicyConfig
-from sebulba.agents.configs.shared import TorsoConfig
 
 
 @dataclasses.dataclass(frozen=True)

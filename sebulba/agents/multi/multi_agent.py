@@ -18,11 +18,11 @@ from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.configs.agent_config import AgentConfig, agent_class_of, make_agent
 from sebulba.agents.configs.frozen import FrozenConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig, assigned
-from sebulba.agents.multi import pace, turns
+from sebulba.agents.multi import update_rates, waiting_agents
 from sebulba.agents.multi.auxiliary import Auxiliary, Seen, make_auxiliary
-from sebulba.agents.multi.central import critic_spec, policy_part, with_others
-from sebulba.agents.multi.pace import MARKS, PacedExperience, PacedOpt, Schedule
-from sebulba.agents.multi.turns import TurnState
+from sebulba.agents.multi.central_critic import critic_spec, policy_part, with_others
+from sebulba.agents.multi.update_rates import MARKS, PacedExperience, PacedOpt, Schedule
+from sebulba.agents.multi.waiting_agents import TurnState
 from sebulba.agents.nets.torso import has_convolutions
 from sebulba.errors import UsageError, shown
 from sebulba.types import (
@@ -204,7 +204,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         shapes = jax.eval_shape(extras, jax.random.key(0))
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         rows = _rows_of_step_state(agent, own)
-        return WaitingStep(own, turns.new_turns(row, row.prev_action, empty, rows))  # type: ignore[arg-type]
+        return WaitingStep(own, waiting_agents.new_turns(row, row.prev_action, empty, rows))  # type: ignore[arg-type]
 
     def step_state_spec(self) -> PyTree:
         """Split what has a row for each environment."""
@@ -262,14 +262,14 @@ class MultiAgent(Agent[MultiAgentConfig]):
     ) -> tuple[ActionOutput, WaitingStep]:
         """Act on what each slot is shown, and change nothing of those that wait."""
         agent, row = member.agent, self._view(member, env_step, 0)
-        shown = turns.show(state.turns, row, self._acting(member, env_step, 0))
+        shown = waiting_agents.show(state.turns, row, self._acting(member, env_step, 0))
         output, new = agent.act(networks, state.agent, shown.row, explore=explore)
         before = _rows_of_step_state(agent, state.agent)
         new = _with_rows(
-            agent, new, turns.chosen(shown.keep, _rows_of_step_state(agent, new), before)
+            agent, new, waiting_agents.chosen(shown.keep, _rows_of_step_state(agent, new), before)
         )
-        pending = turns.Pending(shown.row, output.action, output.extras, before)
-        return output, WaitingStep(new, turns.advance(state.turns, row, shown, pending))
+        pending = waiting_agents.Pending(shown.row, output.action, output.extras, before)
+        return output, WaitingStep(new, waiting_agents.advance(state.turns, row, shown, pending))
 
     def _by_group(self, actions: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Return ``{group: [B, A, ...]}`` of the members' actions ``[B, n, ...]``."""
@@ -380,7 +380,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         if not member.waits:
             rows = bonuses(member, rows)
             return member.agent.update_experience(experience, initial, final, rows, networks)
-        rows, before = turns.pack(
+        rows, before = waiting_agents.pack(
             initial.turns,
             rows,
             self._acting(member, trajectory.env_step, 1),
@@ -462,7 +462,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         if self._schedules:
             due = experience.update < self._schedules[name].due(experience.cycle)
             given = loss, networks[name], self._inner(name, own)
-            value, (inner, metrics) = pace.loss_if(due, *given)
+            value, (inner, metrics) = update_rates.loss_if(due, *given)
             value = value + due * networks[MARKS][name]
             metrics = {**metrics, "updates": opt.updates[name], DUE: jnp.float32(1)}
         else:
@@ -479,7 +479,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         if not self._schedules:
             return means
         shares = {name: means[f"{name}/{DUE}"] for name in self._learners}
-        own = pace.means_when_due(means, shares)
+        own = update_rates.means_when_due(means, shares)
         return own | {f"{name}/{DUE}": share for name, share in shares.items()}
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
@@ -489,7 +489,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         for name, learner in self._learners.items():
             step: Callable[..., tuple] = learner.optimize
             if self._schedules:
-                step = functools.partial(pace.optimize_if, grads[MARKS][name] > 0, step)
+                step = functools.partial(update_rates.optimize_if, grads[MARKS][name] > 0, step)
             trained[name], new_opt[name] = step(networks[name], own_opt[name], grads[name])
         if not self._schedules:
             return trained, new_opt
@@ -502,7 +502,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         if len(self._learners) == 1:
             return {}
         found = {
-            name: pace.schedule_of(name, learner.num_off_policy_optims_per_cycle)
+            name: update_rates.schedule_of(name, learner.num_off_policy_optims_per_cycle)
             for name, learner in self._learners.items()
         }
         return found if len(set(found.values())) > 1 else {}

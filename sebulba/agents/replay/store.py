@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs import ReplayConfig
 from sebulba.agents.kernels.normalization import ObservationNormalizer, new_observations
-from sebulba.agents.replay.draw import draw_in_proportion
 from sebulba.agents.replay.frame_stack import (
     STACK_SPEC,
     StackState,
@@ -31,6 +30,7 @@ from sebulba.agents.replay.frame_stack import (
     rebuild,
     take_apart,
 )
+from sebulba.agents.replay.sampling import draw_in_proportion
 from sebulba.errors import UsageError
 from sebulba.support.checks import check_divisible
 from sebulba.types import COMMON, EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory

@@ -16,7 +16,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from sebulba.cluster.inferencers.cycle_server import failure_of
+from sebulba.cluster.inferencers.inferencer_server import failure_of
 from sebulba.cluster.inferencers.remote_inferencer import make_servers
 from sebulba.support.user_code import use_search_path
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import jax
 
-from sebulba.cluster.inferencers.cycle_server import Failure, Spent
+from sebulba.cluster.inferencers.inferencer_server import Failure, Spent
 from sebulba.errors import EnvError
 from sebulba.support.trees import num_bytes
 from sebulba.types import PyTree

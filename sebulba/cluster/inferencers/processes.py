@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import jax
 
-from sebulba.cluster.inferencers.cycle_server import Given
+from sebulba.cluster.inferencers.inferencer_server import Given
 from sebulba.cluster.inferencers.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
 from sebulba.cluster.inferencers.remote_inferencer import CYCLES, pickled, worker_config
 from sebulba.cluster.inferencers.workers import Workers

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sebulba.cluster.inferencers.cycle_server import Given
+from sebulba.cluster.inferencers.inferencer_server import Given
 from sebulba.cluster.inferencers.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
 from sebulba.cluster.inferencers.remote_inferencer import (
     CYCLES,

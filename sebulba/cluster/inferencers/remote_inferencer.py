@@ -3,7 +3,7 @@
 The thread of such an Inferencer stays in the process that trains: permits, rounds, hangs, restarts
 and checkpoints are those of any other. Only its cycle runs elsewhere: ``RemoteCycle`` sends the
 networks, if they are new there, and the step state, and gets the trajectory back. What is asked
-there is a ``Server`` (``cycle_server.py``); a ``Worker`` is the way to it, in a ``Node``
+there is a ``Server`` (``inferencer_server.py``); a ``Worker`` is the way to it, in a ``Node``
 (``nodes.py``).
 """
 
@@ -27,7 +27,7 @@ from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import num_bytes, owned_copy
 from sebulba.types import EnvOutput, FusedEnv, PyTree
 
-CYCLES = "sebulba.cluster.inferencers.cycle_server:Server"
+CYCLES = "sebulba.cluster.inferencers.inferencer_server:Server"
 """What runs the cycles of an Inferencer in a worker."""
 COPIED_CONFIG = (
     *("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable"),

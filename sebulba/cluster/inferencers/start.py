@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sebulba.cluster.inferencers.cycle_server import Given
+from sebulba.cluster.inferencers.inferencer_server import Given
 from sebulba.cluster.inferencers.processes import process_workers
 from sebulba.cluster.inferencers.ray_actors import ActorWorkers
 from sebulba.cluster.inferencers.workers import Workers

@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 import jax
 
-from sebulba.cluster.inferencers.cycle_server import failure_of
+from sebulba.cluster.inferencers.inferencer_server import failure_of
 from sebulba.cluster.replay.trajectory_manager import Part, TrajectoryManager
 from sebulba.types import RunSpec
 

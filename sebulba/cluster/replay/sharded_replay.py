@@ -11,8 +11,8 @@ import numpy as np
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent
-from sebulba.agents.replay.drawn import Drawn
 from sebulba.agents.replay.frame_stack import StackState
+from sebulba.agents.replay.remote_sample import Drawn
 from sebulba.agents.replay.store import Draw, Replay
 from sebulba.cluster.inferencers.nodes import Worker
 from sebulba.cluster.replay.trajectory_manager import Part, TrajectoryManager

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent
-from sebulba.agents.replay.drawn import Drawn, drawn_of
+from sebulba.agents.replay.remote_sample import Drawn, drawn_of
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
 from sebulba.errors import UsageError
 from sebulba.support.trees import host_copy, owned_copy

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from sebulba.agent import Agent, AgentState
-from sebulba.cluster.inferencers.cycle_server import Given
+from sebulba.cluster.inferencers.inferencer_server import Given
 from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
 from sebulba.cluster.inferencers.start import new_workers
 from sebulba.cluster.inferencers.workers import Workers

@@ -9,7 +9,7 @@ from sebulba.errors import UsageError
 from sebulba.runs.metrics_file import read_sample
 from sebulba.runs.summary import RunSummary, read_run
 from sebulba.tools.board.charts import LARGE, Line
-from sebulba.tools.board.markup import (
+from sebulba.tools.board.html import (
     Html,
     joined,
     page,

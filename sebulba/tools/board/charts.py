@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sebulba.metrics.plots import COLOURS, GREY, short
-from sebulba.tools.board.markup import Html, joined, tag
+from sebulba.tools.board.html import Html, joined, tag
 
 LARGE = (1000, 320)
 """Width and height of the chart of returns."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sebulba.checkpoints.manifest import MANIFEST_FILE, check_sizes, read_manifest
-from sebulba.checkpoints.parts import RECORD_FILE
+from sebulba.checkpoints.part_files import RECORD_FILE
 from sebulba.checkpoints.store import NUMBER_DIGITS, CheckpointStore
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import CheckpointError, UsageError

@@ -15,7 +15,7 @@ from sebulba.metrics.writers import count
 from sebulba.runs.metrics_file import MOST_BYTES, is_number, open_regular
 from sebulba.runs.summary import RUNNING, RunSummary
 from sebulba.tools.board.charts import LARGE, SMALL, Line, draw
-from sebulba.tools.board.markup import (
+from sebulba.tools.board.html import (
     Html,
     joined,
     lines_text,

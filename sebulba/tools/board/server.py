@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from sebulba.errors import UsageError
 from sebulba.tools.board.board_pages import POLICY, diff_page, error_page, run_page, table_page
 from sebulba.tools.board.run_details import films_of, read_details
+from sebulba.tools.board.run_index import Shelf
 from sebulba.tools.board.run_page import report_page
-from sebulba.tools.board.shelf import Shelf
 
 if TYPE_CHECKING:
     import uvicorn

@@ -17,14 +17,14 @@ from sebulba.errors import UsageError, describe_error, is_installed
 from sebulba.loops.agent_contract import Contract
 from sebulba.runs.jax_setup import configure_jax
 from sebulba.support.trees import named_leaves
-from sebulba.tools.check import agent_uses
+from sebulba.tools.check import training_checks
 from sebulba.tools.check.agent_driver import (
     differs_by_device,
     replicated_leaves,
     with_other_actions,
     with_other_rewards,
 )
-from sebulba.tools.check.agent_subject import DEVICES, MOST_WARM_UP, AgentSubject, feed
+from sebulba.tools.check.agent_under_test import DEVICES, MOST_WARM_UP, AgentSubject, feed
 from sebulba.tools.check.checks import Check
 from sebulba.tools.check.finding import Finding, note, ok, problem
 from sebulba.types import PyTree
@@ -76,9 +76,9 @@ def checks_of(subject: AgentSubject) -> list[Check]:
         check("gradients", check_gradients, *RUNS),
         check("valid", check_valid, *RUNS),
         check("devices", check_devices, *RUNS),
-        check("lockstep", agent_uses.check_lockstep, *RUNS),
-        check("probes", agent_uses.check_probes, "lockstep"),
-        check("saving", agent_uses.check_saving, *RUNS),
+        check("lockstep", training_checks.check_lockstep, *RUNS),
+        check("probes", training_checks.check_probes, "lockstep"),
+        check("saving", training_checks.check_saving, *RUNS),
     ]
 
 

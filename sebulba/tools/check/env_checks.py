@@ -17,10 +17,10 @@ from sebulba.envs.observation_parts import MASK
 from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
 from sebulba.errors import UsageError, describe_error
-from sebulba.tools.check import env_uses
+from sebulba.tools.check import run_checks
 from sebulba.tools.check.checks import Check
 from sebulba.tools.check.env_players import SinglePlayer, first_difference
-from sebulba.tools.check.env_subject import Subject
+from sebulba.tools.check.env_under_test import Subject
 from sebulba.tools.check.finding import Finding, note, ok, problem
 from sebulba.types import MultiAgentSpec
 
@@ -63,8 +63,8 @@ def checks_of(subject: Subject) -> list[Check]:
     sound = (*CONTRACT, "close")
     alone = [
         check("infos", check_infos, *CONTRACT),
-        check("vector", env_uses.check_vector, *sound),
-        check("workers", env_uses.check_workers, "vector"),
+        check("vector", run_checks.check_vector, *sound),
+        check("workers", run_checks.check_workers, "vector"),
     ]
     used = ("vector",) if subject.make_one else sound
     return [
@@ -81,9 +81,9 @@ def checks_of(subject: Subject) -> list[Check]:
         check("seeds", check_seeds, "determinism"),
         check("shared state", check_shared_state, "determinism"),
         *(alone if subject.make_one else []),
-        check("resume", env_uses.check_resume, *used),
-        check("cycle", env_uses.check_cycle, *used),
-        check("speed", env_uses.check_speed, *used),
+        check("resume", run_checks.check_resume, *used),
+        check("cycle", run_checks.check_cycle, *used),
+        check("speed", run_checks.check_speed, *used),
     ]
 
 

@@ -17,7 +17,7 @@ from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.on_policy import Experience
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
-from sebulba.agents.multi import turns
+from sebulba.agents.multi import waiting_agents
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.agent_driver import SPEC, quick_state
 
@@ -92,9 +92,9 @@ def actions_at(begin: int, end: int) -> np.ndarray:
 
 def one_row(state: Any, x: Any) -> Any:
     row, acting, action = x
-    shown = turns.show(state, row, acting)
-    pending = turns.Pending(shown.row, action, action.astype(jnp.float32), [row.obs])
-    return turns.advance(state, row, shown, pending), None
+    shown = waiting_agents.show(state, row, acting)
+    pending = waiting_agents.Pending(shown.row, action, action.astype(jnp.float32), [row.obs])
+    return waiting_agents.advance(state, row, shown, pending), None
 
 
 @functools.partial(jax.jit, static_argnames="joins")
@@ -102,13 +102,13 @@ def cycle(state: Any, trajectory: Trajectory, acting: jax.Array, *, joins: bool)
     """Return the state after a cycle, and what its trajectory is packed to."""
     rows = jax.tree.map(lambda x: x[:-1], (trajectory.env_step, acting))
     after, _ = jax.lax.scan(one_row, state, (*rows, trajectory.action))
-    return after, turns.pack(state, trajectory, acting, joins=joins)
+    return after, waiting_agents.pack(state, trajectory, acting, joins=joins)
 
 
 def packed(stream: Stream, length: int, *, joins: bool) -> tuple[list[Any], Any]:
     """Return the packed trajectories of cycles of ``length`` rows, and the last state."""
     example = jax.tree.map(lambda x: jnp.asarray(x[0]), rows_of(stream, 0, 1))
-    state = turns.new_turns(example, example.prev_action, jnp.zeros(N), [jnp.zeros(N)])
+    state = waiting_agents.new_turns(example, example.prev_action, jnp.zeros(N), [jnp.zeros(N)])
     found = []
     for begin in range(0, ROWS - length, length):
         end = begin + length
@@ -253,7 +253,9 @@ def test_gradients_with_dead_slots_are_those_of_a_mask_by_hand():
     trajectory = Trajectory(step, action, extras, *[np.int32(0)] * 3)
 
     example = jax.tree.map(lambda x: jnp.asarray(x[0]), (step, action, extras))
-    packed, _ = turns.pack(turns.new_turns(*example, ()), trajectory, acting, joins=False)
+    packed, _ = waiting_agents.pack(
+        waiting_agents.new_turns(*example, ()), trajectory, acting, joins=False
+    )
     by_hand = step._replace(is_first=first | dead | (np.arange(rows + 1) == rows)[:, None])
     for one in (packed.env_step, by_hand):
         assert one.valid[1:].sum() == 2 * (rows - 1) + dies

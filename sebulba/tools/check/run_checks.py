@@ -18,7 +18,7 @@ from sebulba.tools.check.env_players import (
     first_difference,
     legal_player,
 )
-from sebulba.tools.check.env_subject import Subject
+from sebulba.tools.check.env_under_test import Subject
 from sebulba.tools.check.env_walk import walk
 from sebulba.tools.check.finding import Finding, note, ok, problem
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sebulba.tools.check.questions import ANSWERS, DISCOUNT, MEMORY, STATES, DiscretePool, Questions
+from sebulba.tools.check.probe_envs import (
+    ANSWERS,
+    DISCOUNT,
+    MEMORY,
+    STATES,
+    DiscretePool,
+    Questions,
+)
 
 
 def answers(

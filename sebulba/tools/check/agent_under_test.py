@@ -20,7 +20,7 @@ from sebulba.loops.agent_contract import Contract, check_is_agent
 from sebulba.support.checks import check_count
 from sebulba.support.user_code import load_attribute
 from sebulba.tools.check.agent_driver import NUM_INFERENCERS, Driver, Made, Streams, run_spec
-from sebulba.tools.check.questions import Questions, questions_for
+from sebulba.tools.check.probe_envs import Questions, questions_for
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
 DEVICES = 4
