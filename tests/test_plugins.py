@@ -246,7 +246,7 @@ def test_old_names_of_modules_that_moved_import_the_new_ones():
     code = (
         "import sebulba.envs.networks.options as old, sebulba_networks.options as new\n"
         "from sebulba.tools.networks import fairness\n"
-        "import sebulba.commands.networks, sebulba.benchmarks.networks.cart_pole, pickle\n"
+        "import sebulba.commands.networks, pickle\n"
         "kind = pickle.loads(b'csebulba.envs.networks.options\\nCongestionControlOptions\\n.')\n"
         "assert old is new and kind is new.CongestionControlOptions\n"
         "print(new.__name__, new.__spec__.name, fairness.__name__)\n"

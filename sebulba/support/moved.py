@@ -13,7 +13,6 @@ MOVED = {
     "sebulba.envs.networks": "sebulba_networks",
     "sebulba.tools.networks": "sebulba_networks.tools",
     "sebulba.commands.networks": "sebulba_networks.command",
-    "sebulba.benchmarks.networks": "sebulba_networks.benchmarks",
 }
 """New names by old ones; what is below moved with them. Configurations, saved policies and programs
 of users may have the old ones."""
