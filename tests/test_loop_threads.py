@@ -437,7 +437,9 @@ def own_ctrl_c():
 
 @pytest.mark.usefixtures("own_ctrl_c")
 @pytest.mark.parametrize("num_inferencers", [0, 1])
-def test_ctrl_c_ends_a_run_although_python_lost_its_exception(monkeypatch, num_inferencers):
+def test_ctrl_c_stops_a_run_with_all_saved_and_is_raised_then(
+    monkeypatch, tmp_path, num_inferencers
+):
     cycles, lost = [], []
 
     def observe(trajectory, step_infos):
@@ -446,17 +448,21 @@ def test_ctrl_c_ends_a_run_although_python_lost_its_exception(monkeypatch, num_i
             ctrl_c_where_exceptions_are_lost()
 
     monkeypatch.setattr(sys, "unraisablehook", lambda about: lost.append(about.exc_type))
-    loop, _ = make_tiny_loop(observe_cycle=observe, num_inferencers_per_device=num_inferencers)
-    with loop:
+    checkpointer = sebulba.Checkpointer(tmp_path, every_s=600)
+    loop, _ = make_tiny_loop(
+        observe_cycle=observe, num_inferencers_per_device=num_inferencers, checkpointer=checkpointer
+    )
+    with checkpointer, loop:
         with pytest.raises(KeyboardInterrupt):
-            loop.run(loop.new_state(0, 5), 1000, 5)
-        assert lost == [KeyboardInterrupt]
+            loop.train(total_env_steps=10**9, steps_per_cycle=5)
+        assert not lost, "Python would print it there, and go on"
         assert len(cycles) < 20
+        assert checkpointer.load_newest().env_steps == loop.counters.env_steps > 0
         assert inferencer_threads() == []
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        ended = loop.run(loop.new_state(0, 5), 4, 5)  # the stop was for that run alone
-        assert not ended.stopped
-        assert ended.counters.cycles >= 4
+        wanted = loop.counters.env_steps + 100
+        ended = loop.train(total_env_steps=wanted, steps_per_cycle=5)  # the stop was for one run
+        assert not ended.stopped and ended.counters.env_steps >= wanted
 
 
 @pytest.mark.usefixtures("own_ctrl_c")
@@ -476,8 +482,9 @@ def test_a_ctrl_c_ends_a_run_inside_another_and_both():
 def test_a_handler_that_was_left_behind_is_replaced():
     left = KeptInterrupt(lambda: None)
     left.__enter__()
+    signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)  # and a second one kept __exit__ from coming so far
+        signal.raise_signal(signal.SIGINT)  # keeps __exit__ from coming so far
     with KeptInterrupt(lambda: None) as kept:
         assert signal.getsignal(signal.SIGINT) == kept._handle
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

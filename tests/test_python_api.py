@@ -114,6 +114,30 @@ def test_a_script_may_train_on_its_own_environment(tmp_path, guard):
         assert done.returncode == 1 and 'call it below: if __name__ == "__main__":' in done.stderr
 
 
+@pytest.mark.slow
+def test_ctrl_c_saves_everything_and_is_raised_then(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import os, signal, sebulba\n"
+        "def interrupt(record):\n"
+        "    if record['updates'] > 5: os.kill(os.getpid(), signal.SIGINT)\n"
+        "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "    try:\n"
+        "        sebulba.train('cartpole', num_envs=4, steps_per_cycle=8, cycle='stepped',\n"
+        "            name='r', total_env_steps=10**9, writers=(), metrics_interval_s=0.01,\n"
+        "            callbacks=('script.py:interrupt',))\n"
+        "    except KeyboardInterrupt:\n"
+        "        print('raised', signal.getsignal(signal.SIGINT) is signal.default_int_handler)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and "raised True" in done.stdout, done.stderr
+    run = RunFolder(tmp_path / "runs" / "r")
+    run.check_has_checkpoints()
+    assert run.policy.is_dir() and "stopped by Ctrl-C" in run.ended.read_text()
+
+
 @pytest.mark.parametrize(
     ("config", "changes", "says"),
     [

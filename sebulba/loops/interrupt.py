@@ -1,22 +1,27 @@
-"""Ctrl-C while a loop runs, whose exception Python may lose. Free of JAX."""
+"""Ctrl-C while a loop runs: first a stop, and the exception then. Free of JAX."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
+STDERR = 2
+STOPPING = b"stopping; the update is finished and saved. Ctrl-C again ends at once\n"
+
 
 class KeptInterrupt:
-    """Makes a Ctrl-C end what runs inside, although its KeyboardInterrupt may be lost.
+    """Makes a Ctrl-C stop what runs inside, and raises its KeyboardInterrupt only then.
 
     A context manager. Python's own handler raises KeyboardInterrupt in whatever the main thread
-    is doing. If that is a callback of the garbage collector (JAX has one), ``__del__`` or a weak
-    reference's callback, Python prints the exception and goes on. So the handler asks for a stop,
-    too, and leaving raises KeyboardInterrupt if nothing else has. Where one is inside another, a
-    Ctrl-C inside both stops both.
+    is doing: amid an update, after which nothing can be saved, or in a callback of the garbage
+    collector (JAX has one), where Python prints the exception and goes on. So the handler asks for
+    a stop, and leaving raises KeyboardInterrupt; a second Ctrl-C raises it at once. Where one is
+    inside another, a Ctrl-C inside both stops both.
 
     A handler of the user's is left alone, and so is a thread other than the main one.
 
@@ -32,12 +37,16 @@ class KeptInterrupt:
         """A Ctrl-C came."""
 
     def _handle(self, which: int, frame: types.FrameType | None) -> None:
-        if not self.came:
-            self.came = True
-            # An Event's lock is not re-entrant: this hangs if Ctrl-C comes inside another stop().
-            self._stop()
-        before = self._before or signal.default_int_handler
-        before(which, frame)
+        if self.came:
+            signal.default_int_handler(which, frame)
+        self.came = True
+        # An Event's lock is not re-entrant: this hangs if Ctrl-C comes inside another stop().
+        self._stop()
+        if isinstance(getattr(self._before, "__self__", None), KeptInterrupt):
+            self._before(which, frame)
+        else:
+            with contextlib.suppress(OSError):
+                os.write(STDERR, STOPPING)  # print() may be what was interrupted
 
     def __enter__(self) -> KeptInterrupt:
         if threading.current_thread() is not threading.main_thread():

@@ -318,7 +318,13 @@ class _Run:
                     _progress_writer(self._title, folder, loop.describe, loop.describe_nodes)
                 )
                 # Nobody keeps the state, whose replay would be in memory twice.
-                result = self.loop.run(self._state.pop(), self.num_cycles, config.steps_per_cycle)
+                try:
+                    result = self.loop.run(
+                        self._state.pop(), self.num_cycles, config.steps_per_cycle
+                    )
+                except KeyboardInterrupt:  # in a program of the user's
+                    self._end = "stopped"
+                    raise
                 self._mend_folder()
                 self._save_policy(folder.policy, result.acting_networks, result.state)
                 is_stopped = result.stopped and result.stop_reason is None
