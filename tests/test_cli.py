@@ -550,3 +550,11 @@ def test_a_warning_of_the_package_is_printed_in_its_words_alone():
     of = lambda file: cli._words_of_warning("lost", RuntimeWarning, file, 3, None)  # noqa: E731
     assert of(cli.__file__) == "sebulba: warning: lost\n"
     assert of("/elsewhere.py").startswith("/elsewhere.py:3: RuntimeWarning: lost")
+
+
+@pytest.mark.slow
+def test_a_run_too_short_for_an_update_says_that_it_learned_nothing(capsys, tmp_path):
+    words = ["pendulum-sac", "--total-env-steps", "64", "--run-dir", str(tmp_path / "r")]
+    assert cli.main(["train", *words, "--compile-cache", "off"]) == cli.EXIT_OK
+    said = capsys.readouterr().out
+    assert "nothing was learned" in said and "--agent.replay.warm-up-cycles" in said

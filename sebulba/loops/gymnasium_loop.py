@@ -435,8 +435,8 @@ class GymnasiumLoop:
           NotFiniteError: The loss, the gradient or another metric is NaN or infinite.
           HangError: A thread was silent or did not end; this loop cannot run again.
           CheckpointError: The checkpoint at the end could not be written.
-          KeyboardInterrupt: Ctrl-C stopped the run, and all is saved; or a second one came. A program
-            with a handler of its own for Ctrl-C never gets it.
+          KeyboardInterrupt: Ctrl-C stopped the run, which is saved, or came twice; not in a program
+            with a handler of its own for Ctrl-C.
           BaseException: Whatever an environment, the agent, a callback or ``observe_cycle`` raised,
             with its own traceback; all threads that end are joined first, others named in a note.
         """

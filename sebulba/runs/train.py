@@ -123,7 +123,7 @@ def train_in_folder(
             write_end(folder, code=code, reason=result.stop_reason, metrics=result.metrics)
         finally:
             run.draw()  # last, since whoever sent a signal may kill this process soon
-    _print_summary(result, folder)
+    _print_summary(result, folder, config)
     return dataclasses.replace(result, folder=folder.root)
 
 
@@ -591,7 +591,7 @@ def _mean_return(metrics: Mapping[str, Any]) -> str:
     return mean + few_episodes(metrics)
 
 
-def _print_summary(result: Result, folder: RunFolder) -> None:
+def _print_summary(result: Result, folder: RunFolder, config: ExperimentConfig) -> None:
     metrics, counters = result.metrics, result.counters
     evaluation = ""
     if metrics.get("eval_return_mean") is not None:
@@ -600,6 +600,13 @@ def _print_summary(result: Result, folder: RunFolder) -> None:
     go_on = f"go on with it: sebulba resume {run}\n" if result.stopped else ""
     if result.stop_reason is not None:
         print(f"ended early: {result.stop_reason}", flush=True)
+    elif not counters.updates and not result.stopped:
+        has_replay = hasattr(config.agent, "replay")
+        print(
+            "nothing was learned, since no update was due so soon; use more --total-env-steps"
+            f"{', or fewer --agent.replay.warm-up-cycles' if has_replay else ''}",
+            flush=True,
+        )
     print(
         f"{'stopped' if result.stopped and result.stop_reason is None else 'done'}: "
         f"{_mean_return(metrics)}, "
