@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 import json
 import subprocess
 import sys
@@ -16,6 +19,7 @@ from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
 from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS
+from sebulba.runs import api
 from sebulba.runs.folder import RunFolder
 
 FAST = {
@@ -91,7 +95,8 @@ def test_an_environment_may_be_a_class_of_a_module(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("guard", ["", 'if __name__ == "__main__": '], ids=["bare", "guarded"])
-def test_a_script_may_train_on_its_own_environment(tmp_path, guard):
+@pytest.mark.parametrize("what", ["'ppo', env=Mine", "'cartpole', agent=MyAgent"])
+def test_a_script_may_train_its_own_classes(tmp_path, guard, what):
     """It is imported again by its name; without the guard that is refused, not done for ever."""
     own = "\n".join(
         [
@@ -99,7 +104,9 @@ def test_a_script_may_train_on_its_own_environment(tmp_path, guard):
             "class Mine(gymnasium.wrappers.TimeLimit):",
             "    def __init__(self):",
             "        super().__init__(gymnasium.make('CartPole-v1').unwrapped, 20)",
-            f"{guard}sebulba.train('ppo', env=Mine, total_env_steps=64, num_envs=4,",
+            "from sebulba.agents.ppo import PPO",
+            "class MyAgent(PPO): pass",
+            f"{guard}sebulba.train({what}, total_env_steps=64, num_envs=4,",
             "    steps_per_cycle=8, writers=(), name='mine')",
         ]
     )
@@ -155,6 +162,46 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path, config, changes,
     assert says in str(caught.value) and not list(tmp_path.iterdir())
 
 
+def test_an_environment_takes_the_place_of_the_id_alone(monkeypatch):
+    def of(**changes):
+        return api._configured("atari-ppo", changes)[1].env
+
+    before = PRESETS["atari-ppo"].make().env
+    assert before.episodic_life
+    assert of(env="Breakout-v5") == dataclasses.replace(before, id="Breakout-v5")
+    assert of(env={"frame_skip": 2}) == dataclasses.replace(before, frame_skip=2)
+
+
+@pytest.mark.parametrize("name", ["env.id", "env.wrappers", "callbacks", "agent.torso.kind"])
+def test_code_that_a_file_names_is_not_imported_without_trust(tmp_path, name):
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({"config": "cartpole", "options": {name: "planted_module:make"}}))
+    with pytest.raises(sebulba.UsageError, match="nothing says who wrote the file"):
+        sebulba.train(str(file))
+    assert "planted_module" not in sys.modules
+    with pytest.raises(sebulba.UsageError, match="planted_module"):  # looked for, and not there
+        sebulba.train(str(file), trust=True)
+
+
+def test_a_file_with_an_unknown_option_is_refused(tmp_path):
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"config": "cartpole", "options": {"nothing": 1}}))
+    with pytest.raises(sebulba.UsageError, match=r"mine\.json"):
+        sebulba.train(str(file))
+
+
+@pytest.mark.slow
+def test_output_without_an_encoding_will_do():
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        train(total_env_steps=64)
+    assert "done: " in printed.getvalue()
+
+
+def test_another_platform_than_the_one_that_runs_is_refused():
+    with pytest.raises(sebulba.UsageError, match="must be chosen before JAX starts"):
+        train(platform="tpu")
+
+
 def test_an_experiment_is_taken_as_it_is(tmp_path):
     config = PRESETS["cartpole"].make()
     with pytest.raises(sebulba.UsageError, match="must be divisible by"):
@@ -176,12 +223,16 @@ def test_a_loop_trains_to_a_total_and_on_from_its_checkpoints(tmp_path):
         assert first.train(total_env_steps=100, steps_per_cycle=8).counters.env_steps == 128
         done = first.train(total_env_steps=200, steps_per_cycle=8)
         assert done.counters.env_steps == 256
-        assert first.train(total_env_steps=256, steps_per_cycle=8).state is done.state
+        assert first.train(total_env_steps=256).state is done.state
+        with pytest.raises(sebulba.UsageError, match="steps_per_cycle=9, and this run has 8"):
+            first.train(total_env_steps=300, steps_per_cycle=9)
+        with pytest.raises(sebulba.UsageError, match=r"seed='a' must be an integer"):
+            first.train(total_env_steps=300, seed="a")
     with (
         sebulba.Checkpointer(tmp_path / "saved", every_s=600) as checkpointer,
         loop(checkpointer=checkpointer) as second,
     ):
-        result = second.train(total_env_steps=320, steps_per_cycle=8)
+        result = second.train(total_env_steps=320)
         assert result.counters.env_steps == 320 and second.counters.env_steps == 320
 
 

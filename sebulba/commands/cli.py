@@ -31,6 +31,7 @@ from sebulba.runs.exit_codes import (
     EXIT_OTHER,
     EXIT_USAGE,
     exit_code_of,
+    tell_hosts,
 )
 from sebulba.runs.huge_pages import COMMANDS as LONG_COMMANDS
 from sebulba.runs.huge_pages import restart_with_huge_pages
@@ -90,16 +91,8 @@ def main(
         if code in (EXIT_ENV, EXIT_OTHER) and not _is_of_the_system(error):
             traceback.print_exc()
         print(f"sebulba: {_describe(code, error)}", file=sys.stderr)
-        _tell_hosts(error)
+        tell_hosts(error)
         return code
-
-
-def _tell_hosts(error: BaseException) -> None:
-    """Tell the hosts that learn with this one, if there are any, that it ends and why."""
-    join = sys.modules.get("sebulba.cluster.hosts.join")
-    hosts = join.joined() if join is not None else None
-    if hosts is not None:
-        hosts.end_after(error)
 
 
 def _hosts_failed() -> bool:

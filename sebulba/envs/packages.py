@@ -44,7 +44,7 @@ def is_package_id(env: Any) -> bool:
         return False
     if plugins.env_entry(env, ENV_LIBRARIES) is not None:
         return True
-    plugins.check_not_apart(plugins.ENVIRONMENTS, env.partition("/")[0], f"env={env!r}")
+    plugins.check_not_apart(plugins.ENVIRONMENTS, plugins.prefix_of(env) or "", f"env={env!r}")
     return False
 
 

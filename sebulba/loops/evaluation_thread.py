@@ -151,12 +151,14 @@ class Evaluations:
         self._playing = False
         self._num_skipped = 0
         self._changed = threading.Condition()
+        self._own_thread: EnvThread | None = None
+        """Ends with these evaluations; one of the player's own lasts as long as the player."""
         self.threads: list[Task] = []
         """The thread that plays, if there is one."""
         if evaluator is not None and not inline:
             thread = getattr(evaluator.play, "env_thread", None)
             if not isinstance(thread, EnvThread):
-                thread = EnvThread(EVALUATOR_THREAD)
+                thread = self._own_thread = EnvThread(EVALUATOR_THREAD)
             self.threads.append(thread.task(evaluator_thread, self, fail))
 
     # For the update loop.
@@ -226,6 +228,8 @@ class Evaluations:
         with self._changed:
             self._pending.clear()
             self._changed.notify_all()
+        if self._own_thread is not None:
+            self._own_thread.end()
 
     # For the thread that plays.
 

@@ -71,6 +71,8 @@ from sebulba.transport.item import HandedOver, HandOff
 from sebulba.transport.staging import Staging
 from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
 
+STEPS_PER_CYCLE = 32
+"""Unroll length of a new run where none is given."""
 COUNTED_BY_ALL = ("cycles", "env_steps", "updates", "policy_version", "warm_up_from")
 """Counters that are the same on all hosts: on some of them depends when updates are due."""
 
@@ -369,7 +371,7 @@ class GymnasiumLoop:
     # Running.
 
     def train(
-        self, *, total_env_steps: int, steps_per_cycle: int = 32, seed: int | None = None
+        self, *, total_env_steps: int, steps_per_cycle: int | None = None, seed: int | None = None
     ) -> Result:
         """Train until ``total_env_steps`` are done, counted from the beginning, in whole cycles.
 
@@ -378,8 +380,8 @@ class GymnasiumLoop:
 
         Args:
           total_env_steps: Environment steps, those of earlier calls and processes included.
-          steps_per_cycle: T, the unroll length.
-          seed: Of the networks and of exploration; None takes the loop's.
+          steps_per_cycle: T, the unroll length; None takes that of the run, and 32 for a new one.
+          seed: Of the networks and of exploration, for a new run; None takes the loop's.
 
         Returns:
           As ``run()``; without metrics if nothing was left to do.
@@ -389,8 +391,19 @@ class GymnasiumLoop:
           Exception: As ``run()``.
         """
         check_count("total_env_steps", total_env_steps)
-        check_count("steps_per_cycle", steps_per_cycle)
-        state = self._newest_state(steps_per_cycle, self._options.seed if seed is None else seed)
+        if steps_per_cycle is not None:
+            check_count("steps_per_cycle", steps_per_cycle)
+        seed = check_seed(self._options.seed if seed is None else seed)
+        state = self._newest_state(steps_per_cycle or STEPS_PER_CYCLE, seed)
+        if self._run_spec is not None:
+            of_run = self._run_spec.steps_per_cycle
+            if steps_per_cycle not in (None, of_run):
+                raise UsageError(
+                    f"steps_per_cycle={steps_per_cycle}, and this run has {of_run}; leave it out, "
+                    "or begin a new run in a new GymnasiumLoop"
+                )
+            steps_per_cycle = of_run
+        steps_per_cycle = steps_per_cycle or STEPS_PER_CYCLE
         left = max(0, total_env_steps - self._session.counters.env_steps)
         cycles = self._options.whole_cycles(
             left, self.num_envs * steps_per_cycle, self.num_inferencers
@@ -644,7 +657,7 @@ class GymnasiumLoop:
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
-        session.counters = Counters(env_restarts=self._starting.num_restarts)
+        session.counters = Counters(env_restarts=self._starting.take_uncounted())
         session.episodes = RecentEpisodes(session.episodes.teams)
         session.kept_round = []
         session.seconds_before = 0.0
@@ -708,7 +721,7 @@ class GymnasiumLoop:
                 lambda old: self._starting(lambda: self._replace_inferencer(old)),
             ),
         ]
-        self._session.counters.env_restarts += self._starting.num_restarts
+        self._session.counters.env_restarts += self._starting.take_uncounted()
         if checkpoint.experience_env_steps < checkpoint.env_steps:
             self.resume_notes.append(
                 f"the replay is that of {checkpoint.experience_env_steps:,} env steps"

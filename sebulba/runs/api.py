@@ -9,16 +9,17 @@ import contextlib
 import dataclasses
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
 from sebulba.errors import UsageError, shown
-from sebulba.runs.configurations import start_of
+from sebulba.runs.exit_codes import tell_hosts
 from sebulba.runs.folder import RunFolder, choose_run_folder
-from sebulba.runs.read_config import parse
+from sebulba.runs.read_config import read_config
 from sebulba.support.checks import nearest
 from sebulba.support.machine import allow_open_files
 from sebulba.support.user_code import class_name
@@ -26,8 +27,8 @@ from sebulba.support.user_code import class_name
 if TYPE_CHECKING:
     from sebulba.loops.gymnasium_loop import Result
 
-_trains = False
-"""``train`` or ``resume`` runs in this process."""
+_trains = 0
+"""The thread in which ``train`` or ``resume`` runs; 0 if none does."""
 
 
 def train(config: str | ExperimentConfig, /, **changes: Any) -> Result | None:
@@ -41,8 +42,8 @@ def train(config: str | ExperimentConfig, /, **changes: Any) -> Result | None:
         or an experiment.
       **changes: Fields of ``ExperimentConfig`` to change, such as ``total_env_steps=100_000`` or
         ``name="mine"``. A dict changes fields of a field: ``agent={"learning_rate": 1e-3}``.
-        ``env`` may be an id, or a class or function at the top of a module; ``agent`` a subclass
-        of ``sebulba.Agent``.
+        ``env`` may be an id, or a class or function at the top of a module, which takes the place
+        of ``env.id`` alone; ``agent`` a subclass of ``sebulba.Agent``.
 
     Returns:
       The result, with ``result.folder``; None on a host other than the first of several.
@@ -51,9 +52,10 @@ def train(config: str | ExperimentConfig, /, **changes: Any) -> Result | None:
       UsageError: A value breaks a rule.
       Exception: Whatever the run raised; what was learned is saved.
     """
-    preset, config = _configured(config, changes)
-    config = joined(config)
-    return _run(config, choose_run_folder(config, preset), preset)
+    with _alone():
+        preset, config = _configured(config, changes)
+        config = joined(config)
+        return _run(config, choose_run_folder(config, preset), preset)
 
 
 def resume(run: str | os.PathLike[str], /, **changes: Any) -> Result | None:
@@ -72,9 +74,10 @@ def resume(run: str | os.PathLike[str], /, **changes: Any) -> Result | None:
       CheckpointError: No checkpoint is whole.
       Exception: Whatever the run raised; what was learned is saved.
     """
-    folder, record, (preset, saved) = open_run(run, trust=changes.get("trust", False) is True)
-    config = resumed(folder, record, _changed(saved, changes))
-    return _run(config, folder, preset)
+    with _alone():
+        folder, record, (preset, saved) = open_run(run, trust=changes.get("trust", False) is True)
+        config = resumed(folder, record, _changed(saved, changes))
+        return _run(config, folder, preset)
 
 
 def open_run(
@@ -150,27 +153,36 @@ def ready(config: ExperimentConfig, folder: RunFolder, preset: str) -> Experimen
 
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str) -> Result | None:
-    with _only_once():
-        config = ready(config, folder, preset)
-        from sebulba.runs.train import train_in_folder
+    config = ready(config, folder, preset)
+    from sebulba.runs.train import train_in_folder
 
-        return train_in_folder(config, folder, preset=preset)
+    return train_in_folder(config, folder, preset=preset)
 
 
 @contextlib.contextmanager
-def _only_once() -> Iterator[None]:
-    """Refuse a second training, which a script begins that is imported for its environment."""
+def _alone() -> Iterator[None]:
+    """Refuse a second training, which a script begins that is imported for its classes.
+
+    Other hosts, if there are any, are told of what ends this one.
+    """
     global _trains
+    if _trains == threading.get_ident():
+        raise UsageError(
+            "sebulba.train is called while it trains already; a script that names its own classes "
+            'is imported again, so call it below: if __name__ == "__main__":'
+        )
     if _trains:
         raise UsageError(
-            "sebulba.train is called while this process trains already; a script that names its "
-            'own classes is imported again, so call it below: if __name__ == "__main__":'
+            "another thread of this process trains already; use a process for each training"
         )
-    _trains = True
+    _trains = threading.get_ident()
     try:
         yield
+    except BaseException as error:
+        tell_hosts(error)
+        raise
     finally:
-        _trains = False
+        _trains = 0
 
 
 def _configured(
@@ -184,13 +196,14 @@ def _configured(
             f"config={shown(config)} must be the name of a preset or an ExperimentConfig; use for "
             'example sebulba.train("cartpole")'
         )
-    trust = changes.get("trust", False) is True
-    start = start_of(config, trust=trust, command="sebulba.train")
-    experiment = start.config
-    if start.words:
-        words = [*start.words, "--trust" if trust else "--no-trust"]
-        experiment = parse(start.name, words, "sebulba.train", experiment)
-    return start.name, _changed(experiment, changes)
+    words = [config, *(["--trust"] if changes.get("trust", False) is True else [])]
+    try:
+        preset, experiment = read_config(words, "sebulba.train")
+    except SystemExit as error:
+        raise UsageError(
+            f"{config} has an option that is refused; see what is said above"
+        ) from error
+    return preset, _changed(experiment, changes)
 
 
 def _changed(config: ExperimentConfig, changes: Mapping[str, Any]) -> ExperimentConfig:
@@ -202,9 +215,9 @@ def _changed(config: ExperimentConfig, changes: Mapping[str, Any]) -> Experiment
         del given["agent"]
     env = given.get("env")
     if isinstance(env, str):
-        given["env"] = EnvConfig(env)
+        given["env"] = {"id": env}
     elif callable(env):
-        given["env"] = EnvConfig(_name_of("env", env))
+        given["env"] = {"id": _name_of("env", env)}
     return _replaced(config, given, "")
 
 

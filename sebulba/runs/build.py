@@ -121,7 +121,7 @@ def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> Tr
 
     return TrainingFilms(
         agent,
-        drawing_factory(folder.chosen_env(config.env)),
+        drawing_factory(folder.chosen_env(config)),
         folder.videos,
         config.video_every_env_steps,
         seed=config.seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from typing import NoReturn
@@ -90,3 +91,11 @@ def os_exit_is_seen() -> Iterator[None]:
         yield
     finally:
         os._exit = end_at_once
+
+
+def tell_hosts(error: BaseException) -> None:
+    """Tell the hosts that learn with this one, if there are any, that it ends and why."""
+    join = sys.modules.get("sebulba.cluster.hosts.join")
+    hosts = join.joined() if join is not None else None
+    if hosts is not None:
+        hosts.end_after(error)

@@ -302,12 +302,13 @@ class RunFolder:
             return None
         return self.record().get("run_id")
 
-    def chosen_env(self, env: EnvConfig) -> EnvConfig:
-        """Return ``env`` with the backend that the run chose, if it has begun and ``env`` has none.
+    def chosen_env(self, config: ExperimentConfig) -> EnvConfig:
+        """Return the environment, with the backend that a resumed run chose if it has none.
 
         So an id that another backend has by now stays with the one it was trained on.
         """
-        if env.backend is not None or not self.config.exists():
+        env = config.env
+        if env.backend is not None or not (config.resume and self.config.exists()):
             return env
         return self._with_backend(env, read_json_object(self.config))
 

@@ -30,7 +30,8 @@ def train_beside(
     Args:
       config: As host 0 has it, but for the number of the host.
       folder: The folder of the run, which all hosts share.
-      stop_on_signal: Turns signals into stops; None leaves them alone.
+      stop_on_signal: Turns signals into stops; None leaves them alone, and this process alive where
+        the update hangs.
 
     Raises:
       UsageError: Something breaks a rule, or the folder is another than that of host 0.
@@ -45,7 +46,7 @@ def train_beside(
 
         checkpointer = stack.enter_context(make_checkpointer(config, folder, about))
         number = hosts.meet(None)[0]
-        env = folder.chosen_env(config.env)
+        env = folder.chosen_env(config)
         factory = make_env_factory(env.id, **env.factory_arguments())
         agent = build_agent(config, env_spec(factory))
         loop = stack.enter_context(
@@ -55,7 +56,7 @@ def train_beside(
                 config.num_envs,
                 options=config,
                 checkpointer=checkpointer,
-                on_hang=_end_hung,
+                on_hang=_say_hung if stop_on_signal is None else _end_hung,
             )
         )
         if number is None:
@@ -118,6 +119,10 @@ def _meet_first(hosts: Hosts, folder: RunFolder) -> int:
 
 def _end_hung(error: HangError | HostError) -> None:
     """End the process: its main thread is in a program that does not return."""
+    _say_hung(error)
+    leave(exit_code_of(error))
+
+
+def _say_hung(error: HangError | HostError) -> None:
     what = "hosts" if isinstance(error, HostError) else "hang"
     print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)
-    leave(exit_code_of(error))

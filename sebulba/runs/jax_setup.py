@@ -16,6 +16,7 @@ import jax
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
+from sebulba.loops.devices import local_devices
 from sebulba.loops.jax_settings import check_jax_settings
 from sebulba.support.machine import num_cores
 
@@ -50,16 +51,20 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
       without, so that the run may go on elsewhere as is best there.
 
     Raises:
-      UsageError: The backend has started already, with another number of devices than those that
-        the configuration names; or a setting of JAX cannot be used.
+      UsageError: The backend has started already, on another platform or with another number of
+        devices than the configuration names; or a setting of JAX cannot be used.
     """
     check_jax_settings()
     num_devices = num_cpu_devices_for(config)
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+    if num_devices > 1:
+        # JAX may run already, in a process that did more before.
+        with contextlib.suppress(UsageError):
+            _split_cpu(num_devices)
+    if config.platform is not None:
+        _check_platform(config.platform)
     if num_devices == 1:
         return config
-    with contextlib.suppress(UsageError):  # JAX may run already, in a process that did more before
-        _split_cpu(num_devices)
     if jax.default_backend() != "cpu" or len(jax.local_devices()) != num_devices:
         return config
     return dataclasses.replace(
@@ -68,6 +73,16 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
         inference_devices=(0,),
         update_devices=tuple(range(num_devices)),
     )
+
+
+def _check_platform(platform: Platform) -> None:
+    """Raise UsageError if JAX has started on another platform."""
+    found = local_devices()[0].platform
+    if found != {"cuda": "gpu"}.get(platform, platform):
+        raise UsageError(
+            f"platform={platform} must be chosen before JAX starts, and it has started on {found}; "
+            "use a new process"
+        )
 
 
 def num_cpu_devices_for(config: ExperimentConfig) -> int:

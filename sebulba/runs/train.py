@@ -98,7 +98,7 @@ def train_in_folder(
         if not run.num_cycles:
             print(
                 f"nothing to do: {run.env_steps_done:,} env steps are done; --total-env-steps N "
-                f"{'--extension-learning-rate X ' if config.anneal_learning_rate else ''}trains on",
+                f"{_of_extension(config)}trains on",
                 flush=True,
             )
             run.meet_others()
@@ -125,6 +125,12 @@ def train_in_folder(
             run.draw()  # last, since whoever sent a signal may kill this process soon
     _print_summary(result, folder, config)
     return dataclasses.replace(result, folder=folder.root)
+
+
+def _of_extension(config: ExperimentConfig) -> str:
+    """Return the option with which a run trains on after its learning rate has fallen to 0."""
+    falls = config.anneal_learning_rate and hasattr(config.agent, "learning_rate")
+    return "--extension-learning-rate X " if falls else ""
 
 
 class FolderWatch:
@@ -206,7 +212,7 @@ class _Run:
             self._hosts.meet(None if checkpoint is None else checkpoint.env_steps)
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
-        env = folder.chosen_env(config.env) if config.resume else config.env
+        env = folder.chosen_env(config)
         self.source = env_source(env.id, env.backend)
         self._versions |= self.source.versions
         factory = make_env_factory(env.id, **env.factory_arguments())
@@ -567,7 +573,7 @@ def _progress_writer(
 ) -> MetricWriter:
     """Return a live panel on a terminal that can show one, plain lines elsewhere."""
     can_draw = (os.environ.get("TERM") or "dumb") not in ("dumb", "unknown")
-    is_unicode = sys.stdout.encoding.lower().startswith("utf")
+    is_unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
     if not (sys.stdout.isatty() and can_draw and is_unicode):
         return LinesWriter(sys.stdout, describe)
     from sebulba.metrics.live_panel import PanelWriter

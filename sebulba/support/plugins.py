@@ -121,7 +121,7 @@ def load(group: Group, entry: EntryPoint) -> Any:
     """
     try:
         return entry.load()
-    except Exception as error:  # of the package: an import that is missing, a syntax error, ...
+    except (Exception, SystemExit) as error:  # of the package: a missing import, ...
         (package,) = _packages([entry])
         raise UsageError(
             f"{group.what} {entry.name!r} is brought by the package {package}, which cannot be "
@@ -140,8 +140,14 @@ def env_entry(env_id: str, ours: Iterable[str] = ()) -> EntryPoint | None:
     Raises:
       UsageError: ``find`` refuses the prefix.
     """
-    prefix = _PREFIX.match(env_id)
-    return None if prefix is None else find(ENVIRONMENTS, prefix[1], ours)
+    prefix = prefix_of(env_id)
+    return None if prefix is None else find(ENVIRONMENTS, prefix, ours)
+
+
+def prefix_of(env_id: str) -> str | None:
+    """Return PREFIX of ``PREFIX:NAME`` and ``PREFIX/NAME``; None of any other id."""
+    match = _PREFIX.match(env_id)
+    return None if match is None else match[1]
 
 
 def versions(entry: EntryPoint) -> dict[str, str]:

@@ -108,6 +108,10 @@ class Held:
 
     def __init__(self) -> None:
         gc.collect()
+        deadline = time.monotonic() + 60
+        while any(t.name.startswith("idle-") for t in threading.enumerate()):
+            assert time.monotonic() < deadline, "a thread of environments has ended with its loop"
+            time.sleep(0.01)
         self.threads = {t.name for t in our_threads()}
         self.files = sorted(_target(path) for path in Path("/proc/self/fd").iterdir())
         # Its own: other processes of the machine have shared memory, too.
