@@ -3,7 +3,7 @@
 #   make train                          train on CartPole
 #   make train PRESET=pendulum ARGS="--seed 1"
 #   make test [PYTHON=python3.12] [ARGS="-k policy"]    the quick tests: under 8 minutes on two cores
-#   make test-all                       every test: 50 minutes
+#   make test-all                       every test: about half an hour
 #   make test-faults                    the faults of tests/faults in their long counts: 50 minutes
 #   make soak [MINUTES=20]              CartPole and Pong for so long each: memory and speed
 #   make test-ns3                       ns-3's environments, the simulator compiled: 2 minutes

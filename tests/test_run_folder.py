@@ -98,10 +98,12 @@ def test_a_fixed_strategy_is_kept_and_named_if_it_is_a_folder(tmp_path):
 
 def test_a_run_stays_with_the_backend_that_it_chose(begun):
     folder, config = begun
-    assert folder.chosen_env(config.env) == config.env  # of a version that did not write it
+    resumed = dataclasses.replace(config, resume=True, run_dir=str(folder.path))
+    assert folder.chosen_env(resumed) == config.env  # of a version that did not write it
     folder.write_config(config, "cartpole-ppo", [], {"id": "x", "backend": "gymnasium"})
     chosen = dataclasses.replace(config.env, backend="gymnasium")
-    assert folder.chosen_env(config.env) == chosen
+    assert folder.chosen_env(resumed) == chosen
+    assert folder.chosen_env(config) == config.env  # begins anew
     assert folder.read_env_config(folder.trust(False), folder.record()) == chosen
     folder.check_resumable(config)
     with pytest.raises(UsageError, match=r"env\.backend is None in the run and 'envpool' now"):
@@ -110,7 +112,7 @@ def test_a_run_stays_with_the_backend_that_it_chose(begun):
         )
     folder.write_config(config, "cartpole-ppo", [], {"backend": 7})
     with pytest.raises(UsageError, match="backend"):
-        folder.chosen_env(config.env)
+        folder.chosen_env(resumed)
 
 
 def test_processes_that_begin_in_the_same_second_get_folders_of_their_own(monkeypatch):
