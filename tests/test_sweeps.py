@@ -130,7 +130,7 @@ def test_a_curve_of_one_evaluation_is_seen(tmp_path):
 def test_the_best_keeps_the_options_of_the_file_that_the_sweep_began_with(
     run_sweep, tmp_path, capsys
 ):
-    own = tmp_path / "own.py"
+    own = tmp_path / "own_sweep.py"
     own.write_text("from sebulba.configs.presets import PRESETS\nmine = PRESETS['cartpole'].make\n")
     file = tmp_path / "begin.json"
     options = {"queue-size": 3, "steps-per-cycle": 16}
