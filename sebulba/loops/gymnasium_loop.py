@@ -657,7 +657,7 @@ class GymnasiumLoop:
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
-        session.counters = Counters(env_restarts=self._starting.take_uncounted())
+        session.counters = Counters(env_restarts=self._starting.num_restarts)
         session.episodes = RecentEpisodes(session.episodes.teams)
         session.kept_round = []
         session.seconds_before = 0.0
@@ -721,7 +721,7 @@ class GymnasiumLoop:
                 lambda old: self._starting(lambda: self._replace_inferencer(old)),
             ),
         ]
-        self._session.counters.env_restarts += self._starting.take_uncounted()
+        self._session.counters.env_restarts += self._starting.num_restarts
         if checkpoint.experience_env_steps < checkpoint.env_steps:
             self.resume_notes.append(
                 f"the replay is that of {checkpoint.experience_env_steps:,} env steps"

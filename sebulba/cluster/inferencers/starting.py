@@ -21,8 +21,7 @@ class Starting:
         """Allow so many restarts in all; 0 raises at the first lost node."""
         self._most = most_restarts
         self.num_restarts = 0
-        """How often a lost node was replaced."""
-        self._num_counted = 0
+        """How often a lost node was replaced; runs count them as ``env_restarts``."""
 
     def __call__(self, make: Callable[[], T], make_again: Callable[[], T] | None = None) -> T:
         """Return what ``make`` returns.
@@ -40,11 +39,6 @@ class Starting:
             except LostNodeError as error:
                 self._count(error)
             make = make_again or make
-
-    def take_uncounted(self) -> int:
-        """Return how often a node was replaced since the last call; runs count ``env_restarts``."""
-        new, self._num_counted = self.num_restarts - self._num_counted, self.num_restarts
-        return new
 
     def _count(self, error: LostNodeError) -> None:
         if self.num_restarts >= self._most:
