@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -153,16 +152,11 @@ def killed_at(moment: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MOMENTS = ["before it has begun", "as it makes environments", "as it compiles"]
-not_on_3_12 = pytest.mark.skipif(
-    sys.version_info[:2] == (3, 12),
-    reason="after some of them CPython 3.12.1 crashes as it collects garbage; the cause is open",
-)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("per_node", [1, 2])
-@not_on_3_12
 def test_a_kill_at_the_very_start_is_made_good(moment, per_node, monkeypatch):
     cluster = ClusterOptions(address="processes", inferencers_per_node=per_node)
     whole = trained(CountingEnv, cluster, num_inferencers_per_device=2)
@@ -181,7 +175,6 @@ def test_a_kill_at_the_very_start_is_made_good(moment, per_node, monkeypatch):
 
 @pytest.mark.parametrize(("options", "times"), [({}, 1), ({"max_env_restarts": 2}, 3)])
 @pytest.mark.parametrize("moment", MOMENTS[1:])
-@not_on_3_12
 def test_kills_at_the_very_start_end_the_run_beyond_the_limit(moment, options, times, monkeypatch):
     killed_at(moment, times, monkeypatch)
     restart = {"on_env_failure": "restart"} if options else {}
@@ -193,7 +186,6 @@ def test_kills_at_the_very_start_end_the_run_beyond_the_limit(moment, options, t
 
 
 @pytest.mark.slow
-@not_on_3_12
 def test_a_kill_at_the_start_of_a_resumed_run_is_made_good(tmp_path, monkeypatch):
     whole = trained(CountingEnv, PROCESSES, num_cycles=8)
     for part in range(2):

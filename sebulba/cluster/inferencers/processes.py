@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import socket
 import subprocess
 import sys
@@ -22,6 +23,15 @@ from sebulba.options import ClusterOptions
 from sebulba.support.user_code import search_path
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
+
+
+def _send(connection: Connection, message: tuple) -> None:
+    """Send a message, as ``connection.send`` does.
+
+    That keeps a view of its buffer in its frame, so in the traceback of a pipe that is broken; and
+    CPython 3.12.1 crashes where the garbage collector finds such a view (its issue 111049).
+    """
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 def manager_worker(given: bytes, server: str) -> Worker:
@@ -83,7 +93,7 @@ class ProcessNode(Node):
 
     def _send_given(self, message: tuple) -> None:
         try:
-            self._control.send(message)
+            _send(self._control, message)
         except OSError as error:
             self.raise_ended(error)
 
@@ -101,7 +111,7 @@ class ProcessNode(Node):
         if version.is_new:
             leaves = jax.device_get(jax.tree.leaves(networks))
             try:
-                self._control.send((version.number, leaves, version.keep))
+                _send(self._control, (version.number, leaves, version.keep))
             except OSError as error:
                 self.raise_ended(error)
         return version.number
@@ -176,7 +186,7 @@ class ProcessWorker(Worker):
 
     def _send(self, message: tuple) -> None:
         try:
-            self._connection.send(message)
+            _send(self._connection, message)
         except OSError as error:
             self.node.raise_ended(error)
 
