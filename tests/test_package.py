@@ -254,6 +254,13 @@ build_wheel(target)
 """
 
 
+def build(copy: Path, folder: Path) -> None:
+    """Build sdist and wheel of the package in ``copy`` into ``folder``."""
+    command = [sys.executable, "-c", BUILD, str(folder)]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documents(tmp_path):
     copy = tmp_path / "copy"
@@ -274,14 +281,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
         NETWORKS, copy / "packages/sebulba-networks", ignore=NOT_COPIED, dirs_exist_ok=True
     )
     (copy / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(tmp_path)],
-        cwd=copy,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    build(copy, tmp_path)
     (sdist,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -310,14 +310,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
 def test_the_wheel_of_the_networks_holds_the_engine_and_brings_what_sebulba_finds(tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(NETWORKS, copy, ignore=NOT_COPIED)
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(tmp_path)],
-        cwd=copy,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    build(copy, tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())

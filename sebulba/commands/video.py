@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sebulba.commands.episode_progress import EpisodeProgress
+from sebulba.commands.playing import check_playing, open_played_run, playing_parser
 from sebulba.errors import UsageError
-from sebulba.options import INT32, MOST_EPISODE_STEPS
-from sebulba.policies.pretrained import beside, folder_of
-from sebulba.support.user_code import import_from_here
+from sebulba.policies.pretrained import beside
 
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
@@ -120,49 +119,18 @@ def _watch(
 
 
 def _parser(prog: str, description: str, episodes: int) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument(
-        "run", metavar="RUN", help="folder of the run, such as runs/NAME, or pretrained:NAME"
-    )
-    parser.add_argument(
-        "--episodes", type=int, default=episodes, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
+    parser = playing_parser(prog, description, episodes)
     parser.add_argument(
         "--fps", type=float, metavar="X", help="pictures in a second; default: the environment's"
     )
-    parser.add_argument(
-        "--max-episode-steps",
-        type=int,
-        default=MOST_EPISODE_STEPS,
-        metavar="N",
-        help="cut an episode that has not ended after N steps; default: %(default)s",
-    )
-    parser.add_argument(
-        "--explore", action="store_true", help="sample actions as in training, not the best ones"
-    )
-    parser.add_argument(
-        "--best",
-        action="store_true",
-        help="the policy that returned most in an evaluation during training, not the last",
-    )
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that a run of somebody else names"
-    )
-    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
     return parser
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raise UsageError for numbers that are out of range."""
-    if arguments.seed not in INT32:
-        raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
     if not 1 <= arguments.episodes <= MOST_EPISODES:
         raise UsageError(f"episodes={arguments.episodes} must be from 1 to {MOST_EPISODES}; use 4")
-    if arguments.max_episode_steps < 1:
-        raise UsageError(
-            f"max_episode_steps={arguments.max_episode_steps} must be at least 1; use 1000"
-        )
+    check_playing(arguments)
     if arguments.fps is not None and not 0.1 <= arguments.fps <= 1000:
         raise UsageError(f"fps={arguments.fps} must be from 0.1 to 1000; use 30")
 
@@ -174,15 +142,7 @@ def _policy_on_stage(
     check: Callable[[], object] = lambda: None,
 ) -> Any:
     """Load the policy of the run, and make environments that draw; ``check`` comes before."""
-    from sebulba.runs.folder import RunFolder
-
-    folder = RunFolder(folder_of(arguments.run))
-    record = folder.record()  # once: nobody can exchange it between the check and its use
-    check()
-    trust = folder.trust(arguments.trust, record)
-    env = folder.read_env_config(trust, record)
-    if trust.is_trusted:
-        import_from_here()
+    folder, env = open_played_run(arguments, check)
     from sebulba.runs.build import load_policy_of
     from sebulba.video.rendering import Stage, drawing_factory
 
