@@ -30,10 +30,9 @@ from sebulba.errors import CheckpointError, UsageError
 from sebulba.support.files import (
     PARTIAL,
     absolute,
-    exchange,
-    flush_folder_to_disk,
     flush_to_disk,
     read_json_object,
+    take_place,
 )
 from sebulba.support.trust import Trust
 
@@ -162,26 +161,10 @@ class CheckpointStore:
             write_parts(partial, number, snapshot, score, by_orbax=self._by_orbax)
             flush_to_disk(partial)
             # The old one, damaged or abandoned, is deleted only once the new one is in its place.
-            if not folder.exists():
-                partial.rename(folder)
-            elif not exchange(partial, folder):
-                self._replace(folder, partial)
-            flush_folder_to_disk(self.folder)
+            take_place(partial, folder, self.folder / f"{REPLACED}{folder.name}")
         finally:
             # If this fails, the next save deletes it.
             shutil.rmtree(partial, ignore_errors=True)
-
-    def _replace(self, folder: Path, new: Path) -> None:
-        """Put ``new`` in the place of ``folder`` by two renames; see ``put_right``."""
-        old = self.folder / f"{REPLACED}{folder.name}"
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        try:
-            new.rename(folder)
-        except OSError:
-            old.rename(folder)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
 
     def put_right(self) -> None:
         """Put a checkpoint in its place if a process was killed between two renames.

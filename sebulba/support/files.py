@@ -247,16 +247,35 @@ def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(new, ignore_errors=True)
         raise
+    take_place(new, folder, old)
+
+
+def take_place(new: Path, folder: Path, aside: Path) -> None:
+    """Let ``new`` have the name of ``folder``, at once where the file system can, and delete that.
+
+    Args:
+      new: A folder that is whole and on the disk.
+      folder: The one to replace; it need not exist.
+      aside: Name that ``folder`` has for a moment where names cannot be exchanged: there a kill may
+        leave that name and not the other.
+
+    Raises:
+      OSError: ``new`` cannot be renamed; ``folder`` is as it was.
+    """
     if not folder.exists():
         new.rename(folder)
     elif exchange(new, folder):
-        old = new
+        aside = new
     else:
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-        new.rename(folder)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        try:
+            new.rename(folder)
+        except OSError:
+            aside.rename(folder)
+            raise
     flush_folder_to_disk(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def exchange(one: Path, other: Path) -> bool:
