@@ -1,4 +1,4 @@
-"""``bench inference``: its arithmetic, its form, a bare loop that stays bare. Never a time."""
+"""``benchmarks inference``: its arithmetic, its form, a bare loop that stays bare. Never a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench learn``: what it takes from the records of a run, and what it leaves."""
+"""``benchmarks learn``: what it takes from the records of a run, and what it leaves."""
 
 from __future__ import annotations
 

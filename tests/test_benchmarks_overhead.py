@@ -1,4 +1,4 @@
-"""``bench overhead``: its arithmetic, its form, and that its environment does nothing."""
+"""``benchmarks overhead``: its arithmetic, its form, and that its environment does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench report``: every figure on the page is the one in the JSON."""
+"""``benchmarks report``: every figure on the page is the one in the JSON."""
 
 from __future__ import annotations
 

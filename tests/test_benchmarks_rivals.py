@@ -1,4 +1,4 @@
-"""``bench rivals``: what the other libraries are given, and what is said if one is missing."""
+"""``benchmarks rivals``: what the other libraries are given, and what is said if one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench start``: what it takes from processes that it starts, and its arithmetic."""
+"""``benchmarks start``: what it takes from processes that it starts, and its arithmetic."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from benchmarks.studies.tables import show, table
 from sebulba.configs.presets import PRESETS, tasks_with_names
 
 LEARN = "learn-"
-"""What names of results of ``bench learn`` begin with."""
+"""What names of results of ``benchmarks learn`` begin with."""
 
 _INTRODUCTION = """\
 # Gallery of presets
@@ -38,7 +38,7 @@ def markdown(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path)
     """Return the page, in Markdown.
 
     Args:
-      results: Records of ``bench learn`` among others, by name of the file.
+      results: Records of ``benchmarks learn`` among others, by name of the file.
       folder: Where they are, with their pictures.
       page: Where the page will be.
     """

@@ -1,4 +1,4 @@
-"""``bench inference``: how near the loop's acting is to a bare loop, and what jitting it brings.
+"""``benchmarks inference``: how near the loop's acting is to a bare loop, and what jitting it brings.
 
 SimplePolicyGradient with 5 hidden layers of 200 units acts in CartPole-v1 without learning:
 20 cycles of 100 steps, 16 environments an Inferencer.
@@ -116,7 +116,7 @@ def run(*, repeats: int, num_cycles: int = NUM_CYCLES, json_file: str | None = N
     keys = keys_of(figures)
     ratios = ("fused_over_bare", "stepped_over_bare", "jit_gain")
     harness.print_table(
-        f"bench inference: {ENV}, {NUM_INFERENCERS} x {NUM_ENVS} environments, 5 x 200 units",
+        f"benchmarks inference: {ENV}, {NUM_INFERENCERS} x {NUM_ENVS} environments, 5 x 200 units",
         "env steps/s",
         figures,
         [f"{name}: {keys[name]:.2f}" for name in ratios],

@@ -1,4 +1,4 @@
-"""``bench learn NAME...``: what a preset learns, how soon, how surely, with curves.
+"""``benchmarks learn NAME...``: what a preset learns, how soon, how surely, with curves.
 
 Each seed is trained through the command line, as a user would do it, in a process of its own, one
 seed after the other. What is reported is what they left in their run folders. Free of JAX.

@@ -1,4 +1,4 @@
-"""``bench overhead``: microseconds of our own code per vector step of one Inferencer.
+"""``benchmarks overhead``: microseconds of our own code per vector step of one Inferencer.
 
 This is the time of the stepped loop minus that of the bare loop, both with the same environment
 that does nothing and the same policy that does nearly nothing. All that the loop adds counts, the
@@ -174,7 +174,7 @@ def run(
     pieces = {name: pieces_us(env, 10 * steps_per_cycle) for name, env in ENVS.items()}
     phases = {name: case.phases_us for name, case in loops.items()}
     harness.print_table(
-        f"bench overhead: an environment and a policy that do nothing, 1 Inferencer x {NUM_ENVS} "
+        f"benchmarks overhead: an environment and a policy that do nothing, 1 Inferencer x {NUM_ENVS} "
         "environments, stepped",
         "us per vector step",
         figures,

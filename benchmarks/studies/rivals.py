@@ -1,4 +1,4 @@
-"""``bench rivals``: SAC and DQN beside those of stable-baselines3 (torch) and sbx (JAX).
+"""``benchmarks rivals``: SAC and DQN beside those of stable-baselines3 (torch) and sbx (JAX).
 
 Networks, batch, replay, environment (Gymnasium's) and updates per environment step are the same,
 and all collect as many environment steps between updates. Each library runs in a process of its

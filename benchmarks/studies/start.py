@@ -1,4 +1,4 @@
-"""``bench start``: the time until ``sebulba train`` makes its first update, compiled programs kept.
+"""``benchmarks start``: the time until ``sebulba train`` makes its first update, compiled programs kept.
 
 It is measured from outside, as a user waits for it: from the start of the process to its first
 record, which is written right after the first update. It is compared, in turn, with an interpreter
@@ -68,7 +68,7 @@ def run(*, repeats: int = 5, preset: str = "cartpole", json_file: str | None = N
     figures["beyond imports"] = harness.differences(figures, "train", "imports")
     keys = keys_of(figures)
     harness.print_table(
-        f"bench start: sebulba train {preset}, compiled programs kept, to the first update",
+        f"benchmarks start: sebulba train {preset}, compiled programs kept, to the first update",
         "s",
         figures,
         [

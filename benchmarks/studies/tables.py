@@ -1,4 +1,4 @@
-"""Tables and numbers of the pages that ``python -m benchmarks report`` writes."""
+"""Tables and numbers of the pages that ``benchmarks report`` writes."""
 
 from __future__ import annotations
 

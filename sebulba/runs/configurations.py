@@ -102,7 +102,7 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
         return Start(word, _loaded(word))
     check_not_apart(PRESETS_OF_PACKAGES, word, f"configuration {word!r}")
     near = difflib.get_close_matches(word.lower(), PRESETS, n=3, cutoff=0.5)
-    command = command.removesuffix(f" {word}")  # bench learn NAME
+    command = command.removesuffix(f" {word}")  # python -m benchmarks learn NAME
     raise UsageError(
         f"configuration {word!r} is unknown; use {' or '.join(near or NEUTRAL)}, a file NAME.json, "
         "the folder of a run, or an experiment or agent of your own, as module:attribute or "
