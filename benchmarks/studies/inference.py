@@ -1,4 +1,4 @@
-"""``benchmarks inference``: how near the loop's acting is to a bare loop, and what jitting it brings.
+"""``benchmarks inference``: how near the loop's acting is to a bare loop, and what jitting brings.
 
 SimplePolicyGradient with 5 hidden layers of 200 units acts in CartPole-v1 without learning:
 20 cycles of 100 steps, 16 environments an Inferencer.

@@ -174,7 +174,7 @@ def run(
     pieces = {name: pieces_us(env, 10 * steps_per_cycle) for name, env in ENVS.items()}
     phases = {name: case.phases_us for name, case in loops.items()}
     harness.print_table(
-        f"benchmarks overhead: an environment and a policy that do nothing, 1 Inferencer x {NUM_ENVS} "
+        f"benchmarks overhead: environment and policy do nothing, 1 Inferencer x {NUM_ENVS} "
         "environments, stepped",
         "us per vector step",
         figures,

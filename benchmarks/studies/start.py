@@ -1,4 +1,4 @@
-"""``benchmarks start``: the time until ``sebulba train`` makes its first update, compiled programs kept.
+"""``benchmarks start``: seconds to the first update of ``sebulba train``, compiled programs kept.
 
 It is measured from outside, as a user waits for it: from the start of the process to its first
 record, which is written right after the first update. It is compared, in turn, with an interpreter
