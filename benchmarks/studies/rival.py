@@ -1,9 +1,9 @@
 """SAC or DQN of another library, trained a short while whenever a line comes in.
 
 ``benchmarks rivals`` runs this file by the Python of that library's environment, so it imports
-nothing of this package. Its argument is JSON: ``library``, ``algorithm``, ``env_id``, ``num_envs`` and
-``options`` of the algorithm. It prints ``ready`` and the library's version; then each line that it
-reads, a number of seconds, is answered by a line of JSON.
+nothing of this package. Its argument is JSON: ``library``, ``algorithm``, ``env_id``, ``num_envs``
+and ``options`` of the algorithm. It prints ``ready`` and the library's version; then each line that
+it reads, a number of seconds, is answered by a line of JSON.
 """
 
 from __future__ import annotations
