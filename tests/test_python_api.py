@@ -18,6 +18,7 @@ import sebulba
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
 from sebulba.commands import cli
+from sebulba.configs.files import config_options
 from sebulba.configs.presets import PRESETS
 from sebulba.runs import api
 from sebulba.runs.folder import RunFolder
@@ -200,6 +201,15 @@ def test_output_without_an_encoding_will_do():
 def test_another_platform_than_the_one_that_runs_is_refused():
     with pytest.raises(sebulba.UsageError, match="must be chosen before JAX starts"):
         train(platform="tpu")
+
+
+def test_an_experiment_has_the_name_of_a_preset_with_its_agent():
+    """So that its folder may be swept, which writes options for a preset."""
+    for name in ("cartpole", "pendulum-sac", "kuhn"):
+        config = PRESETS[name].make()
+        preset, same = api._configured(config, {})
+        assert same == config and type(PRESETS[preset].make().agent) is type(config.agent)
+        assert config_options(config, preset)
 
 
 def test_an_experiment_is_taken_as_it_is(tmp_path):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
+from sebulba.configs.presets import NEUTRAL
 from sebulba.errors import UsageError, shown
 from sebulba.runs.exit_codes import tell_hosts
 from sebulba.runs.folder import RunFolder, choose_run_folder
@@ -190,7 +191,8 @@ def _configured(
 ) -> tuple[str, ExperimentConfig]:
     """Return the name of a configuration and the experiment, with the changes."""
     if isinstance(config, ExperimentConfig):
-        return config.env.id, _changed(config, changes)
+        config = _changed(config, changes)
+        return _preset_of(config), config
     if not isinstance(config, str):
         raise UsageError(
             f"config={shown(config)} must be the name of a preset or an ExperimentConfig; use for "
@@ -204,6 +206,15 @@ def _configured(
             f"{config} has an option that is refused; see what is said above"
         ) from error
     return preset, _changed(experiment, changes)
+
+
+def _preset_of(config: ExperimentConfig) -> str:
+    """Return the preset with which a sweep of the run can begin: that of its agent for any task."""
+    if config.agent_class is None:
+        for name, preset in NEUTRAL.items():
+            if type(preset.make().agent) is type(config.agent):
+                return name
+    return config.env.id
 
 
 def _changed(config: ExperimentConfig, changes: Mapping[str, Any]) -> ExperimentConfig:
