@@ -51,7 +51,7 @@ test-all: $(VENV)/.ready-test
 	@$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
 test-cluster: $(VENV)/.ready-cluster
-	@$(BIN)/python -m pytest tests/test_ray.py $(ARGS)
+	@$(BIN)/python -m pytest tests/cluster/test_ray.py $(ARGS)
 
 cluster-figures: $(VENV)/.ready-test
 	@$(BIN)/python -m benchmarks.studies.cluster_figures $(ARGS)
@@ -64,7 +64,7 @@ soak: $(VENV)/.ready-test
 	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json $(FAULTS)/soak.json
 
 test-ns3: $(VENV)/.ready-ns3
-	@$(BIN)/python -m pytest tests/test_networks_ns3.py tests/test_ns3_scenario.py $(ARGS)
+	@$(BIN)/python -m pytest tests/networks/test_ns3.py tests/networks/test_ns3_scenario.py $(ARGS)
 
 ns3-parity: test-ns3
 	@$(BIN)/python -m benchmarks.studies.ns3_parity --json packages/sebulba-ns3/results/parity.json

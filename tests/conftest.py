@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.as_users import FAST
+from tests.support.as_users import FAST
 
 # It sizes JAX's thread pool, which collectives of more devices than cores would exhaust.
 os.environ["NPROC"] = str(max(8, int(os.environ.get("NPROC", "0") or 0)))

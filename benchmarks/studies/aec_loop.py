@@ -24,7 +24,7 @@ from benchmarks.studies import beside
 from sebulba.configs.presets import PRESETS
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.trial import Trial
-from tests.kuhn_aec import Kuhn
+from tests.support.kuhn_aec import Kuhn
 
 SECONDS = 4.0
 """Of each in a round."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from sebulba.options import ClusterOptions
 from sebulba.tools.bench import harness
-from tests.loop_helpers import make_tiny_loop
+from tests.support.loop_helpers import make_tiny_loop
 
 NUM_ENVS = 16
 SLEEP_S = 0.02

@@ -43,7 +43,7 @@ from tests.faults.bad_values import (
     TwoArguments,
     examples,
 )
-from tests.tiny import CountingEnv, TinyAgent, TinyConfig
+from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -269,7 +269,7 @@ def test_seed_blocks_are_refused_by_name(odd):
 @examples(20, 700)
 @given(
     env=st.one_of(
-        ODD, st.sampled_from(["CartPole-v1", "tests.tiny:CountingEnv", "a:b", "x.y:z.w"])
+        ODD, st.sampled_from(["CartPole-v1", "tests.support.tiny:CountingEnv", "a:b", "x.y:z.w"])
     ),
     options=st.dictionaries(
         st.sampled_from(["backend", "num_threads", "vectorization", "step_timeout_s", "length"]),

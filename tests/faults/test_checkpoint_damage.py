@@ -12,8 +12,8 @@ import pytest
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError
+from tests.checkpoints.test_store import assert_equal, snapshot_of
 from tests.faults.counts import rounds
-from tests.test_checkpoints_store import assert_equal, snapshot_of
 
 OLDER, NEWER = 1000, 2000
 

@@ -16,7 +16,7 @@ from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.commands import cli
 from sebulba.loops import records
 from sebulba.loops.supervisor import Supervisor
-from tests.test_cli import ONE_DEVICE, SMALL, Guess
+from tests.runs.test_cli import ONE_DEVICE, SMALL, Guess
 
 pytestmark = [
     pytest.mark.timeout(1200),
@@ -151,7 +151,7 @@ def test_an_update_that_hangs_ends_the_process_with_5(tmp_path):
         from sebulba.commands import cli
         from sebulba.loops.supervisor import Supervisor
         from sebulba.learning.update import Updater
-        from tests.test_cli import ONE_DEVICE, SMALL
+        from tests.runs.test_cli import ONE_DEVICE, SMALL
 
         supervisors, enter, consume = [], Supervisor.__enter__, Updater.consume
 
@@ -166,7 +166,7 @@ def test_an_update_that_hangs_ends_the_process_with_5(tmp_path):
             return consume(updater, *args, updates=updates, due=due)
 
         Supervisor.__enter__, Updater.consume = entered, hang
-        where = ["--env.id", "tests.test_cli:Guess", "--run-dir", sys.argv[1]]
+        where = ["--env.id", "tests.runs.test_cli:Guess", "--run-dir", sys.argv[1]]
         sys.argv = ["sebulba", "train", "cartpole", *SMALL, *ONE_DEVICE, *where]
         cli.entry_point()
         """

@@ -17,8 +17,8 @@ from sebulba.metrics.plots import read_records
 from sebulba.metrics.writers import JsonLinesWriter
 from tests.faults.children import Child, newest_whole
 from tests.faults.test_resume_exactness import Waiting, numbers
-from tests.loop_helpers import make_tiny_loop
-from tests.test_cli import ONE_DEVICE, SMALL
+from tests.runs.test_cli import ONE_DEVICE, SMALL
+from tests.support.loop_helpers import make_tiny_loop
 
 STEPS = 5
 A_CYCLE = 4 * STEPS
@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_at_the_end_is_an_error_and_older_checkpoints_stay_w
 
 
 def train(folder: Path, *options: str) -> int:
-    env = ["--env.id", "tests.test_cli:Guess"]
+    env = ["--env.id", "tests.runs.test_cli:Guess"]
     more = ["--run-dir", str(folder), "--checkpoint.every-updates", "10", "--resume", *options]
     fixed = ["--no-anneal-learning-rate", *SMALL, *ONE_DEVICE]
     return cli.main(["train", "cartpole", *env, *fixed, *more])

@@ -45,8 +45,8 @@ from tests.faults.traps import (
     make_trap,
     our_threads,
 )
-from tests.loop_helpers import leaves_equal, make_tiny_loop
-from tests.tiny import TinyAgent
+from tests.support.loop_helpers import leaves_equal, make_tiny_loop
+from tests.support.tiny import TinyAgent
 
 __all__ = ["make_trap"]
 

@@ -121,9 +121,9 @@ LOCKSTEP = [
 ]
 IN_LOCKSTEP = {
     "lockstep": (["--env.backend", "gymnasium"], 16_000),
-    "lockstep of PettingZoo": (["--env.id", "tests.pettingzoo_echo:EchoAEC"], 2_400),
+    "lockstep of PettingZoo": (["--env.id", "tests.support.pettingzoo_echo:EchoAEC"], 2_400),
     "lockstep of JAX": (
-        ["--env.id", "tests.test_jax_populations:Duel", "--cycle", "fused"],
+        ["--env.id", "tests.envs.test_jax_populations:Duel", "--cycle", "fused"],
         100_000,
     ),
 }

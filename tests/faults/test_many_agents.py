@@ -15,11 +15,11 @@ from sebulba.errors import EnvError
 from sebulba.inference.cycle import check_finite
 from sebulba.runs.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.types import EnvStep
-from tests import echo
+from tests.envs.test_echo import PETTINGZOO, RandomAgents
 from tests.faults.test_restarts import Faults, kill_a_worker, make_loop
 from tests.faults.traps import make_trap, our_threads
-from tests.loop_helpers import Recorder
-from tests.test_echo import PETTINGZOO, RandomAgents
+from tests.support import echo
+from tests.support.loop_helpers import Recorder
 
 __all__ = ["make_trap"]
 
@@ -93,7 +93,7 @@ def test_a_reward_of_one_agent_that_is_nan_is_named_by_environment_and_agent():
 
 def test_a_value_that_is_not_finite_in_a_program_is_named_by_environment_and_agent():
     """So it is for environments in JAX, which nobody looks at while they are stepped."""
-    spec = sebulba.env_spec("tests.test_jax_populations:Duel")
+    spec = sebulba.env_spec("tests.envs.test_jax_populations:Duel")
     reward = np.zeros((5, 3, 2), np.float32)
     step = EnvStep({"seat": np.zeros((5, 3, 2, 1))}, {}, {"seat": reward}, {}, {}, {})
     check_finite(step, spec)
@@ -120,7 +120,7 @@ class HangsOnce(echo.Echo):
 
 WORKERS = {
     "MultiAgentEnv": (echo.Echo, echo.TREE),
-    "PettingZoo": ("tests.pettingzoo_echo:EchoAEC", echo.IN_TURN),
+    "PettingZoo": ("tests.support.pettingzoo_echo:EchoAEC", echo.IN_TURN),
 }
 
 

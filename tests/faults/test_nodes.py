@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from sebulba.options import ClusterOptions
+from tests.cluster.test_processes import children
 from tests.faults.children import Child, training_began
 from tests.faults.counts import is_long, rounds
 from tests.faults.test_signals import DEADLINE_S, SMALL, check_goes_on, check_saved, shell_code
-from tests.loop_helpers import make_tiny_loop
-from tests.remote import STEPS
-from tests.test_processes import children
-from tests.tiny import CountingEnv
+from tests.support.loop_helpers import make_tiny_loop
+from tests.support.remote import STEPS
+from tests.support.tiny import CountingEnv
 
 pytestmark = [
     pytest.mark.slow,

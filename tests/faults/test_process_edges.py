@@ -45,9 +45,9 @@ from sebulba.support.files import MOST_NESTED, read_json_object
 from sebulba.support.streams import Output
 from tests.faults.children import ROOT, training_began
 from tests.faults.test_supervisor import LIMIT_S, World
-from tests.loop_helpers import make_tiny_loop
-from tests.test_cli import ONE_DEVICE, SMALL, Guess
-from tests.tiny import CountingEnv
+from tests.runs.test_cli import ONE_DEVICE, SMALL, Guess
+from tests.support.loop_helpers import make_tiny_loop
+from tests.support.tiny import CountingEnv
 
 STEPS = 5
 DEADLINE_S = 300.0

@@ -36,8 +36,8 @@ from sebulba.support.key_streams import UPDATE_STREAM
 from sebulba.support.trees import fold_in_count
 from sebulba.transport.item import Item
 from sebulba.types import RunSpec
-from tests.loop_helpers import counting, make_tiny_loop
-from tests.tiny import CountingEnv, TinyAgent, TinyConfig
+from tests.support.loop_helpers import counting, make_tiny_loop
+from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 STEPS = 5
 ONE_DEVICE = {"inference_devices": [0], "update_devices": [0]}
@@ -307,7 +307,7 @@ def test_os_exit_of_an_environment_is_its_failure_and_what_was_learned_is_saved(
         textwrap.dedent(
             """
             import os
-            from tests.tiny import CountingEnv
+            from tests.support.tiny import CountingEnv
             class Leaves(CountingEnv):
                 def step(self, action):
                     if self._steps == 200:
@@ -347,7 +347,7 @@ def test_a_crash_in_native_code_prints_where_python_was(tmp_path):
         textwrap.dedent(
             """
             import ctypes
-            from tests.tiny import CountingEnv
+            from tests.support.tiny import CountingEnv
             class Crashes(CountingEnv):
                 def step(self, action):
                     ctypes.string_at(0)

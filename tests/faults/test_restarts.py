@@ -16,12 +16,12 @@ import sebulba
 from sebulba.errors import EnvError
 from sebulba.runs.exit_codes import EXIT_ENV, exit_code_of
 from sebulba.transport.trajectory_queue import TrajectoryQueue
-from tests import oracle
 from tests.faults.counts import rounds
 from tests.faults.traps import Planted, Trap, agent_with, make_trap, our_threads
-from tests.loop_helpers import Recorder
-from tests.test_loop_alignment import RandomAgent
-from tests.tiny import TinyConfig
+from tests.loops.test_alignment import RandomAgent
+from tests.support import oracle
+from tests.support.loop_helpers import Recorder
+from tests.support.tiny import TinyConfig
 
 __all__ = ["make_trap"]
 

@@ -21,10 +21,10 @@ from sebulba.agents.configs import ReplayConfig, TorsoConfig, make_agent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.errors import UsageError
 from sebulba.support.trees import host_copy
-from tests.agent_suite import AGENTS
 from tests.faults.counts import rounds
-from tests.loop_helpers import Recorder, leaves_equal, make_tiny_loop
-from tests.tiny import CountingEnv
+from tests.support.agent_suite import AGENTS
+from tests.support.loop_helpers import Recorder, leaves_equal, make_tiny_loop
+from tests.support.tiny import CountingEnv
 
 STEPS, ENVS = 5, 4
 REPLAY = ReplayConfig(

@@ -18,8 +18,8 @@ from sebulba.errors import NotFiniteError
 from sebulba.loops import records
 from sebulba.runs.exit_codes import EXIT_NOT_FINITE, exit_code_of
 from tests.faults.counts import rounds
-from tests.loop_helpers import leaves_equal, make_tiny_loop
-from tests.tiny import CountingEnv, TinyAgent, TinyConfig
+from tests.support.loop_helpers import leaves_equal, make_tiny_loop
+from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 STEPS = 5
 FIRST_BAD = 4

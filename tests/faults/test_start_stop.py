@@ -22,7 +22,7 @@ from sebulba.transport.staging import Staging
 from sebulba.transport.trajectory_queue import TrajectoryQueue
 from tests.faults.counts import rounds
 from tests.faults.traps import our_threads
-from tests.tiny import CountingEnv, TinyAgent, TinyConfig
+from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 STEPS, NUM_ENVS = 3, 2
 LONGEST_DELAY_S = 0.01

@@ -19,7 +19,7 @@ from sebulba.runs import parent_process as waiting_parent
 from tests.faults.children import ROOT, Child, newest_whole, training_began
 from tests.faults.test_process_edges import ON_TERMINAL, command, environment
 from tests.faults.test_signals import SMALL, check_saved
-from tests.tiny import CountingEnv
+from tests.support.tiny import CountingEnv
 
 DEADLINE_S = 300.0
 """Against hangs only."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sebulba.loops.supervisor import Supervisor
-from tests.tiny import CountingEnv, TinyAgent
+from tests.support.tiny import CountingEnv, TinyAgent
 
 SHORT_LIMIT_S = 1.0
 """The supervisor's patience from the moment at which something begins to hang."""

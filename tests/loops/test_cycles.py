@@ -1,0 +1,330 @@
+"""Stepped and fused cycles are the same cycle; nothing compiles after the start."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import sebulba
+from sebulba.inference import choose_cycle, fused_cycle, hangs
+from sebulba.inference import cycle as cycle_module
+from sebulba.inference.cycle import CyclePrograms
+from sebulba.inference.inferencer import INFERENCER_PHASES
+from sebulba.inference.inferencer_pool import RunningInferencers
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.types import RunSpec
+from tests.support.loop_helpers import Recorder, make_tiny_loop
+from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
+
+DEADLINE_S = 300.0
+
+# Every Inferencer compiles a fused cycle of its own.
+ONE = {"num_inferencers_per_device": 1}
+EXACT = ("obs", "prev_action", "reward", "terminated", "truncated", "is_first")
+
+
+def record(env, cycle, num_cycles, steps, **options):
+    recorder = Recorder()
+    loop, _ = make_tiny_loop(
+        env, cycle=cycle, schedule="lockstep", observe_cycle=recorder, **options
+    )
+    with loop:
+        result = loop.run(loop.new_state(5, steps), num_cycles, steps)
+    return recorder, result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "num_cycles", "steps", "options"),
+    [
+        ("CartPole-v1", 60, 31, {"num_envs": 3}),
+        ("Pong-v5", 6, 9, {"num_envs": 3, **ONE}),
+        ("CartPole-v1", 60, 31, {"num_envs": 1, **ONE}),
+    ],
+    ids=["CartPole", "Pong", "one CartPole"],
+)
+def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps, options):
+    factory = sebulba.make_env_factory(env)
+    stepped, _ = record(factory, "stepped", num_cycles, steps, **options)
+    fused, _ = record(factory, "fused", num_cycles, steps, **options)
+    assert len(stepped.trajectories) == len(fused.trajectories) == num_cycles
+    for one, other in zip(stepped.trajectories, fused.trajectories, strict=True):
+        for name in EXACT:
+            np.testing.assert_array_equal(
+                getattr(one.env_step, name), getattr(other.env_step, name), err_msg=name
+            )
+        np.testing.assert_array_equal(one.action, other.action)
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+            one.extras,
+            other.extras,
+        )
+    for one, other in zip(stepped.step_infos, fused.step_infos, strict=True):
+        for x, y in zip(one, other, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Fused cycles of one chunk."""
+    return record("CartPole-v1", "fused", 8, 12, **ONE)[0]
+
+
+@pytest.mark.slow
+def test_chunks_do_not_change_a_fused_cycle(whole, monkeypatch):
+    monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
+    chunked, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
+    for one, other in zip(whole.trajectories, chunked.trajectories, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
+
+
+@pytest.fixture
+def numbers_of_chunks(monkeypatch):
+    """How many chunks a cycle has after each one; chunks adapt in lockstep, too."""
+    numbers = []
+
+    class Adapts(fused_cycle.FusedCycle):
+        def __init__(self, *arguments, adapts):
+            super().__init__(*arguments, adapts=True)
+
+        def _choose_chunks(self, chunk_s):
+            super()._choose_chunks(chunk_s)
+            numbers.append(self._num_chunks)
+
+    monkeypatch.setattr(choose_cycle, "FusedCycle", Adapts)
+    return numbers
+
+
+@pytest.mark.slow
+def test_a_slow_fused_cycle_is_split_once_and_stays_the_same(whole, monkeypatch, numbers_of_chunks):
+    monkeypatch.setattr(fused_cycle, "CHUNK_S", 1e-9)
+    split, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
+    assert set(numbers_of_chunks) == {12}
+    for one, other in zip(whole.trajectories, split.trajectories, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
+
+
+@pytest.mark.slow
+def test_short_chunks_of_a_fused_cycle_are_merged_once_and_it_stays_the_same(
+    whole, monkeypatch, numbers_of_chunks
+):
+    monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
+    monkeypatch.setattr(fused_cycle, "MERGE_AFTER_S", 0.0)
+    monkeypatch.setattr(fused_cycle, "CHUNK_S", 1e9)
+    merged, _ = record("CartPole-v1", "fused", 8, 12, **ONE)
+    assert numbers_of_chunks[0] == 4 and set(numbers_of_chunks[1:]) == {1}
+    for one, other in zip(whole.trajectories, merged.trajectories, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
+
+
+def test_auto_says_which_way_it_uses_and_why():
+    loop, _ = make_tiny_loop("CartPole-v1", **ONE)
+    with loop:
+        loop.run(loop.new_state(0, 5), 2, 5)
+        assert "fused cycles (the environment has an XLA handle" in loop.describe()
+    loop, _ = make_tiny_loop()
+    with loop:
+        loop.run(loop.new_state(0, 5), 2, 5)
+        assert "stepped cycles (" in loop.describe()
+
+
+class CompileCounter:
+    """Counts what XLA compiles, in any thread, once it is switched on."""
+
+    def __init__(self):
+        self.on = False
+        self.names = []
+
+    def __call__(self, event, duration_s, **more):
+        if self.on and event == "/jax/core/compile/backend_compile_duration":
+            self.names.append((event, more))
+
+
+@pytest.fixture
+def compiles():
+    counter = CompileCounter()
+    jax.config.update("jax_enable_compilation_cache", False)  # what it finds is not counted
+    jax.monitoring.register_event_duration_secs_listener(counter)
+    yield counter
+    jax.monitoring.clear_event_listeners()
+    jax.config.update("jax_enable_compilation_cache", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cycle", ["stepped", "fused"])
+@pytest.mark.parametrize("devices", [([0], [0]), ([0], [1, 2])])
+def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, devices):
+    def observe(trajectory, step_infos):
+        if int(trajectory.cycle) >= 3:
+            compiles.on = True
+
+    loop, _ = make_tiny_loop(
+        "CartPole-v1",
+        cycle=cycle,
+        schedule="lockstep",
+        observe_cycle=observe,
+        inference_devices=devices[0],
+        update_devices=devices[1],
+        num_inferencers_per_device=2 if cycle == "stepped" else 1,
+        metrics_interval_s=0.0,
+    )
+    with loop:
+        result = loop.run(loop.new_state(0, 5), 40, 5)
+        assert compiles.on
+        programs = loop._session.inferencers[0].run_cycle._programs
+        updater = loop._updater
+        # The update may have been compiled ahead, which is not counted here.
+        update = updater._take_and_update[1].jitted
+        compiled_later = update._cache_size()
+        assert compiled_later <= 1
+        used = [updater._acting]
+        if cycle == "stepped":
+            used.append(programs.act)
+        assert [program._cache_size() for program in used] == [1] * len(used)
+        assert not compiles.names
+        compiles.on = False  # what the end of a run and the begin of the next copy is their own
+        loop.run(result.state, 10, 5)
+        assert [program._cache_size() for program in used] == [1] * len(used)
+        assert update._cache_size() == compiled_later
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cycle", ["stepped", "fused"])
+@pytest.mark.parametrize("devices", [([0], [0]), ([0], [1]), ([1], [1])])
+def test_the_update_is_compiled_ahead_for_what_it_will_be_given(cycle, devices, monkeypatch):
+    next_item = RunningInferencers.next_item
+
+    def idle_first(running, wait_s):
+        running._while_idle()
+        return next_item(running, wait_s)
+
+    monkeypatch.setattr(RunningInferencers, "next_item", idle_first)
+    loop, _ = make_tiny_loop(
+        "CartPole-v1", cycle=cycle, inference_devices=devices[0], update_devices=devices[1]
+    )
+    with loop:
+        loop.run(loop.new_state(0, 5), 4, 5)
+        assert loop._updater._take_and_update[1].jitted._cache_size() == 0
+
+
+@pytest.fixture
+def turn(monkeypatch):
+    """Of one Inferencer of several on two cores."""
+    monkeypatch.setattr(cycle_module, "num_cores", lambda: 2)
+    agent, run = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig()), RunSpec(4, 1, 5, 1)
+    state = agent.new_state(jax.random.key(0), run)
+    programs = CyclePrograms(agent, state.networks, state.step[0], run)
+
+    def turn(stop):
+        return programs.turn_to_compile(stop, PhaseTimer(*INFERENCER_PHASES))
+
+    yield turn
+    assert programs._compiling.acquire(blocking=False), "it was not given back"
+
+
+def test_one_program_compiles_at_a_time(turn, monkeypatch):
+    monkeypatch.setattr(cycle_module, "LONGEST_WAIT_TO_COMPILE_S", 10 * DEADLINE_S)
+    stop, began, others = threading.Event(), threading.Event(), []
+
+    def other():
+        began.set()
+        with turn(stop):
+            others.append(is_free)
+
+    is_free = False
+    thread = threading.Thread(target=other, daemon=True)
+    with turn(stop):
+        thread.start()
+        assert began.wait(DEADLINE_S)
+        thread.join(0.1)
+        assert not others
+        is_free = True
+    thread.join(DEADLINE_S)
+    assert others == [True]
+
+
+@pytest.mark.parametrize("how", ["stopped", "too long"])
+def test_a_turn_that_does_not_come_is_not_waited_for(turn, monkeypatch, how):
+    stop = threading.Event()
+    longest_s = 10 * DEADLINE_S if how == "stopped" else 0.1
+    monkeypatch.setattr(cycle_module, "LONGEST_WAIT_TO_COMPILE_S", longest_s)
+
+    def other():
+        with turn(stop):
+            pass
+
+    with turn(stop):
+        if how == "stopped":
+            stop.set()
+        thread = threading.Thread(target=other, daemon=True)
+        thread.start()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_a_stop_waits_for_a_compile_and_does_not_call_it_a_hang(monkeypatch):
+    loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", **ONE)
+    compile_chunk = fused_cycle.FusedCycle._compile_chunk
+
+    def compile_slowly(cycle, *arguments):
+        loop.stop()
+        time.sleep(1.0)
+        return compile_chunk(cycle, *arguments)
+
+    monkeypatch.setattr(fused_cycle.FusedCycle, "_compile_chunk", compile_slowly)
+    monkeypatch.setattr(hangs, "JOIN_S", 0.1)
+    with loop:
+        assert loop.run(loop.new_state(0, 5), 4, 5).stopped
+
+
+def test_a_stop_before_its_turn_to_compile_ends_a_fused_cycle(monkeypatch):
+    loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", **ONE)
+
+    @contextlib.contextmanager
+    def stop_while_waiting(programs, stop, timer):
+        loop.stop()
+        assert stop.wait(DEADLINE_S)
+        yield
+
+    monkeypatch.setattr(CyclePrograms, "turn_to_compile", stop_while_waiting)
+    monkeypatch.setattr(fused_cycle.FusedCycle, "_compile_chunk", None)
+    with loop:
+        assert loop.run(loop.new_state(0, 5), 4, 5).counters.cycles == 0
+
+
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+def test_the_update_is_traced_while_the_first_cycle_is_played(schedule):
+    is_traced = threading.Event()
+
+    class Agent(TinyAgent):
+        def loss(self, networks, opt, experience, key):
+            is_traced.set()
+            return super().loss(networks, opt, experience, key)
+
+    class Env(CountingEnv):
+        def reset(self, **options):
+            assert is_traced.wait(DEADLINE_S)
+            return super().reset(**options)
+
+    loop, _ = make_tiny_loop(Env, agent_class=Agent, schedule=schedule, **ONE)
+    with loop:
+        assert loop.run(loop.new_state(0, 5), 2, 5).counters.updates == 2
+
+
+@pytest.mark.slow
+def test_a_long_stepped_cycle_is_stacked_in_groups():
+    stepped, _ = record("CartPole-v1", "stepped", 2, 150, **ONE)
+    fused, _ = record("CartPole-v1", "fused", 2, 150, **ONE)
+    for one, other in zip(stepped.trajectories, fused.trajectories, strict=True):
+        assert one.action.shape[0] == 150
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+            one.extras,
+            other.extras,
+        )
