@@ -138,6 +138,47 @@ def test_a_broken_link_is_seen(tmp_path):
     assert broken_links(tmp_path / "a.md") == ["b.md#", "#two"]
 
 
+NOT_READ_ALOUD = {"CHANGELOG.md", "NOTES.md"}
+PROSE = [
+    *(page for page in ROOT.glob("*.md") if page.name not in NOT_READ_ALOUD),
+    *(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "measurements"),
+    *ROOT.glob("packages/*/README.md"),
+    ROOT / "tests/faults/README.md",
+]
+LONGEST_SENTENCE = 30
+"""Words, of which code between backticks is one."""
+
+
+def sentences(page: str) -> list[str]:
+    """Return the sentences of a page, without code, tables and headings; list items begin one."""
+    page = FENCED.sub("", page)
+    page = re.sub(r"^ *\|.*$|^#+ .*$", "\n", page, flags=re.MULTILINE)
+    page = re.sub(r"^ *(?:[-*]|\d+\.) (?:\[ \] )?", "\n\n", page, flags=re.MULTILINE)
+    page = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", page)
+    page = re.sub(r"`[^`]+`", "code", page)
+    paragraphs = [" ".join(text.split()) for text in re.split(r"\n\s*\n", page)]
+    found = [re.split(r"(?<=[^.][.!?])[*)\"']* ", text) for text in paragraphs]
+    return [sentence for paragraph in found for sentence in paragraph if sentence]
+
+
+def long_sentences(page: str) -> list[str]:
+    return [text for text in sentences(page) if len(text.split()) > LONGEST_SENTENCE]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_sentence_can_be_read_aloud_in_one_breath(page):
+    assert long_sentences(page.read_text()) == []
+
+
+def test_a_long_sentence_is_seen_and_code_and_tables_are_none():
+    words = "word " * 30
+    assert long_sentences(f"# {words}word\n{words.strip()}. {words}of code.\n") == [
+        f"{words}of code."
+    ]
+    assert not long_sentences(f"| {words}word |\n```sh\n{words}word\n```\n`{words}word`\n")
+    assert not long_sentences(f"- {words}\n- {words}\n\n**{words.strip()}.** {words}\n")
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
