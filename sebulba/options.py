@@ -44,19 +44,18 @@ class FaultOptions:
     """
 
     on_env_failure: Literal["raise", "restart"] = "raise"
-    """raise: what an environment raised ends the run. restart: an Inferencer whose environment
-    raised, died or hangs gets new environments with new seeds, and what is lost is counted; an
-    evaluation whose environment raised or died is played again in new ones. An inline run, which a
-    debugger may watch, always raises."""
+    """raise: a failed environment ends the run. restart: an Inferencer whose environment raised,
+    died or hangs gets new environments with new seeds, and the run counts the loss. An evaluation
+    is played again in new environments. Inline runs always raise."""
     max_env_restarts: int = 10
-    """After so many restarts, in training or in evaluation, the next failure ends the run."""
+    """Most restarts, in training and in evaluation each; the next failure ends the run."""
     on_not_finite: Literal["raise", "skip"] = "raise"
-    """raise: a loss, gradient or metric that is NaN or infinite ends the run. skip: that update is
-    not taken, and counted; after 100 of them the next one ends the run."""
+    """raise: a loss, gradient or metric that is NaN or infinite ends the run. skip: the update is
+    not applied, and counted; after 100 skipped updates the next one ends the run."""
     hang_timeout_s: float | None = 300.0
-    """A thread that stays in one phase for longer than this many seconds ends the run with a
-    HangError; if its environment does not return, on_env_failure decides. The default is longer
-    than any compile that was seen. None waits for ever, as does every inline run."""
+    """Most seconds that a thread may stay in one phase; after that the run ends with a HangError,
+    or on_env_failure decides if its environment hangs. The default is longer than any known
+    compile. None: no limit, as in inline runs."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -87,11 +86,11 @@ class CheckpointOptions:
     every_updates: int | None = None
     """Updates between checkpoints, instead of every_s."""
     replay_every_s: float = 1800.0
-    """Seconds between saves of a replay of at least 64 MB, which is saved apart."""
+    """Seconds between saves of a replay of at least 64 MB, which has a file of its own."""
     keep_last: int = 3
-    """How many checkpoints are kept, beside the best and the milestones."""
+    """Newest checkpoints that are kept, besides the best and the milestones."""
     milestone_env_steps: int | None = None
-    """Environment steps between checkpoints that are kept for ever."""
+    """Environment steps between checkpoints that are never deleted."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -121,24 +120,23 @@ class ClusterOptions:
     """
 
     address: str = "threads"
-    """threads: in the process that trains. processes: each in a process of its own on this machine,
-    with an interpreter of its own, for environments that are slow in Python. With Ray, each in an
-    actor: local starts a cluster on this machine, auto takes the one that this machine is part of,
-    HOST:PORT the one with this head."""
+    """Where each Inferencer runs. threads: in the training process. processes: in a worker process
+    on this machine, for environments that are slow in Python. With Ray, in an actor: local starts a
+    cluster on this machine, auto uses the cluster of this machine, HOST:PORT the cluster with that
+    head."""
     nodes: int = 0
-    """Machines, which Ray calls nodes, that the cluster of auto or HOST:PORT must have before
-    Inferencers are placed; they are waited for. 0 takes those that are there."""
+    """Machines that the Ray cluster must have before Inferencers start; the run waits for them. 0:
+    use the machines that are up."""
     inferencers_per_node: int = 1
-    """Inferencers that share a node, which is a process or an actor, and in it one interpreter and
-    one copy of the networks, which is sent there once a version."""
+    """Inferencers in each worker process or actor (a node). They share its interpreter and one copy
+    of the networks."""
     min_nodes: int = 0
-    """In async with faults.on_env_failure=restart: a run goes on without a node that was lost, and
-    waits for its place without a limit, as long as so many others are there; with fewer it ends. 0
-    goes on too, and ends if the place of one is not taken within two minutes."""
+    """A run with schedule=async and faults.on_env_failure=restart waits without limit for a
+    replacement of a lost node while so many others are alive, and ends if fewer are. 0: wait for
+    two minutes."""
     trajectory_managers: int = 0
-    """Managers that hold the replay of an agent, each a part: in processes or actors, as address
-    says, and with threads in the memory of the process that trains. 0 keeps it on the update
-    devices."""
+    """Managers that hold the replay, a part each: in processes or actors as address says, with
+    threads in the training process. 0: the replay is on the update devices."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -188,17 +186,16 @@ class DistributedOptions:
     """
 
     coordinator: str | None = None
-    """HOST:PORT of host 0, where the hosts meet. auto takes it, the number of hosts and the number
-    of this one from SLURM, Kubernetes, Open MPI or a TPU. None learns on this host alone."""
+    """HOST:PORT of host 0, where the hosts meet. auto: take it, num_hosts and host from SLURM,
+    Kubernetes, Open MPI or a TPU pod. None: this host learns alone."""
     num_hosts: int | None = None
-    """Processes that learn together, one on each host; all of them have the same number of devices.
-    auto finds it out."""
+    """Hosts that learn together, a process each, with the same number of devices. auto finds it."""
     host: int | None = None
-    """Which of them this is, from 0. auto finds it out."""
+    """Number of this host, from 0. auto finds it."""
     start_timeout_s: float = 300.0
-    """Seconds that the hosts wait for each other at the start."""
+    """Most seconds that the hosts wait for each other at the start."""
     heartbeat_timeout_s: float = 30.0
-    """A host that gives no sign of life for so many seconds is given up, and all others end."""
+    """A host that is silent for so many seconds counts as lost, and all others end."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -256,35 +253,38 @@ class LoopOptions:
     """
 
     seed: int = 0
-    """Seed of environments and updates, and in an experiment of networks and actions too: a 32-bit
+    """Seed of environments and updates, and in an experiment also of networks and actions: a 32-bit
     integer."""
     num_inferencers_per_device: int = 2
-    """Inferencers per inference device, each a thread with its own environments. 0 runs one per
-    device in the calling thread, for debuggers."""
+    """Inferencers per inference device, each a thread with its own environments. 0: one per device,
+    in the calling thread, for debuggers."""
     pin_inferencers: bool = True
-    """Bind each Inferencer and the threads of its envpool to a share of the cores, where the cores
-    can be shared out and num_threads are no more than the cores of a share."""
+    """Bind each Inferencer and the threads of its envpool to a share of the cores. It needs cores
+    that can be divided, and num_threads of at most the cores of a share."""
     schedule: Schedule = "async"
     """async is fastest; lockstep gives bit-identical networks for the same seed."""
     cycle: CycleKind = "auto"
-    """How an Inferencer runs a cycle: stepped is one program a step, fused is one program a cycle.
-    auto is fused where the environment has an XLA handle and inference is on a CPU."""
+    """How an Inferencer runs a cycle. stepped: one program per step. fused: one program per cycle.
+    auto: fused if the environment has an XLA handle and inference is on a CPU, or if it is written
+    in JAX."""
     max_policy_lag: int | None = None
     """Drop trajectories that are more policy versions behind than this; None keeps all."""
     queue_size: int = 2
-    """Trajectories that may wait for the update before Inferencers wait too."""
+    """Trajectories that may wait for the update; Inferencers wait if the queue is full."""
     metrics_interval_s: float = 0.5
-    """Seconds between records of metrics, rounded up to whole cycles; the first come sooner."""
+    """Seconds between records of metrics, rounded up to whole cycles; the first records come
+    sooner."""
     inference_devices: tuple[int, ...] | None = None
-    """Indices of the devices that infer; None takes the first quarter of several."""
+    """Numbers of the devices that infer; None: the first quarter, if there are several."""
     update_devices: tuple[int, ...] | None = None
-    """Indices of the devices that update; None takes those that do not infer."""
+    """Numbers of the devices that update; None: as many of the others as divide environments,
+    batches and minibatches."""
     faults: FaultOptions = FaultOptions()
-    """What becomes of the run when something fails."""
+    """What a run does after a failure."""
     cluster: ClusterOptions = ClusterOptions()
-    """Where the Inferencers run."""
+    """Where Inferencers run, and where the replay is."""
     distributed: DistributedOptions = DistributedOptions()
-    """The hosts that learn together."""
+    """Hosts that learn together."""
 
     open_fields: ClassVar[tuple[str, ...]] = ()
     """A subclass names its fields here whose types are not to be checked."""

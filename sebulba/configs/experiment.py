@@ -46,16 +46,16 @@ class EnvConfig:
     """An environment. None leaves an option to the backend's own default."""
 
     id: str
-    """Id known to envpool or Gymnasium; gymnax:ID, or of brax, jumanji, pgx or pettingzoo; or
-    module:attribute of an environment class or factory."""
+    """Id of envpool or Gymnasium; gymnax:ID, or one of brax, jumanji, pgx, jaxmarl or pettingzoo;
+    or module:attribute of an environment class or factory."""
     backend: Literal["envpool", "gymnasium"] | None = None
-    """None takes envpool where it has the id, and Gymnasium elsewhere."""
+    """None: envpool if it has the id, otherwise Gymnasium."""
     num_threads: int | None = None
-    """Threads of an Inferencer's envpool. None goes by the cost of a step in its family."""
+    """Threads of an Inferencer's envpool. None: chosen by environment family."""
     vectorization: Literal["sync", "async"] = "sync"
-    """Whether Gymnasium environments run in this process or in a process each."""
+    """sync: Gymnasium environments run in this process. async: each runs in its own process."""
     episodic_life: bool | None = None
-    """Atari: a lost life is a terminal state for the learner (not for the episode return)."""
+    """Atari: a lost life is terminal for the learner, but does not end the reported episode."""
     reward_clip: bool | None = None
     """Atari: the learner sees the sign of the reward."""
     noop_max: int | None = None
@@ -67,19 +67,20 @@ class EnvConfig:
     max_episode_steps: int | None = None
     """Truncate episodes after this many environment steps."""
     channels_first: bool | None = None
-    """Images are channels x height x width, not height x width x channels; None goes by sizes."""
+    """Images are channels x height x width, not height x width x channels. None: last, except for
+    stacks of pixels such as 4 x 84 x 84."""
     action_mask: Literal["observation", "info"] | None = None
-    """Where a mask of legal actions is, which agents then heed: in the part action_mask of the
-    observation, or in the infos of Gymnasium environments."""
+    """Where the mask of legal actions is: in the part action_mask of the observation, or in the
+    infos of Gymnasium environments. Agents then take legal actions only."""
     privileged: tuple[str, ...] = ()
-    """Parts of the observation that the policy never sees; they are for the learner, such as a
-    central critic."""
+    """Parts of the observation that only the learner sees, such as a central critic; the policy
+    does not."""
     wrappers: tuple[str, ...] = ()
-    """Wrappers around single Gymnasium environments, the first innermost, as module:attribute, or
-    with arguments, in quotes, as in "gymnasium.wrappers:FrameStackObservation(stack_size=4)"."""
+    """Wrappers around single Gymnasium environments, the first innermost: module:attribute, or with
+    arguments, in quotes, "gymnasium.wrappers:FrameStackObservation(stack_size=4)"."""
     options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
-    """More options of envpool.make or gymnasium.make, as NAME VALUE pairs; a tuple, a list or a
-    dict is written as in Python, in quotes, as in frame_bound "(50, 350)"."""
+    """More options of envpool.make or gymnasium.make, as NAME VALUE pairs. Write a tuple, a list or
+    a dict as in Python, in quotes: frame_bound "(50, 350)"."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the environment.
@@ -144,8 +145,8 @@ class ExperimentConfig(LoopOptions):
     agent: AgentConfig
     """Hyper-parameters of the agent; their class chooses the algorithm."""
     agent_class: str | None = None
-    """An agent of one's own, as module:class; None takes the one that the hyper-parameters name.
-    On the command line it is --agent module:class."""
+    """Your own agent, as module:class; None: the agent of the hyper-parameters. On the command line
+    it is --agent module:class."""
     total_env_steps: int
     """Environment steps to train for, rounded up to whole cycles."""
     num_envs: int = 64
@@ -153,59 +154,57 @@ class ExperimentConfig(LoopOptions):
     steps_per_cycle: int = 32
     """Environment steps in a trajectory (the unroll length)."""
     anneal_learning_rate: bool = False
-    """Let the learning rate fall linearly to 0 over the run, however long it is. Such a run can go
-    on afterwards only with an extension_learning_rate."""
+    """Let the learning rate fall linearly to 0 over the run. To train longer afterwards, set
+    extension_learning_rate."""
     anneal_env_steps: int | None = None
-    """Environment steps over which the learning rate falls, in a run that goes on after them at its
-    extension_learning_rate; sebulba resume sets it. None is total_env_steps."""
+    """Environment steps over which the learning rate falls, in a run with an
+    extension_learning_rate; sebulba resume sets it. None: total_env_steps."""
     extension_learning_rate: float | None = None
-    """Learning rate with which a run goes on after its learning rate has fallen to 0, when it is
-    resumed with more total_env_steps. The rates of all parts of the agent are scaled alike."""
+    """Learning rate after the fall to 0, for a run that is resumed with more total_env_steps. All
+    learning rates of the agent are scaled alike."""
     eval_every_env_steps: int = 0
-    """Let the evaluation policy play, in a thread beside training, whenever this many environment
-    steps have passed, and at the end, unless it was stopped; the best policy is kept. 0 evaluates
-    never."""
+    """Environment steps between evaluations, which play the evaluation policy in a thread of their
+    own, and at the end of a run that was not stopped. The best policy is kept. 0: never."""
     eval_episodes: int = 50
-    """Whole episodes in an evaluation."""
+    """Complete episodes per evaluation."""
     eval_num_envs: int = 25
-    """Environments in which they are played."""
+    """Environments of an evaluation."""
     eval_max_episode_steps: int = MOST_EPISODE_STEPS
-    """Steps after which an episode of an evaluation is cut. It counts with the return that it had,
-    and its environment plays no other in that evaluation."""
+    """Steps after which an evaluation cuts an episode. It counts with its return so far, and its
+    environment plays no other in that evaluation."""
     video_every_env_steps: int = 0
-    """Film an episode of the evaluation policy after the first evaluation beyond every multiple of
-    this many environment steps, into videos/ of the run folder. 0 films never."""
+    """Environment steps between films of the evaluation policy, in videos/ of the run folder; each
+    is made after the next evaluation. 0: never."""
     writers: tuple[str, ...] = ("tensorboard",)
-    """Where metrics go besides metrics.jsonl: tensorboard, wandb, mlflow, the name of an entry
-    point of the group sebulba.writers, or a writer of one's own, as module:attribute. No name at
-    all leaves metrics.jsonl alone."""
+    """Writers of metrics besides metrics.jsonl: tensorboard, wandb, mlflow, an entry point of the
+    group sebulba.writers, or your own as module:attribute. No name: only metrics.jsonl."""
     stop_at_return: float | None = None
-    """End the run when its return reaches this: that of an evaluation, or, where there are none,
-    the mean of the last 100 training episodes."""
+    """End the run when its return reaches this: the return of an evaluation or, without
+    evaluations, the mean of the last 100 training episodes."""
     callbacks: tuple[str, ...] = ()
-    """Functions of one's own that are called with every record of metrics, as module:attribute. One
-    that returns a sentence ends the run, and says why. A class is made without arguments first."""
+    """Your own functions, as module:attribute, called with every record of metrics. A returned
+    sentence ends the run, as its reason. A class is first made without arguments."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """When the run is saved."""
     resume: bool = False
-    """Go on from the newest checkpoint if the folder holds a run already; else begin it."""
+    """Resume from the newest checkpoint if the folder holds a run; otherwise begin one."""
     drop_replay: bool = False
-    """When resuming, begin with an empty replay where the saved one does not fit."""
+    """When resuming, begin with an empty replay if the saved one does not fit."""
     strict: bool = False
-    """When resuming, refuse to pass over a damaged checkpoint."""
+    """When resuming, refuse to skip a damaged checkpoint."""
     trust: bool = False
-    """Run the Python code that a run folder or a configuration file of somebody else names, and
-    open its pickles. What your own key signed needs no such word."""
+    """Run the Python code that an untrusted run folder or configuration file names, and open its
+    pickles. Files that your own key signed do not need it."""
     platform: Literal["cpu", "cuda", "tpu"] | None = None
-    """What JAX runs on; None takes the best there is."""
+    """Platform of JAX; None: the best available."""
     num_cpu_devices: int | None = None
-    """Split the CPU into this many devices. None splits it over its cores where the network is one
-    for images and no devices are named: all of them update, and the first infers. 1 does not."""
+    """Split the CPU into this many devices. None: split it over its cores for image networks, if no
+    devices are given; all update, and the first infers. 1: do not split."""
     compile_cache: str = "auto"
-    """Folder that keeps compiled programs for the next start; off keeps none. auto is
+    """Folder that keeps compiled programs for the next start; off: none. auto:
     $JAX_COMPILATION_CACHE_DIR, or sebulba/jax in $XDG_CACHE_HOME or ~/.cache."""
     name: str | None = None
-    """Name of the folder under runs/; None makes one of preset, time and process."""
+    """Name of the folder under runs/; None: preset, time and process."""
     run_dir: str | None = None
     """Folder of the run, instead of runs/NAME."""
 

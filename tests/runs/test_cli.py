@@ -306,7 +306,9 @@ def test_help_fills_the_width_of_the_terminal(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     cli.main(["train", "cartpole", "--help-all"])
     shown = capsys.readouterr().out
-    assert "whenever this many environment steps have passed" in shown.replace(" │\n│       ", " ")
+    assert "which play the evaluation policy in a thread of their own" in shown.replace(
+        " │\n│       ", " "
+    )
     assert max(map(len, shown.splitlines())) <= 120
 
 

@@ -19,16 +19,16 @@ class DDPGConfig(ContinuousControlConfig):
     num_steps: int = 1
     """Rewards in a target before it bootstraps (n)."""
     num_critics: int = 1
-    """1, or 2 of which the smaller value counts (Fujimoto et al. 2018, arXiv 1802.09477)."""
+    """1, or 2 with the smaller value as target (Fujimoto et al. 2018, arXiv 1802.09477)."""
     target_noise: float = 0.0
     """Standard deviation of the noise on the action of a target, in units of half the range of
     an action, clipped at 2.5 of it (Fujimoto et al. 2018, section 5.3)."""
     noise_scale: float = 0.1
-    """Standard deviation of the noise on actions, in units of half their range; in the first
-    environment, with a ladder."""
+    """Standard deviation of the noise on actions, in units of half their range; with a ladder, of
+    the first environment."""
     noise_exponent: float = 0.0
-    """A ladder: environment i of N has noise_scale ** (1 + noise_exponent * i / (N - 1))
-    (as epsilon in Horgan et al. 2018, arXiv 1803.00933); 0 has all the same."""
+    """A ladder: environment i of N has noise_scale ** (1 + noise_exponent * i / (N - 1)) (as
+    epsilon in Horgan et al. 2018, arXiv 1803.00933); 0: all the same."""
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -20,18 +20,18 @@ class DQNConfig(ValueBasedConfig):
     learning_rate: float = 5e-4
     """Step size of the optimizer."""
     double: bool = True
-    """Choose the action of the target by the trained network (van Hasselt et al. 2016)."""
+    """Choose the target's action with the trained network (van Hasselt et al. 2016)."""
     loss: Literal["huber", "squared"] = "huber"
     """Loss of a temporal difference; huber is linear beyond 1."""
     initial_epsilon: float = 1.0
-    """Probability of a random action at the beginning."""
+    """Initial probability of a random action."""
     final_epsilon: float = 0.05
-    """Probability of a random action in the end; in the first environment, with a ladder."""
+    """Final probability of a random action; with a ladder, of the first environment."""
     exploration_env_steps: int = 10_000
-    """Environment steps of all Inferencers over which it falls linearly."""
+    """Environment steps of all Inferencers over which epsilon falls linearly."""
     epsilon_exponent: float = 0.0
     """A ladder: environment i of N ends at final_epsilon ** (1 + epsilon_exponent * i / (N - 1))
-    (Horgan et al. 2018); 0 has all end at final_epsilon."""
+    (Horgan et al. 2018); 0: all end at final_epsilon."""
     optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=10.0)
     """From gradient to update."""
     target: TargetConfig = TargetConfig(period=500)

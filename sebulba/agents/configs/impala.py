@@ -21,16 +21,16 @@ class ImpalaConfig(ActorCriticConfig):
     trace_decay: float = 1.0
     """Lambda: multiplies the trace coefficients c; 1 is the paper's V-trace."""
     epochs: int = 1
-    """How often a trajectory is learned from; V-trace corrects for the policy having moved on."""
+    """Passes over a trajectory; V-trace corrects for the newer policy."""
     minibatches: int = 1
-    """Updates an epoch, each with the whole unrolls of a random share of the environments, which
-    it divides on each update device."""
+    """Updates per epoch, each with complete unrolls of a random share of the environments. It
+    divides the environments on each update device."""
     normalize_advantages: bool = False
-    """Mean 0 and standard deviation 1 in every batch, so that the policy's gradient keeps its size
-    whatever rewards are."""
+    """Scale advantages to mean 0 and standard deviation 1 in every batch, so that the policy's
+    gradient does not depend on the size of rewards."""
     ratio_clip: float = 0.0
-    """How far the probability ratio of an action may go, up or down from 1, before its advantage
-    stops pushing it further, as PPO has it (Luo et al. 2020, arXiv 1912.00167); 0 sets no limit."""
+    """Largest change of an action's probability ratio from 1 that the loss rewards, as in PPO (Luo
+    et al. 2020, arXiv 1912.00167); 0: no limit."""
     max_rho: float = 1.0
     """Clip of the importance weight of a temporal difference (rho-bar)."""
     max_c: float = 1.0

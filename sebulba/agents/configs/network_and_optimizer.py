@@ -31,24 +31,22 @@ class TorsoConfig:
     """
 
     kind: TorsoKind | str = "auto"
-    """Network for images; "auto" takes nature_cnn from 36 x 36 pixels on, small_cnn up to
-    ``small_image_pixels``, impala_resnet between them, and "mlp" flattens them. Vectors always go
-    through the MLP. Or module:attribute of a flax module of one's own, which takes the whole
-    observation in place of all of these."""
+    """Network for images. auto: nature_cnn from 36 x 36 pixels on, small_cnn up to
+    small_image_pixels, impala_resnet between them. mlp: flatten them. Vectors always use the MLP.
+    module:attribute: your own flax module, which takes the whole observation."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the MLP."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Non-linearity of the MLP; the image networks use relu."""
     initial_kernels: Literal["orthogonal", "lecun_normal"] = "orthogonal"
-    """Kernels of the MLP before training: orthogonal times the square root of 2, or normal with a
-    variance of 1 / inputs, as flax makes them; then those of SAC's and DDPG's last layers, too. All
-    other layers stay as they are."""
+    """Initial kernels of the MLP, and of the last layers of SAC and DDPG: orthogonal (times the
+    square root of 2), or normal with variance 1 / inputs, as in flax."""
     image_features: int = 512
-    """Units of the layer that ends an image network."""
+    """Units of the last layer of an image network."""
     resnet_channels: tuple[int, ...] = (16, 32, 32)
     """Channels of each section of impala_resnet."""
     small_image_pixels: int = 256
-    """Most pixels, height times width, of an image for which "auto" takes small_cnn."""
+    """Most pixels (height times width) of an image that auto gives to small_cnn."""
     scale_bounded_observations: bool = False
     """Map observation components with finite bounds to [-1, 1]."""
 
@@ -112,17 +110,17 @@ class OptimizerConfig:
     kind: Literal["adam", "rmsprop", "sgd"] = "adam"
     """The optimizer."""
     max_grad_norm: float = 0.5
-    """Global norm to which gradients are clipped; 0 does not clip."""
+    """Clip gradients to this global norm; 0: no clipping."""
     epsilon: float = 1e-5
-    """Added to the denominator of adam, and of rmsprop to the mean of squares in its root."""
+    """adam: added to the denominator. rmsprop: added to the mean of squares, inside the root."""
     decay: float = 0.99
     """Decay of the second moment in rmsprop."""
     schedule: Literal["constant", "linear"] = "constant"
-    """Learning rate over updates; "linear" falls to 0 at ``schedule_updates``."""
+    """Learning rate over updates; linear falls to 0 at schedule_updates."""
     schedule_updates: int = 0
     """Updates after which a linear schedule is at 0."""
     share_after_schedule: float = 0.0
-    """Learning rate after a linear schedule, as a share of that of its beginning."""
+    """Learning rate after a linear schedule, as a share of the initial one."""
 
     def __post_init__(self) -> None:
         """Check every field."""

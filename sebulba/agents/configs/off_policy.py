@@ -22,12 +22,12 @@ class OffPolicyConfig(CommonConfig):
     torso: TorsoConfig = TorsoConfig(activation="relu")
     """Network from observation to features."""
     replay: ReplayConfig = ReplayConfig()
-    """What is kept, what is drawn of it, and how often."""
+    """Size, draws and update ratio of the replay."""
     target: TargetConfig = TargetConfig()
     """How the target network follows."""
     normalize_observations: bool = False
     """Subtract the running mean of vector observations and divide by their standard deviation, in
-    acting and in what is drawn of the replay; images and discrete parts stay as they are."""
+    acting and in batches; images and discrete parts stay as they are."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -44,9 +44,9 @@ class ValueBasedConfig(OffPolicyConfig):
     epsilon_exponent: float = 0.0
     """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
     most_held_steps: int = 1
-    """A random action is taken for n steps with a probability in proportion to 1 / n**2, n up to
-    this (Dabney et al. 2020, arXiv 2006.01782); 1 has it last a step. With more, more steps than
-    the probability of a random action says are random."""
+    """Hold a random action for n steps with probability proportional to 1 / n**2, n up to this
+    (Dabney et al. 2020, arXiv 2006.01782); 1: for one step. More than 1 raises the share of random
+    steps above epsilon."""
     dueling: bool = False
     """Sum a value and advantages to the values of actions (Wang et al. 2016)."""
     head_hidden_sizes: tuple[int, ...] = ()
@@ -75,17 +75,17 @@ class ContinuousControlConfig(OffPolicyConfig):
     critic_learning_rate: float = 1e-3
     """Step size of the critics' optimizer."""
     random_env_steps: int = 0
-    """Environment steps of all Inferencers that take uniformly random actions at the beginning."""
+    """First environment steps of all Inferencers together, with uniformly random actions."""
     noise_correlation: float = 0.0
-    """How far the noise on an action follows that of the step before: 0 draws it anew, 0.85 is the
-    Ornstein-Uhlenbeck noise of Lillicrap et al. 2015 (theta 0.15). Its size does not change, and it
-    goes on over the ends of episodes."""
+    """Correlation of the action noise with that of the step before: 0 draws it anew, 0.85 is the
+    Ornstein-Uhlenbeck noise of Lillicrap et al. 2015 (theta 0.15). Its size stays the same, also
+    over ends of episodes."""
     torso: TorsoConfig = TorsoConfig(hidden_sizes=(256, 256), activation="relu")
-    """Network from observation to features; its MLP ends each critic."""
+    """Network from observation to features; its MLP is the end of each critic."""
     optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=0.0, epsilon=1e-8)
     """From gradient to update; each part of the networks has its own."""
     replay: ReplayConfig = ReplayConfig(capacity=1_000_000, batch_size=256)
-    """What is kept, what is drawn of it, and how often."""
+    """Size, draws and update ratio of the replay."""
     target: TargetConfig = TargetConfig(rate=0.005)
     """How the target networks follow."""
 

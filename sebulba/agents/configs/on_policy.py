@@ -19,8 +19,8 @@ class OnPolicyConfig(CommonConfig):
     entropy_coefficient: float = 0.0
     """Weight of the entropy bonus."""
     initial_std: float = 0.5
-    """Standard deviation of continuous actions before training, in units of half the range where
-    the action is bounded; from 0.0068 to 7.3, the bounds of what training makes of it."""
+    """Initial standard deviation of continuous actions, in units of half the range of a bounded
+    action; from 0.0068 to 7.3, its bounds in training."""
 
     # Without annotations these are constants and not options; an actor-critic makes them options.
     value_head = False
@@ -51,7 +51,7 @@ class ActorCriticConfig(OnPolicyConfig):
     value_coefficient: float = 0.5
     """Weight of the value loss, which is half the mean square."""
     trace_decay: float = 1.0
-    """Lambda: how much of the errors of later steps counts in a target or an advantage."""
+    """Lambda: weight of the errors of later steps in a target or an advantage."""
     normalize_observations: bool = False
     """Subtract the running mean of vector observations and divide by their standard deviation;
     images and discrete parts stay as they are."""
@@ -60,13 +60,12 @@ class ActorCriticConfig(OnPolicyConfig):
     reward_scale: float = 1.0
     """Rewards are multiplied by this, after any normalisation."""
     lstm_size: int = 0
-    """Units of an LSTM between torso and heads; 0 has none."""
+    """Units of an LSTM between torso and heads; 0: no LSTM."""
     separate_value_torso: bool = False
     """Give the value its own torso instead of sharing the policy's."""
     central_critic: bool = False
-    """Give the value its own torso, which sees more than the policy: privileged parts of the
-    observation and, where there are many agents, what all others observe. It is not saved with the
-    policy."""
+    """Give the value its own torso, which also sees privileged parts of the observation and, with
+    many agents, the observations of all others. It is not saved with the policy."""
 
     value_head = True
 

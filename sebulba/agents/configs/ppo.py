@@ -21,20 +21,20 @@ class PPOConfig(ActorCriticConfig):
     trace_decay: float = 0.95
     """Lambda of the generalized advantage estimate."""
     epochs: int = 10
-    """How often every transition of a trajectory is learned from."""
+    """Passes over the transitions of a trajectory."""
     minibatches: int = 4
-    """Updates an epoch. Divides the transitions of a trajectory on each update device, or their
-    environments where there is an LSTM."""
+    """Updates per epoch. It divides the transitions of a trajectory on each update device; with an
+    LSTM, the environments."""
     ratio_clip: float = 0.2
-    """Epsilon: how far the probability ratio of an action may pay, up and down from 1."""
+    """Epsilon: largest change of an action's probability ratio from 1 that the loss rewards."""
     value_clip: float = 0.0
-    """How far a value may pay to move away from what it was when the trajectory arrived, in units
-    of the scaled return; 0 does not clip."""
+    """Largest change of a value since its trajectory arrived that the loss rewards, in units of the
+    scaled return; 0: no clipping."""
     normalize_advantages: bool = True
-    """Mean 0 and standard deviation 1 in every minibatch."""
+    """Scale advantages to mean 0 and standard deviation 1 in every minibatch."""
     initial_std: float = 1.0
-    """Standard deviation of continuous actions before training, in units of half the range where
-    the action is bounded."""
+    """Initial standard deviation of continuous actions, in units of half the range of a bounded
+    action."""
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -29,21 +29,21 @@ class R2D2Config(ValueBasedConfig):
     num_steps: int = 5
     """Rewards in a target before it bootstraps (n)."""
     sequence_length: int = 80
-    """Rows of a sequence that are learned from (m)."""
+    """Rows of a sequence that the loss uses (m)."""
     burn_in: int = 40
-    """Rows before them from which only the recurrent state is computed (l)."""
+    """Rows before them, which only compute the recurrent state (l)."""
     stored_state: bool = True
-    """Begin sequences in the recurrent state that acted; False begins in zeros."""
+    """Begin sequences with the recurrent state of acting; False: with zeros."""
     rescale_values: bool = True
-    """Learn values that a function has shrunk, so that large rewards need no clipping."""
+    """Learn values that a function compresses, so that large rewards need no clipping."""
     priority_max_share: float = 0.9
-    """Share of the largest error of a sequence in its priority; the rest is the mean (eta)."""
+    """Weight of a sequence's largest error in its priority; the rest is the mean (eta)."""
     epsilon: float = 0.4
     """Probability of a random action in the first environment."""
     epsilon_exponent: float = 7.0
     """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
     lstm_size: int = 512
-    """Units of the LSTM, which also sees the last action and reward; 0 has no memory at all."""
+    """Units of the LSTM, which also sees the last action and reward; 0: no memory."""
     dueling: bool = True
     """Sum a value and advantages to the values of actions."""
     head_hidden_sizes: tuple[int, ...] = (512,)
@@ -53,7 +53,7 @@ class R2D2Config(ValueBasedConfig):
     replay: ReplayConfig = ReplayConfig(
         prioritized=True, priority_exponent=0.9, importance_exponent=0.6
     )
-    """What is kept, what is drawn of it, and how often."""
+    """Size, draws and update ratio of the replay."""
     target: TargetConfig = TargetConfig(period=2500)
     """How the target network follows."""
 

@@ -16,22 +16,23 @@ class ReplayConfig:
     """
 
     capacity: int = 100_000
-    """Environment steps that are kept, over all Inferencers and environments (and all hosts that
-    learn together), rounded down to whole trajectories."""
+    """Environment steps that the replay holds, over all Inferencers, environments and hosts,
+    rounded down to whole trajectories."""
     batch_size: int = 64
-    """What one update draws, over all update devices: transitions, or sequences."""
+    """Transitions, or sequences, of one update, over all update devices."""
     updates_per_cycle: int = 1
-    """Updates after each trajectory, of which every host that learns together has a part."""
+    """Updates after each trajectory; with several hosts, after one of each host."""
     cycles_per_update: int = 1
-    """Trajectories before each update; more than 1 gives less than one update a trajectory."""
+    """Trajectories before each update, for less than one update per trajectory."""
     warm_up_cycles: int = 1
-    """Trajectories, over all Inferencers, that are gathered before the first update."""
+    """Trajectories, over all Inferencers, before the first update."""
     prioritized: bool = False
     """Draw in proportion to priority ** priority_exponent instead of uniformly."""
     priority_exponent: float = 0.6
-    """How far priorities count: 0 is uniform, 1 proportional (alpha)."""
+    """Weight of priorities: 0 is uniform, 1 proportional (alpha)."""
     importance_exponent: float = 0.4
-    """How far weights in the loss undo the bias of prioritized draws: 1 undoes all of it (beta)."""
+    """How far weights in the loss correct the bias of prioritized draws: 1 corrects all of it
+    (beta)."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -69,7 +70,7 @@ class TargetConfig:
     period: int = 1
     """Updates between two moves of the target."""
     rate: float = 1.0
-    """Share of the way to the trained networks that a move goes; 1 copies them (tau)."""
+    """Share of the distance to the trained networks that a move covers; 1 copies them (tau)."""
 
     def __post_init__(self) -> None:
         """Check every field."""

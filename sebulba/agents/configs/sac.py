@@ -19,10 +19,10 @@ class SACConfig(ContinuousControlConfig):
     temperature_learning_rate: float = 1e-3
     """Step size of the temperature's optimizer."""
     initial_temperature: float = 1.0
-    """Weight of the entropy before training (alpha)."""
+    """Initial weight of the entropy (alpha)."""
     target_entropy: float | None = None
-    """Mean entropy, in nats, to which the temperature steers actions scaled to [-1, 1]; None is
-    minus the number of their components."""
+    """Mean entropy, in nats, of actions scaled to [-1, 1], which the temperature keeps. None: minus
+    the number of action components."""
 
     def __post_init__(self) -> None:
         """Check every field."""
