@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
-STDERR = 2
-STOPPING = b"stopping; the update is finished and saved. Ctrl-C again ends at once\n"
+from sebulba.support.streams import notify
+
+STOPPING = "stopping; the update is finished and saved. Ctrl-C again ends at once"
 
 
 class KeptInterrupt:
@@ -45,8 +44,7 @@ class KeptInterrupt:
         if isinstance(getattr(self._before, "__self__", None), KeptInterrupt):
             self._before(which, frame)
         else:
-            with contextlib.suppress(OSError):
-                os.write(STDERR, STOPPING)  # print() may be what was interrupted
+            notify(STOPPING)
 
     def __enter__(self) -> KeptInterrupt:
         if threading.current_thread() is not threading.main_thread():

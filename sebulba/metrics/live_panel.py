@@ -16,6 +16,7 @@ from rich.text import Text
 
 from sebulba.metrics.counters import of_groups
 from sebulba.metrics.writers import count, duration, number, seconds_left
+from sebulba.support.streams import show_notices_by
 
 SPARKS = "▁▂▃▄▅▆▇█"
 REFRESH_PER_S = 4
@@ -24,6 +25,8 @@ DIM = "grey62"
 PHASE_COLORS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_green", "bright_blue")
 LABEL_WIDTH = 10
 MAX_WIDTH = 110
+ECHO_WIDTH = len("^C")
+"""Cells to the right of the panel: what the terminal writes there must not begin another line."""
 KNOWN = frozenset(
     (
         *("updates", "env_steps", "frames", "cycles", "total_cycles", "seconds"),
@@ -63,6 +66,11 @@ class PanelWriter:
         self._view.began = time.perf_counter()
         self._live.start()
         self._started = True
+        show_notices_by(self.notify)
+
+    def notify(self, words: str) -> None:
+        """Show these words below the figures, until the end."""
+        self._view.notice = words
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Show this record."""
@@ -72,6 +80,7 @@ class PanelWriter:
         """Draw the last record once more and leave the panel on the screen."""
         if self._started:
             self._started = False
+            show_notices_by(None)
             self._view.finished = True
             self._live.stop()
 
@@ -91,6 +100,7 @@ class PanelView:
         self._eval_returns: list[float] = []
         self.began = time.perf_counter()
         self.finished = False
+        self.notice = ""
 
     def add(self, metrics: Mapping[str, Any]) -> None:
         """Add a record."""
@@ -106,10 +116,12 @@ class PanelView:
 
     def __rich_console__(self, console: Console, options: Any) -> Any:
         """Draw for the width of the console."""
-        width = min(options.max_width, MAX_WIDTH)
+        width = min(options.max_width - ECHO_WIDTH, MAX_WIDTH)
         inner = width - 6
         metrics = self._metrics
         body = self._waiting() if metrics is None else self._body(metrics, inner)
+        if self.notice and not self.finished:
+            body = Group(body, Text(self.notice, style="bold yellow", overflow="fold"))
         yield Panel(
             body,
             title=Text.assemble((" sebulba ", ACCENT), (f"{self._title} ", "bold")),

@@ -21,6 +21,7 @@ from sebulba.errors import UsageError, shown
 from sebulba.runs.exit_codes import tell_hosts
 from sebulba.runs.folder import RunFolder, choose_run_folder
 from sebulba.runs.read_config import read_config
+from sebulba.runs.wording import in_python, setting
 from sebulba.support.checks import nearest
 from sebulba.support.machine import allow_open_files
 from sebulba.support.user_code import class_name
@@ -147,7 +148,7 @@ def ready(config: ExperimentConfig, folder: RunFolder, preset: str) -> Experimen
     if config.anneal_learning_rate and not folder.config.exists():
         print(
             f"the learning rate falls to 0 over {config.annealed_env_steps:,} env steps; in a run "
-            "that is to go on after them, --no-anneal-learning-rate keeps it",
+            f"that is to go on after them, {setting('anneal_learning_rate', False)} keeps it",
             flush=True,
         )
     return config
@@ -178,7 +179,8 @@ def _alone() -> Iterator[None]:
         )
     _trains = threading.get_ident()
     try:
-        yield
+        with in_python():
+            yield
     except BaseException as error:
         tell_hosts(error)
         raise

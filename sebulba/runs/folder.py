@@ -24,6 +24,7 @@ from sebulba.configs.files import config_parts
 from sebulba.errors import UsageError, shown
 from sebulba.metrics.plots import record_of
 from sebulba.options import ENV_LIBRARIES, DistributedOptions
+from sebulba.runs.wording import setting
 from sebulba.support.files import (
     PARTIAL,
     absolute,
@@ -188,7 +189,7 @@ class RunFolder:
         except OSError as error:
             raise UsageError(
                 f"run folder {shown(str(self.path))} cannot be {what} ({error.strerror}); "
-                "choose another with --run-dir"
+                f"choose another with {setting('run_dir', 'DIR')}"
             ) from error
 
     def is_deleted(self) -> bool:
@@ -417,8 +418,9 @@ class RunFolder:
         why = dict.fromkeys(WITH_ANNEALING_TOO, " (the learning rate falls over the run)")
         if config.total_env_steps > (before.get("total_env_steps") or config.total_env_steps):
             why["total_env_steps"] = (
-                " (the learning rate falls to 0 over the run; --extension-learning-rate X goes on "
-                "from there at the rate X, such as a tenth of the first)"
+                " (the learning rate falls to 0 over the run; "
+                f"{setting('extension_learning_rate', 'X')} goes on from there at the rate X, such "
+                "as a tenth of the first)"
             )
         different = [
             f"{name} is {before.get(name)!r} in the run and {after.get(name)!r} now"
@@ -700,11 +702,11 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         with ``config``.
     """
     if config.run_dir is not None:
-        folder, flag = RunFolder(Path(config.run_dir)), "--run-dir"
+        folder, flag = RunFolder(Path(config.run_dir)), "run_dir"
     elif config.name is not None:
-        folder, flag = RunFolder(Path("runs", config.name)), "--name"
+        folder, flag = RunFolder(Path("runs", config.name)), "name"
     else:
-        folder, flag = _unused_folder(preset), "--run-dir"
+        folder, flag = _unused_folder(preset), "run_dir"
     folder.check_path()
     if config.resume:
         if folder.config.exists():
@@ -717,8 +719,8 @@ def choose_run_folder(config: ExperimentConfig, preset: str) -> RunFolder:
         return folder  # host 0 looks at it, and may have begun to write
     if not folder.holds_nothing:
         raise UsageError(
-            f"{folder.path} already holds a run, which would be lost; choose another {flag}, or "
-            "go on with it by --resume"
+            f"{folder.path} already holds a run, which would be lost; choose another "
+            f"{setting(flag, 'X')}, or go on with it by {setting('resume', True)}"
         )
     folder.check_no_file_links(config.trust)
     return folder

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import types
 from typing import Protocol
 
 from sebulba.runs.exit_codes import EXIT_OK, EXIT_SIGNAL
 from sebulba.runs.parent_process import leave
+from sebulba.support.streams import notify
 
-STDERR = 2
-STOPPING = b"sebulba: stopping; the update is finished and saved. Ctrl-C ends at once\n"
-ENDED = b"sebulba: ended by a signal before there was anything to save\n"
+STOPPING = "stopping; the update is finished and saved. Ctrl-C ends at once"
+ENDED = "ended by a signal before there was anything to save"
 
 
 class Stoppable(Protocol):
@@ -51,8 +49,7 @@ class StopOnSignal:
     def _handle(self, which: int, frame: types.FrameType | None) -> None:
         del frame
         if self._loop is None:
-            with contextlib.suppress(OSError):
-                os.write(STDERR, ENDED)
+            notify(ENDED)
             leave(EXIT_SIGNAL + which)
         if self._signal is not None:
             return  # this signal may have interrupted the stop below, which still holds its lock
@@ -61,8 +58,7 @@ class StopOnSignal:
         # A second Ctrl-C is left to the system: a handler in Python would have to wait for the
         # program in flight.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with contextlib.suppress(OSError):
-            os.write(STDERR, STOPPING)  # print() may be what was interrupted
+        notify(STOPPING)
 
     def __enter__(self) -> StopOnSignal:
         for which in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

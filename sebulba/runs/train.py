@@ -54,6 +54,7 @@ from sebulba.runs.follower_host import make_checkpointer, train_beside
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.runs.parent_process import leave
 from sebulba.runs.signals import StopOnSignal
+from sebulba.runs.wording import resuming, setting
 from sebulba.runs.writers import find_callback, find_writer, made_writer
 from sebulba.support.files import PARTIAL, replace_folder, write_whole
 from sebulba.support.trees import is_finite
@@ -97,8 +98,8 @@ def train_in_folder(
         run.resume_or_begin()
         if not run.num_cycles:
             print(
-                f"nothing to do: {run.env_steps_done:,} env steps are done; --total-env-steps N "
-                f"{_of_extension(config)}trains on",
+                f"nothing to do: {run.env_steps_done:,} env steps are done; "
+                f"{_of_extension(config)} trains on",
                 flush=True,
             )
             run.meet_others()
@@ -111,7 +112,8 @@ def train_in_folder(
         run.meet_others()
         if problem := key_problem():
             print(
-                f"the run is not signed, and going on with it will need --trust: {problem}; "
+                f"the run is not signed, and resuming it will need {setting('trust', True)}: "
+                f"{problem}; "
                 f"{KEY_VARIABLE} names another place",
                 flush=True,
             )
@@ -128,9 +130,10 @@ def train_in_folder(
 
 
 def _of_extension(config: ExperimentConfig) -> str:
-    """Return the option with which a run trains on after its learning rate has fallen to 0."""
+    """Return the options with which a run trains on, also after its learning rate is 0."""
     falls = config.anneal_learning_rate and hasattr(config.agent, "learning_rate")
-    return "--extension-learning-rate X " if falls else ""
+    rate = f" {setting('extension_learning_rate', 'X')}" if falls else ""
+    return setting("total_env_steps", "N") + rate
 
 
 class FolderWatch:
@@ -394,7 +397,7 @@ class _Run:
         return CheckpointError(
             f"run folder {path} was deleted or moved while the run wrote into it, so the run was "
             f"ended. It is saved in a new folder of that name, without the metrics before; to go "
-            f"on: sebulba resume {path}"
+            f"on: {resuming(path)}"
         )
 
     def complete(self) -> Result:
@@ -493,7 +496,7 @@ class _Run:
         except OSError as error:
             raise CheckpointError(
                 f"the policy cannot be saved in {folder} ({error.strerror or error}); see that the "
-                f"disk has room and the folder is writable, then: sebulba resume {folder.parent}"
+                f"disk has room and the folder is writable, then: {resuming(folder.parent)}"
             ) from error
 
     def _write_policy(
@@ -598,27 +601,26 @@ def _mean_return(metrics: Mapping[str, Any]) -> str:
 
 
 def _print_summary(result: Result, folder: RunFolder, config: ExperimentConfig) -> None:
+    """Say where the run stands, and how to resume and to play it."""
     metrics, counters = result.metrics, result.counters
-    evaluation = ""
-    if metrics.get("eval_return_mean") is not None:
-        evaluation = f"{returned(metrics, 'eval_return_mean')} (evaluation), "
-    run = shlex.quote(str(folder.path))
-    go_on = f"go on with it: sebulba resume {run}\n" if result.stopped else ""
+    env_steps, is_stopped = f"{counters.env_steps:,}", result.stopped and not result.stop_reason
     if result.stop_reason is not None:
         print(f"ended early: {result.stop_reason}", flush=True)
     elif not counters.updates and not result.stopped:
-        has_replay = hasattr(config.agent, "replay")
+        warm_up = setting("agent.replay.warm_up_cycles", "N")
+        smaller = f", or a smaller {warm_up}" if hasattr(config.agent, "replay") else ""
         print(
-            "nothing was learned, since no update was due so soon; use more --total-env-steps"
-            f"{', or fewer --agent.replay.warm-up-cycles' if has_replay else ''}",
+            "nothing was learned, since no update was due so soon; use a larger "
+            f"{setting('total_env_steps', 'N')}{smaller}",
             flush=True,
         )
-    print(
-        f"{'stopped' if result.stopped and result.stop_reason is None else 'done'}: "
-        f"{_mean_return(metrics)}, "
-        f"{evaluation}"
-        f"{counters.env_steps:,} env steps, {counters.updates:,} updates, "
-        f"{metrics.get('seconds') or 0.0:.1f} s\n"
-        f"{go_on}play it: sebulba eval {run}",
-        flush=True,
-    )
+    parts = [_mean_return(metrics)]
+    if metrics.get("eval_return_mean") is not None:
+        parts.append(f"{returned(metrics, 'eval_return_mean')} (evaluation)")
+    parts += [] if is_stopped else [f"{env_steps} env steps"]
+    parts += [f"{counters.updates:,} updates", f"{metrics.get('seconds') or 0.0:.1f} s"]
+    how = f"stopped at {env_steps} of {config.total_env_steps:,} env steps, all saved"
+    print(f"{how if is_stopped else 'done'}: {', '.join(parts)}", flush=True)
+    if result.stopped:
+        print(f"resume it: {resuming(folder.path)}", flush=True)
+    print(f"play it: sebulba eval {shlex.quote(str(folder.path))}", flush=True)

@@ -8,9 +8,33 @@ import io
 import os
 import select
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 STDOUT, STDERR = 1, 2
+
+
+_notice: Callable[[str], None] | None = None
+"""Shows a notice in the panel that has the terminal; None while there is none."""
+
+
+def show_notices_by(panel: Callable[[str], None] | None) -> None:
+    """Let ``notify`` give its words to a panel that redraws itself on the terminal, or to none."""
+    global _notice
+    _notice = panel
+
+
+def notify(words: str) -> None:
+    """Say something at once, also from a signal handler, which may have interrupted a print.
+
+    A panel would be torn by a line on its terminal, so it shows the words itself.
+    """
+    if _notice is not None:
+        _notice(words)
+        if os.isatty(STDERR):
+            return
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"sebulba: {words}\n".encode())
 
 
 class Output(io.FileIO):

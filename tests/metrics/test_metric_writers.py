@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import warnings
 
 import numpy as np
@@ -25,6 +26,7 @@ from sebulba.metrics.writers import (
     plain_line,
     seconds_left,
 )
+from sebulba.support.streams import notify
 
 
 def record(i: int = 3) -> dict:
@@ -243,6 +245,32 @@ def test_panel_writer_shows_and_closes_twice():
     writer.close()
     writer.close()
     assert "960" in console.file.getvalue()
+
+
+def test_a_stop_is_said_within_the_panel_which_a_line_on_its_terminal_would_tear(capfd):
+    def shown(writer: PanelWriter) -> str:
+        console = Console(width=80, file=io.StringIO(), record=True)
+        console.print(writer._view)
+        return console.export_text()
+
+    writer = PanelWriter("x", "runs/x", lambda: "devices", Console(file=io.StringIO()))
+    writer.start()
+    terminal, end = os.openpty()
+    before = os.dup(2)
+    os.dup2(end, 2)
+    try:
+        notify("stopping")
+        os.set_blocking(terminal, False)
+        with pytest.raises(BlockingIOError):
+            os.read(terminal, 100)
+    finally:
+        os.dup2(before, 2)
+    assert "stopping" in shown(writer)
+    notify("for the log")  # standard error is a file, which nothing tears
+    writer.close()
+    assert "for the log" not in shown(writer)
+    notify("afterwards")
+    assert capfd.readouterr().err.split("\n") == ["sebulba: for the log", "sebulba: afterwards", ""]
 
 
 def test_bars_and_sparklines_keep_their_width():

@@ -472,7 +472,8 @@ def test_a_signal_ends_the_run_and_nothing_learned_is_lost(which, tmp_path, caps
     sender.join()
     assert signal.getsignal(which) is before
     shown = capsys.readouterr().out
-    assert "stopped:" in shown and f"\ngo on with it: sebulba resume {folder}\n" in shown
+    assert re.search(r"^stopped at [\d,]+ of 100,000,000 env steps, all saved: mean", shown, re.M)
+    assert f"\nresume it: sebulba resume {folder}\n" in shown
     assert (folder / "learning_curve.png").exists()
     sebulba.load_policy(folder)
 

@@ -22,6 +22,7 @@ from sebulba.configs.files import config_options
 from sebulba.configs.presets import PRESETS
 from sebulba.runs import api
 from sebulba.runs.folder import RunFolder
+from sebulba.runs.wording import in_python, setting
 
 FAST = {
     **{"num_envs": 4, "steps_per_cycle": 8, "schedule": "lockstep", "cycle": "stepped"},
@@ -56,6 +57,24 @@ def train(config="cartpole", **changes):
 
 def arrays(networks):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(networks)]
+
+
+def test_notes_name_keywords_where_a_run_is_begun_from_python(capsys):
+    train(name="mine")
+    assert "; in a run that is to go on after them, anneal_learning_rate=False keeps it" in (
+        capsys.readouterr().out
+    )
+    assert cli.main(["resume", "runs/mine"]) == 0
+    assert "--total-env-steps N --extension-learning-rate X trains on" in capsys.readouterr().out
+    sebulba.resume("runs/mine")
+    said = capsys.readouterr().out
+    assert "total_env_steps=N extension_learning_rate=X trains on" in said and "--" not in said
+    with pytest.raises(sebulba.UsageError, match=r"another name=X, or go on with it by resume="):
+        train(name="mine")
+    with in_python():
+        assert setting("agent.replay.warm_up_cycles", "N") == (
+            'agent={"replay": {"warm_up_cycles": N}}'
+        )
 
 
 @pytest.mark.slow
