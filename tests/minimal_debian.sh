@@ -26,6 +26,6 @@ for goal in train test; do
   # Nothing of the host's environment, but where packages come from.
   env -i PATH=/usr/local/bin:/usr/bin:/bin HOME=/root LANG=C.UTF-8 \
     $(env | grep -E '^PIP_(INDEX_URL|CERT|TIMEOUT|DEFAULT_TIMEOUT)=' || true) \
-    chroot "$root" make -C /root/sebulba "$goal" </dev/null || status=$?
+    "$(command -v chroot)" "$root" make -C /root/sebulba "$goal" </dev/null || status=$?
   echo "make $goal: exit code $status after $((SECONDS - began)) s"
 done
