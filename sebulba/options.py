@@ -274,11 +274,12 @@ class LoopOptions:
     metrics_interval_s: float = 0.5
     """Seconds between records of metrics, rounded up to whole cycles; the first records come
     sooner."""
-    inference_devices: tuple[int, ...] | None = None
-    """Numbers of the devices that infer; None: the first quarter, if there are several."""
-    update_devices: tuple[int, ...] | None = None
-    """Numbers of the devices that update; None: as many of the others as divide environments,
-    batches and minibatches."""
+    inference_devices: tuple[int | str, ...] | None = None
+    """Devices that infer, by number or by name (0, cpu:0, gpu:1); None: the first quarter, if there
+    are several."""
+    update_devices: tuple[int | str, ...] | None = None
+    """Devices that update, by number or by name; None: as many of the others as divide
+    environments, batches and minibatches."""
     faults: FaultOptions = FaultOptions()
     """What a run does after a failure."""
     cluster: ClusterOptions = ClusterOptions()

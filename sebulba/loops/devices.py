@@ -13,12 +13,17 @@ from sebulba.errors import UsageError, shown
 from sebulba.types import RunSpec
 
 
-def local_devices() -> list[jax.Device]:
-    """Return this process's devices, or say in words why there are none."""
+def local_devices(platform: str | None = None) -> list[jax.Device]:
+    """Return this process's devices, or say in words why there are none.
+
+    Args:
+      platform: Such as ``"cpu"``; None is the default platform.
+    """
     try:
-        return jax.local_devices()
+        return jax.local_devices(backend=platform)
     except (RuntimeError, AssertionError) as error:
-        platform = (getattr(jax.config, "jax_platforms", None) or "(any)").partition(",")[0]
+        chosen = getattr(jax.config, "jax_platforms", None) or "(any)"
+        platform = platform or chosen.partition(",")[0]
         raise UsageError(
             f"JAX cannot start platform {platform!r}: "
             f"{str(error) or 'this jaxlib has no such backend'}. Install the wheel for it "
@@ -31,16 +36,16 @@ Fits = Callable[[int, int], bool]
 
 
 def choose_devices(
-    inference: Sequence[int | jax.Device] | None,
-    update: Sequence[int | jax.Device] | None,
+    inference: Sequence[int | str | jax.Device] | None,
+    update: Sequence[int | str | jax.Device] | None,
     fits: Fits,
 ) -> tuple[list[jax.Device], list[jax.Device]]:
     """Return the inference devices and the update devices.
 
     Args:
-      inference: Devices, or indices into ``jax.local_devices()``. None: the only device, or
-        the first quarter (at least one) of several; where ``update`` is None too, also as many as
-        fit of those that cannot update.
+      inference: Devices, names such as ``"cpu:0"``, or indices into ``jax.local_devices()``.
+        None: the only device, or the first quarter (at least one) of several; where ``update`` is
+        None too, also as many as fit of those that cannot update.
       update: Likewise. None: the only device, or as many as fit of those that do not infer.
       fits: Says what the run allows; it is asked where this function chooses.
 
@@ -95,7 +100,7 @@ def what_fits(
 
 
 def _select(
-    name: str, chosen: Sequence[int | jax.Device] | None, devices: list[jax.Device]
+    name: str, chosen: Sequence[int | str | jax.Device] | None, devices: list[jax.Device]
 ) -> list[jax.Device] | None:
     if chosen is None:
         return None
@@ -104,22 +109,35 @@ def _select(
         raise UsageError(f"{name}={shown(chosen)} must be a list of devices or of their numbers")
     if not len(chosen):
         raise UsageError(f"{name}=[] must name at least one device; there are {len(devices)}")
-    result = []
-    for item in chosen:
-        if isinstance(item, bool) or not isinstance(item, int | jax.Device):
-            raise UsageError(f"{name} names {shown(item)}; use devices or their numbers, such as 0")
-        if isinstance(item, int):
-            if not 0 <= item < len(devices):
-                raise UsageError(
-                    f"{name} names device {shown(item)}, but there are {len(devices)} "
-                    f"{devices[0].platform} devices (0 to {len(devices) - 1}); on CPU more can be "
-                    "had with --num-cpu-devices or jax.config.update('jax_num_cpu_devices', n)"
-                )
-            item = devices[item]
-        result.append(item)
+    result = [_device(name, item, devices) for item in chosen]
     if len(set(result)) != len(result):
         raise UsageError(f"{name}={list(chosen)} names a device twice; name each once")
+    if len({device.platform for device in result}) > 1:
+        raise UsageError(
+            f"{name}={list(chosen)} mixes platforms; name devices of one platform in each of "
+            "inference_devices and update_devices"
+        )
     return result
+
+
+def _device(name: str, item: int | str | jax.Device, devices: list[jax.Device]) -> jax.Device:
+    """Return the device that a number or a name such as ``cpu:0`` means."""
+    if isinstance(item, jax.Device):
+        return item
+    if isinstance(item, str):
+        platform, _, number = item.partition(":")
+        if not platform.isalpha() or not number.isdecimal():
+            raise UsageError(f"{name} names {shown(item)}; use a number or a name such as cpu:0")
+        devices, item = local_devices("gpu" if platform == "cuda" else platform), int(number)
+    if isinstance(item, bool) or not isinstance(item, int):
+        raise UsageError(f"{name} names {shown(item)}; use devices or their numbers, such as 0")
+    if not 0 <= item < len(devices):
+        raise UsageError(
+            f"{name} names device {shown(item)}, but there are {len(devices)} "
+            f"{devices[0].platform} devices (0 to {len(devices) - 1}); on CPU more can be "
+            "had with --num-cpu-devices or jax.config.update('jax_num_cpu_devices', n)"
+        )
+    return devices[item]
 
 
 def learner_mesh(update_devices: Sequence[jax.Device]) -> Mesh:

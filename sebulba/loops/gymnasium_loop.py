@@ -116,8 +116,9 @@ class GymnasiumLoop:
       agent: The algorithm.
       num_envs: B, environments per Inferencer; a multiple of the number of update devices.
       options: How the loop runs; None is ``LoopOptions()``.
-      inference_devices: Devices, or their indices, instead of those of ``options``.
-      update_devices: Devices, or their indices, instead of those of ``options``.
+      inference_devices: Devices, their names (``"cpu:0"``) or their indices, instead of those of
+        ``options``.
+      update_devices: Likewise.
       cycle: A kind instead of that of ``options``; or a function of (environment, programs,
         device, timer) that makes a cycle of your own.
       inference_only: Act and never update.
@@ -146,8 +147,8 @@ class GymnasiumLoop:
         num_envs: int,
         *,
         options: LoopOptions | None = None,
-        inference_devices: Sequence[int | jax.Device] | None = None,
-        update_devices: Sequence[int | jax.Device] | None = None,
+        inference_devices: Sequence[int | str | jax.Device] | None = None,
+        update_devices: Sequence[int | str | jax.Device] | None = None,
         cycle: CycleKind | MakeCycle | None = None,
         inference_only: bool = False,
         metric_writer: MetricWriter | None = None,

@@ -18,14 +18,8 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 from sebulba.loops.jax_settings import check_jax_settings
+from sebulba.runs.placement import has_accelerator, num_cpu_devices_for, placement_of
 from sebulba.support.machine import num_cores
-
-IMAGE_NETWORKS = ("nature_cnn", "impala_resnet")
-"""Kinds of torso whose update is split over the cores: on one CPU device XLA computes most of the
-gradient of a convolution in one thread."""
-
-MOST_CPU_DEVICES = 4
-"""Most devices into which the CPU is split where nothing is said; more have not been measured."""
 
 CPU_POOL_THREADS = 8
 """Fewer XLA threads than this can starve a collective among forced CPU devices."""
@@ -44,11 +38,12 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
     """Set JAX up for a run, before its backend starts, and choose what is left to the machine.
 
     Where JAX runs on the CPU, it may be split (``num_cpu_devices_for``): then all its devices
-    update, and the first one infers.
+    update, and the first one infers. Where there is an accelerator, a small network may leave it
+    alone (``placement_of``), which a line on the terminal says.
 
     Returns:
-      The configuration with the devices that were chosen. What a run folder keeps is the one
-      without, so that the run may go on elsewhere as is best there.
+      The configuration with the devices that were chosen. A run folder keeps the one without, so
+      that the run can be resumed on another machine, with the devices that are best there.
 
     Raises:
       UsageError: The backend has started already, on another platform or with another number of
@@ -56,13 +51,20 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
     """
     check_jax_settings()
     num_devices = num_cpu_devices_for(config)
-    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+    placement = placement_of(config) if has_accelerator() else None
+    platform = "cpu" if placement is not None and placement.updates_on_cpu else config.platform
+    configure_jax(platform, config.num_cpu_devices, config.compile_cache)
     if num_devices > 1:
         # JAX may run already, in a process that did more before.
         with contextlib.suppress(UsageError):
             _split_cpu(num_devices)
     if config.platform is not None:
         _check_platform(config.platform)
+    if placement is not None:
+        print(f"sebulba: {placement.why}", flush=True)
+        if jax.default_backend() != "cpu":  # or it had started before
+            updates = ("cpu:0",) if placement.updates_on_cpu else None
+            return dataclasses.replace(config, inference_devices=("cpu:0",), update_devices=updates)
     if num_devices == 1:
         return config
     if jax.default_backend() != "cpu" or len(jax.local_devices()) != num_devices:
@@ -83,33 +85,6 @@ def _check_platform(platform: Platform) -> None:
             f"platform={platform} must be chosen before JAX starts, and it has started on {found}; "
             "use a new process"
         )
-
-
-def num_cpu_devices_for(config: ExperimentConfig) -> int:
-    """Return into how many devices the CPU is to be split, if JAX turns out to run on it.
-
-    Where nothing is said of devices and the network is one for images, it is the number of cores,
-    or the next smaller number by which the environments and what an update draws can be divided.
-    """
-    chosen = (config.num_cpu_devices, config.inference_devices, config.update_devices)
-    torso = getattr(config.agent, "torso", None)
-    if (
-        any(each is not None for each in chosen)
-        or config.platform not in (None, "cpu")
-        or getattr(torso, "kind", None) not in IMAGE_NETWORKS
-    ):
-        return 1
-    numbers = range(1, min(num_cores(), MOST_CPU_DEVICES) + 1)
-    return max(n for n in numbers if _can_be_divided(config, n))
-
-
-def _can_be_divided(config: ExperimentConfig, num_devices: int) -> bool:
-    """Tell whether environments, and what an update draws, can be divided over the devices."""
-    agent = config.agent
-    num_envs, rest = divmod(config.num_envs, num_devices)
-    columns = num_envs if getattr(agent, "lstm_size", 0) else num_envs * config.steps_per_cycle
-    batch_size = getattr(getattr(agent, "replay", None), "batch_size", 0)
-    return not (rest or columns % getattr(agent, "minibatches", 1) or batch_size % num_devices)
 
 
 def configure_jax(

@@ -89,7 +89,7 @@ def train_in_folder(
       CheckpointError: The run is to be resumed and no checkpoint is whole.
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
-    config = set_up_jax(config)
+    given, config = config, set_up_jax(config)
     if config.distributed.host:
         train_beside(config, folder, stop_on_signal)
         return None
@@ -107,7 +107,7 @@ def train_in_folder(
             run.end_with_others()
             return result
         folder.ended.unlink(missing_ok=True)
-        folder.write_config(config, preset, command, dataclasses.asdict(run.source))
+        folder.write_config(given, preset, command, dataclasses.asdict(run.source))
         run.watch_folder()
         run.meet_others()
         if problem := key_problem():

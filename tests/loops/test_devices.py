@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import gymnasium
 import jax
@@ -145,6 +146,51 @@ def test_inference_and_update_devices_of_every_kind_train():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("inference", "update", "numbers"),
+    [(("cpu:0",), ("cpu:1", "cpu:2"), ([0], [1, 2])), (("cpu:3",), (0,), ([3], [0]))],
+)
+def test_devices_are_named_by_platform_and_number(inference, update, numbers):
+    loop, _ = make_tiny_loop(inference_devices=inference, update_devices=update)
+    with loop:
+        found = loop.inference_devices, loop.update_devices
+    assert found == tuple([jax.local_devices()[n] for n in chosen] for chosen in numbers)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cpu", "'cpu'; use a number or a name such as cpu:0"),
+        ("cpu:x", "use a number or a name such as cpu:0"),
+        ("cpu:8", "names device 8, but there are 8 cpu devices"),
+        ("gpu:0", "JAX cannot start platform 'gpu'.*or choose cpu"),
+        ("cuda:0", "JAX cannot start platform 'gpu'"),
+        ("cpu:0", "names a device twice"),
+    ],
+)
+def test_names_of_devices_that_are_none(name, message):
+    with pytest.raises(UsageError, match=message):
+        devices.choose_devices([0], [name, 0], lambda update, inference: True)
+
+
+def test_the_devices_of_a_side_are_of_one_platform(monkeypatch):
+    class Device(NamedTuple):
+        platform: str
+        id: int
+
+    here = {None: "gpu", "gpu": "gpu", "cpu": "cpu"}
+    monkeypatch.setattr(
+        devices, "local_devices", lambda name=None: [Device(here[name], i) for i in range(2)]
+    )
+    fits = lambda update, inference: True  # noqa: E731
+    assert devices.choose_devices(["cpu:1"], None, fits) == (
+        [Device("cpu", 1)],
+        [Device("gpu", 0), Device("gpu", 1)],
+    )
+    with pytest.raises(UsageError, match="mixes platforms"):
+        devices.choose_devices(["cpu:0", 1], None, fits)
+
+
 def test_step_states_reach_the_update_devices_split_by_environment():
     seen = []
 

@@ -200,7 +200,7 @@ def test_importing_everything_touches_no_device_and_no_environment_variable():
     modules = sorted(m for m in EVERY if not m.endswith("__main__"))
     code = (
         "import importlib, os, sys\n"
-        "import jax, flax, envpool, matplotlib\n"
+        "import jax, flax, envpool, matplotlib, pettingzoo\n"
         "before = dict(os.environ)\n"
         f"for module in {modules!r}: importlib.import_module(module)\n"
         "from jax._src import xla_bridge\n"

@@ -1,4 +1,4 @@
-"""How the CPU is split for a run (``sebulba/runs/jax_setup.py``)."""
+"""How the CPU is split for a run, and what an accelerator leaves to it."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from sebulba.agents.configs import TorsoConfig
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
-from sebulba.runs import jax_setup
+from sebulba.runs import jax_setup, placement
 
 PONG = PRESETS["pong"].make()
 
@@ -19,7 +19,8 @@ def cores(monkeypatch):
     """Let the machine have as many cores as is said."""
 
     def have(number):
-        monkeypatch.setattr(jax_setup, "num_cores", lambda: number)
+        for module in (jax_setup, placement):
+            monkeypatch.setattr(module, "num_cores", lambda: number)
 
     have(2)
     return have
@@ -30,20 +31,20 @@ def image_presets():
         name
         for name, preset in OWN_NUMBERS.items()
         if getattr(preset.make().agent, "torso", TorsoConfig("mlp")).kind
-        in jax_setup.IMAGE_NETWORKS
+        in placement.IMAGE_NETWORKS
     ]
 
 
 @pytest.mark.parametrize("name", image_presets())
 def test_the_update_of_an_image_network_is_split_over_the_cores(cores, name):
     config = PRESETS[name].make()
-    assert jax_setup.num_cpu_devices_for(config) == 2
+    assert placement.num_cpu_devices_for(config) == 2
     cores(1)
-    assert jax_setup.num_cpu_devices_for(config) == 1
+    assert placement.num_cpu_devices_for(config) == 1
     cores(3)
-    assert jax_setup.num_cpu_devices_for(config) == 2  # 3 do not divide the environments
+    assert placement.num_cpu_devices_for(config) == 2  # 3 do not divide the environments
     cores(64)
-    assert jax_setup.num_cpu_devices_for(config) == jax_setup.MOST_CPU_DEVICES
+    assert placement.num_cpu_devices_for(config) == placement.MOST_CPU_DEVICES
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,11 @@ def test_the_update_of_an_image_network_is_split_over_the_cores(cores, name):
     ],
 )
 def test_what_is_said_is_not_chosen(cores, changes):
-    assert jax_setup.num_cpu_devices_for(dataclasses.replace(PONG, **changes)) == 1
+    assert placement.num_cpu_devices_for(dataclasses.replace(PONG, **changes)) == 1
 
 
 def test_small_networks_stay_whole(cores):
-    assert jax_setup.num_cpu_devices_for(PRESETS["cartpole"].make()) == 1
+    assert placement.num_cpu_devices_for(PRESETS["cartpole"].make()) == 1
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_what_an_update_draws_must_be_divisible(cores, preset, agent):
         for name, value in agent.items()
     }
     config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, **changes))
-    assert jax_setup.num_cpu_devices_for(config) == 1
+    assert placement.num_cpu_devices_for(config) == 1
 
 
 def test_a_process_in_which_jax_runs_already_keeps_its_devices(cores, monkeypatch):
@@ -97,6 +98,66 @@ def test_the_devices_that_were_chosen(cores, monkeypatch):
     assert chosen == dataclasses.replace(PONG, **devices)
     monkeypatch.setattr(jax_setup.jax, "default_backend", lambda: "gpu")
     assert jax_setup.set_up_jax(PONG) == PONG
+
+
+ON_THE_CPU = ["cartpole", "cartpole-dqn", "acrobot-ppo", "halfcheetah"]
+ON_BOTH = ["pendulum-sac", "halfcheetah-sac", "pendulum-ddpg"]
+ON_THE_ACCELERATOR = ["pong", "atari-dqn", "breakout-minatar", "kuhn", "cartpole-r2d2"]
+
+
+@pytest.mark.parametrize("name", ON_THE_CPU)
+def test_a_small_network_with_native_environments_leaves_an_accelerator_alone(name):
+    found = placement.placement_of(PRESETS[name].make())
+    assert found.updates_on_cpu and "--platform cuda" in found.why
+
+
+@pytest.mark.parametrize("name", ON_BOTH)
+def test_large_updates_of_a_small_policy_are_for_the_accelerator(name):
+    found = placement.placement_of(PRESETS[name].make())
+    assert not found.updates_on_cpu and "--platform cpu" in found.why
+
+
+@pytest.mark.parametrize("name", ON_THE_ACCELERATOR)
+def test_images_and_environments_in_jax_are_for_the_accelerator(name):
+    assert placement.placement_of(PRESETS[name].make()) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"platform": "cuda"},
+        {"inference_devices": (0,)},
+        {"update_devices": ("gpu:0",)},
+        {"cycle": "stepped"},
+    ],
+)
+def test_what_is_said_of_the_place_of_a_run_holds(changes):
+    config = dataclasses.replace(PRESETS["cartpole"].make(), **changes)
+    assert placement.placement_of(config) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "inference", "update"),
+    [("cartpole", ("cpu:0",), ("cpu:0",)), ("pendulum-sac", ("cpu:0",), None)],
+)
+def test_the_place_on_a_machine_with_an_accelerator(monkeypatch, capsys, name, inference, update):
+    configured = []
+    monkeypatch.setattr(jax_setup, "configure_jax", lambda *given: configured.append(given[0]))
+    monkeypatch.setattr(jax_setup, "has_accelerator", lambda: True)
+    config = PRESETS[name].make()
+    assert jax_setup.set_up_jax(config) == config  # JAX starts on the CPU
+    monkeypatch.setattr(jax_setup.jax, "default_backend", lambda: "gpu")
+    chosen = jax_setup.set_up_jax(config)
+    assert (chosen.inference_devices, chosen.update_devices) == (inference, update)
+    assert configured == ["cpu" if update else None] * 2
+    assert capsys.readouterr().out.count("a small network acts") == 2
+
+
+def test_without_an_accelerator_nothing_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(jax_setup, "configure_jax", lambda *given: None)
+    monkeypatch.setattr(jax_setup, "has_accelerator", lambda: False)
+    config = PRESETS["cartpole"].make()
+    assert jax_setup.set_up_jax(config) == config and not capsys.readouterr().out
 
 
 def test_the_folder_of_programs_may_hold_folders_and_keeps_its_size(tmp_path, monkeypatch):

@@ -22,7 +22,8 @@ from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 from sebulba.runs.configurations import start_of
-from sebulba.runs.jax_setup import configure_jax, num_cpu_devices_for
+from sebulba.runs.jax_setup import configure_jax
+from sebulba.runs.placement import num_cpu_devices_for
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.trial import Series, Trial, measure_in_turn
 from sebulba.tools.bench.worker import WorkerError, share_accelerator
