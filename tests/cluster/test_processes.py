@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
-import subprocess
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,10 +30,14 @@ PROCESSES = ClusterOptions(address="processes")
 
 def children() -> set[int]:
     """Return the processes of Inferencers that this process has started and that live."""
-    found = subprocess.run(
-        ["pgrep", "-P", str(os.getpid()), "-f", "inferencer_process"], capture_output=True
-    )
-    return {int(pid) for pid in found.stdout.split()}
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (folder / "cmdline").read_bytes()
+            if parent == os.getpid() and b"inferencer_process" in words:
+                found.add(int(folder.name))
+    return found
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import gymnasium
 import numpy as np
@@ -14,10 +13,9 @@ from sebulba_networks.benchmarks import cart_pole
 import sebulba
 from sebulba.envs import make_env_factory
 from sebulba.errors import ActionError, UsageError
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
-)
+pytestmark = needs_compiler
 
 
 def make(num_envs=5, **options):

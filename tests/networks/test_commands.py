@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 
 import jax
 import pytest
@@ -18,10 +17,9 @@ from sebulba.policies.policy import save_policy
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.read_config import read_config
 from sebulba.types import RunSpec
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
-)
+pytestmark = needs_compiler
 
 NETWORK = [
     *("--env.options.bandwidth-mbps", "2-8", "--env.options.rtt-ms", "4-20"),

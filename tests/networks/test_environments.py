@@ -30,10 +30,9 @@ from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import ActionError, EnvError, UsageError
 from sebulba.support.trees import host_copy
 from tests.support.loop_helpers import leaves_equal
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
-)
+pytestmark = needs_compiler
 
 MODULE_ID = f"sebulba_networks:{CONGESTION_CONTROL}"
 SMALL = {"bandwidth_mbps": (2, 8), "rtt_ms": (4, 20), "buffer_packets": (5, 60)}

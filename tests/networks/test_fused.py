@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
@@ -13,10 +11,9 @@ from sebulba.envs import make_env_factory
 from sebulba.errors import EnvError, UsageError
 from tests.envs.test_adapters import run_fused
 from tests.inference.test_cycle_position import NUM_ENVS, World
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
-)
+pytestmark = needs_compiler
 
 LINK = {"bandwidth_mbps": (2, 8), "rtt_ms": (4, 20), "buffer_packets": (5, 60)}
 FLOWS = {"num_agents": 3, "join_s": (0, 0.3), "stay_s": (0.1, 0.5), "max_episode_steps": 12}

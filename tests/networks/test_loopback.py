@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 
 import numpy as np
@@ -12,10 +11,9 @@ from sebulba_networks.native import INFO, PACKET_BYTES, NativePool
 from sebulba_networks.options import LoopbackOptions
 
 from sebulba.errors import EnvError, UsageError
+from tests.support.needs import needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
-)
+pytestmark = needs_compiler
 
 LINK = {"bandwidth_mbps": 8, "rtt_ms": 10, "buffer_packets": 60, "slow_start_packets": 8}
 

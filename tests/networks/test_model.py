@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 from sebulba_networks.native import HAPPENINGS, INFO, NativePool
 from sebulba_networks.options import CongestionControlOptions, SharedBottleneckOptions
 
+from tests.support.needs import needs_compiler
 from tests.support.network_model import PACKET, Draws, Model, ModelFlow, ModelLink, transmission
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="the engine is compiled by g++, which is not installed"
-)
+pytestmark = needs_compiler
 
 SMALL = {"bandwidth_mbps": (2, 8), "rtt_ms": (4, 30), "buffer_packets": (3, 60)}
 CASES = {

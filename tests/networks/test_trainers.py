@@ -27,6 +27,7 @@ print(env.spec.id, [str(one.message) for one in caught if "symmetric" not in str
 """
 
 
+@needs_compiler
 @pytest.mark.parametrize(
     ("first", "env_id"),
     [
@@ -45,9 +46,12 @@ pettingzoo = pytest.importorskip("pettingzoo", reason="the package pettingzoo is
 
 from sebulba_networks.pettingzoo_env import SharedBottleneckEnv, parallel_env  # noqa: E402
 
+from tests.support.needs import needs_compiler
+
 NETWORK = {"bandwidth_mbps": 8, "rtt_ms": 16, "buffer_packets": 40, "num_agents": 3}
 
 
+@needs_compiler
 def test_pettingzoo_finds_nothing_wrong_with_the_shared_bottleneck():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)  # of its own games
@@ -57,6 +61,7 @@ def test_pettingzoo_finds_nothing_wrong_with_the_shared_bottleneck():
     parallel_seed_test(lambda: parallel_env(**short), num_cycles=100)
 
 
+@needs_compiler
 def test_it_plays_what_the_trainer_plays():
     ours = make_env_factory(SHARED_BOTTLENECK, **NETWORK, max_episode_steps=20)(1, [7])
     env = SharedBottleneckEnv(**NETWORK, max_episode_steps=20)
@@ -90,6 +95,7 @@ def test_it_plays_what_the_trainer_plays():
     ours.close()
 
 
+@needs_compiler
 def test_an_agent_that_waits_needs_no_action_and_has_none():
     options = {**NETWORK, "num_agents": 2, "join_s": 1000, "max_episode_steps": 5}
 
@@ -109,6 +115,7 @@ def test_an_agent_that_waits_needs_no_action_and_has_none():
     assert played({}) == played({"flow_1": np.full(1, 2, np.float32)})
 
 
+@needs_compiler
 @pytest.mark.parametrize("actions", [{}, {"flow_0": [2.5]}, {"flow_0": [np.nan]}])
 def test_an_agent_that_acts_needs_an_action_of_its_space(actions):
     env = SharedBottleneckEnv(**NETWORK)

@@ -21,6 +21,7 @@ from sebulba_networks.process_pool import ProcessPool, ask_once
 from sebulba.envs.saving.plain_data import pack, unpack
 from sebulba.errors import EnvError
 from tests.support import misbehaving_worker
+from tests.support.needs import needs_compiler
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -73,6 +74,7 @@ def check_step_fails(pool: ProcessPool, said: str) -> None:
         pool.step(np.zeros(pool.num_envs, np.float32))
 
 
+@needs_compiler
 @pytest.mark.parametrize("features", ["paper", "relative"])
 def test_an_engine_in_workers_passes_all_checks(monkeypatch, features):
     monkeypatch.setattr(worker, "__file__", WORKER)
@@ -239,6 +241,7 @@ def test_a_state_whose_actions_end_its_episode_is_refused(make):
         other.put_back(state)
 
 
+@needs_compiler
 def test_a_damaged_state_of_native_networks_is_refused():
     pool = NativePool(CongestionControlOptions(), [1, 2])
     pool.reset()

@@ -23,6 +23,7 @@ from sebulba.runs.writers import find_writer
 from sebulba.support import plugins
 from sebulba.support.moved import MovedModules
 from tests.docs.test_readme import blocks
+from tests.support.needs import needs_compiler
 from tests.support.plugin_files import install, install_project
 
 ROOT = Path(__file__).parents[2]
@@ -242,6 +243,7 @@ def test_a_package_of_sebulba_that_is_not_installed_is_named(monkeypatch, capsys
     ) in capsys.readouterr().err
 
 
+@needs_compiler
 def test_old_names_of_modules_that_moved_import_the_new_ones():
     code = (
         "import sebulba.envs.networks.options as old, sebulba_networks.options as new\n"

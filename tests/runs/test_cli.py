@@ -236,7 +236,7 @@ def refused(capsys, *argv: str) -> str:
         (["bench", "tran"], "train"),
         (["bench", "scale", "--repeats", "1"], "repeats=1 must be at least 5"),
         (["bench", "scale", "--num-env", "4"], "--num-envs"),
-        (["bench", "train", "cartpole", "--compare", "prototype"], "'processes'"),
+        (["bench", "train", "cartpole", "--compare", "prototype"], "processes"),
         (["bench", "learn", "cartpole"], "use python -m benchmarks learn in a checkout"),
         (["bench", "train", "cartpol"], "cartpole"),
         (["bench", "train", "cartpole", "--num-envs", "0"], "num_envs=0 must be at least 1"),

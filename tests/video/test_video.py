@@ -28,6 +28,7 @@ from sebulba.video import rendering, screens
 from sebulba.video.film import check_film_file, film_best, film_grid, grid
 from sebulba.video.rendering import Stage, Stopped, drawing_factory
 from sebulba.video.training import TrainingFilms
+from tests.support.needs import needs_mujoco
 
 SMALL = [
     *("--num-envs", "4", "--steps-per-cycle", "5", "--num-inferencers-per-device", "1"),
@@ -190,6 +191,7 @@ def test_what_cannot_draw_is_named(env_id, words):
     assert words in str(refusal.value)
 
 
+@needs_mujoco
 def test_a_pool_is_told_how_it_may_draw():
     for env_id, mode, words in [
         ("CartPole-v1", "human", "use sebulba watch"),
