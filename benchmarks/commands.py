@@ -19,7 +19,7 @@ PROGRAM = "python -m benchmarks"
 KINDS = (*bench.KINDS, "prototype")
 RIVAL_AGENTS = ("sac", "dqn")
 
-_RUNS = "keep the run folders there; what is finished is not repeated"
+_RUNS = "folder that keeps the runs; finished seeds are not repeated"
 _GOALS = (
     f"a configuration, or a goal: {', '.join(GOALS)}; "
     f"or several of them: {', '.join(GROUPS)}, each agent on tasks that nothing was chosen for"
@@ -42,11 +42,13 @@ def read_goals(given: dict[str, Any], options: list[str], command: str) -> None:
 
 STUDIES: dict[str, Benchmark] = {
     "learn": Benchmark(
-        "what presets learn, with several seeds: JSON and curves",
+        "returns of presets over several seeds: JSON and curves",
         "benchmarks.studies.learn",
         [
             option("names", metavar="NAME", nargs="+", help=_GOALS),
-            option("--seeds", type=int, help="how many, from 0; default: of the goal, or 3"),
+            option(
+                "--seeds", type=int, help="number of seeds, from 0; default: that of the goal, or 3"
+            ),
             option(
                 "--results",
                 metavar="FOLDER",
@@ -58,26 +60,26 @@ STUDIES: dict[str, Benchmark] = {
         prepare=read_goals,
     ),
     "inference": Benchmark(
-        "the loop's acting, fused and stepped, against a bare loop",
+        "speed of acting, fused and stepped, against a bare loop",
         "benchmarks.studies.inference",
         [REPEATS, JSON],
     ),
     "overhead": Benchmark(
-        "microseconds of our own code in a vector step of one Inferencer",
+        "microseconds of Sebulba's own code in a vector step of one Inferencer",
         "benchmarks.studies.overhead",
         [REPEATS, JSON],
     ),
     "start": Benchmark(
-        "seconds to the first update of a second start, beyond the imports",
+        "seconds from a second start to the first update, without imports",
         "benchmarks.studies.start",
         [REPEATS, JSON],
     ),
     "rivals": Benchmark(
-        "SAC and DQN beside those of stable-baselines3 and sbx, each in its own process",
+        "speed of SAC and DQN against stable-baselines3 and sbx, each in a process",
         "benchmarks.studies.rivals",
         [
             *(REPEATS, JSON),
-            number("--seconds", 5.0, "seconds of training in a round"),
+            number("--seconds", 5.0, "seconds of training per round"),
             words("--agents", RIVAL_AGENTS, "agents to measure; default: all"),
             option("--sb3-python", default=sys.executable, help=_PYTHON.format("sb3")),
             option("--sbx-python", default=sys.executable, help=_PYTHON.format("sbx")),
@@ -87,9 +89,9 @@ STUDIES: dict[str, Benchmark] = {
         "a page of tables and pictures from the JSON of the last results",
         "benchmarks.studies.report",
         [
-            option("--results", dest="folder", default=learn.RESULTS, help="its folder"),
-            option("--page", metavar="FILE", help="write it there; default: print it"),
-            option("--gallery", metavar="FILE", help="write what the presets learned there"),
+            option("--results", dest="folder", default=learn.RESULTS, help="folder of the results"),
+            option("--page", metavar="FILE", help="page to write; default: print it"),
+            option("--gallery", metavar="FILE", help="page of the presets to write"),
         ],
     ),
 }

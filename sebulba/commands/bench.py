@@ -65,23 +65,23 @@ def file(name: str, what: str) -> Option:
     return option(f"--{name}", metavar="FILE", dest=f"{name}_file", help=what)
 
 
-CONFIG = option("config", metavar="CONFIG", help="as for sebulba train")
+CONFIG = option("config", metavar="CONFIG", help="a configuration, as for sebulba train")
 REPEATS = number("--repeats", LEAST_REPEATS, "interleaved rounds")
-JSON = file("json", "also write figures and machine there")
-_GROWTH = "a trajectory may become this many times as large; at 1 nothing changes that is learned"
-_MEMORY = "most a process may take, on host and device; default: 0.8 of what is free"
+JSON = file("json", "also write figures and machine to FILE")
+_GROWTH = "largest growth of a trajectory; above 1 the settings change learning"
+_MEMORY = "memory limit of a process, on host and device; default: 0.8 of the free memory"
 
 
 def train_benchmark(module: str, kinds: Sequence[str]) -> Benchmark:
     """Return ``bench train``, which can compare with ``kinds``."""
     return Benchmark(
-        "a run against what the machine could do: ceiling and bottleneck",
+        "throughput as a share of the limit of this machine, and the bottleneck",
         module,
         [
-            *(CONFIG, REPEATS, JSON, file("png", "also draw the stages there")),
-            number("--seconds", 8.0, "seconds of training in a round"),
-            number("--stage-seconds", 1.0, "seconds of each stage alone, a round"),
-            words("--compare", kinds, "also measure the same run so, interleaved"),
+            *(CONFIG, REPEATS, JSON, file("png", "also draw the stages in FILE")),
+            number("--seconds", 8.0, "seconds of training per round"),
+            number("--stage-seconds", 1.0, "seconds of each stage alone, per round"),
+            words("--compare", kinds, "also measure the run with these settings, interleaved"),
         ],
     )
 
@@ -89,34 +89,36 @@ def train_benchmark(module: str, kinds: Sequence[str]) -> Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {
     "train": train_benchmark("sebulba.tools.bench.train", KINDS),
     "scale": Benchmark(
-        "speed and memory as the work grows, one axis at a time",
+        "speed and memory against environments, devices, network size, ...",
         "sebulba.tools.bench.scale",
         [
-            *(CONFIG, REPEATS, JSON, file("png", "also draw speed and memory there")),
-            number("--seconds", 1.0, "seconds of training in a measurement"),
+            *(CONFIG, REPEATS, JSON, file("png", "also draw speed and memory in FILE")),
+            number("--seconds", 1.0, "seconds of training per measurement"),
             words("--axes", AXES, "axes to measure; default: all"),
         ],
         default_config="cartpole",
     ),
     "memory": Benchmark(
-        "memory of a long run against what it implies",
+        "memory of a long run, compared with its expected size",
         "sebulba.tools.bench.memory",
         [
-            *(CONFIG, JSON, file("png", "also draw memory over time there")),
+            *(CONFIG, JSON, file("png", "also draw memory over time in FILE")),
             number("--minutes", 10.0, "minutes of training"),
         ],
         default_config="pong",
     ),
     "tune": Benchmark(
-        "the fastest setting for this machine, as a configuration file",
+        "find the fastest settings for this machine, and write a configuration file",
         "sebulba.tools.bench.tune",
         [
             *(CONFIG, JSON),
-            option("--output", metavar="FILE", required=True, help="ends in .json"),
+            option(
+                "--output", metavar="FILE", required=True, help="configuration to write, NAME.json"
+            ),
             option("--memory-limit-gb", type=float, help=_MEMORY),
-            number("--seconds-per-trial", 3.0, "seconds measured of each candidate"),
-            number("--budget-s", 300.0, "seconds that it may take, about"),
-            words("--keep", TUNED, "what must stay as it is"),
+            number("--seconds-per-trial", 3.0, "measured seconds per candidate"),
+            number("--budget-s", 300.0, "seconds in total, approximately"),
+            words("--keep", TUNED, "settings that must not change"),
             number("--max-batch-growth", 1.0, _GROWTH),
         ],
     ),
@@ -139,7 +141,9 @@ def main(argv: list[str]) -> int:
             f"sebulba bench {argv[0]} has moved: it measures the project itself, not a run of "
             f"yours; use python -m benchmarks {argv[0]} in a checkout of sebulba"
         )
-    return run_benchmark(argv, BENCHMARKS, "sebulba bench", "Measure this machine.")
+    return run_benchmark(
+        argv, BENCHMARKS, "sebulba bench", "Measure speed and memory on this machine."
+    )
 
 
 def run_benchmark(
@@ -204,13 +208,13 @@ def _parser(
     for name, benchmark in benchmarks.items():
         more = ""
         if CONFIG in benchmark.options:
-            more = " Takes the options of sebulba train CONFIG too."
+            more = " Also takes the options of sebulba train CONFIG."
         if benchmark.default_config:
-            more += f" Without CONFIG it takes {benchmark.default_config}."
+            more += f" CONFIG defaults to {benchmark.default_config}."
         one = commands.add_parser(
             name,
             help=benchmark.what,
-            description=f"{benchmark.what}.{more}",
+            description=f"{benchmark.what[0].upper()}{benchmark.what[1:]}.{more}",
             allow_abbrev=False,
         )
         for word, keywords in benchmark.options:

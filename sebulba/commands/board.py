@@ -16,7 +16,7 @@ def report(argv: list[str]) -> int:
     """Write a run as one page; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sebulba report",
-        description="Write a run as one HTML page that needs no other file: what ran, how it "
+        description="Write an HTML report of a run, in one file: configuration, how it "
         "ended, curves, where the time went, faults, checkpoints, versions.",
     )
     parser.add_argument(
@@ -51,7 +51,7 @@ def board(argv: list[str]) -> int:
         "folder", metavar="FOLDER", nargs="?", default="runs", type=Path, help="default: runs"
     )
     parser.add_argument(
-        "--port", type=int, default=PORT, help="0 takes one that is free; default: %(default)s"
+        "--port", type=int, default=PORT, help="0: any free port; default: %(default)s"
     )
     arguments = parser.parse_args(argv)
     if not arguments.folder.is_dir():

@@ -20,10 +20,10 @@ def doctor(argv: Sequence[str]) -> int:
     """Look at this machine; return 1 if something is wrong with it, else 0."""
     parser = argparse.ArgumentParser(
         prog="sebulba doctor",
-        description="Look at this machine and at what is installed, and run small self-tests.",
+        description="Check this machine and the installed packages, and run small self-tests.",
     )
-    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
-    parser.add_argument("--json", metavar="FILE", help="also write the report there")
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="platform of JAX")
+    parser.add_argument("--json", metavar="FILE", help="also write the report to FILE")
     arguments = parser.parse_args(argv)
     _check_folder(arguments.json)
     suite = "sebulba.tools.check.doctor:checks"
@@ -37,28 +37,30 @@ def check_env(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(
         prog="sebulba check-env",
-        description="Play an environment through Sebulba's adapter and say what is wrong with it.",
+        description="Play an environment as a run does, and report its problems.",
     )
-    parser.add_argument("env", metavar="ENV", help="an id, or module:attribute of your own")
-    parser.add_argument("--backend", choices=("envpool", "gymnasium"), help="for ids")
+    parser.add_argument(
+        "env", metavar="ENV", help="an id, or module:attribute of your own environment"
+    )
+    parser.add_argument("--backend", choices=("envpool", "gymnasium"), help="library of the id")
     parser.add_argument(
         "--action-mask",
         choices=("observation", "info"),
-        help="where the mask of legal actions is that is to be heeded",
+        help="where the mask of legal actions is",
     )
     parser.add_argument(
         "--wrappers",
         nargs="+",
         metavar="WRAPPER",
-        help="module:attribute of wrappers to put around it, as for --env.wrappers",
+        help="module:attribute of wrappers, as for --env.wrappers",
     )
     parser.add_argument("--num-envs", type=int, default=4, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=500, help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds a check may take; default: %(default)s"
+        "--timeout", type=float, default=60.0, help="most seconds of a check; default: %(default)s"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the report there")
+    parser.add_argument("--json", metavar="FILE", help="also write the report to FILE")
     arguments = parser.parse_args(argv)
     _check_folder(arguments.json)
     names = ("backend", "action_mask", "wrappers")
@@ -107,9 +109,9 @@ def check_agent(argv: Sequence[str]) -> int:
         "--timeout",
         type=float,
         default=120.0,
-        help="seconds a check may take; default: %(default)s",
+        help="most seconds of a check; default: %(default)s",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the report there")
+    parser.add_argument("--json", metavar="FILE", help="also write the report to FILE")
     arguments = parser.parse_args(argv)
     _check_folder(arguments.json)
     events = agent_findings(

@@ -42,22 +42,22 @@ from sebulba.support.user_code import import_from_here
 
 USAGE = """\
 usage: sebulba train CONFIG [options]      train an agent
-       sebulba resume RUN [options]        go on with a run that ended, or was ended
+       sebulba resume RUN [options]        continue a run that ended or was stopped
        sebulba eval RUN [options]          play a trained policy
-       sebulba policies                    list those that come with Sebulba
-       sebulba runs [FOLDER]               list runs: how far, how well, how they ended
-       sebulba plot RUN... [options]       draw runs, seeds together
-       sebulba diff RUN RUN                see in what two runs differ
-       sebulba report RUN [--out FILE]     write a run as one HTML page
+       sebulba policies                    list the pretrained policies
+       sebulba runs [FOLDER]               list runs: steps, returns, how they ended
+       sebulba plot RUN... [options]       draw the returns of runs over seeds
+       sebulba diff RUN RUN                compare two runs
+       sebulba report RUN [--out FILE]     write an HTML report of a run
        sebulba board [FOLDER] [--port N]   show runs in a browser
        sebulba video RUN [--out FILE]      film a trained policy
-       sebulba watch RUN                   watch it in a window or the terminal
+       sebulba watch RUN                   watch a policy in a window or the terminal
        sebulba export RUN --to FORM        write a policy as StableHLO or ONNX
-       sebulba sweep CONFIG --space FILE   search hyper-parameters by many trainings
-       sebulba bench BENCHMARK [options]   measure this machine
-       sebulba doctor [options]            see whether this machine is fit
-       sebulba check-env ENV [options]     see what is wrong with an environment
-       sebulba check-agent AGENT [options] see what is wrong with an agent
+       sebulba sweep CONFIG --space FILE   search hyper-parameters
+       sebulba bench BENCHMARK [options]   measure speed and memory on this machine
+       sebulba doctor [options]            check this machine and the installation
+       sebulba check-env ENV [options]     check an environment
+       sebulba check-agent AGENT [options] check an agent
        sebulba --version
 
 "sebulba train --help" lists the configurations, "sebulba train CONFIG --help" its options.

@@ -18,12 +18,12 @@ def runs(argv: list[str]) -> int:
     """Print a table of runs; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sebulba runs",
-        description="List runs, the newest first: what, when, how far, how well, how they ended.",
+        description="List runs, newest first: configuration, date, steps, returns, how they ended.",
     )
     parser.add_argument(
         "places", metavar="FOLDER", nargs="*", default=["runs"], help=f"{_RUNS}; default: runs"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the table there")
+    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
     arguments = parser.parse_args(argv)
     found = tables.read_runs(run_folders(arguments.places))
     tables.print_runs(found)
@@ -36,10 +36,10 @@ def policies(argv: list[str]) -> int:
     """Print a table of the policies that come with the package; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sebulba policies",
-        description="List the trained policies that come with Sebulba. sebulba eval, video, watch "
-        "and export, and sebulba.load_policy, take pretrained:NAME in place of a run.",
+        description="List the pretrained policies. sebulba eval, video, watch and export, and "
+        "sebulba.load_policy, take pretrained:NAME instead of a run.",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the table there")
+    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
     arguments = parser.parse_args(argv)
     found = [pretrained.about(name) for name in pretrained.names()]
     tables.print_policies(found)
@@ -52,18 +52,19 @@ def plot(argv: list[str]) -> int:
     """Draw runs by groups; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="sebulba plot",
-        description="Draw the returns of runs: seeds together, over env steps and wall clock.",
+        description="Draw the returns of runs over env steps and wall clock. Runs that differ only "
+        "in their seed share a curve.",
     )
     parser.add_argument("places", metavar="RUN", nargs="+", help=_RUNS)
     parser.add_argument(
         "--by",
         default="preset",
         metavar="KEY",
-        help="what the seeds of a curve have in common: agent, preset, name, or a dotted name of "
+        help="runs with an equal KEY share a curve: agent, preset, name, or a dotted name of "
         "config.json such as agent.learning_rate; default: %(default)s",
     )
     parser.add_argument(
-        "--of", choices=curves.KINDS, help="default: evaluation where all runs have some"
+        "--of", choices=curves.KINDS, help="default: evaluation, if all runs have evaluations"
     )
     parser.add_argument(
         "--out",
@@ -71,7 +72,7 @@ def plot(argv: list[str]) -> int:
         metavar="FILE",
         help=".png, .svg or .html; default: %(default)s",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the table there")
+    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
     arguments = parser.parse_args(argv)
     from sebulba.tools.compare import pictures
 

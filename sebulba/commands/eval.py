@@ -17,7 +17,7 @@ def evaluate(argv: list[str]) -> int:
         "sebulba eval", "Play the trained policy of a run and print its return.", episodes=100
     )
     parser.add_argument("--num-envs", type=int, default=16, help="default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="also write the result there")
+    parser.add_argument("--json", metavar="FILE", help="also write the result to FILE")
     arguments = parser.parse_args(argv)
     _check_folder_of("--json", arguments.json)
     check_playing(arguments)

@@ -90,7 +90,7 @@ def _saved_policy(arguments: argparse.Namespace, record: dict[str, Any]) -> Poli
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sebulba export",
-        description="Write the trained policy of a run as a program that needs neither Sebulba nor "
+        description="Write the trained policy of a run as a program without Sebulba and without "
         "its agent, and check it against the policy.",
     )
     parser.add_argument(
@@ -102,18 +102,22 @@ def _parser() -> argparse.ArgumentParser:
         "--to",
         choices=("stablehlo", "onnx"),
         required=True,
-        help="stablehlo for jax.export.deserialize (extra export), or onnx (extra onnx)",
+        help="stablehlo, for jax.export.deserialize (extra export), or onnx (extra onnx)",
     )
     parser.add_argument("--out", metavar="DIR", help="folder to write; default: RUN/export")
     parser.add_argument(
-        "--batch", type=int, default=1, metavar="B", help="environments; default: %(default)s"
+        "--batch",
+        type=int,
+        default=1,
+        metavar="B",
+        help="environments per call; default: %(default)s",
     )
     parser.add_argument(
         "--best",
         action="store_true",
-        help="the policy that returned most in an evaluation during training, not the last",
+        help="the policy with the highest evaluation return, not the last one",
     )
     parser.add_argument(
-        "--trust", action="store_true", help="run the code that a run of somebody else names"
+        "--trust", action="store_true", help="run the code that an untrusted run names"
     )
     return parser

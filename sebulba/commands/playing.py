@@ -28,20 +28,22 @@ def playing_parser(prog: str, description: str, episodes: int) -> argparse.Argum
         type=int,
         default=MOST_EPISODE_STEPS,
         metavar="N",
-        help="cut an episode that has not ended after N steps; default: %(default)s",
+        help="cut episodes after N steps; default: %(default)s",
     )
     parser.add_argument(
-        "--explore", action="store_true", help="sample actions as in training, not the best ones"
+        "--explore",
+        action="store_true",
+        help="sample actions as in training, instead of the most probable ones",
     )
     parser.add_argument(
         "--best",
         action="store_true",
-        help="the policy that returned most in an evaluation during training, not the last",
+        help="the policy with the highest evaluation return, not the last one",
     )
     parser.add_argument(
-        "--trust", action="store_true", help="run the code that a run of somebody else names"
+        "--trust", action="store_true", help="run the code that an untrusted run names"
     )
-    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="platform of JAX")
     return parser
 
 

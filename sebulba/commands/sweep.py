@@ -65,7 +65,7 @@ def parsed(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments, others = parser.parse_known_args(list(argv))
     words = config_first(others)
     if not words or words[0].startswith("-"):
-        parser.error("the first word that is no option of a sweep must be CONFIG; or give --agent")
+        parser.error("CONFIG is missing; name a configuration, such as ppo, or give --agent")
     return arguments, words
 
 
@@ -73,11 +73,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sebulba sweep",
         usage="sebulba sweep CONFIG --space FILE [options] [options of sebulba train]",
-        description="Search hyper-parameters by many trainings: Optuna's TPE proposes values, and "
-        "trials that are worse than the median are ended early.",
-        epilog="CONFIG is a configuration, as of sebulba train; --agent may stand for it. "
-        "Every other option is one of sebulba train, for all trials. With "
-        "--eval-every-env-steps N evaluations are compared, otherwise the returns of training.",
+        description="Search hyper-parameters. Optuna's TPE proposes values, and trials that are "
+        "worse than the median end early.",
+        epilog="CONFIG is a configuration as for sebulba train, or --agent. All other options "
+        "are options of sebulba train, for all trials. With --eval-every-env-steps N the sweep "
+        "compares evaluations, otherwise training returns.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -88,10 +88,10 @@ def _parser() -> argparse.ArgumentParser:
         'true}, "num-envs": [16, 32]}',
     )
     for name, default, text in (
-        ("trials", 20, "in all, with those before --resume"),
-        ("parallel", 1, "trainings at a time"),
-        ("seeds", 1, "of each trial, from --seed on; its return is their mean"),
-        ("prune-after", 5, "trials that are done; 0 ends none early"),
+        ("trials", 20, "trials in total, including those before --resume"),
+        ("parallel", 1, "trainings that run at the same time"),
+        ("seeds", 1, "seeds per trial, from --seed on; the trial's return is their mean"),
+        ("prune-after", 5, "complete trials before any ends early; 0: none ends early"),
     ):
         parser.add_argument(
             f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}"
@@ -102,9 +102,9 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the runs and the result; default: sweeps/CONFIG",
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on if the folder holds a sweep, else begin it"
+        "--resume", action="store_true", help="continue the sweep in the folder, or begin it"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the table there")
+    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
     return parser
 
 

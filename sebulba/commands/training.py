@@ -38,14 +38,16 @@ def resume(argv: list[str]) -> int:
     usage = """\
 usage: sebulba resume RUN [options]
 
-Go on with the run in folder RUN, such as runs/NAME, from its newest checkpoint that is whole.
-The options are those of sebulba train, for what may change: --platform, devices, numbers of
-Inferencers, and, unless the learning rate falls over the run, --total-env-steps and --num-envs.
-Where it falls, --total-env-steps N --extension-learning-rate X goes on beyond its end, at the
-learning rate X.
---drop-replay begins with an empty replay where the saved one does not fit; --strict refuses to
-pass over a damaged checkpoint. A run that your own key has not signed needs --trust, since it can
-run any code.
+Continue the run in folder RUN, such as runs/NAME, from its newest undamaged checkpoint.
+
+These options of sebulba train may change:
+  --platform, devices, numbers of Inferencers
+  --total-env-steps, --num-envs, unless the learning rate falls over the run
+  --total-env-steps N --extension-learning-rate X, if it falls: trains on at the learning rate X
+
+--drop-replay begins with an empty replay if the saved one does not fit.
+--strict refuses to skip a damaged checkpoint.
+--trust is needed for a run that your own key has not signed, since it can run any code.
 """
     if not argv or argv[0] in ("-h", "--help"):
         print(usage, end="", file=sys.stdout if argv else sys.stderr)
@@ -82,26 +84,26 @@ def _train_help() -> str:
             "configurations:",
             *lines,
             "",
-            "the same agents on more tasks, as TASK-AGENT:",
+            "more tasks, as TASK-AGENT:",
             *more,
             "",
-            "Or a configuration file NAME.json, such as sebulba bench tune writes; the folder of a",
-            "run, or its config.json; or an experiment of your own: my_preset.py:quick or",
-            "my_package.presets:quick.",
+            "CONFIG may also be:",
+            "  NAME.json                a configuration file, as sebulba bench tune writes it",
+            "  runs/NAME                the configuration of a run",
+            "  my_preset.py:quick       your own experiment, also my_package.presets:quick",
             "",
-            "Any other environment: sebulba train AGENT --env.id ID, where AGENT is one of the",
-            "first six, for any task, and ID is known to envpool or Gymnasium, is gymnax:ID (or",
-            "brax:, jumanji:, pgx:, jaxmarl:, pettingzoo:), or is my_package.envs:MyEnv (a",
-            "class or a factory).",
-            "",
-            "An agent of your own: sebulba train --agent my_package:MyAgent --env.id ID, or",
-            "sebulba train CONFIG --agent my_package:MyAgent for all else of a configuration.",
-            "A network: --agent.torso my_package:MyTorso. Wrappers: --env.wrappers",
-            'gymnasium.wrappers:FlattenObservation "my_package:MyWrapper(size=3)".',
+            "your own code:",
+            "  sebulba train ppo --env.id ID",
+            "      any environment: an id of envpool or Gymnasium; gymnax:ID, brax:ID,",
+            "      jumanji:ID, pgx:ID, jaxmarl:ID, pettingzoo:ID; my_package.envs:MyEnv",
+            "  sebulba train --agent my_package:MyAgent --env.id ID",
+            "      your own agent; all other options are from CONFIG, if it is given",
+            "  --agent.torso my_package:MyTorso",
+            '  --env.wrappers "my_package:MyWrapper(size=3)" my_package:MyOtherWrapper',
             "",
             *common_options(),
             "",
-            '"sebulba train CONFIG --help" shows their defaults, and --help-all all options.',
+            '"sebulba train CONFIG --help" shows the defaults, --help-all all options.',
             "",
         ]
     )

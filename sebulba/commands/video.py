@@ -33,7 +33,7 @@ def video(argv: list[str]) -> int:
     parser.add_argument(
         "--out", metavar="FILE", help="film to write, .mp4 or .gif; default: RUN/video.mp4"
     )
-    parser.add_argument("--grid", action="store_true", help="show all episodes beside each other")
+    parser.add_argument("--grid", action="store_true", help="show all episodes in a grid")
     arguments = parser.parse_args(argv)
     _check(arguments)
     from sebulba.video.film import check_film_file, film_best, film_grid
@@ -77,7 +77,7 @@ def watch(argv: list[str]) -> int:
         episodes=3,
     )
     parser.add_argument(
-        "--on", choices=("window", "terminal"), help="default: the window where there is a display"
+        "--on", choices=("window", "terminal"), help="default: the window, if there is a display"
     )
     arguments = parser.parse_args(argv)
     _check(arguments)
@@ -121,7 +121,7 @@ def _watch(
 def _parser(prog: str, description: str, episodes: int) -> argparse.ArgumentParser:
     parser = playing_parser(prog, description, episodes)
     parser.add_argument(
-        "--fps", type=float, metavar="X", help="pictures in a second; default: the environment's"
+        "--fps", type=float, metavar="X", help="frames per second; default: the environment's"
     )
     return parser
 

@@ -30,31 +30,31 @@ SHORT_OPTIONS = {
 }
 """Options of a component that are common enough to be given without its name."""
 
-OWN_AGENT = "--agent module:class trains an agent of your own, whose hyper-parameters are then here"
+OWN_AGENT = "--agent module:class trains your own agent; this help then shows its hyper-parameters"
 
 COMMON_OPTIONS = {
-    "what is trained": {
+    "task and agent": {
         "--env.id ID": "environment",
-        "--env.backend NAME": "envpool, taken where it has the id, or gymnasium",
-        "--agent AGENT": "an agent of your own: my_package:MyAgent",
+        "--env.backend NAME": "envpool, the default if it has the id, or gymnasium",
+        "--agent AGENT": "your own agent: my_package:MyAgent",
         "--learning-rate X": "step size of the optimizer",
-        "--seed N": "of networks, actions and environments",
+        "--seed N": "seed of networks, actions and environments",
     },
-    "how long": {
+    "length": {
         "--total-env-steps N": "environment steps to train for",
         "--stop-at-return X": "end the run when its return reaches X",
         "--eval-every-env-steps N": "evaluate every N environment steps; 0: never",
     },
-    "how it runs": {
+    "loop": {
         "--num-envs N": "environments per Inferencer",
         "--steps-per-cycle N": "environment steps in a trajectory",
         "--schedule NAME": "async, or lockstep for bit-identical networks",
-        "--platform NAME": "cpu, cuda or tpu; None takes the best there is",
+        "--platform NAME": "cpu, cuda or tpu; None: the best available",
     },
-    "where it is kept": {
+    "output": {
         "--name NAME": "folder of the run, under runs/",
         "--run-dir DIR": "folder of the run, instead of runs/NAME",
-        "--resume": "resume the run that the folder holds, or begin it",
+        "--resume": "resume the run in the folder, or begin it",
         "--writers NAME ...": "tensorboard, wandb, mlflow, or my_package:MyWriter",
     },
 }

@@ -136,7 +136,7 @@ def test_flows_with_one_policy_share_a_link(run, request, capsys):
         (["fairness", "RUN", "--flows", "65"], "from 1 to 64"),
         (["play", "RUN", "--rtt-ms", "fast"], "rtt_ms='fast' must be a number"),
         (["play", "RUN", "--seed", str(2**31)], "32-bit"),
-        (["play", "RUN", "--out", "nowhere"], "is no folder; make it"),
+        (["play", "RUN", "--out", "nowhere"], "is not a folder; create it"),
         (["play", "RUN", "--best"], "has no best policy"),
         (["deploy", "RUN", "--steps", "0"], "steps=0 must be"),
         (["dance", "RUN"], "invalid choice: 'dance'"),

@@ -99,7 +99,7 @@ def test_a_configuration_is_found_among_the_options_of_a_sweep(argv, words):
 
 def test_a_sweep_of_no_configuration_is_refused(capsys):
     assert cli.main(["sweep", "--space", "s.json"]) == cli.EXIT_USAGE
-    assert "must be CONFIG; or give --agent" in capsys.readouterr().err
+    assert "CONFIG is missing; name a configuration" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("scores", "scales"), [((-3.0, 5.0), [(-3.0, 5.0)]), ((2.0, 2.0), [])])

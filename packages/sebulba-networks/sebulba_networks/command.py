@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 DESCRIPTIONS = {
     "sweep": "Play a trained policy in its training ranges, and with bandwidth, RTT and buffer "
-    "varied beyond them, beside fixed windows, AIMD, CUBIC and BBR's rules.",
+    "varied beyond them. Compare it with fixed windows, AIMD, CUBIC and BBR-like flows.",
     "play": "Play one episode of a trained policy, and draw window, queue, RTT, throughput and "
     "loss over time.",
-    "fairness": "Let flows with the policy of a run share a bottleneck, also a policy that was "
-    "trained alone, and draw their windows and throughputs.",
-    "deploy": "Let the policy of a run drive a real UDP sender, over the loopback interface and "
-    "through an emulated link, beside what the simulator predicts.",
+    "fairness": "Let several flows with the policy of a run share a bottleneck, and draw their "
+    "windows and throughputs.",
+    "deploy": "Let the policy of a run control a real UDP sender over the loopback interface and "
+    "an emulated link, and compare it with the simulator.",
 }
 NETWORK = ("bandwidth-mbps", "rtt-ms", "buffer-packets")
 OF_THE_PAPER = {"bandwidth_mbps": "100", "rtt_ms": "35", "buffer_packets": "440"}
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         if (value := getattr(arguments, name, 1)) is not None:
             at_least(1, name, value)
     if arguments.out is not None and not Path(arguments.out).is_dir():
-        raise UsageError(f"--out {arguments.out} is no folder; make it")
+        raise UsageError(f"--out={arguments.out} is not a folder; create it")
     learned = _read(arguments)
     files = Path(arguments.out or arguments.run)
     commands = {"sweep": _sweep, "play": _play, "fairness": _fairness, "deploy": _deploy}
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="sebulba networks", description="Look at what congestion control has learned."
+        prog="sebulba networks", description="Plot and test policies for packet networks."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     parsers = {
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _number(parsers["sweep"], "points", 9, "values of each parameter")
     _number(parsers["sweep"], "networks", 32, "networks drawn from the training ranges")
     parsers["sweep"].add_argument(
-        "--steps", type=int, metavar="N", help="in an episode; default: as in the run"
+        "--steps", type=int, metavar="N", help="steps per episode; default: as in the run"
     )
     _number(parsers["fairness"], "flows", 2, "agents")
     _number(parsers["deploy"], "steps", 100, "of the policy; a step takes two round trips")
@@ -103,7 +103,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--best",
         action="store_true",
-        help="the policy that returned most in an evaluation during training, not the last",
+        help="the policy with the highest evaluation return, not the last one",
     )
     parser.add_argument("--engine", metavar="NAME", help="native or ns3, instead of the run's")
     parser.add_argument("--transport", choices=("udp", "tcp"), help="instead of the run's")
@@ -113,11 +113,11 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="window at which slow start ends, instead of the run's",
     )
-    parser.add_argument("--out", metavar="DIR", help="where files go; default: RUN")
+    parser.add_argument("--out", metavar="DIR", help="folder of the files; default: RUN")
     parser.add_argument(
-        "--trust", action="store_true", help="run the code that a run of somebody else names"
+        "--trust", action="store_true", help="run the code that an untrusted run names"
     )
-    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="what JAX runs on")
+    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="platform of JAX")
 
 
 class _Learned(NamedTuple):
