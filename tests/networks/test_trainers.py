@@ -12,6 +12,7 @@ from sebulba_networks import SHARED_BOTTLENECK
 
 from sebulba.envs import make_env_factory
 from sebulba.errors import ActionError, UsageError
+from tests.support.needs import needs_compiler
 
 MADE = """
 import warnings
@@ -45,8 +46,6 @@ def test_gymnasium_makes_congestion_control_in_a_process_without_sebulbas_traine
 pettingzoo = pytest.importorskip("pettingzoo", reason="the package pettingzoo is not installed")
 
 from sebulba_networks.pettingzoo_env import SharedBottleneckEnv, parallel_env  # noqa: E402
-
-from tests.support.needs import needs_compiler
 
 NETWORK = {"bandwidth_mbps": 8, "rtt_ms": 16, "buffer_packets": 40, "num_agents": 3}
 
