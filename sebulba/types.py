@@ -141,11 +141,11 @@ class Trajectory(NamedTuple):
     """``[T, B, ...]``."""
     extras: PyTree
     """``ActionOutput.extras``, ``[T, B, ...]``."""
-    policy_version: jax.Array | np.ndarray
+    policy_version: jax.Array | np.ndarray | np.int32 = np.int32(0)
     """Scalar int32: version of the networks that acted."""
-    inferencer: jax.Array | np.ndarray
+    inferencer: jax.Array | np.ndarray | np.int32 = np.int32(0)
     """Scalar int32: which Inferencer made it."""
-    cycle: jax.Array | np.ndarray
+    cycle: jax.Array | np.ndarray | np.int32 = np.int32(0)
     """Scalar int32: number of the cycle in that Inferencer; a gap means a missing trajectory."""
 
 

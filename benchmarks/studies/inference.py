@@ -22,7 +22,7 @@ from sebulba.agents.configs import SimplePolicyGradientConfig, make_agent
 from sebulba.envs import env_spec, seed_block
 from sebulba.inference.choose_cycle import MakeCycle
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
-from sebulba.loops.update_loop import ObserveCycle
+from sebulba.loops.session import ObserveCycle
 from sebulba.options import CycleKind
 from sebulba.runs.jax_setup import configure_jax
 from sebulba.tools.bench import harness

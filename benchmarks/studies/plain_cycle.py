@@ -11,7 +11,6 @@ import numpy as np
 
 from sebulba.errors import EnvError
 from sebulba.inference.cycle import (
-    CycleOutput,
     CyclePrograms,
     env_step_of,
     info_columns,
@@ -19,7 +18,8 @@ from sebulba.inference.cycle import (
 )
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.types import EnvAdapter, EnvStep, PyTree
+from sebulba.transport.item import Item
+from sebulba.types import EnvAdapter, EnvStep, PyTree, Trajectory
 
 
 class PlainCycle:
@@ -59,7 +59,7 @@ class PlainCycle:
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
-    ) -> tuple[CycleOutput | None, PyTree]:
+    ) -> tuple[Item | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
         env_step, initial = self._env_step, step_state
         assert env_step is not None, "reset comes first"
@@ -89,4 +89,4 @@ class PlainCycle:
                 strict=True,
             )
             infos = self._statistics.add(*map(np.stack, columns))
-        return CycleOutput(stacked, actions, extras, initial, step_state, infos), step_state
+        return Item(Trajectory(stacked, actions, extras), initial, step_state, infos), step_state

@@ -1,4 +1,4 @@
-"""The inference cycle: its protocol, its output, and what its two implementations share.
+"""The inference cycle: its protocol, and what its two implementations share.
 
 ``SteppedCycle`` serves any environment, ``FusedCycle`` those that have JAX code. Both return the
 same trajectories. Python calls the environment in the first, the compiled program in the second.
@@ -12,7 +12,7 @@ import operator
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from sebulba.errors import EnvError
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.machine import num_cores
 from sebulba.support.trees import KeyData, copy_tree
+from sebulba.transport.item import Item
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import (
     EnvAdapter,
@@ -34,7 +35,6 @@ from sebulba.types import (
     MultiAgentSpec,
     PyTree,
     RunSpec,
-    StepInfos,
     empty_env_step,
 )
 
@@ -44,23 +44,6 @@ CORES_A_COMPILE = 2
 """Cores that XLA can use while it compiles one program of a cycle."""
 LONGEST_WAIT_TO_COMPILE_S = 10.0
 """After this wait for its turn, an Inferencer compiles without one."""
-
-
-class CycleOutput(NamedTuple):
-    """What a cycle makes: arrays on the inference device or the host that are not written again."""
-
-    env_step: EnvStep
-    """``[T+1, B, ...]``; row T is the bootstrap row."""
-    action: jax.Array | np.ndarray
-    """``[T, B, ...]``."""
-    extras: PyTree
-    """``[T, B, ...]``."""
-    initial_step_state: PyTree
-    """A copy of the step state before row 0."""
-    final_step_state: PyTree
-    """A copy of the step state before row T."""
-    step_infos: StepInfos
-    """Statistics of episodes, on the host."""
 
 
 class Cycle(Protocol):
@@ -75,7 +58,7 @@ class Cycle(Protocol):
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
-    ) -> tuple[CycleOutput | None, PyTree]:
+    ) -> tuple[Item | None, PyTree]:
         """Run one cycle.
 
         Args:
@@ -84,7 +67,9 @@ class Cycle(Protocol):
           stop: Ends the cycle early, between two environment steps or two chunks.
 
         Returns:
-          The output, or None if stopped; and the step state for the next step.
+          What it made, in arrays on the inference device or the host that are not written again
+          and a trajectory without numbers, or None if stopped; and the step state for the next
+          step.
         """
         ...
 

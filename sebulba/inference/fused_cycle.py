@@ -16,7 +16,6 @@ from sebulba.envs.saving.saved_arrays import fitted
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
-    CycleOutput,
     CyclePrograms,
     check_finite,
     env_state,
@@ -29,6 +28,7 @@ from sebulba.inference.episodes import new_statistics
 from sebulba.inference.packed_rows import Packed, RowPacking
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import copy_tree, host_copy
+from sebulba.transport.item import Item
 from sebulba.types import EnvAdapter, EnvStep, FusedEnv, PyTree, Trajectory, empty_env_step
 
 FIRST_CHUNK_ENV_STEPS = 16384
@@ -188,7 +188,7 @@ class FusedCycle:
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
-    ) -> tuple[CycleOutput | None, PyTree]:
+    ) -> tuple[Item | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
         keys = self._programs.keys
         assert self._env_step is not None, "reset comes first"
@@ -229,7 +229,7 @@ class FusedCycle:
             self._choose_chunks(slowest_s)
             initial = keys.wrap(recording.initial_step_state)
             final = keys.wrap(finished.final_step_state)
-        return CycleOutput(*finished[:3], initial, final, step_infos), step_state
+        return Item(Trajectory(*finished[:3]), initial, final, step_infos), step_state
 
     def _program(self, number: int, stop: threading.Event, *example: PyTree) -> Callable | None:
         """Return the compiled program of a chunk, or None if stopped before or while it compiled.

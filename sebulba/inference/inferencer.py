@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from sebulba.errors import EnvError, EnvHangError, is_env_failure
-from sebulba.inference.cycle import Cycle, CycleOutput
+from sebulba.inference.cycle import Cycle
 from sebulba.inference.env_thread import CallingThread, EnvThread, note_main_thread
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.options import Schedule
@@ -98,16 +98,19 @@ class Inferencer:
                 self.run_cycle.reset()
             self.needs_reset = False
 
-    def play(self, staged: Staged, stop: threading.Event) -> CycleOutput | None:
+    def play(self, staged: Staged, stop: threading.Event) -> Item | None:
         """Run one cycle with ``staged`` networks; None if ``stop`` cut it short."""
         with self.timer.phase("take"):
             # Wait for the transfer here: if the first step's dispatch waited for it, the dispatch
             # of every other thread would wait too.
             jax.block_until_ready(staged)
-        output, self.step_state = self.run_cycle.run(staged.networks, self.step_state, stop)
+        item, self.step_state = self.run_cycle.run(staged.networks, self.step_state, stop)
+        numbers = [np.array(x, np.int32) for x in (staged.policy_version, self.index, self.cycle)]
         self.cycle += 1
-        self.dropped_cycles += output is None
-        return output
+        self.dropped_cycles += item is None
+        if item is None:
+            return None
+        return item._replace(trajectory=Trajectory(*item.trajectory[:3], *numbers))
 
     def position(self) -> InferencerPosition:
         """Return where it stands; call this only between cycles."""
@@ -159,7 +162,7 @@ def run_cycles(
     Args:
       inferencer: The Inferencer whose environment steps.
       staged: The networks that the first cycle acts with: the newest when the run began.
-      hand_off: Places a cycle's output on the update devices.
+      hand_off: Places what a cycle made on the update devices.
       schedule: async takes the newest networks after every cycle.
       next_version: Lockstep: the policy version that the second of these cycles acts with.
       permits: Async: how many cycles may begin.
@@ -179,9 +182,8 @@ def run_cycles(
     inferencer.begin_if_new()
     newest: Staged | None = staged if lockstep or permit() else None
     while newest is not None and (lockstep or not stop.soon.is_set()):
-        cycle, version = inferencer.cycle, newest.policy_version
-        output = inferencer.play(newest, stop.now)
-        if output is None:
+        item = inferencer.play(newest, stop.now)
+        if item is None:
             return
         if lockstep:
             newest = take()
@@ -189,27 +191,11 @@ def run_cycles(
         with timer.phase("finish"):
             inferencer.leave_position_if_wanted()
         with timer.phase("shard"):
-            item = _hand_over(inferencer.index, cycle, version, output, hand_off)
-        del output  # else this trajectory would stay in memory while the next one is made
+            item = hand_off(item)
         yield item
-        del item
+        del item  # else this trajectory would stay in memory while the next one is made
         if not lockstep:
             newest = take() if permit() else None
-
-
-def _hand_over(
-    index: int, cycle: int, version: int, output: CycleOutput, hand_off: HandOff
-) -> Item:
-    trajectory = Trajectory(
-        output.env_step,
-        output.action,
-        output.extras,
-        policy_version=np.array(version, np.int32),
-        inferencer=np.array(index, np.int32),
-        cycle=np.array(cycle, np.int32),
-    )
-    placed = hand_off(trajectory, output.initial_step_state, output.final_step_state)
-    return Item(index, cycle, version, *placed, output.step_infos)
 
 
 def inferencer_thread(

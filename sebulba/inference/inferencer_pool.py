@@ -25,6 +25,7 @@ from sebulba.inference.inferencer import (
 )
 from sebulba.inference.replacements import Replace, Replacements
 from sebulba.metrics.counters import Counters
+from sebulba.metrics.timer import PhaseTimer
 from sebulba.options import LoopOptions
 from sebulba.transport.item import HandOff, Item
 from sebulba.transport.permits import CyclePermits, Stop
@@ -32,19 +33,18 @@ from sebulba.transport.trajectory_queue import TrajectoryQueue
 
 
 class RunningInferencers:
-    """Runs Inferencers in threads or inline: the ``TrajectorySource`` of the update loop."""
+    """Runs Inferencers in threads or inline, and returns what they make to the update loop."""
 
     def __init__(
         self,
         options: LoopOptions,
         inferencers: list[Inferencer],
         counters: Counters,
+        timer: PhaseTimer,
         hand_off: HandOff,
         stop_requested: threading.Event,
         replace: Replace,
-        while_idle: Callable[[], None],
         workers: Workers | None = None,
-        replace_beside: Replace | None = None,
     ) -> None:
         """Prepare a run; nothing starts yet.
 
@@ -52,26 +52,27 @@ class RunningInferencers:
           options: The loop's; they say the schedule, queue size, restarts, and whether inline.
           inferencers: All of the loop; one that is replaced is replaced in this list, too.
           counters: Count what is dropped or replaced.
+          timer: Of the thread of the update loop.
           hand_off: Places what a cycle made on the update devices.
           stop_requested: Set when the user asks for a stop; ends every wait here.
-          replace: Called when an environment failed.
-          while_idle: Called whenever no trajectory has come for a moment.
+          replace: Called when an environment failed: by the update loop, or, in async, in a thread
+            of its own where Inferencers are elsewhere.
           workers: Where Inferencers are elsewhere.
-          replace_beside: ``replace`` for threads beside the update loop; None never replaces there.
         """
         self._inferencers = inferencers
         self._counters = counters
+        self._timer = timer
         self._hand_off = hand_off
         self._schedule = options.schedule
         self._stop_requested = stop_requested
         self._replace = replace
         self._max_replaced = options.env_restarts_allowed
         self._hang_timeout_s = options.faults.hang_timeout_s
-        self._while_idle = while_idle
+        self._while_idle: Callable[[], None] = lambda: None
         self._inline = options.inline
         self._workers = workers
-        self._replacements = Replacements(replace_beside or replace)
-        self._replaces_beside = replace_beside is not None and options.schedule == "async"
+        self._replacements = Replacements(replace)
+        self._replaces_beside = workers is not None and options.schedule == "async"
         self._permits = CyclePermits(0)
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         """Carries items from the threads to the update loop."""
@@ -85,13 +86,20 @@ class RunningInferencers:
         self._second_version = 0
         self._num_items: collections.Counter[int] = collections.Counter()
 
-    def start(self, num_cycles: int, second_version: int) -> None:
+    @property
+    def in_nodes(self) -> bool:
+        """Whether all environments are made in nodes."""
+        return self._workers is not None
+
+    def start(self, num_cycles: int, second_version: int, while_idle: Callable[[], None]) -> None:
         """Start the Inferencers; the first networks have been published.
 
         Args:
           num_cycles: Async: how many cycles may begin.
           second_version: Lockstep: the policy version that the second cycle of each acts with.
+          while_idle: Called whenever no trajectory has come for a moment.
         """
+        self._while_idle = while_idle
         self._permits = CyclePermits(num_cycles)
         self._second_version = second_version
         inferencers = self._inferencers
@@ -134,14 +142,21 @@ class RunningInferencers:
 
     @property
     def fullness(self) -> float:
-        """The share of the queue that is taken; see ``TrajectorySource``."""
+        """The share of the queue that is taken, 0 to 1."""
         return len(self.queue) / self.queue.size
 
     def next_item(self, wait_s: float) -> Item | None:
-        """Return the next trajectory, or None at a stop; see ``TrajectorySource``.
+        """Return the next trajectory of any Inferencer.
+
+        Args:
+          wait_s: Seconds to wait for it after a stop was requested.
+
+        Returns:
+          None if a stop was requested and nothing came.
 
         Raises:
           RuntimeError: All threads have ended without an error or a stop.
+          BaseException: An Inferencer raised it.
         """
         if self._turns is not None:
             return _next_inline(*next(self._turns))
@@ -168,7 +183,14 @@ class RunningInferencers:
                 self._while_idle()
 
     def next_round(self, end_takes_long: Callable[[], None]) -> list[Item]:
-        """Return one trajectory of each Inferencer, in order; see ``TrajectorySource``."""
+        """Return one trajectory of each Inferencer, in their order; the rest as ``next_item``.
+
+        Args:
+          end_takes_long: Called if a stop was requested and the round is slow to come.
+
+        Raises:
+          HangError: A stop was requested, and no Inferencer gets on any more.
+        """
         items = [self._next_of_round(end_takes_long) for _ in self._inferencers]
         return sorted(items, key=lambda item: item.inferencer)
 
@@ -184,7 +206,7 @@ class RunningInferencers:
         return item
 
     def give_permit(self) -> None:
-        """Permit one more cycle; see ``TrajectorySource``."""
+        """Permit one more cycle in the place of one whose trajectory was not consumed."""
         self._permits.give()
 
     def _are_getting_on(self, within_s: float) -> bool:
@@ -265,7 +287,8 @@ class RunningInferencers:
     def _put_in_place_of(self, guilty: Inferencer, error: BaseException) -> Inferencer:
         while True:
             try:
-                new = self._replace(guilty)
+                with self._timer.phase("restart"):
+                    new = self._replace(guilty)
                 break
             except Exception as failure:
                 if not self._tries_again(failure):
@@ -335,7 +358,7 @@ class RunningInferencers:
     # Ending.
 
     def begin_no_more(self) -> None:
-        """Tell every Inferencer to end after its cycle; see ``TrajectorySource``."""
+        """Tell every Inferencer to end after the cycle it is in; do not wait for that."""
         self._soon.set()
 
     def stop(self) -> None:

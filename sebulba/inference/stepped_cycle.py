@@ -9,7 +9,6 @@ import numpy as np
 
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
-    CycleOutput,
     CyclePrograms,
     check_finite,
     env_step_of,
@@ -22,7 +21,8 @@ from sebulba.inference.cycle import (
 from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import named_leaves
-from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree
+from sebulba.transport.item import Item
+from sebulba.types import EnvAdapter, EnvOutput, EnvStep, PyTree, Trajectory
 
 ALIGNMENT = 64
 """Bytes. On a CPU, JAX uses an array without a copy if its address is a multiple of this."""
@@ -88,7 +88,7 @@ class SteppedCycle:
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
-    ) -> tuple[CycleOutput | None, PyTree]:
+    ) -> tuple[Item | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
         programs, act, step = self._programs, self._programs.act, self._env.step
         sees_final = programs.agent.sees_final_obs
@@ -142,8 +142,8 @@ class SteppedCycle:
             self._check_finite(env_step)
             action = jax.tree.map(np.copy, after_first.prev_action)
             final = programs.copy(step_state)
-            stacked = programs.stack(extras)
-        return CycleOutput(env_step, action, stacked, initial, final, step_infos), step_state
+            trajectory = Trajectory(env_step, action, programs.stack(extras))
+        return Item(trajectory, initial, final, step_infos), step_state
 
     def _check_finite(self, env_step: EnvStep) -> None:
         """Raise EnvError that names the first value that is not finite, if there is one."""

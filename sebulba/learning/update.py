@@ -17,7 +17,8 @@ from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
 from sebulba.cluster.hosts.mesh import HostMesh
 from sebulba.learning.donation import DonatingProgram
 from sebulba.support.trees import copy_tree, is_finite, num_bytes, owned_copy
-from sebulba.types import PyTree, Trajectory
+from sebulba.transport.item import Item
+from sebulba.types import PyTree
 
 SKIPPED = "skipped"
 """Name, in the sums of metrics, of the number of updates that were skipped."""
@@ -70,20 +71,9 @@ class Updater:
         self._acting = jax.jit(
             self._map(self._acting_shard, (P(), spec), P()), out_shardings=self._acting_sharding
         )
-        self._state_shardings = (
-            self._replicated,
-            self._replicated,
-            self._shardings,
-            self._replicated,
-        )
-        self._update = jax.jit(
-            self._map(self._update_shard, (P(), P(), spec, P(), P(), P()), (P(), P(), spec, P())),
-            donate_argnums=(0, 1, 2, 3),
-            out_shardings=self._state_shardings,
-        )
         self._take: DonatingProgram | None = None
-        self._take_and_update: dict[int, DonatingProgram] = {}
-        """By the number of updates that the program takes."""
+        self._programs: dict[tuple[bool, int], DonatingProgram] = {}
+        """By whether the program begins with a trajectory, and the number of its updates."""
         self._metric_sums: dict[str, jax.Array] | None = None
         self._updates_summed = 0
         self._one_in_flight = first.platform == "cpu"
@@ -158,9 +148,7 @@ class Updater:
         """Return the agent state with these step states; from now on the caller owns it."""
         return AgentState(self._networks, self._opt, self._experience, tuple(step))
 
-    def consume(
-        self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, updates: int, due: int
-    ) -> PyTree | None:
+    def consume(self, item: Item, *, updates: int, due: int) -> PyTree | None:
         """Give one trajectory to the agent and take the optimizer steps that are then due.
 
         A single update is one program with what comes before and after it, so that the device does
@@ -168,9 +156,7 @@ class Updater:
         (``Agent.updates_in_one_program``); of any other they are one program each.
 
         Args:
-          trajectory: On the update devices, split over B; donated, as are the step states.
-          initial: Step state before its row 0.
-          final: Step state before its row T.
+          item: On the update devices, split over B; its trajectory and step states are donated.
           updates: Optimizer steps taken before these, over all runs; folded into their keys.
           due: Number of optimizer steps to take.
 
@@ -178,41 +164,39 @@ class Updater:
           What ``acting_networks`` returns afterwards; None if nothing was due.
         """
         self.wait()
-        given = (trajectory, initial, final, self._experience)
+        given = item[:3]
         if due:
             self._find_metrics(given)
         if self._in_one_program(due):
             return self._learn(given, updates, due)
+        donated = *given, self._experience
         if self._take is None:
-            self._take = self._make_take(*given)
-        self._experience = self._take(given, self._networks)
-        for number in range(due):
+            specs = self._specs_of(given)
+            mapped = self._map(self._take_shard, (*specs, P()), specs[-1])
+            self._take = DonatingProgram(mapped, donated, self._experience, self._shardings)
+        self._experience = self._take(donated, self._networks)
+        for number in range(updates, updates + due):
             if self._one_in_flight:
                 self.wait()
-            state = (self._networks, self._opt, self._experience, self._metric_sums)
-            self._networks, self._opt, self._experience, self._metric_sums = self._update(
-                *state, self._key_data, np.uint32(updates + number)
-            )
-        self._updates_summed += due
+            self._learn((), number, 1)
         return self.acting_networks() if due else None
 
-    def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, due: int) -> None:
+    def prepare(self, item: Item, *, due: int) -> None:
         """Do ahead of ``consume`` what can be done before there is a trajectory.
 
         The names of the metrics are found. If the updates will be one program, it is compiled too.
+        Not with several update devices: only the agent's own code knows how it splits a step state.
 
         Args:
-          trajectory: Shapes of the trajectory that ``consume`` will get.
-          initial: Shapes of its initial step state.
-          final: Shapes of its final step state.
+          item: Shapes of what ``consume`` will get, of one device.
           due: Number of updates that will be due after the next trajectory.
         """
-        given = (trajectory, initial, final, self._experience)
+        if self._mesh.size > 1:
+            return
+        given = item[:3]
         self._find_metrics(given)
-        if self._in_one_program(due) and due not in self._take_and_update:
-            owned = self._owned(given)
-            program = self._take_and_update[due] = self._make_take_and_update(owned, due)
-            program.compile(owned, self._key_data, np.uint32(0))
+        if self._in_one_program(due) and (True, due) not in self._programs:
+            self._program(given, due).compile(self._owned(given), self._key_data, np.uint32(0))
 
     def _in_one_program(self, due: int) -> bool:
         return due == 1 or (due > 1 and self._agent.updates_in_one_program)
@@ -225,59 +209,59 @@ class Updater:
     def _owned(self, given: tuple) -> tuple:
         # Networks come first, so that their own buffers are used again; the trajectory comes before
         # the experience, of which it becomes a part without a copy.
-        return (self._networks, self._opt, self._metric_sums, *given)
+        return (self._networks, self._opt, self._metric_sums, *given, self._experience)
 
     def _learn(self, given: tuple, updates: int, due: int) -> PyTree:
-        owned = self._owned(given)
-        if due not in self._take_and_update:
-            self._take_and_update[due] = self._make_take_and_update(owned, due)
-        self._networks, self._opt, self._experience, self._metric_sums, acting = (
-            self._take_and_update[due](owned, self._key_data, np.uint32(updates))
+        """Take ``given``, if it is not empty, and ``due`` updates; return the acting networks.
+
+        There are none where nothing is given.
+        """
+        program, owned = self._program(given, due), self._owned(given)
+        self._networks, self._opt, self._experience, self._metric_sums, acting = program(
+            owned, self._key_data, np.uint32(updates)
         )
         self._updates_summed += due
         return acting
 
-    def _specs_of(self, initial: PyTree, final: PyTree) -> tuple:
-        """Return specs of (trajectory, initial, final, experience): step states stay as placed."""
+    def _program(self, given: tuple, due: int) -> DonatingProgram:
+        """Return the program of ``_learn``, made when it is first asked for."""
+        key = bool(given), due
+        if key not in self._programs:
+            specs, state = self._specs_of(given), (P(), P(), self._agent.experience_spec(), P())
+            mapped = self._map(
+                functools.partial(self._learn_shard, due),
+                (P(), P(), P(), *specs, P(), P()),
+                (*state, P()),
+            )
+            networks, opt, sums, *_, experience = owned = self._owned(given)
+            acting = ()
+            if given:
+                acting = jax.eval_shape(self._agent.acting_networks, networks, experience)
+            same = self._replicated
+            out = (same, same, self._shardings, same, self._acting_sharding)
+            result = networks, opt, experience, sums, acting
+            self._programs[key] = DonatingProgram(mapped, owned, result, out)
+        return self._programs[key]
 
-        def step_spec(step_state: PyTree) -> PyTree:
-            return jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), step_state)
-
-        return TRAJECTORY_SPEC, step_spec(initial), step_spec(final), self._agent.experience_spec()
-
-    def _make_take(
-        self, trajectory: Trajectory, initial: PyTree, final: PyTree, experience: PyTree
-    ) -> DonatingProgram:
-        """Jit ``Agent.update_experience`` alone."""
-        specs = self._specs_of(initial, final)
-        mapped = self._map(self._take_shard, (*specs, P()), specs[-1])
-        given = (trajectory, initial, final, experience)
-        return DonatingProgram(mapped, given, experience, out=self._shardings)
-
-    def _make_take_and_update(self, owned: tuple, due: int) -> DonatingProgram:
-        """Jit ``Agent.update_experience``, the updates due and the copy that is published."""
-        networks, opt, sums, _, initial, final, experience = owned
-        specs = self._specs_of(initial, final)
-        mapped = self._map(
-            functools.partial(self._take_and_update_shard, due),
-            (P(), P(), P(), *specs, P(), P()),
-            (P(), P(), specs[-1], P(), P()),
-        )
-        acting = jax.eval_shape(self._agent.acting_networks, networks, experience)
-        out = (*self._state_shardings, self._acting_sharding)
-        return DonatingProgram(mapped, owned, (networks, opt, experience, sums, acting), out)
+    def _specs_of(self, given: tuple) -> tuple:
+        """Return specs of ``given`` and of the experience: step states stay as placed."""
+        experience = self._agent.experience_spec()
+        if not given:
+            return (experience,)
+        step_states = jax.tree.map(lambda leaf: getattr(leaf.sharding, "spec", P()), given[1:])
+        return TRAJECTORY_SPEC, *step_states, experience
 
     def _metric_shapes(self, given: tuple) -> PyTree:
         """Return the shapes of the metrics, without running anything."""
 
-        def metrics(given: tuple, networks: PyTree, opt: PyTree, *key: jax.Array) -> PyTree:
-            experience = self._take_shard(*given, networks)  # type: ignore[call-arg]
-            return self._metrics_shard(networks, opt, experience, *key)[3]
+        def metrics(networks: PyTree, opt: PyTree, *rest: PyTree) -> PyTree:
+            *owned, key_data, updates = rest
+            experience = self._take_shard(*owned, networks)
+            return self._metrics_shard(networks, opt, experience, key_data, updates)[3]
 
-        mapped = self._map(metrics, (self._specs_of(*given[1:3]), P(), P(), P(), P()), P())
-        return jax.eval_shape(
-            mapped, given, self._networks, self._opt, self._key_data, np.uint32(0)
-        )
+        mapped = self._map(metrics, (P(), P(), *self._specs_of(given), P(), P()), P())
+        state = self._networks, self._opt, *given, self._experience
+        return jax.eval_shape(mapped, *state, self._key_data, np.uint32(0))
 
     def _zeros(self, metrics: PyTree) -> dict[str, jax.Array]:
         return self._replicate(jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics))
@@ -312,28 +296,32 @@ class Updater:
         """
         jax.block_until_ready((self._networks, self._experience, self._metric_sums))
 
-    def _take_shard(
-        self,
-        trajectory: Trajectory,
-        initial: PyTree,
-        final: PyTree,
-        experience: PyTree,
-        networks: PyTree,
-    ) -> PyTree:
+    def _take_shard(self, *owned: PyTree) -> PyTree:
+        """Return the experience with what is given, if anything is; the networks come last."""
+        *given, experience, networks = owned
+        if not given:
+            return experience
+        trajectory, initial, final = given
         return self._agent.update_experience(experience, initial, final, trajectory, networks)
 
-    def _update_shard(
-        self,
-        networks: PyTree,
-        opt: PyTree,
-        experience: PyTree,
-        sums: PyTree,
-        key_data: jax.Array,
-        updates: jax.Array,
-    ) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-        """Take one optimizer step and add its metrics to ``sums``, which are fetched rarely."""
-        *state, metrics = self._metrics_shard(networks, opt, experience, key_data, updates)
-        return *state, jax.tree.map(jnp.add, sums, metrics)  # type: ignore[return-value]
+    def _learn_shard(
+        self, due: int, networks: PyTree, opt: PyTree, sums: PyTree, *rest: PyTree
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
+        *owned, key_data, first = rest
+
+        def update(number: Any, state: tuple) -> tuple:
+            networks, opt, experience, sums = state
+            key = key_data, first + number
+            *learned, metrics = self._metrics_shard(networks, opt, experience, *key)
+            return *learned, jax.tree.map(jnp.add, sums, metrics)  # which are fetched rarely
+
+        state: tuple = networks, opt, self._take_shard(*owned, networks), sums
+        if due == 1:
+            state = update(np.uint32(0), state)
+        else:
+            state = jax.lax.fori_loop(np.uint32(0), np.uint32(due), update, state)
+        has_acting = len(owned) > 1
+        return *state, self._acting_shard(state[0], state[2]) if has_acting else ()
 
     def _metrics_shard(
         self,
@@ -365,34 +353,6 @@ class Updater:
             metrics = jax.tree.map(lambda x: jnp.where(taken, x, jnp.zeros_like(x)), metrics)
             metrics[SKIPPED] = 1.0 - taken
         return networks, opt, experience, metrics
-
-    def _take_and_update_shard(
-        self,
-        due: int,
-        networks: PyTree,
-        opt: PyTree,
-        sums: PyTree,
-        trajectory: Trajectory,
-        initial: PyTree,
-        final: PyTree,
-        experience: PyTree,
-        key_data: jax.Array,
-        updates: jax.Array,
-    ) -> tuple[PyTree, PyTree, PyTree, PyTree, PyTree]:
-        experience = self._take_shard(trajectory, initial, final, experience, networks)
-        state = (networks, opt, experience, sums)
-        if due == 1:
-            state = self._update_shard(*state, key_data, updates)
-        else:
-
-            def update(number: jax.Array, state: PyTree) -> PyTree:
-                networks, opt, experience, sums = state
-                key = key_data, updates + number
-                return self._update_shard(networks, opt, experience, sums, *key)
-
-            state = jax.lax.fori_loop(np.uint32(0), np.uint32(due), update, state)
-        networks, opt, experience, sums = state
-        return networks, opt, experience, sums, self._acting_shard(networks, experience)
 
     def acting_networks(self) -> PyTree:
         """Return the acting networks, replicated over the update devices.

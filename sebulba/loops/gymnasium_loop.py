@@ -52,13 +52,11 @@ from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.interrupt import KeptInterrupt
 from sebulba.loops.jax_settings import check_jax_settings
-from sebulba.loops.resuming import Resumed, put_session_back, read_state, spaces_of
-from sebulba.loops.run import Attached, Run
-from sebulba.loops.session import Session
+from sebulba.loops.resuming import Resumed, put_session_back, read_state
+from sebulba.loops.run import Run
+from sebulba.loops.session import Attached, ObserveCycle, OnHang, Session
 from sebulba.loops.snapshot_trees import SnapshotReader
 from sebulba.loops.state_check import check_state
-from sebulba.loops.supervisor import OnHang
-from sebulba.loops.update_loop import ObserveCycle
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes, teams_of
@@ -67,7 +65,7 @@ from sebulba.support.checks import check_count, check_divisible
 from sebulba.support.key_streams import DROPPED_STREAM, HOST_STREAM, UPDATE_STREAM
 from sebulba.support.trees import fold_in_count, owned_copy
 from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts, HandOffToMesh
-from sebulba.transport.item import HandedOver, HandOff
+from sebulba.transport.item import HandOff
 from sebulba.transport.staging import Staging
 from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
 
@@ -189,7 +187,6 @@ class GymnasiumLoop:
         devices = len(self.update_devices)
         check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")
         self.num_envs = num_envs
-        self._inference_only = inference_only
         self._managed_agent: OffPolicyAgent | None = None
         """The agent whose replay is in trajectory managers; None where they are none."""
         self._managers: ShardedReplay | None = None
@@ -199,8 +196,16 @@ class GymnasiumLoop:
             self._managed_agent = agent
             agent = agent.with_managers()
         self.agent = agent
-        self._attached = Attached(
-            metric_writer, tuple(callbacks), observe_cycle, evaluator, checkpointer, on_hang
+        self._session = Session(
+            options,
+            agent,
+            Attached(
+                metric_writer, tuple(callbacks), observe_cycle, evaluator, checkpointer, on_hang
+            ),
+            {device: Staging() for device in self.inference_devices},
+            inference_only,
+            1 if self._hosts is None else self._hosts.number,
+            episodes=RecentEpisodes(teams_of(agent.spec)),
         )
         self._host_mesh: HostMesh | None = None
         """The update devices of all hosts; None where this one learns alone."""
@@ -213,26 +218,21 @@ class GymnasiumLoop:
         else:
             self._mesh = learner_mesh(self.update_devices)
         self._hand_off = self._make_hand_off()
-        self._stop_requested = threading.Event()
         self._running = threading.Lock()
         self._closed = self._hangs = False
         self._threads: list[AnyThread] = []
         """Threads of the last run: those of the Inferencers in their order, then others."""
-        self._run_spec: RunSpec | None = None
         self._checked: RunSpec | None = None
         """Sizes for which the agent keeps its contract."""
         self._updater: Updater | None = None
-        self._programs: CyclePrograms | None = None
         self._last_state: AgentState | None = None
         self._cycle_reasons: set[str] = set()
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
         self._workers: Workers | None = None
         """Makes the environments elsewhere; None makes them here."""
-        self._session = Session({device: Staging() for device in self.inference_devices})
-        self._session.episodes = RecentEpisodes(teams_of(agent.spec))
         self._starting = Starting(options.env_restarts_allowed)
-        self._envs = self._make_envs(make_env_factory(env_factory))
+        self._envs = self._session.envs = self._make_envs(make_env_factory(env_factory))
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
             _warn_of_lost_steps(agent)
 
@@ -330,10 +330,10 @@ class GymnasiumLoop:
             self.num_inferencers,
             steps_per_cycle,
             len(self.update_devices),
-            1 if self._hosts is None else self._hosts.number,
+            self._session.num_hosts,
         )
         if run_spec != self._checked:
-            check_contract(self.agent, run_spec, learns=not self._inference_only)
+            check_contract(self.agent, run_spec, learns=not self._session.inference_only)
             self._checked = run_spec
         return run_spec
 
@@ -396,8 +396,8 @@ class GymnasiumLoop:
             check_count("steps_per_cycle", steps_per_cycle)
         seed = check_seed(self._options.seed if seed is None else seed)
         state = self._newest_state(steps_per_cycle or STEPS_PER_CYCLE, seed)
-        if self._run_spec is not None:
-            of_run = self._run_spec.steps_per_cycle
+        if self._session.programs is not None:
+            of_run = self._session.programs.run.steps_per_cycle
             if steps_per_cycle not in (None, of_run):
                 raise UsageError(
                     f"steps_per_cycle={steps_per_cycle}, and this run has {of_run}; leave it out, "
@@ -425,7 +425,7 @@ class GymnasiumLoop:
                 "the last run of this loop failed; make a new GymnasiumLoop, with a checkpointer "
                 "to train on from where that run was saved"
             )
-        checkpointer = self._attached.checkpointer
+        checkpointer = self._session.attached.checkpointer
         checkpoint = None if checkpointer is None else checkpointer.load_newest()
         if checkpoint is not None:
             return self.restore(checkpoint)
@@ -471,7 +471,7 @@ class GymnasiumLoop:
         finally:
             interrupt.restore()
             if interrupt.came:
-                self._stop_requested = threading.Event()  # the next run is not to end at once
+                self._session.stop_requested = threading.Event()  # for the next run
             self._running.release()
 
     def _run_with_others(
@@ -483,7 +483,7 @@ class GymnasiumLoop:
           HostError: Another host is gone or has failed.
           BaseException: As ``run``.
         """
-        hosts.watch.on_lost = self._attached.on_hang
+        hosts.watch.on_lost = self._session.attached.on_hang
         try:
             result = self._run(given, num_cycles, steps_per_cycle)
             # The checkpoint is whole once all have saved. Host 0 may still evaluate, and JAX would
@@ -517,14 +517,14 @@ class GymnasiumLoop:
                 "agent.config": re.sub(r" at 0x[0-9a-f]+", "", repr(self.agent.config)),
                 **{name: getattr(self._session.counters, name) for name in COUNTED_BY_ALL},
                 "jax": jax.__version__,
-                "checkpointer": self._attached.checkpointer is not None,
+                "checkpointer": self._session.attached.checkpointer is not None,
             }
         )
 
     def _run(self, given: list[AgentState], num_cycles: int, steps_per_cycle: int) -> Result:
         """Run from the state in ``given``, which is taken out of it."""
-        state = given.pop()
-        began = time.perf_counter() - self._session.seconds_before
+        state, session = given.pop(), self._session
+        session.began = time.perf_counter() - session.seconds_before
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
         self._check_hosts(num_cycles, run_spec)
@@ -532,38 +532,32 @@ class GymnasiumLoop:
             self._workers.stopping.clear()
         updater = self._prepare(state, run_spec)
         updater.place(state)
-        expected = self._expected_shapes(state.step[0])
         self._last_state = None  # until this run has ended well
         del state  # so that a large replay is in memory once, unless the caller keeps the state
+        session.target, session.stop_reason = session.counters.cycles + num_cycles, None
         run = Run(
-            self._options,
-            self._attached,
-            self.agent,
-            self._session,
+            session,
             updater,
             self._hand_off,
-            self._stop_requested,
             self._replace_inferencer,
-            self._about,
-            inference_only=self._inference_only,
             workers=self._workers,
             rounds=self._rounds,
         )
         try:
-            metrics = run(num_cycles, began, expected)
+            metrics = run()
         finally:
             self._threads = run.threads
             self._hangs = any(thread.is_alive() for thread in self._threads)
-            self._stop_requested = threading.Event()
-        step = [owned_copy(i.step_state, i.device) for i in self._session.inferencers]
+            session.stop_requested = threading.Event()
+        step = [owned_copy(i.step_state, i.device) for i in session.inferencers]
         self._last_state = updater.state(step)
         return Result(
             self._last_state,
             self.counters,
             metrics,
             updater.acting_networks(),
-            stopped=run.stopped,
-            stop_reason=run.stop_reason,
+            stopped=session.has_cycles_left,
+            stop_reason=session.stop_reason if session.has_cycles_left else None,
         )
 
     def _check_run(self, state: AgentState, num_cycles: int, run_spec: RunSpec) -> None:
@@ -578,9 +572,10 @@ class GymnasiumLoop:
                 "Inferencers in lockstep, whose rounds have one trajectory of each; use "
                 f"{-(-num_cycles // self.num_inferencers) * self.num_inferencers}"
             )
-        if self._attached.checkpointer is not None and state is not self._last_state:
-            self._attached.checkpointer.check_new()
-        if state is self._last_state and run_spec == self._run_spec:
+        if self._session.attached.checkpointer is not None and state is not self._last_state:
+            self._session.attached.checkpointer.check_new()
+        programs = self._session.programs
+        if state is self._last_state and programs is not None and programs.run == run_spec:
             return  # it is this loop's own
         check_state(
             state,
@@ -590,11 +585,11 @@ class GymnasiumLoop:
     def _prepare(self, state: AgentState, run_spec: RunSpec) -> Updater:
         """Build what no earlier run has left, and put state and Inferencers in place."""
         session = self._session
-        updater, programs = self._updater, self._programs
+        updater, programs = self._updater, session.programs
         if (
             updater is None
             or programs is None
-            or run_spec != self._run_spec
+            or programs.run != run_spec
             or not programs.keys.fits(state.step[0])
         ):
             acting = jax.eval_shape(self.agent.acting_networks, state.networks, state.experience)
@@ -604,7 +599,7 @@ class GymnasiumLoop:
             if not session.inferencers:
                 new = (self._first_inferencer(j, programs) for j in range(self.num_inferencers))
                 session.inferencers = list(new)
-            self._programs = programs
+            session.programs = programs
             # A round that was kept has the length of the run before.
             session.counters.dropped_stop_cycles += len(session.kept_round)
             session.kept_round = []
@@ -617,7 +612,6 @@ class GymnasiumLoop:
             else:
                 updater = Updater(*given, skip_not_finite=skips, hosts=self._host_mesh)
             self._updater = updater
-            self._run_spec = run_spec
         if state is not self._last_state:
             self._begin_anew(state)
         return updater
@@ -646,15 +640,6 @@ class GymnasiumLoop:
         self._cycle_reasons.add(why)
         staging = self._session.staging[device]
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.thread_of(index))
-
-    def _expected_shapes(self, step_state: PyTree) -> HandedOver | None:
-        """Return the shapes of what the update loop will be given; None on several update devices,
-        where only the agent's own code knows how it splits a step state."""
-        if self._mesh.size > 1:
-            return None
-        assert self._programs is not None
-        step = jax.eval_shape(lambda: step_state)
-        return self._programs.shapes, step, step
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
@@ -708,16 +693,12 @@ class GymnasiumLoop:
         if self._managers:
             self._managers.put_back(replay)
             del replay
-        assert self._programs is not None
         self.resume_notes = [
             *resumed.notes,
             *put_session_back(
                 self._session,
-                self._options.schedule,
                 reader,
-                run_spec,
                 resumed,
-                self._programs,
                 self._hand_off,
                 lambda old: self._starting(lambda: self._replace_inferencer(old)),
             ),
@@ -727,10 +708,10 @@ class GymnasiumLoop:
             self.resume_notes.append(
                 f"the replay is that of {checkpoint.experience_env_steps:,} env steps"
             )
-        if self._attached.checkpointer is not None:
-            self._attached.checkpointer.resume_at(self._session.counters.updates)
+        if self._session.attached.checkpointer is not None:
+            self._session.attached.checkpointer.resume_at(self._session.counters.updates)
             if resumed.replay_is_new:
-                self._attached.checkpointer.begin_experience_anew()
+                self._session.attached.checkpointer.begin_experience_anew()
         self._last_state = resumed.state
         return resumed.state
 
@@ -766,19 +747,10 @@ class GymnasiumLoop:
             self._envs.close_of(index)
             self._starting(functools.partial(self._envs.make_anew, [index], generation))
 
-    def _about(self) -> dict[str, Any]:
-        """Return what a checkpoint says of this loop."""
-        assert self._run_spec is not None
-        return {
-            "run": dataclasses.asdict(self._run_spec),
-            "schedule": self._options.schedule,
-            "generations": self._envs.num_generations,
-            "spaces": spaces_of(self.agent.spec),
-        }
-
     def _replace_inferencer(self, old: Inferencer) -> Inferencer:
         """Return an Inferencer with new environments and a new step state in the place of one."""
-        assert self._programs is not None and self._run_spec is not None
+        programs = self._session.programs
+        assert programs is not None
         index = old.index
         if not isinstance(old.failure, EnvHangError):
             with contextlib.suppress(Exception):  # it has failed already
@@ -790,11 +762,11 @@ class GymnasiumLoop:
         generation = self._envs.begin_generation()
         key = self._envs.fresh_key(generation)
         self._envs.make_anew([index], generation)
-        new = self._new_inferencer(index, self._programs)
-        run, num_hosts = self._run_spec, 1 if self._hosts is None else self._hosts.number
+        new, run = self._new_inferencer(index, programs), programs.run
+        all_envs = run.num_envs * run.num_inferencers * run.num_hosts
         step_state = self.agent.advance_step_state(
             self.agent.new_step_state(jax.random.fold_in(key, index), run, index),
-            self._session.counters.env_steps // (run.num_envs * run.num_inferencers * num_hosts),
+            self._session.counters.env_steps // all_envs,
         )
         new.step_state = owned_copy(step_state, new.device)
         new.cycle = old.cycle + 2  # a gap: what it makes continues nothing
@@ -831,7 +803,7 @@ class GymnasiumLoop:
         Evaluations that are left are played when the run goes on. Called before
         ``run()``, it makes the next run end at once.
         """
-        self._stop_requested.set()
+        self._session.stop_requested.set()
 
     def close(self) -> None:
         """Free the environments; may be called twice.

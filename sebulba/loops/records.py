@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sebulba.cluster.inferencers.node_figures import NodeFigures
@@ -13,10 +12,8 @@ from sebulba.errors import NotFiniteError, UsageError, shown
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluation_thread import Evaluations
 from sebulba.loops.session import Session
-from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import MetricWindow, time_shares
-from sebulba.options import LoopOptions
-from sebulba.types import Callback, MetricWriter
+from sebulba.types import MetricWriter
 
 MOST_SKIPPED_UPDATES = 100
 """A run that skips more has gone wrong, and ends."""
@@ -25,61 +22,40 @@ FIRST_WINDOW_SHARE = 1 / 16
 the one before until they are whole: a run of seconds has most to show at its beginning."""
 
 
-class RunRecords:
+class Records:
     """Closes windows of metrics when they are due, and gives their records to the writer."""
 
     def __init__(
         self,
-        options: LoopOptions,
-        writer: MetricWriter | None,
-        callbacks: Sequence[Callback],
-        stop_requested: threading.Event,
         session: Session,
         updater: Updater,
-        timer: PhaseTimer,
         evaluations: Evaluations,
-        window: MetricWindow,
-        total_cycles: int,
         nodes: NodeFigures | None = None,
     ) -> None:
-        """Begin with ``window``, which has just been opened.
+        """Open the first window.
 
         Args:
-          options: Say how long a window lasts, and how many updates may be skipped.
-          writer: Gets the records.
-          callbacks: Called with every record after that.
-          stop_requested: Set when one of them ends the run.
-          session: Its counters, episodes and Inferencers go into the records.
+          session: Its counters, episodes and Inferencers go into the records; says who gets them.
           updater: Has the metrics of the updates.
-          timer: Of the update loop.
           evaluations: An evaluation that is done goes into the next record.
-          window: The open window of metrics.
-          total_cycles: Count of cycles at which the run ends.
           nodes: Figures of the nodes with Inferencers; None where all are here.
         """
-        self._writer = writer
-        self._callbacks = callbacks
-        self._stop_requested = stop_requested
-        self.stop_reason: str | None = None
-        """What the first callback said that ended the run."""
-        self._interval_s = options.metrics_interval_s
-        self._window_share = 1.0
-        """How long the open window lasts, as a share of the interval."""
         self._session = session
         self._updater = updater
-        self._timer = timer
         self._evaluations = evaluations
-        self.window = window
-        """The one that is open."""
-        self._total_cycles = total_cycles
         self._nodes = nodes
+        self._window_share = 1.0
+        """How long the open window lasts, as a share of the interval."""
+        self.window = MetricWindow(session.counters, session.began)
+        """The one that is open."""
         self._readings = self._read_timers()
         self._last: dict[str, Any] | None = None
 
     def write_when_due(self) -> None:
         """Close the window if it is old enough, or has the first updates."""
         first = self._session.counters.updates > 0 and self._last is None
-        if first or self.window.age_s >= self._window_share * self._interval_s:
+        lasts_s = self._window_share * self._session.options.metrics_interval_s
+        if first or self.window.age_s >= lasts_s:
             share = FIRST_WINDOW_SHARE if self._last is None else 2 * self._window_share
             self._window_share = min(share, 1.0)
             self._close_window()
@@ -96,7 +72,7 @@ class RunRecords:
 
     def _close_window(self) -> dict[str, Any]:
         """Close the window and write its record, with an evaluation that is done."""
-        with self._timer.phase("metrics"):
+        with self._session.timer.phase("metrics"):
             # First, because it waits for the updates in flight: their time belongs to this window.
             metrics = self._updater.take_metrics()
             self._count_skipped()
@@ -110,7 +86,7 @@ class RunRecords:
                 for phase, share in time_shares(before, after, elapsed_s).items()
             }
             self._readings = readings
-            more = {"total_cycles": self._total_cycles, **shares}
+            more = {"total_cycles": self._session.target, **shares}
             if self._nodes is not None:
                 more |= self._nodes.take(elapsed_s, self._session.counters.policy_version)
             record = self.window.close(
@@ -124,7 +100,7 @@ class RunRecords:
         """Return the seconds in each phase so far: of the update loop, of the mean Inferencer."""
         readings = [i.timer.seconds() for i in self._session.inferencers]
         mean = {name: sum(r[name] for r in readings) / len(readings) for name in readings[0]}
-        return self._timer.seconds(), mean
+        return self._session.timer.seconds(), mean
 
     def _count_skipped(self) -> None:
         """Raise NotFiniteError if too many updates had to be skipped."""
@@ -140,15 +116,15 @@ class RunRecords:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Give a record to the writer, whose errors only warn, and then to the callbacks."""
-        counters = self._session.counters
+        session, counters = self._session, self._session.counters
         counters.evaluated_at = record.get("eval_env_steps", counters.evaluated_at)
-        if self._writer is not None:
-            self._give(self._writer, record)
-        for callback in self._callbacks:
+        if session.attached.metric_writer is not None:
+            self._give(session.attached.metric_writer, record)
+        for callback in session.attached.callbacks:
             reason = _checked(callback(record))
             if reason is not None:
-                self.stop_reason = self.stop_reason or reason
-                self._stop_requested.set()
+                session.stop_reason = session.stop_reason or reason
+                session.stop_requested.set()
 
     @staticmethod
     def _give(writer: MetricWriter, record: Mapping[str, Any]) -> None:

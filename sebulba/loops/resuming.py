@@ -13,15 +13,13 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import Agent, AgentState, is_spec, spec_of_each_leaf
 from sebulba.errors import EnvError, UsageError
-from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import Inferencer
 from sebulba.loops.session import Session
 from sebulba.loops.snapshot_trees import MOST_DIFFERENCES, SnapshotReader
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.window import RecentEpisodes
-from sebulba.options import Schedule
 from sebulba.support.trees import is_finite
-from sebulba.transport.item import HandOff, Item
+from sebulba.transport.item import HandOff
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
 MOST_SHOWN = 300
@@ -182,11 +180,8 @@ def _step_states(
 
 def put_session_back(
     session: Session,
-    schedule: Schedule,
     reader: SnapshotReader,
-    run: RunSpec,
     resumed: Resumed,
-    programs: CyclePrograms,
     hand_off: HandOff,
     replace: Callable[[Inferencer], Inferencer],
 ) -> list[str]:
@@ -194,11 +189,8 @@ def put_session_back(
 
     Args:
       session: The session to change; its Inferencers are new.
-      schedule: Schedule of this run.
       reader: Reads the checkpoint.
-      run: Sizes of this run.
       resumed: What ``read_state`` returned.
-      programs: Know the shapes of a trajectory.
       hand_off: Places the round in flight on the update devices.
       replace: Returns an Inferencer with new environments in the place of one whose environments
         could not be put back.
@@ -211,7 +203,9 @@ def put_session_back(
     session.counters = merged_counters(record["counters"])
     session.episodes = RecentEpisodes.restored(record["episodes"], session.episodes.teams)
     session.seconds_before = record["seconds"]
-    keeps_round = resumed.layout_fits and schedule == record["schedule"] == "lockstep"
+    keeps_round = (
+        resumed.layout_fits and session.options.schedule == record["schedule"] == "lockstep"
+    )
     if resumed.layout_fits:
         session.inferencers = [
             _put_back(inferencer, reader, replace, notes) for inferencer in session.inferencers
@@ -222,9 +216,10 @@ def put_session_back(
             inferencer.cycle = newest + 1
         notes.append("new episodes from fresh seeds: the environments are divided differently")
     if keeps_round:
+        assert session.programs is not None
         step_state = jax.eval_shape(lambda: resumed.state.step[0])
-        items = reader.round(programs.shapes, step_state)
-        session.kept_round = [_handed_over(item, hand_off) for item in items]
+        items = reader.round(session.programs.shapes, step_state)
+        session.kept_round = [hand_off(item) for item in items]
     elif record["round"]:
         notes.append("the round that was in flight is dropped")
     counters = session.counters
@@ -258,11 +253,6 @@ def _put_back(
     if note not in notes:
         notes.append(note)
     return inferencer
-
-
-def _handed_over(item: Item, hand_off: HandOff) -> Item:
-    placed = hand_off(item.trajectory, item.initial_step_state, item.final_step_state)
-    return Item(item.inferencer, item.cycle, item.policy_version, *placed, item.step_infos)
 
 
 def split_again(spec: PyTree, parts: Sequence[PyTree], new: Sequence[PyTree]) -> list[PyTree]:

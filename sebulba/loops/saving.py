@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 
@@ -14,6 +13,7 @@ from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text_of
 from sebulba.inference.inferencer import Inferencer, InferencerPosition
 from sebulba.learning.update import Updater
+from sebulba.loops.resuming import spaces_of
 from sebulba.loops.session import Session
 from sebulba.loops.snapshot_trees import SnapshotWriter
 from sebulba.support.trees import num_bytes, owned_copy
@@ -22,9 +22,6 @@ from sebulba.transport.item import Item
 LARGE_BYTES = 200_000_000
 """A save at the end of a run is announced if it has more bytes, which take over a second."""
 STOPPED_AMID = "the run was stopped during a cycle"
-
-About = Callable[[], Mapping[str, Any]]
-"""Returns what the record of a checkpoint says of its loop, as JSON."""
 
 
 @dataclasses.dataclass
@@ -43,7 +40,7 @@ class Begun:
     """Sum over the Inferencers of the number of the next cycle to be consumed."""
 
 
-class RunCheckpoints:
+class Saving:
     """Copies what the learner and the Inferencers hold, and hands it to the checkpointer.
 
     A checkpoint begins between two trajectories with the learner's part. Every Inferencer leaves
@@ -52,28 +49,18 @@ class RunCheckpoints:
     Inferencer made between the two parts are not in the checkpoint, and are lost as at a stop.
     """
 
-    def __init__(
-        self,
-        checkpointer: Checkpointer | None,
-        session: Session,
-        updater: Updater,
-        about: About,
-        seconds: Callable[[], float],
-    ) -> None:
+    def __init__(self, session: Session, updater: Updater) -> None:
         """Prepare; nothing is saved yet.
 
         Args:
-          checkpointer: Says when to save and writes checkpoints; None never saves.
-          session: Has the Inferencers and counters to save.
+          session: Has the Inferencers and counters to save, and the checkpointer, which says when
+            and writes; without one nothing is ever saved.
           updater: Holds the learner's part.
-          about: Returns further entries for the record.
-          seconds: Returns how many seconds the run has lasted.
         """
-        self._checkpointer = checkpointer
+        self._checkpointer = session.attached.checkpointer
         self._session = session
         self._updater = updater
-        self._about = about
-        self._seconds = seconds
+        self._is_due = False
         self._begun: Begun | None = None
         self._learner_saved_at: int | None = None
         """Counter of cycles at which ``save_learner`` last saved."""
@@ -81,22 +68,14 @@ class RunCheckpoints:
 
     def consumed(self, item: Item) -> None:
         """Note a trajectory that the update loop took; those of one Inferencer come in order."""
-        self._next_cycles[item.inferencer] = item.cycle + 1
+        self._next_cycles[item.inferencer] = int(item.trajectory.cycle) + 1
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to begin a checkpoint."""
-        checkpointer, counters = self._checkpointer, self._session.counters
-        return (
-            checkpointer is not None
-            and self._begun is None
-            and checkpointer.is_due(counters.updates)
-        )
-
-    @property
-    def are_wanted(self) -> bool:
-        """Whether the run has checkpoints at all."""
-        return self._checkpointer is not None
+        """Whether it is time to begin a checkpoint; it stays so until one is begun."""
+        if self._checkpointer is not None and self._begun is None and not self._is_due:
+            self._is_due = self._checkpointer.is_due(self._session.counters.updates)
+        return self._is_due
 
     @property
     def is_busy(self) -> bool:
@@ -119,63 +98,72 @@ class RunCheckpoints:
         Raises:
           NotFiniteError: The networks are not finite.
         """
-        self._warn_of_failure()
-        self._check_finite()
-        self._begun = self._learner(with_experience=with_experience)
-        for inferencer in self._session.inferencers:
-            inferencer.left_position = None
-            inferencer.position_wanted.set()
+        self._is_due = False
+        if self._checkpointer is None:
+            return
+        with self._session.timer.phase("checkpoint"):
+            self._warn_of_failure(self._checkpointer)
+            self._check_finite()
+            self._begun = self._learner(self._checkpointer, with_experience=with_experience)
+            for inferencer in self._session.inferencers:
+                inferencer.left_position = None
+                inferencer.position_wanted.set()
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a checkpoint was begun and every Inferencer has left its position."""
-        return self._begun is not None and all(
-            inferencer.left_position is not None for inferencer in self._session.inferencers
-        )
+    def finish_when_ready(self, items: Sequence[Item]) -> None:
+        """Save the begun checkpoint once every Inferencer has left its position.
 
-    def finish(self, items: Sequence[Item]) -> None:
-        """Hand the begun checkpoint to the checkpointer, which writes it while training goes on.
+        The checkpointer writes it while training goes on.
 
         Args:
           items: Lockstep: the round that was in flight when the checkpoint was begun.
         """
-        begun, self._begun = self._begun, None
-        assert begun is not None and self._checkpointer is not None
-        positions = []
-        for inferencer in self._session.inferencers:
-            assert inferencer.left_position is not None
-            positions.append(inferencer.left_position)
-            inferencer.left_position = None
-        made = sum(position.cycle for position in positions)
-        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
-        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
-        self._checkpointer.save(
-            begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
-        )
+        begun, checkpointer = self._begun, self._checkpointer
+        if begun is None or checkpointer is None:
+            return
+        positions = [
+            inferencer.left_position
+            for inferencer in self._session.inferencers
+            if inferencer.left_position is not None
+        ]
+        if len(positions) < len(self._session.inferencers):
+            return
+        with self._session.timer.phase("checkpoint"):
+            self._begun = None
+            for inferencer in self._session.inferencers:
+                inferencer.left_position = None
+            made = sum(position.cycle for position in positions)
+            begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
+            begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
+            checkpointer.save(
+                begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
+            )
 
     def save_learner(self) -> None:
         """Save the learner's part alone, as an Inferencer is slow to end and may never end.
 
-        The checkpoint at the end of the run replaces this one.
+        The checkpoint at the end of the run replaces this one. Several hosts save together or not
+        at all.
 
         Raises:
           CheckpointError: The checkpoint could not be written.
           NotFiniteError: The networks are not finite.
         """
-        counters = self._session.counters
-        if self._checkpointer is None or self._learner_saved_at == counters.cycles:
+        counters, checkpointer = self._session.counters, self._checkpointer
+        saved = self._learner_saved_at == counters.cycles
+        if checkpointer is None or saved or self._session.num_hosts > 1:
             return
-        self._checkpointer.say("an Inferencer is slow to end; what was learned is saved meanwhile")
-        self._give_up_begun(self._checkpointer)
-        self._check_finite()
-        begun = self._learner()
-        inferencers = self._session.inferencers
-        positions = [InferencerPosition(i.cycle, None, STOPPED_AMID) for i in inferencers]
-        made = sum(position.cycle for position in positions)
-        begun.writer.record["lost_cycles"] = made - begun.consumed_up_to
-        self._save_now(begun, positions, [])
-        self._checkpointer.replace(begun.env_steps)
-        self._learner_saved_at = counters.cycles
+        with self._session.timer.phase("checkpoint"):
+            checkpointer.say("an Inferencer is slow to end; what was learned is saved meanwhile")
+            inferencers = self._session.inferencers
+            positions = [InferencerPosition(i.cycle, None, STOPPED_AMID) for i in inferencers]
+            self._give_up_begun(checkpointer)
+            self._check_finite()
+            begun = self._learner(checkpointer)
+            made = sum(position.cycle for position in positions)
+            begun.writer.record["lost_cycles"] = made - begun.consumed_up_to
+            self._save_now(checkpointer, begun, positions, [])
+            checkpointer.replace(begun.env_steps)
+            self._learner_saved_at = counters.cycles
 
     def save_at_the_end(self) -> None:
         """Save everything once the Inferencers have ended, and wait until it is written.
@@ -186,12 +174,13 @@ class RunCheckpoints:
         """
         if self._checkpointer is None:
             return
-        # Positions come first: what ended the run, such as a signal, may soon end worker processes.
-        positions = [_position_at_the_end(i) for i in self._session.inferencers]
-        self._give_up_begun(self._checkpointer)
-        self._check_finite()
-        begun = self._learner()
-        self._save_now(begun, positions, self._session.kept_round)
+        with self._session.timer.phase("checkpoint"):
+            # Positions come first: what ended the run, such as a signal, may soon end workers.
+            positions = [_position_at_the_end(i) for i in self._session.inferencers]
+            self._give_up_begun(self._checkpointer)
+            self._check_finite()
+            begun = self._learner(self._checkpointer)
+            self._save_now(self._checkpointer, begun, positions, self._session.kept_round)
 
     def save_after(self, error: BaseException) -> None:
         """Save what was learned in a run that ``error`` ended; warn if that fails."""
@@ -201,12 +190,12 @@ class RunCheckpoints:
             if not self._updater.is_whole():
                 return
             self._give_up_begun(self._checkpointer)
-            begun = self._learner()
+            begun = self._learner(self._checkpointer)
             begun.writer.record["lost_cycles"] = sum(
                 inferencer.dropped_cycles for inferencer in self._session.inferencers
             )
             positions = [_position_after_failure(i) for i in self._session.inferencers]
-            self._save_now(begun, positions, [])
+            self._save_now(self._checkpointer, begun, positions, [])
         except Exception as failure:
             warnings.warn(
                 f"what was learned could not be saved: {type(failure).__name__}: {failure}",
@@ -223,19 +212,22 @@ class RunCheckpoints:
                 "observations are the usual remedies"
             )
 
-    def _learner(self, *, with_experience: bool | None = None) -> Begun:
-        """Return the learner's part, copied; ``with_experience`` None is at the end of the run."""
-        session, checkpointer = self._session, self._checkpointer
-        assert checkpointer is not None
+    def _learner(self, checkpointer: Checkpointer, *, with_experience: bool = True) -> Begun:
+        """Return the learner's part, copied."""
+        session = self._session
         counters, episodes = session.counters, session.episodes
+        assert session.programs is not None
         writer = SnapshotWriter()
         writer.record.update(
             counters=dataclasses.asdict(counters),
             episodes=episodes.state(),
-            seconds=self._seconds(),
+            seconds=session.seconds,
             lost_cycles=0,
             **checkpointer.about(),
-            **self._about(),
+            run=dataclasses.asdict(session.programs.run),
+            schedule=session.options.schedule,
+            generations=session.envs.num_generations,
+            spaces=spaces_of(session.agent.spec),
         )
         networks, opt = self._updater.learned()
         if checkpointer.has_learner:
@@ -247,7 +239,7 @@ class RunCheckpoints:
         if not checkpointer.is_kept_apart(self._updater.experience_bytes()):
             writer.add_experience(self._updater.experience())
             writer.record["experience"] = None
-        elif with_experience or with_experience is None:
+        elif with_experience:
             apart = SnapshotWriter()
             apart.add_experience(self._updater.experience())
             apart.record["counters"] = dataclasses.asdict(counters)
@@ -261,15 +253,18 @@ class RunCheckpoints:
         )
 
     def _save_now(
-        self, begun: Begun, positions: Sequence[InferencerPosition], items: Sequence[Item]
+        self,
+        checkpointer: Checkpointer,
+        begun: Begun,
+        positions: Sequence[InferencerPosition],
+        items: Sequence[Item],
     ) -> None:
         begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
-        assert self._checkpointer is not None
         snapshot, experience = begun.writer.snapshot(), begun.experience
         size = num_bytes((snapshot.arrays, experience.arrays if experience else {}))
         if size > LARGE_BYTES:
-            self._checkpointer.say(f"saving {size / 1e6:.0f} MB, which takes some seconds")
-        self._checkpointer.save_now(begun.env_steps, snapshot, experience, begun.score)
+            checkpointer.say(f"saving {size / 1e6:.0f} MB, which takes some seconds")
+        checkpointer.save_now(begun.env_steps, snapshot, experience, begun.score)
 
     def _give_up_begun(self, checkpointer: Checkpointer) -> None:
         """Drop the begun checkpoint; wait for the one being written, to free the memory of both."""
@@ -278,11 +273,11 @@ class RunCheckpoints:
             inferencer.position_wanted.clear()
             inferencer.left_position = None
         checkpointer.wait()
-        self._warn_of_failure()
+        self._warn_of_failure(checkpointer)
 
-    def _warn_of_failure(self) -> None:
-        assert self._checkpointer is not None
-        if error := self._checkpointer.pop_error():
+    @staticmethod
+    def _warn_of_failure(checkpointer: Checkpointer) -> None:
+        if error := checkpointer.pop_error():
             warnings.warn(
                 f"a checkpoint could not be saved, and the run goes on without it: {error}",
                 RuntimeWarning,

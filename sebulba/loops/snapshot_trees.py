@@ -23,6 +23,8 @@ MOST_BLOCKS = 64
 """Blocks of rows in which those are looked for."""
 MOST_DIFFERENCES = 5
 """Most differences that an error names."""
+NUMBERS = ("inferencer", "cycle", "policy_version")
+"""Fields of a trajectory that the record has, too."""
 FINAL_OBS = re.compile(r"(experience|round)/.*\b(env_step|rows)/final/(obs|given)(/|$)")
 """Names of leaves that older checkpoints lack: zeros say that no last observation is given."""
 
@@ -74,10 +76,11 @@ class SnapshotWriter:
             )
             if position.step_state is not None:
                 self.add(f"step/{index}", position.step_state)
-        names = ("inferencer", "cycle", "policy_version")  # the fields before the arrays
-        self.record["round"] = [dict(zip(names, item[:3], strict=True)) for item in items]
+        self.record["round"] = [
+            {name: int(getattr(item.trajectory, name)) for name in NUMBERS} for item in items
+        ]
         for index, item in enumerate(items):
-            self.add(f"round/{index}", item[3:])
+            self.add(f"round/{index}", tuple(item))
 
     def snapshot(self) -> Snapshot:
         """Return the snapshot of what was added."""
@@ -160,22 +163,14 @@ class SnapshotReader:
           trajectory: Shapes of a trajectory.
           step_state: Shapes of the step state of an Inferencer.
         """
-        scalar = np.zeros((), np.int32)
-        trajectory = trajectory._replace(policy_version=scalar, inferencer=scalar, cycle=scalar)
+        trajectory = Trajectory(*trajectory[:3])
         items = []
         for index, about in enumerate(self.record["round"]):
             prefix = f"round/{index}"
             likes = enumerate((trajectory, step_state, step_state))
             rows, initial, final = (self.tree(f"{prefix}/{i}", like) for i, like in likes)
-            items.append(
-                Item(
-                    **about,
-                    trajectory=rows,
-                    initial_step_state=initial,
-                    final_step_state=final,
-                    step_infos=self._step_infos(f"{prefix}/3"),
-                )
-            )
+            rows = rows._replace(**{name: np.array(x, np.int32) for name, x in about.items()})
+            items.append(Item(rows, initial, final, self._step_infos(f"{prefix}/3")))
         return items
 
     def _step_infos(self, prefix: str) -> StepInfos:

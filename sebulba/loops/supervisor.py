@@ -9,13 +9,12 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from sebulba.errors import HangError, HostError
+from sebulba.errors import HangError
 from sebulba.inference.hangs import silence_error, stacks
 from sebulba.inference.inferencer import WAITING_PHASES, Inferencer
 from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.loops.evaluation_thread import EVALUATOR_THREAD, Evaluations
 from sebulba.loops.session import Session
-from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.permits import WAKE_S
 
 SUPERVISOR_THREAD = "supervisor"
@@ -29,11 +28,6 @@ WAITING_FOR_NODES = ("restart",)
 PAUSE_S = 10 * WAKE_S
 """If the supervisor itself could not look for this many seconds, the whole process stood still."""
 
-OnHang = Callable[[HangError | HostError], None]
-"""Called where the calling thread of ``run()`` itself is silent, so that nothing can be raised
-there, also because it waits for a host that is gone: a command ends its process here, after it has
-said why."""
-
 
 class Supervisor:
     """Watches the phases of the threads of a run: a context manager around it.
@@ -44,33 +38,22 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        limit_s: float | None,
-        learner: PhaseTimer,
-        session: Session,
-        running: RunningInferencers,
-        evaluations: Evaluations,
-        on_hang: OnHang | None,
-        all_in_nodes: bool = False,
+        self, session: Session, running: RunningInferencers, evaluations: Evaluations
     ) -> None:
-        """Watch from entering to leaving.
+        """Watch from entering to leaving, unless the run is inline or has no ``hang_timeout_s``.
 
         Args:
-          limit_s: Longest that a phase may last, in seconds; None watches nothing.
-          learner: Timer of the update loop.
-          session: Its Inferencers are watched.
+          session: Its Inferencers and the thread that learns are watched.
           running: Is told of an Inferencer that hangs.
           evaluations: The evaluations beside training, which are watched too.
-          on_hang: Called if the update loop hangs.
-          all_in_nodes: All environments are made in nodes.
         """
-        self._limit_s = limit_s
-        self._learner = learner
-        self._learner_waiting = LEARNER_WAITING + (WAITING_FOR_NODES if all_in_nodes else ())
+        options = session.options
+        # Inline is for debuggers, which may keep any phase as long as they like.
+        self._limit_s = None if options.inline else options.faults.hang_timeout_s
+        self._learner_waiting = LEARNER_WAITING + (WAITING_FOR_NODES if running.in_nodes else ())
         self._session = session
         self._running = running
         self._evaluations = evaluations
-        self._on_hang = on_hang
         self._stop = threading.Event()
         self._told: set[object] = set()
         """The Inferencers, and names of other threads, whose hang has been told."""
@@ -111,7 +94,7 @@ class Supervisor:
                 self._tell_of_inferencer(inferencer, phase, silent_s)
         if self._is_hang(silent_s := self._evaluations.silent_s()):
             self._tell_of_evaluator(silent_s)
-        phase, silent_s = self._learner.present() or ("", 0.0)
+        phase, silent_s = self._session.timer.present() or ("", 0.0)
         if phase not in self._learner_waiting and self._is_hang(silent_s):
             self._tell_of_learner(phase, silent_s)
 
@@ -146,15 +129,15 @@ class Supervisor:
         self._evaluations.end()
 
     def _tell_of_learner(self, phase: str, silent_s: float) -> None:
-        if not self._is_new(self._learner):
+        if not self._is_new(self._session.timer):
             return
         error = HangError(
             f"the update loop is silent: it did not leave {phase!r} for {silent_s:.0f} s; raise "
             "hang_timeout_s if it is just slow"
         )
         self._print_stacks(str(error))
-        if self._on_hang is not None:
-            self._on_hang(error)
+        if self._session.attached.on_hang is not None:
+            self._session.attached.on_hang(error)
 
     def _is_new(self, who: object) -> bool:
         """Tell whether its hang has not been told yet, and note that it is told now."""

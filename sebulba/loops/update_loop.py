@@ -2,72 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
 
-from sebulba.agent import Agent
+import jax
+
 from sebulba.cluster.hosts.agreement import Agreed, Word
 from sebulba.cluster.hosts.rounds import Rounds
-from sebulba.learning.progress import Progress
+from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.learning.update import Updater
-from sebulba.metrics.timer import PhaseTimer
-from sebulba.metrics.window import MetricWindow
-from sebulba.options import LoopOptions
+from sebulba.loops.evaluation_thread import Evaluations
+from sebulba.loops.records import Records
+from sebulba.loops.saving import Saving
+from sebulba.loops.session import Session
 from sebulba.support.trees import on_device
-from sebulba.transport.item import HandedOver, Item
-from sebulba.transport.source import TrajectorySource
+from sebulba.transport.item import Item
 from sebulba.transport.staging import Staged
-from sebulba.types import PyTree, StepInfos, Trajectory
-
-LEARNER_PHASES = ("get", "restart", "observe", "update", "publish", "metrics", "checkpoint")
-
-ObserveCycle = Callable[[Trajectory, StepInfos], Mapping[str, Any] | None]
-
-
-class Beside(Protocol):
-    """What a run does beside learning; the update loop calls it at the right moments."""
-
-    window: MetricWindow
-    """The window of metrics that is open."""
-
-    def consumed(self, item: Item) -> None:
-        """Note a trajectory that was taken; those of one Inferencer come in their order."""
-        ...
-
-    def checkpoint_when_due(self) -> None:
-        """Begin a checkpoint if one is due; networks, counters and trajectories agree now."""
-        ...
-
-    def checkpoint_is_due(self) -> bool:
-        """Tell whether one is due; several hosts then begin it together."""
-        ...
-
-    def checkpoint_is_busy(self) -> bool:
-        """Tell whether a checkpoint is being made, so that no other can begin."""
-        ...
-
-    def experience_is_due(self) -> bool:
-        """Tell whether a checkpoint that begins now has the experience, if that is kept apart."""
-        ...
-
-    def begin_checkpoint(self, *, with_experience: bool) -> None:
-        """Begin one now, as all hosts do."""
-        ...
-
-    def finish_checkpoint(self, round_in_flight: list[Item]) -> None:
-        """Finish a checkpoint that was begun, once every Inferencer has left its position."""
-        ...
-
-    def evaluate_and_write_when_due(self) -> None:
-        """Begin an evaluation and write metrics, each if it is due."""
-        ...
-
-    def end_takes_long(self) -> None:
-        """Save what was learned, since Inferencers that were told to end still run."""
-        ...
+from sebulba.types import PyTree
 
 
 class UpdateLoop:
@@ -75,82 +27,57 @@ class UpdateLoop:
 
     def __init__(
         self,
-        options: LoopOptions,
-        observe_cycle: ObserveCycle | None,
-        agent: Agent,
-        progress: Progress,
+        session: Session,
         updater: Updater,
-        timer: PhaseTimer,
-        stop_requested: threading.Event,
-        *,
-        inference_only: bool,
+        running: RunningInferencers,
+        saving: Saving,
+        records: Records,
+        evaluations: Evaluations,
         rounds: Rounds | None = None,
     ) -> None:
         """Prepare a run.
 
         Args:
-          options: How the loop runs.
-          observe_cycle: Called with every trajectory before it is donated; returns more metrics.
-          agent: Says how many updates are due.
-          progress: Counters, episodes and staging, which last over several runs.
+          session: What lasts over several runs; says at which count of cycles this one ends.
           updater: Holds the state to train.
-          timer: Times the calling thread in ``LEARNER_PHASES``.
-          stop_requested: Set when the user asks for a stop.
-          inference_only: Never update.
+          running: The Inferencers.
+          saving: Is told when networks, counters and trajectories agree, and may be saved.
+          records: Is told when metrics may be written.
+          evaluations: Is told when networks may be played.
           rounds: Agrees with other hosts; None if this one learns alone.
         """
-        self._options = options
-        self._observe_cycle = observe_cycle
-        self._agent = agent
-        self._progress = progress
+        self._session = session
         self._updater = updater
-        self._timer = timer
-        self._stop_requested = stop_requested
-        self._inference_only = inference_only
+        self._running = running
+        self._saving = saving
+        self._records = records
+        self._evaluations = evaluations
         self._rounds = rounds
-        self._num_hosts = 1 if rounds is None else rounds.hosts.number
         self._agreed: Agreed | None = None
         """What the hosts agreed on for this round; None if this one learns alone."""
         self._acting: PyTree | None = None
         """The acting networks of now; None if the updater has to be asked for them."""
-        self._expected: HandedOver | None = None
-        self._frame_skip = 1
-        self._target = 0
+        self._is_prepared = session.inference_only
         self._warned = False
 
-    def begin(self, num_cycles: int, frame_skip: int, expected: HandedOver | None) -> None:
-        """Publish the first networks.
-
-        Args:
-          num_cycles: Number of trajectories that this run consumes.
-          frame_skip: Frames of the game in an environment step.
-          expected: Shapes of what the Inferencers will hand over; None if they are not known.
-        """
-        self._target = self._progress.counters.cycles + num_cycles
-        self._frame_skip = frame_skip
-        self._expected = None if self._inference_only else expected
-        self._publish()
-
-    def consume(self, source: TrajectorySource, beside: Beside) -> None:
+    def consume(self) -> None:
         """Consume trajectories until the target is reached or a stop is requested."""
-        self._source, self._beside = source, beside
-        if self._options.schedule == "lockstep":
+        if self._session.options.schedule == "lockstep":
             self._consume_rounds()
         else:
             self._consume_stream()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop ended the run before its last cycle."""
-        return self._progress.counters.cycles < self._target
-
     def prepare_while_idle(self) -> None:
         """Prepare the update, once, while the Inferencers compile and run their first cycles."""
-        expected, self._expected = self._expected, None
-        if expected is not None:
-            due = self._due_after(self._progress.counters.cycles + 1)
-            with self._timer.phase("update"):
-                self._updater.prepare(*expected, due=due)
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        programs, step_state = self._session.programs, self._session.inferencers[0].step_state
+        assert programs is not None
+        due = self._due_after(self._session.counters.cycles + 1)
+        with self._session.timer.phase("update"):
+            step = jax.eval_shape(lambda: step_state)
+            self._updater.prepare(Item(programs.shapes, step, step, ()), due=due)  # type: ignore[arg-type]
 
     # The two schedules.
 
@@ -160,16 +87,16 @@ class UpdateLoop:
         With other hosts a trajectory of each makes a round. At a stop what they have of one is
         dropped, as is what still lies in the queue.
         """
-        counters, beside = self._progress.counters, self._beside
-        while counters.cycles < self._target and not self._ends():
+        session, counters = self._session, self._session.counters
+        while session.has_cycles_left and not self._ends():
             item = self._next_with_others()
             if item is not None and self._consume(item):
                 counters.policy_version += 1
-                self._publish()
+                self.publish()
             del item  # which would be kept while the next one is made
-            beside.evaluate_and_write_when_due()
+            self._evaluate_and_write_when_due()
             self._checkpoint_when_due()
-            beside.finish_checkpoint([])
+            self._saving.finish_when_ready([])
 
     def _next_with_others(self) -> Item | None:
         """Return the next trajectory of the stream; with other hosts once each of them has one."""
@@ -178,14 +105,14 @@ class UpdateLoop:
         # To drop what is too late is a matter of each host; a round is what all learn from.
         items, agreed = self._agree(lambda: [item] if (item := self._next_in_time()) else [])
         if agreed.stop:
-            self._progress.counters.dropped_stop_cycles += len(items)
+            self._session.counters.dropped_stop_cycles += len(items)
             return None
         self._count_those_of_all(agreed)
         return items[0]
 
     def _next_of_stream(self) -> Item | None:
-        with self._timer.phase("get"):
-            return self._source.next_item(wait_s=0.0)
+        with self._session.timer.phase("get"):
+            return self._running.next_item(wait_s=0.0)
 
     def _next_in_time(self) -> Item | None:
         """Return the next trajectory that is not too late; None at a stop."""
@@ -199,25 +126,25 @@ class UpdateLoop:
         Nothing is published after the last round. So every Inferencer finishes exactly the round
         that is in flight and finds no networks for another; that round is kept for the next run.
         """
-        counters, progress, beside = self._progress.counters, self._progress, self._beside
+        session, counters = self._session, self._session.counters
         while True:
-            items = self._round(progress.kept_round)
-            progress.kept_round = []
+            items = self._round(session.kept_round)
+            session.kept_round = []
             if self._agreed is not None:
                 self._count_those_of_all(self._agreed)
-            beside.finish_checkpoint(items)
+            self._saving.finish_when_ready(items)
             while items:  # none is kept longer than it is needed
                 self._consume(items.pop(0))
             counters.policy_version += 1
-            if counters.cycles >= self._target or self._ends():
+            if not session.has_cycles_left or self._ends():
                 break
             # Begin a checkpoint before the publish that lets the Inferencers go on: it then gets
             # their positions after the round that they are in, which fit the learner's state.
             self._checkpoint_when_due()
-            self._publish()
-            beside.evaluate_and_write_when_due()
-        self._source.begin_no_more()
-        progress.kept_round = self._round([])
+            self.publish()
+            self._evaluate_and_write_when_due()
+        self._running.begin_no_more()
+        session.kept_round = self._round([])
 
     def _round(self, kept: list[Item]) -> list[Item]:
         """Return the kept round, or the next; with other hosts once all of them have theirs."""
@@ -243,15 +170,15 @@ class UpdateLoop:
         infos = [item.step_infos for item in items]
         word = Word(
             failed=error is not None,
-            stop=self._stop_requested.is_set(),
-            due=self._beside.checkpoint_is_due(),
-            busy=self._beside.checkpoint_is_busy(),
-            with_experience=self._beside.experience_is_due(),
+            stop=self._session.stop_requested.is_set(),
+            due=self._saving.is_due,
+            busy=self._saving.is_busy,
+            with_experience=self._saving.experience_is_due,
             waited_s=time.perf_counter() - began,
             episodes=sum(len(info.episode_returns) for info in infos),
             masked=sum(int(info.masked_truncation.sum()) for info in infos),
         )
-        with self._timer.phase("get"):
+        with self._session.timer.phase("get"):
             self._updater.wait()  # its collectives and this one would share threads on a CPU
             self._agreed = self._rounds.agree(word, error)
         return items, self._agreed
@@ -259,90 +186,95 @@ class UpdateLoop:
     def _checkpoint_when_due(self) -> None:
         """Begin a checkpoint if one is due; with other hosts if all of them begin it now."""
         if self._agreed is None:
-            self._beside.checkpoint_when_due()
+            if self._saving.is_due:
+                self._saving.begin(with_experience=self._saving.experience_is_due)
         elif self._agreed.checkpoint and not self._agreed.stop:
-            self._beside.begin_checkpoint(with_experience=self._agreed.with_experience)
+            self._saving.begin(with_experience=self._agreed.with_experience)
+
+    def _evaluate_and_write_when_due(self) -> None:
+        self._evaluations.when_due(self._session.counters.env_steps, self.networks_to_play)
+        self._records.write_when_due()
 
     def _ends(self) -> bool:
         """Tell whether the run ends with this round: a stop was requested, here or elsewhere."""
         if self._rounds is None:
-            return self._stop_requested.is_set()
+            return self._session.stop_requested.is_set()
         if self._agreed is None or not self._agreed.stop:
             return False
-        self._stop_requested.set()
+        self._session.stop_requested.set()
         return True
 
     def _count_those_of_all(self, agreed: Agreed) -> None:
-        counters = self._progress.counters
+        counters = self._session.counters
         counters.episodes += agreed.total("episodes")
         counters.masked_truncations += agreed.total("masked")
 
     def _next_round(self) -> list[Item]:
-        with self._timer.phase("get"):
-            return self._source.next_round(self._beside.end_takes_long)
+        with self._session.timer.phase("get"):
+            return self._running.next_round(self._saving.save_learner)
 
     # One trajectory.
 
     def _consume(self, item: Item) -> bool:
         """Count, observe and learn from one trajectory; True if updates were due."""
-        counters, timer, window = self._progress.counters, self._timer, self._beside.window
+        session, counters = self._session, self._session.counters
         if self._drops(item):
             return False
-        self._beside.consumed(item)
+        self._saving.consumed(item)
         self._count(item)
-        window.add_cycle(counters.policy_version - item.policy_version, self._source.fullness)
-        if self._observe_cycle is not None:
-            with timer.phase("observe"):
-                window.add_observed(self._observe_cycle(item.trajectory, item.step_infos))
-        if self._inference_only:
+        window = self._records.window
+        window.add_cycle(self._lag(item), self._running.fullness)
+        if session.attached.observe_cycle is not None:
+            with session.timer.phase("observe"):
+                observed = session.attached.observe_cycle(item.trajectory, item.step_infos)
+                window.add_observed(observed)
+        if session.inference_only:
             return False
         due = self._due_after(counters.cycles)
-        with timer.phase("update"):
-            self._acting = self._updater.consume(
-                item.trajectory,
-                item.initial_step_state,
-                item.final_step_state,
-                updates=counters.updates,
-                due=due,
-            )
+        with session.timer.phase("update"):
+            self._acting = self._updater.consume(item, updates=counters.updates, due=due)
         counters.updates += due
         return due > 0
 
+    def _lag(self, item: Item) -> int:
+        """Return how many publishes ago the networks were that made ``item``."""
+        return self._session.counters.policy_version - int(item.trajectory.policy_version)
+
     def _drops(self, item: Item) -> bool:
         """Tell whether networks that are too old made ``item``; if so, count it and drop it."""
-        counters, most = self._progress.counters, self._options.max_policy_lag
-        if most is None or counters.policy_version - item.policy_version <= most:
+        most = self._session.options.max_policy_lag
+        if most is None or self._lag(item) <= most:
             return False
-        self._beside.consumed(item)
-        counters.dropped_lag_cycles += 1
-        self._source.give_permit()
+        self._saving.consumed(item)
+        self._session.counters.dropped_lag_cycles += 1
+        self._running.give_permit()
         return True
 
     def _due_after(self, cycles: int) -> int:
         """Return how many updates are due after trajectory number ``cycles``, counted from 1."""
-        warm_up_from = self._progress.counters.warm_up_from
-        return self._agent.num_off_policy_optims_per_cycle(cycles - warm_up_from)
+        session = self._session
+        return session.agent.num_off_policy_optims_per_cycle(cycles - session.counters.warm_up_from)
 
     def _count(self, item: Item) -> None:
-        counters = self._progress.counters
-        env_steps = item.step_infos.episode_end.size * self._num_hosts
+        session, counters, infos = self._session, self._session.counters, item.step_infos
+        env_steps = infos.episode_end.size * session.num_hosts
         counters.cycles += 1
         counters.env_steps += env_steps
-        counters.frames += env_steps * self._frame_skip
-        masked = int(item.step_infos.masked_truncation.sum())
+        counters.frames += env_steps * session.inferencers[0].env.spec.frame_skip
+        masked = int(infos.masked_truncation.sum())
         if masked:
             self._warn_of_masked()
         if self._agreed is None:  # else those of all hosts have been counted
-            counters.episodes += len(item.step_infos.episode_returns)
+            counters.episodes += len(infos.episode_returns)
             counters.masked_truncations += masked
-        self._progress.episodes.add(item.step_infos)
+        session.episodes.add(infos)
 
     def _warn_of_masked(self) -> None:
         """Say once that the environment gives no last observations, though the agent uses them."""
-        if self._warned or self._inference_only:
+        if self._warned or self._session.inference_only:
             return
         self._warned = True
-        if self._agent.uses_final_obs:
+        if self._session.agent.uses_final_obs:
             warnings.warn(
                 "the last step before a truncation is not learned from: the environment resets in "
                 "the same step and does not say what was observed before that; give it in "
@@ -351,10 +283,24 @@ class UpdateLoop:
                 stacklevel=2,
             )
 
-    def _publish(self) -> None:
-        with self._timer.phase("publish"):
+    # Networks.
+
+    def publish(self) -> None:
+        """Give the acting networks to the Inferencers of every device."""
+        with self._session.timer.phase("publish"):
             if self._acting is None:
                 self._acting = self._updater.acting_networks()
-            for device, staging in self._progress.staging.items():
-                version = self._progress.counters.policy_version
+            version = self._session.counters.policy_version
+            for device, staging in self._session.staging.items():
                 staging.publish(Staged(version, on_device(self._acting, device)))
+
+    def networks_to_play(self) -> PyTree:
+        """Return a copy of the acting networks, on the first inference device.
+
+        One host of several takes what was just published: to make a copy is a program of them all.
+        """
+        device = self._session.inferencers[0].device
+        if self._rounds is not None and (staged := self._session.staging[device].newest()):
+            return staged.networks
+        with self._session.timer.phase("publish"):
+            return on_device(self._updater.acting_networks(), device)

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, spec_of_each_leaf
 from sebulba.cluster.hosts.mesh import HostMesh
 from sebulba.support.trees import copy_tree, is_on
-from sebulba.types import PyTree, Trajectory
+from sebulba.transport.item import Item
+from sebulba.types import PyTree
 
 MOST_COPIED_BYTES = 1 << 18
 """Up to this size a jitted copy is faster than ``jax.device_put``, which takes 15 us a leaf: 25
@@ -20,11 +21,9 @@ instead of 135 us for a cycle of 16 steps of 32 CartPoles."""
 class HandOffToHost:
     """Brings the rows of a cycle to the host, from where they go to a trajectory manager."""
 
-    def __call__(
-        self, trajectory: Trajectory, initial: PyTree, final: PyTree
-    ) -> tuple[Trajectory, PyTree, PyTree]:
+    def __call__(self, item: Item) -> Item:
         """Return the trajectory on the host; step states stay where they are."""
-        return jax.device_get(trajectory), initial, final
+        return item._replace(trajectory=jax.device_get(item.trajectory))
 
 
 class HandOffToMesh:
@@ -37,17 +36,13 @@ class HandOffToMesh:
         self._split_rows = NamedSharding(mesh, P(None, LEARNER_AXIS))
         self._copy = jax.jit(copy_tree, out_shardings=SingleDeviceSharding(mesh.devices.flat[0]))
 
-    def __call__(
-        self, trajectory: Trajectory, initial: PyTree, final: PyTree
-    ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Return all three on the update devices; the caller must not use the arguments again."""
-        shard = self._agent.shard_step_state
+    def __call__(self, item: Item) -> Item:
+        """Return trajectory and step states on the update devices; ``item`` is not used again."""
+        trajectory, initial, final, step_infos = item
         env_step, action, extras = self._place(trajectory[:3])
-        return (
-            trajectory._replace(env_step=env_step, action=action, extras=extras),
-            shard(initial, self._split),
-            shard(final, self._split),
-        )
+        placed = trajectory._replace(env_step=env_step, action=action, extras=extras)
+        shard = self._agent.shard_step_state
+        return Item(placed, shard(initial, self._split), shard(final, self._split), step_infos)
 
     def _place(self, rows: PyTree) -> PyTree:
         """Split ``[T, B, ...]`` over the mesh; arrays that are in place already are not copied."""
@@ -77,20 +72,16 @@ class HandOffToHosts:
         self._hand_off = HandOffToMesh(agent, hosts.local)
         self._step_spec = agent.step_state_spec()
 
-    def __call__(
-        self, trajectory: Trajectory, initial: PyTree, final: PyTree
-    ) -> tuple[Trajectory, PyTree, PyTree]:
-        """Return all three as arrays over all hosts; the caller must not use the arguments again.
+    def __call__(self, item: Item) -> Item:
+        """Return arrays over all hosts; ``item`` is not used again.
 
         Leaves of a step state that have no row for each environment stay those of their host.
         """
-        trajectory, initial, final = self._hand_off(trajectory, initial, final)
+        trajectory, initial, final, step_infos = self._hand_off(item)
         env_step, action, extras = map(self._hosts.lift, trajectory[:3], TRAJECTORY_SPEC[:3])
-        return (
-            trajectory._replace(env_step=env_step, action=action, extras=extras),
-            self._hosts.lift(initial, self._specs_of(initial)),
-            self._hosts.lift(final, self._specs_of(final)),
-        )
+        placed = trajectory._replace(env_step=env_step, action=action, extras=extras)
+        initial, final = (self._hosts.lift(x, self._specs_of(x)) for x in (initial, final))
+        return Item(placed, initial, final, step_infos)
 
     def _specs_of(self, step_state: PyTree) -> PyTree:
         """Return how each leaf was placed; on one device its sharding does not say it."""

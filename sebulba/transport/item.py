@@ -7,26 +7,24 @@ from typing import NamedTuple
 
 from sebulba.types import PyTree, StepInfos, Trajectory
 
-HandedOver = tuple[Trajectory, PyTree, PyTree]
-"""Trajectory, initial step state and final step state, on the update devices."""
-HandOff = Callable[[Trajectory, PyTree, PyTree], HandedOver]
-"""Places a trajectory, an initial and a final step state on the update devices."""
-
 
 class Item(NamedTuple):
-    """One cycle's result on its way to the update loop; JAX arrays are on the update devices."""
+    """What one cycle made. A cycle returns it, a hand-off places it, the update takes it."""
 
-    inferencer: int
-    """Index of the Inferencer that made it."""
-    cycle: int
-    """Number of the cycle, counted by that Inferencer."""
-    policy_version: int
-    """Version of the networks that acted."""
     trajectory: Trajectory
     """T transitions of B environments."""
     initial_step_state: PyTree
-    """Step state before row 0."""
+    """Step state before row 0; a copy."""
     final_step_state: PyTree
-    """Step state before row T."""
+    """Step state before row T; a copy."""
     step_infos: StepInfos
     """Statistics of episodes, on the host."""
+
+    @property
+    def inferencer(self) -> int:
+        """Index of the Inferencer that made it."""
+        return int(self.trajectory.inferencer)
+
+
+HandOff = Callable[[Item], Item]
+"""Places trajectory and step states on the update devices; its argument is not used again."""

@@ -25,6 +25,7 @@ from sebulba.tools.check.agent_driver import (
     run_spec,
     with_other_rewards,
 )
+from sebulba.transport.item import Item
 from sebulba.types import EnvSpec, empty_env_step
 from tests.support import oracle
 from tests.support.agent_driver import Driver, quick_state
@@ -252,9 +253,10 @@ def test_an_update_is_prepared_before_there_is_a_trajectory(
     driver = AGENTS[name].driver(1)
     made = [driver.streams.next(driver._acting, i % 2) for i in range(NUM_CYCLES)]
     due = driver.agent.num_off_policy_optims_per_cycle(1)
-    driver.updater.prepare(*jax.eval_shape(lambda: made[0]), due=due)
+    item = Item(*jax.eval_shape(lambda: made[0]), step_infos=())  # type: ignore[arg-type]
+    driver.updater.prepare(item, due=due)
     monkeypatch.setattr(driver.updater, "_metric_shapes", None)  # otherwise it looks again
-    if program := driver.updater._take_and_update.get(due):  # nothing is compiled again
+    if program := driver.updater._programs.get((True, due)):  # nothing is compiled again
         monkeypatch.setattr(program, "jitted", None)
     assert "loss" in feed(driver, made) and driver.updates
 

@@ -19,6 +19,7 @@ from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
 from sebulba.configs.presets import PRESETS
 from sebulba.tools.check.agent_driver import B, Streams, T, run_spec
+from sebulba.transport.item import Item
 from sebulba.types import RunSpec
 from tests.support.agent_driver import SPEC, Driver, quick_state
 from tests.support.contract_agents import (
@@ -195,7 +196,8 @@ def test_replay_has_sequences_of_two_cycles_and_none_over_a_gap() -> None:
 
     def take(inferencer: int) -> Any:
         made = streams.next(driver._acting, inferencer)
-        driver.updater.consume(*driver._hand_off(*made), updates=0, due=0)
+        item = Item(*made, step_infos=())  # type: ignore[arg-type]
+        driver.updater.consume(driver._hand_off(item), updates=0, due=0)
         return jax.device_get((made[0].env_step, made[1]))
 
     (first, core), _ = take(0), take(1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from sebulba.configs.presets import PRESETS, goal_of
-from sebulba.loops.records import RunRecords
+from sebulba.loops.records import Records
 from sebulba.metrics import plots
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.episode_log import MOST_PENDING, EpisodeLog
@@ -139,22 +138,20 @@ def test_the_first_windows_are_short_and_each_twice_as_long_as_the_one_before():
         age_s = property(lambda self: now[0] - (closed[-1] if closed else 0.0))
 
     session = SimpleNamespace(
+        options=LoopOptions(metrics_interval_s=0.5),
+        attached=SimpleNamespace(
+            metric_writer=SimpleNamespace(write=lambda record: closed.append(now[0])), callbacks=()
+        ),
+        timer=PhaseTimer("metrics"),
         counters=counters,
+        began=0.0,
+        target=10,
         inferencers=[SimpleNamespace(timer=PhaseTimer("cycle"))],
         episodes=SimpleNamespace(means=dict),
     )
-    records = RunRecords(
-        LoopOptions(metrics_interval_s=0.5),
-        SimpleNamespace(write=lambda record: closed.append(now[0])),
-        (),
-        threading.Event(),
-        session,
-        SimpleNamespace(take_metrics=dict, pop_skipped=lambda: 0),
-        PhaseTimer("metrics"),
-        SimpleNamespace(pop=dict),
-        Window(counters, 0.0),
-        10,
-    )
+    updater = SimpleNamespace(take_metrics=dict, pop_skipped=lambda: 0)
+    records = Records(session, updater, SimpleNamespace(pop=dict))
+    records.window = Window(counters, 0.0)
     for tick in range(1000):
         now[0] = tick / 400
         counters.updates = int(now[0] >= 0.1)

@@ -36,6 +36,7 @@ from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.inference.replacements import BEING_REPLACED, Replacements
 from sebulba.metrics import live_panel
 from sebulba.metrics.counters import Counters
+from sebulba.metrics.timer import PhaseTimer
 from sebulba.options import ClusterOptions, FaultOptions, LoopOptions
 from sebulba.transport.permits import Stop
 from sebulba.transport.staging import Staging
@@ -401,12 +402,11 @@ def running_with(workers: Workers, inferencers: list[Any], replace: Any) -> Runn
         given,
         inferencers,
         counters,
+        PhaseTimer("restart"),
         None,  # type: ignore[arg-type]
         threading.Event(),
         replace,
-        lambda: None,
         workers,
-        replace,
     )
     running._stops = [Stop.new() for _ in inferencers]
     return running

@@ -11,9 +11,10 @@ from sebulba.errors import EnvHangError, HangError
 from sebulba.inference.env_thread import CallingThread
 from sebulba.inference.inferencer import ENV_PHASES, INFERENCER_PHASES, WAITING_PHASES, Inferencer
 from sebulba.loops import supervisor as supervisor_module
+from sebulba.loops.session import LEARNER_PHASES
 from sebulba.loops.supervisor import Supervisor
-from sebulba.loops.update_loop import LEARNER_PHASES
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.options import FaultOptions, LoopOptions
 from sebulba.transport.permits import WAKE_S
 
 LIMIT_S = 300.0
@@ -33,20 +34,19 @@ class World:
         timer = PhaseTimer(*INFERENCER_PHASES)
         self.inferencer = Inferencer(0, *[None] * 4, timer, CallingThread())  # type: ignore[arg-type,list-item]
         queue = types.SimpleNamespace(fail=self.told.append)
-        running = types.SimpleNamespace(fail=self.fail, silent=[], queue=queue)
+        running = types.SimpleNamespace(
+            fail=self.fail, silent=[], queue=queue, in_nodes=all_in_nodes
+        )
         evaluations = types.SimpleNamespace(
             silent_s=lambda: self.evaluator_silent_s, threads=[], end=self.end_evaluations
         )
-        session = types.SimpleNamespace(inferencers=[self.inferencer])
-        self.supervisor = Supervisor(
-            LIMIT_S,
-            self.learner,
-            session,  # type: ignore[arg-type]
-            running,  # type: ignore[arg-type]
-            evaluations,  # type: ignore[arg-type]
-            self.told.append,
-            all_in_nodes,
+        session = types.SimpleNamespace(
+            options=LoopOptions(faults=FaultOptions(hang_timeout_s=LIMIT_S)),
+            attached=types.SimpleNamespace(on_hang=self.told.append),
+            timer=self.learner,
+            inferencers=[self.inferencer],
         )
+        self.supervisor = Supervisor(session, running, evaluations)  # type: ignore[arg-type]
         self.supervisor._looked_at = self.supervisor._awake_since = self.now
 
     def fail(self, inferencer: Inferencer, error: HangError) -> None:

@@ -21,6 +21,7 @@ from sebulba.loops import devices
 from sebulba.loops.devices import learner_mesh
 from sebulba.runs.build import build_agent
 from sebulba.transport.hand_off import HandOffToMesh
+from sebulba.transport.item import Item
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.faults.counts import rounds
 from tests.support.loop_helpers import make_tiny_loop
@@ -64,8 +65,8 @@ def train(num_devices, num_updates=10):
     updater.place(state)
     hand_off = HandOffToMesh(agent, mesh)
     for index, trajectory in enumerate(batches(agent, num_updates)):
-        placed = hand_off(trajectory, state.step[0], state.step[0])
-        updater.consume(*placed, updates=index, due=1)
+        item = Item(trajectory, state.step[0], state.step[0], ())
+        updater.consume(hand_off(item), updates=index, due=1)
     return jax.device_get(updater.state(()).networks), updater.take_metrics()
 
 

@@ -30,7 +30,8 @@ from sebulba.tools.bench import ceiling, gil, train
 from sebulba.tools.bench.ceiling import Cost, Setup, Training
 from sebulba.tools.bench.stages import ReplayEnv, Stages, env_work, measure_together
 from sebulba.transport.hand_off import HandOffToMesh
-from sebulba.types import RunSpec, Trajectory
+from sebulba.transport.item import Item
+from sebulba.types import RunSpec
 from tests.package.test_package import MODULES, named_in
 
 COSTS = {
@@ -282,14 +283,14 @@ def test_stages_are_measured_at_a_new_state_as_at_a_trained_one(stages):
 
 @pytest.mark.slow
 def test_a_replayed_environment_returns_the_rows_of_its_cycle_in_both_ways(stages):
-    output = stages._kept[0]
-    replay = ReplayEnv(stages._agent.spec, output)
+    kept = stages._kept[0]
+    replay, output = ReplayEnv(stages._agent.spec, kept), kept.trajectory
     state, step, *_ = replay.fused()
     for t in [*range(1, CONFIG.steps_per_cycle), 0]:
         stepped = replay.step(np.zeros(CONFIG.num_envs, np.int32))
         np.testing.assert_array_equal(stepped.obs, np.asarray(output.env_step.obs)[t + 1])
         np.testing.assert_array_equal(stepped.is_first, np.asarray(output.env_step.is_first)[t + 1])
-        np.testing.assert_array_equal(stepped.episode_end, output.step_infos.episode_end[t])
+        np.testing.assert_array_equal(stepped.episode_end, kept.step_infos.episode_end[t])
     for _ in range(CONFIG.steps_per_cycle):
         state, fused, num_invalid = jax.jit(step)(state, np.zeros(CONFIG.num_envs, np.int32))
     last = CONFIG.steps_per_cycle - 1
@@ -379,17 +380,14 @@ def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(
     agent, kept = stages._agent, stages._kept[0]
     run = RunSpec(CONFIG.num_envs, 2, CONFIG.steps_per_cycle, 1)
     state = agent.new_state(jax.random.key(3), run)
-    zero = np.array(0, np.int32)
-    trajectory = jax.tree.map(
-        np.array, Trajectory(kept.env_step, kept.action, kept.extras, zero, zero, zero)
-    )
+    trajectory = jax.tree.map(np.array, kept.trajectory)
     mesh = learner_mesh(jax.devices()[:1])
     updater = Updater(agent, mesh, jax.random.key(0))
     updater.place(state)
     step_states = kept.initial_step_state, kept.final_step_state
     copies = jax.tree.map(lambda x: x.copy(), step_states)
-    placed = HandOffToMesh(agent, mesh)(trajectory, *copies)
-    updater.consume(*placed, updates=0, due=1)
+    placed = HandOffToMesh(agent, mesh)(Item(trajectory, *copies, kept.step_infos))
+    updater.consume(placed, updates=0, due=1)
 
     initial, final = map(prototype.unwrap_keys, step_states)
     networks, _, _, loss = prototype.make_update(agent)(

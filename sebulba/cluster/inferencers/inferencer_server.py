@@ -223,12 +223,12 @@ class Server:
             leaves = self.shared.take(version)
             self._networks = jax.tree.unflatten(self._networks_structure, leaves)
         begin = keys.wrap(self._programs.copy(jax.device_put(step_state, self._device)))
-        output, after = self._ready.run(self._networks, begin, self._stop)
+        item, after = self._ready.run(self._networks, begin, self._stop)
         after = jax.device_get(keys.unwrap(after))
         made = None
-        if output is not None:
-            rows = jax.tree.leaves((output.env_step, output.action, output.extras))
-            made = [jax.device_get(rows), output.step_infos]
+        if item is not None:
+            rows = jax.tree.leaves(tuple(item.trajectory[:3]))
+            made = [jax.device_get(rows), item.step_infos]
         return made, after, Spent(time.perf_counter() - began, time.process_time())
 
     def stop(self, number: int) -> None:

@@ -22,10 +22,11 @@ import numpy as np
 
 from sebulba.cluster.inferencers.nodes import LostNodeError, Worker
 from sebulba.errors import EnvError, UsageError
-from sebulba.inference.cycle import CycleOutput, CyclePrograms
+from sebulba.inference.cycle import CyclePrograms
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import num_bytes, owned_copy
-from sebulba.types import EnvOutput, FusedEnv, PyTree
+from sebulba.transport.item import Item
+from sebulba.types import EnvOutput, FusedEnv, PyTree, Trajectory
 
 CYCLES = "sebulba.cluster.inferencers.inferencer_server:Server"
 """What runs the cycles of an Inferencer in a worker."""
@@ -146,7 +147,7 @@ class RemoteCycle:
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
-    ) -> tuple[CycleOutput | None, PyTree]:
+    ) -> tuple[Item | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
         keys, number = self._programs.keys, next(self._worker.node.cycle_numbers)
         with self._timer.phase("act"):
@@ -172,9 +173,9 @@ class RemoteCycle:
             if made is None:
                 return None, step_state
             leaves, step_infos = made
-            env_step, action, extras = jax.tree.unflatten(self._structure, leaves)
+            trajectory = Trajectory(*jax.tree.unflatten(self._structure, leaves))
             final = self._programs.copy(step_state)
-        return CycleOutput(env_step, action, extras, initial, final, step_infos), step_state
+        return Item(trajectory, initial, final, step_infos), step_state
 
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""

@@ -6,17 +6,15 @@ devices as its experience; the priorities that it computes go back.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import Agent, AgentState
+from sebulba.cluster.replay.sharded_replay import ShardedReplay
 from sebulba.learning.update import Updater
-from sebulba.transport.trajectory_store import TrajectoryStore
-from sebulba.types import PyTree, Trajectory
+from sebulba.transport.item import Item
+from sebulba.types import PyTree
 
 
 class ManagedUpdater(Updater):
@@ -27,7 +25,7 @@ class ManagedUpdater(Updater):
         agent: Agent,
         mesh: Mesh,
         update_key: jax.Array,
-        store: TrajectoryStore,
+        store: ShardedReplay,
         *,
         skip_not_finite: bool = False,
     ) -> None:
@@ -61,21 +59,17 @@ class ManagedUpdater(Updater):
         """Return the part of the replay that a checkpoint keeps even without the rest."""
         return self._store.lasting()
 
-    def consume(
-        self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, updates: int, due: int
-    ) -> PyTree | None:
+    def consume(self, item: Item, *, updates: int, due: int) -> PyTree | None:
         """Give one trajectory to the store and take the optimizer steps that are then due.
 
         The arguments are those of ``Updater.consume``; the trajectory is on the host.
         """
-        del final
-        self._store.insert(trajectory, initial)
+        self._store.insert(item.trajectory, item.initial_step_state)
         if not due:
             return None
         self._find_metrics(())
         for number in range(updates, updates + due):
             self._learn_from(self._store.sample(number), number)
-        self._updates_summed += due
         return self.acting_networks()
 
     def _learn_from(self, drawn: PyTree, number: int) -> None:
@@ -84,10 +78,7 @@ class ManagedUpdater(Updater):
         # which belongs to a manager, or to Ray.
         own = jax.tree.map(np.array, drawn)
         self._experience = jax.device_put(own, self._placed(own))
-        state = (self._networks, self._opt, self._experience, self._metric_sums)
-        self._networks, self._opt, self._experience, self._metric_sums = self._update(
-            *state, self._key_data, np.uint32(number)
-        )
+        self._learn((), number, 1)
         self._store.update_priority(self._experience)
 
     def _placed(self, drawn: PyTree) -> PyTree:
@@ -98,17 +89,7 @@ class ManagedUpdater(Updater):
             drawn,
         )
 
-    def prepare(self, trajectory: Trajectory, initial: PyTree, final: PyTree, *, due: int) -> None:
+    def prepare(self, item: Item, *, due: int) -> None:
         """Find the names of the metrics, before there is a trajectory."""
-        del trajectory, initial, final, due
+        del item, due
         self._find_metrics(())
-
-    def _metric_shapes(self, given: tuple) -> PyTree:
-        del given
-
-        def metrics(*arguments: Any) -> PyTree:
-            return self._metrics_shard(*arguments)[3]
-
-        specs = (P(), P(), self._agent.experience_spec(), P(), P())
-        state = self._networks, self._opt, self._experience
-        return jax.eval_shape(self._map(metrics, specs, P()), *state, self._key_data, np.uint32(0))

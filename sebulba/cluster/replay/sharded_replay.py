@@ -149,7 +149,7 @@ class ShardedReplay:
         assert self._run is not None, "make comes first"
         return self._run
 
-    # In the update; see ``TrajectoryStore``.
+    # In the update.
 
     def begin(self, key_data: np.ndarray, impl: str) -> None:
         """Take the key of the updates, from which those of draws are folded."""

@@ -26,7 +26,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import EnvError
 from sebulba.inference.choose_cycle import make_cycle
 from sebulba.inference.cores import Cores, threads_run_on
-from sebulba.inference.cycle import Cycle, CycleOutput, CyclePrograms
+from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
 from sebulba.learning.update import Updater
@@ -35,6 +35,7 @@ from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import on_device, owned_copy
 from sebulba.tools.bench.ceiling import ALONE, RELAY, Cost
 from sebulba.transport.hand_off import HandOffToMesh
+from sebulba.transport.item import Item
 from sebulba.types import (
     EnvAdapter,
     EnvFactory,
@@ -44,7 +45,6 @@ from sebulba.types import (
     MultiAgentSpec,
     PyTree,
     RunSpec,
-    Trajectory,
 )
 
 MOST_COPIES, MOST_COPIED_BYTES = 64, 2**28
@@ -231,7 +231,7 @@ class Stages:
             for i, (env, kept) in enumerate(zip(replays, self._kept, strict=True))
         ]
         self._works["environment"] = [
-            env_work(env, jax.tree.map(np.array, kept.action), self.kind, device)
+            env_work(env, jax.tree.map(np.array, kept.trajectory.action), self.kind, device)
             for env, kept, device in zip(self._make_envs(), self._kept, self._devices, strict=True)
         ]
 
@@ -272,7 +272,7 @@ class Stages:
             kept[i], step_state = cycle.run(self._networks[device], step_state, never)
 
         def finish() -> None:
-            jax.block_until_ready((kept[i].env_step, kept[i].final_step_state))
+            jax.block_until_ready((kept[i].trajectory, kept[i].final_step_state))
 
         return repeated(once, self.env_steps_per_cycle, finish)
 
@@ -319,18 +319,10 @@ class Stages:
         env_steps = max(1, items) * self.env_steps_per_cycle
         return Cost(1e6 * relay_s / env_steps / self.num_inferencers, 1e6 * cpu_s / env_steps)
 
-    def _kept_arguments(self) -> tuple[Trajectory, PyTree, PyTree]:
-        output = self._kept[0]
-        zero = np.array(0, np.int32)
-        trajectory = Trajectory(output.env_step, output.action, output.extras, zero, zero, zero)
-        return trajectory, output.initial_step_state, output.final_step_state
-
     def _measure_hand_off(self) -> Cost:
-        arguments = self._kept_arguments()
-
         def once() -> None:
             # Without waiting, transfers to another device would pile up.
-            jax.block_until_ready(self._hand_off(*arguments))
+            jax.block_until_ready(self._hand_off(self._kept[0]))
 
         return measure_together([repeated(once, self.env_steps_per_cycle)], self._seconds / 2)
 
@@ -339,7 +331,7 @@ class Stages:
 
         The update donates its trajectory, so copies are made before the clock starts.
         """
-        placed = self._hand_off(*self._kept_arguments())
+        placed = self._hand_off(self._kept[0])
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(placed) if isinstance(leaf, jax.Array))
         most_copies = max(1, min(MOST_COPIES, MOST_COPIED_BYTES // max(1, size)))
         warm_up_s, _ = self._time_updates(placed, 2)
@@ -355,7 +347,7 @@ class Stages:
         self._updater.take_metrics()
         return Cost(wall_us=1e6 * wall_s / env_steps, cpu_us=1e6 * cpu_s / env_steps)
 
-    def _time_updates(self, placed: PyTree, num_copies: int) -> tuple[float, float]:
+    def _time_updates(self, placed: Item, num_copies: int) -> tuple[float, float]:
         """Return the wall and CPU seconds of learning from copies of one trajectory."""
         copies = [
             jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, placed)
@@ -363,14 +355,14 @@ class Stages:
         ]
         jax.block_until_ready(copies)
         began_s, cpu_began_s = time.perf_counter(), time.process_time()
-        for arguments in copies:
-            self._consume(*arguments)
+        for item in copies:
+            self._consume(item)
         self._updater.wait()
         return time.perf_counter() - began_s, time.process_time() - cpu_began_s
 
-    def _consume(self, trajectory: Trajectory, initial: PyTree, final: PyTree) -> None:
+    def _consume(self, item: Item) -> None:
         due = self._agent.num_off_policy_optims_per_cycle(self._consumed + 1)
-        acting = self._updater.consume(trajectory, initial, final, updates=self._updates, due=due)
+        acting = self._updater.consume(item, updates=self._updates, due=due)
         self._consumed += 1
         self._updates += due
         if acting is None:
@@ -390,10 +382,10 @@ class Stages:
 class ReplayEnv:
     """Returns the rows of a kept cycle, whatever the action, and so costs nothing."""
 
-    def __init__(self, spec: EnvSpec | MultiAgentSpec, output: CycleOutput) -> None:
-        """Keep a host copy of ``output``."""
+    def __init__(self, spec: EnvSpec | MultiAgentSpec, made: Item) -> None:
+        """Keep a host copy of what a cycle made."""
         self.spec = spec
-        steps, infos = output.env_step, output.step_infos
+        steps, infos = made.trajectory.env_step, made.step_infos
         shown = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
         later, beside = jax.tree.map(lambda x: x[1:], (shown, (steps.final, steps.acting)))
         rows = (*later, infos.true_reward, infos.episode_end, *beside)

@@ -15,6 +15,7 @@ from sebulba.learning.update import Updater
 from sebulba.loops.devices import learner_mesh
 from sebulba.support.trees import named_leaves
 from sebulba.transport.hand_off import HandOffToMesh
+from sebulba.transport.item import Item
 from sebulba.types import EnvStep, PyTree, RunSpec, Trajectory, empty_env_step
 
 T, B = 6, 8
@@ -166,7 +167,8 @@ class Driver:
         """Give this one, which stays valid, to the agent, and take ``due`` updates."""
         self.consumed += 1
         made = jax.tree.map(lambda x: x.copy() if isinstance(x, jax.Array) else x, made)
-        self.updater.consume(*self._hand_off(*made), updates=self.updates, due=due)
+        item = Item(*made, step_infos=())  # type: ignore[arg-type]
+        self.updater.consume(self._hand_off(item), updates=self.updates, due=due)
 
 
 # What an update may not depend on.
