@@ -1,4 +1,4 @@
-"""Learning: the update on all update devices, and the loop that feeds it.
+"""Learning: the update on all update devices.
 
 Only the thread that runs this room launches updates.
 """
