@@ -99,9 +99,10 @@ def atari() -> ExperimentConfig:
     unroll length 20, RMSProp with decay 0.99 and epsilon 0.01, learning rate 6e-4 that falls
     linearly to 0, gradient norm 40, entropy 0.01, value loss 0.5, discount 0.99. The losses there
     are sums over a batch of 32 unrolls of 20 steps and ours are means over valid transitions. So
-    the gradient norm is divided by 640 here, and RMSProp's epsilon by its square, since it is added
-    to the mean of squared gradients. A lost life ends an episode of the learner, as that table has
-    it; games without lives have none to lose.
+    the gradient norm and RMSProp's epsilon are divided by 640 here. The epsilon is added to the
+    root of the mean of squared gradients, as in TorchBeast (Küttler et al. 2019, arXiv 1910.03552)
+    and cleanba (Huang et al. 2023, arXiv 2310.00036). A lost life ends an episode of the learner,
+    as that table has it; games without lives have none to lose.
     """
     return ExperimentConfig(
         env=EnvConfig(
@@ -121,7 +122,8 @@ def atari() -> ExperimentConfig:
             optimizer=OptimizerConfig(
                 kind="rmsprop",
                 decay=0.99,
-                epsilon=0.01 / 640**2,
+                epsilon=0.01 / 640,
+                epsilon_in_root=False,
                 max_grad_norm=40 / 640,
             ),
         ),

@@ -24,6 +24,7 @@ from sebulba.agents.nets.torso import zero_core
 from sebulba.agents.r2d2 import R2D2, sequence_priority
 from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
+from sebulba.support.files import dataclass_from_json
 from sebulba.tools.check.agent_driver import Streams, T, run_spec
 from sebulba.types import EnvStep, RunSpec
 from tests.agents.test_dqn import with_axis
@@ -133,6 +134,21 @@ def test_nothing_of_an_episode_is_seen_in_the_next(driver: Driver) -> None:
     )
     np.testing.assert_array_equal(one[3:, 0], two[3:, 0])
     assert np.abs(one[3:, 1] - two[3:, 1]).min() > 0
+
+
+def test_the_lstm_sees_the_tanh_of_rewards_and_in_older_records_the_rewards(driver: Driver) -> None:
+    record = dataclasses.asdict(TINY)
+    assert dataclass_from_json(R2D2Config, record).seen_reward == "tanh"
+    del record["seen_reward"]
+    older = R2D2(SPEC, dataclass_from_json(R2D2Config, record))
+    rows = rows_of(np.random.default_rng(4), 3, 2)
+    squashed = rows._replace(reward=np.tanh(rows.reward))
+    of_tanh, of_raw, of_squashed = (
+        np.asarray(agent._inputs(given, ())[3])
+        for agent, given in ((driver.agent, rows), (older, rows), (older, squashed))
+    )
+    np.testing.assert_array_equal(of_raw[:, -1], rows.reward.ravel())
+    np.testing.assert_allclose(of_tanh, of_squashed, rtol=1e-6)
 
 
 def test_without_an_lstm_only_the_observation_counts() -> None:

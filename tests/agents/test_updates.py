@@ -18,6 +18,7 @@ from sebulba.agents.configs import (
 from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
 from sebulba.configs.presets import PRESETS
+from sebulba.support.files import dataclass_from_json
 from sebulba.tools.check.agent_driver import B, Streams, T, run_spec
 from sebulba.transport.item import Item
 from sebulba.types import RunSpec
@@ -117,6 +118,26 @@ def test_every_optimizer_goes_downhill(kind: Any) -> None:
         update, opt = optimizer.update(2 * x, opt, x)
         x = x + update
     assert jnp.sum(jnp.square(x)) < 6.5
+
+
+@pytest.mark.parametrize("in_root", [True, False])
+def test_the_epsilon_of_rmsprop_is_inside_or_outside_the_root(in_root: bool) -> None:
+    config = OptimizerConfig(
+        "rmsprop", max_grad_norm=0.0, epsilon=0.04, epsilon_in_root=in_root, decay=0.75
+    )
+    optimizer = make_optimizer(2.0, config)
+    gradient = jnp.asarray([0.0, 1e-3, 0.6])
+    step, _ = optimizer.update(gradient, optimizer.init(gradient))
+    square = 0.25 * np.square(gradient)
+    size = np.sqrt(square + 0.04) if in_root else np.sqrt(square) + 0.04
+    np.testing.assert_allclose(step, -2.0 * gradient / size, rtol=1e-5)
+
+
+def test_a_record_without_the_place_of_epsilon_keeps_it_in_the_root() -> None:
+    record = dataclasses.asdict(PRESETS["pong"].make().agent)
+    assert not dataclass_from_json(ImpalaConfig, record).optimizer.epsilon_in_root
+    del record["optimizer"]["epsilon_in_root"]
+    assert dataclass_from_json(ImpalaConfig, record).optimizer.epsilon_in_root
 
 
 def test_impala_on_atari_steps_for_means_as_its_paper_does_for_sums() -> None:

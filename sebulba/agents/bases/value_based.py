@@ -106,6 +106,8 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
             return encoded, core, is_first, None, final
         index = self.actions.index(jnp.asarray(rows.prev_action))
         reward = self.config.reward_scale * jnp.asarray(rows.reward)
+        if self.config.seen_reward == "tanh":
+            reward = jnp.tanh(reward)
         one_hot = jax.nn.one_hot(index, self.actions.num_params)
         led_here = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
         past = jnp.where(is_first[..., None], 0.0, led_here).reshape(is_first.size, -1)

@@ -112,7 +112,10 @@ class OptimizerConfig:
     max_grad_norm: float = 0.5
     """Clip gradients to this global norm; 0: no clipping."""
     epsilon: float = 1e-5
-    """adam: added to the denominator. rmsprop: added to the mean of squares, inside the root."""
+    """Added to the denominator of adam and rmsprop."""
+    epsilon_in_root: bool = True
+    """rmsprop: add epsilon to the mean of squares, inside the root, as TensorFlow; False: to the
+    root, as PyTorch."""
     decay: float = 0.99
     """Decay of the second moment in rmsprop."""
     schedule: Literal["constant", "linear"] = "constant"

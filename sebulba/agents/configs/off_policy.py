@@ -55,6 +55,8 @@ class ValueBasedConfig(OffPolicyConfig):
     # Without an annotation this is a constant and not an option; R2D2 makes it an option.
     lstm_size = 0
     """Units of an LSTM; there is none."""
+    seen_reward = "raw"
+    """What the LSTM sees of the last reward."""
 
     def __post_init__(self) -> None:
         """Check every field."""

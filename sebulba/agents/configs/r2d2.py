@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from sebulba.agents.configs.network_and_optimizer import OptimizerConfig
 from sebulba.agents.configs.off_policy import ValueBasedConfig
@@ -44,6 +45,9 @@ class R2D2Config(ValueBasedConfig):
     """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
     lstm_size: int = 512
     """Units of the LSTM, which also sees the last action and reward; 0: no memory."""
+    seen_reward: Literal["tanh", "raw"] = "tanh"
+    """Last reward that the LSTM sees, times reward_scale: its tanh, as in Acme
+    (acme/jax/networks/embedding.py), or raw, which saturates units if rewards are large."""
     dueling: bool = True
     """Sum a value and advantages to the values of actions."""
     head_hidden_sizes: tuple[int, ...] = (512,)
@@ -56,6 +60,12 @@ class R2D2Config(ValueBasedConfig):
     """Size, draws and update ratio of the replay."""
     target: TargetConfig = TargetConfig(period=2500)
     """How the target network follows."""
+
+    @staticmethod
+    def of_record(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of a record; one from before ``seen_reward`` keeps raw rewards."""
+        is_older = "stored_state" in fields and "seen_reward" not in fields
+        return {**fields, "seen_reward": "raw"} if is_older else fields
 
     def __post_init__(self) -> None:
         """Check every field."""

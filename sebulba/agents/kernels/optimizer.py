@@ -48,7 +48,9 @@ def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.Gradi
             rate = optax.join_schedules([rate, after], [config.schedule_updates])
     optimizers = {
         "adam": lambda: optax.adam(rate, eps=config.epsilon),
-        "rmsprop": lambda: optax.rmsprop(rate, decay=config.decay, eps=config.epsilon),
+        "rmsprop": lambda: optax.rmsprop(
+            rate, decay=config.decay, eps=config.epsilon, eps_in_sqrt=config.epsilon_in_root
+        ),
         "sgd": lambda: optax.sgd(rate),
     }
     optimizer = optimizers[config.kind]()
