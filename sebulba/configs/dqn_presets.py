@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from sebulba.agents.configs import (
     DQNConfig,
     OptimizerConfig,
@@ -10,6 +12,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.preset import ATARI as ATARI_ENV
 from sebulba.configs.preset import Preset, for_task
 
 
@@ -54,21 +57,16 @@ def cartpole() -> ExperimentConfig:
     dueling head, whose advantages are not drowned by values near 100, priorities (Schaul et al.
     2016, arXiv 1511.05952, table 3) and a target that follows slowly made the end stable.
     """
+    start = neutral()
     agent = {
         "learning_rate": 1e-3,
         "final_epsilon": 0.04,
         "exploration_env_steps": 16_000,
         "torso": TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
-        "replay": ReplayConfig(
-            capacity=100_000,
-            batch_size=128,
-            updates_per_cycle=16,
-            warm_up_cycles=16,
-            prioritized=True,
-        ),
+        "replay": dataclasses.replace(start.agent.replay, updates_per_cycle=16, prioritized=True),
         "target": TargetConfig(rate=0.01),
     }
-    return for_task(neutral(), "CartPole-v1", agent, eval_every_env_steps=10_000)
+    return for_task(start, "CartPole-v1", agent, eval_every_env_steps=10_000)
 
 
 def atari() -> ExperimentConfig:
@@ -82,18 +80,9 @@ def atari() -> ExperimentConfig:
     environments is 256 env steps, for 64 updates.
     """
     return ExperimentConfig(
-        env=EnvConfig(
-            "Pong-v5",
-            episodic_life=True,
-            reward_clip=True,
-            noop_max=30,
-            frame_skip=4,
-            stack_num=4,
-        ),
+        env=ATARI_ENV,
         agent=DQNConfig(
             learning_rate=6.25e-5,
-            discount=0.99,
-            initial_epsilon=1.0,
             final_epsilon=0.1,
             exploration_env_steps=1_000_000,
             torso=TorsoConfig(kind="nature_cnn"),

@@ -6,6 +6,7 @@ import dataclasses
 
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.preset import ATARI as ATARI_ENV
 from sebulba.configs.preset import Preset
 
 
@@ -56,16 +57,13 @@ def cartpole() -> ExperimentConfig:
         env=EnvConfig("CartPole-v1"),
         agent=ImpalaConfig(
             learning_rate=5e-3,
-            discount=0.99,
             entropy_coefficient=0.002,
             reward_scale=0.1,
-            torso=TorsoConfig(hidden_sizes=(64, 64)),
             optimizer=OptimizerConfig(epsilon=5e-3),
         ),
         total_env_steps=1_000_000,
         anneal_learning_rate=True,
         num_envs=32,
-        steps_per_cycle=32,
     )
 
 
@@ -105,14 +103,7 @@ def atari() -> ExperimentConfig:
     as that table has it; games without lives have none to lose.
     """
     return ExperimentConfig(
-        env=EnvConfig(
-            "Pong-v5",
-            episodic_life=True,
-            reward_clip=True,
-            noop_max=30,
-            frame_skip=4,
-            stack_num=4,
-        ),
+        env=ATARI_ENV,
         agent=ImpalaConfig(
             learning_rate=6e-4,
             discount=0.99,
@@ -120,11 +111,7 @@ def atari() -> ExperimentConfig:
             value_coefficient=0.5,
             torso=TorsoConfig(kind="nature_cnn"),
             optimizer=OptimizerConfig(
-                kind="rmsprop",
-                decay=0.99,
-                epsilon=0.01 / 640,
-                epsilon_in_root=False,
-                max_grad_norm=40 / 640,
+                "rmsprop", epsilon=0.01 / 640, epsilon_in_root=False, max_grad_norm=40 / 640
             ),
         ),
         anneal_learning_rate=True,
@@ -143,8 +130,6 @@ def halfcheetah() -> ExperimentConfig:
     return ExperimentConfig(
         env=EnvConfig("HalfCheetah-v4"),
         agent=ImpalaConfig(
-            learning_rate=1e-3,
-            discount=0.99,
             trace_decay=0.95,
             entropy_coefficient=0.0,
             reward_scale=0.1,
@@ -158,7 +143,7 @@ def halfcheetah() -> ExperimentConfig:
 
 def breakout() -> ExperimentConfig:
     """Return Impala on Breakout, as ``atari-impala`` has it."""
-    return dataclasses.replace(atari(), env=dataclasses.replace(atari().env, id="Breakout-v5"))
+    return dataclasses.replace(atari(), env=dataclasses.replace(ATARI_ENV, id="Breakout-v5"))
 
 
 ATARI = Preset("Impala, Nature CNN, any Atari game", atari)

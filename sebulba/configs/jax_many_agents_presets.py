@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
-from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.agents.configs import TorsoConfig
+from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.ppo_presets import neutral
+from sebulba.configs.preset import Preset, for_task
 
 
 def simple_spread() -> ExperimentConfig:
@@ -18,29 +17,16 @@ def simple_spread() -> ExperimentConfig:
     discount fit a tenth of its steps. Rewards are normalised, since those of a far landmark and of
     a collision differ in size. One Inferencer in lockstep.
     """
-    return ExperimentConfig(
-        env=EnvConfig("jaxmarl:MPE_simple_spread_v3"),
-        agent=PPOConfig(
-            learning_rate=1e-3,
-            discount=0.95,
-            trace_decay=0.95,
-            epochs=4,
-            minibatches=4,
-            ratio_clip=0.2,
-            entropy_coefficient=0.01,
-            value_coefficient=0.5,
-            normalize_rewards=True,
-            torso=TorsoConfig(hidden_sizes=(128, 128)),
-            separate_value_torso=True,
-            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
-        ),
-        total_env_steps=1_000_000,
-        anneal_learning_rate=True,
-        num_envs=32,
-        num_inferencers_per_device=1,
-        steps_per_cycle=128,
-        schedule="lockstep",
-    )
+    agent = {
+        "learning_rate": 1e-3,
+        "discount": 0.95,
+        "epochs": 4,
+        "minibatches": 4,
+        "entropy_coefficient": 0.01,
+        "normalize_observations": False,
+        "torso": TorsoConfig(hidden_sizes=(128, 128)),
+    }
+    return for_task(neutral(), "jaxmarl:MPE_simple_spread_v3", agent, num_envs=32)
 
 
 def simple_spread_mappo() -> ExperimentConfig:
@@ -50,8 +36,7 @@ def simple_spread_mappo() -> ExperimentConfig:
     what its own agent does. All else is as in ``simple-spread``, so that the two can be compared.
     """
     spread = simple_spread()
-    agent = dataclasses.replace(spread.agent, central_critic=True)  # type: ignore[call-arg]
-    return dataclasses.replace(spread, agent=agent)
+    return for_task(spread, spread.env, {"central_critic": True})
 
 
 def speaker_listener() -> ExperimentConfig:
@@ -67,21 +52,14 @@ def speaker_listener() -> ExperimentConfig:
     0.65 for the landmark that is meant and 0.15 for others, which is nearly the same unless
     observations are normalised.
     """
-    spread = simple_spread()
-    agent = dataclasses.replace(  # type: ignore[call-arg]
-        spread.agent,
-        trace_decay=0.8,
-        entropy_coefficient=0.003,
-        normalize_observations=True,
-        central_critic=True,
-    )
-    return dataclasses.replace(
-        spread,
-        env=EnvConfig("jaxmarl:MPE_simple_speaker_listener_v4"),
-        agent=agent,
-        anneal_learning_rate=False,
-        steps_per_cycle=64,
-    )
+    agent = {
+        "trace_decay": 0.8,
+        "entropy_coefficient": 0.003,
+        "normalize_observations": True,
+        "central_critic": True,
+    }
+    env = "jaxmarl:MPE_simple_speaker_listener_v4"
+    return for_task(simple_spread(), env, agent, anneal_learning_rate=False, steps_per_cycle=64)
 
 
 def connect_four() -> ExperimentConfig:
@@ -91,20 +69,15 @@ def connect_four() -> ExperimentConfig:
     ``simple-spread`` but for what a game changes: a discount near 1, since the reward comes at the
     end, and rewards as they are, which are 1, 0 and -1.
     """
-    cooperative = simple_spread()
-    agent = dataclasses.replace(  # type: ignore[call-arg]
-        cooperative.agent,
-        discount=0.99,
-        normalize_rewards=False,
-        entropy_coefficient=0.02,
-        torso=TorsoConfig(hidden_sizes=(256, 256), activation="relu"),
-    )
-    return dataclasses.replace(
-        cooperative,
-        env=EnvConfig("pgx:connect_four"),
-        agent=agent,
-        num_envs=64,
-        total_env_steps=3_000_000,
+    agent = {
+        "discount": 0.99,
+        "normalize_rewards": False,
+        "entropy_coefficient": 0.02,
+        "torso": TorsoConfig(hidden_sizes=(256, 256), activation="relu"),
+    }
+    env_steps = 3_000_000
+    return for_task(
+        simple_spread(), "pgx:connect_four", agent, num_envs=64, total_env_steps=env_steps
     )
 
 

@@ -13,8 +13,11 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs.preset import ATARI as ATARI_ENV
 from sebulba.configs.preset import Preset, for_task
 from sebulba.options import FaultOptions
+
+_NOT_NORMALIZED = {"normalize_observations": False, "normalize_rewards": False}
 
 
 def neutral() -> ExperimentConfig:
@@ -65,17 +68,10 @@ def cartpole() -> ExperimentConfig:
         "trace_decay": 0.8,
         "epochs": 6,
         "minibatches": 4,
-        "normalize_observations": False,
-        "normalize_rewards": False,
     }
-    return for_task(
-        neutral(),
-        "CartPole-v1",
-        agent,
-        total_env_steps=100_000,
-        steps_per_cycle=32,
-        metrics_interval_s=0.1,
-    )
+    agent |= _NOT_NORMALIZED
+    run = {"total_env_steps": 100_000, "steps_per_cycle": 32, "metrics_interval_s": 0.1}
+    return for_task(neutral(), "CartPole-v1", agent, **run)
 
 
 def pendulum() -> ExperimentConfig:
@@ -114,30 +110,18 @@ def atari() -> ExperimentConfig:
     CleanRL's ppo_atari.py, from which 4 epochs, Adam's epsilon, the gradient norm and lives that
     end episodes are.
     """
-    return ExperimentConfig(
-        env=EnvConfig(
-            "Pong-v5", episodic_life=True, reward_clip=True, noop_max=30, frame_skip=4, stack_num=4
-        ),
-        agent=PPOConfig(
-            learning_rate=2.5e-4,
-            discount=0.99,
-            trace_decay=0.95,
-            epochs=4,
-            minibatches=4,
-            ratio_clip=0.1,
-            value_clip=0.1,
-            entropy_coefficient=0.01,
-            value_coefficient=0.5,
-            torso=TorsoConfig(kind="nature_cnn"),
-            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
-        ),
-        total_env_steps=10_000_000,
-        anneal_learning_rate=True,
-        num_envs=8,
-        num_inferencers_per_device=1,
-        steps_per_cycle=128,
-        schedule="lockstep",
-    )
+    agent = {
+        "learning_rate": 2.5e-4,
+        "epochs": 4,
+        "minibatches": 4,
+        "ratio_clip": 0.1,
+        "value_clip": 0.1,
+        "entropy_coefficient": 0.01,
+        "torso": TorsoConfig(kind="nature_cnn"),
+        "separate_value_torso": False,
+    }
+    agent |= _NOT_NORMALIZED
+    return for_task(neutral(), ATARI_ENV, agent, total_env_steps=10_000_000, num_envs=8)
 
 
 def breakout_minatar() -> ExperimentConfig:
@@ -150,29 +134,17 @@ def breakout_minatar() -> ExperimentConfig:
     which one seed of three stayed at a quarter of the others' return. One Inferencer in lockstep,
     so that actions are one trajectory old when they are learned from.
     """
-    return ExperimentConfig(
-        env=EnvConfig("gymnax:Breakout-MinAtar"),
-        agent=PPOConfig(
-            learning_rate=2.5e-3,
-            discount=0.99,
-            trace_decay=0.95,
-            epochs=4,
-            minibatches=8,
-            ratio_clip=0.2,
-            value_clip=0.2,
-            entropy_coefficient=0.01,
-            value_coefficient=0.5,
-            torso=TorsoConfig(kind="mlp", hidden_sizes=(64, 64), activation="relu"),
-            separate_value_torso=True,
-            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
-        ),
-        total_env_steps=10_000_000,
-        anneal_learning_rate=True,
-        num_envs=64,
-        num_inferencers_per_device=1,
-        steps_per_cycle=128,
-        schedule="lockstep",
-    )
+    agent = {
+        "learning_rate": 2.5e-3,
+        "epochs": 4,
+        "minibatches": 8,
+        "value_clip": 0.2,
+        "entropy_coefficient": 0.01,
+        "torso": TorsoConfig(kind="mlp", activation="relu"),
+    }
+    agent |= _NOT_NORMALIZED
+    env = "gymnax:Breakout-MinAtar"
+    return for_task(neutral(), env, agent, total_env_steps=10_000_000, num_envs=64)
 
 
 def hopper_brax() -> ExperimentConfig:
@@ -185,30 +157,15 @@ def hopper_brax() -> ExperimentConfig:
     brax's positional physics. It is meant for an accelerator; its program takes minutes to compile
     where the cores are busy, so a silent thread is taken for a hang later than elsewhere.
     """
-    return ExperimentConfig(
-        env=EnvConfig("brax:hopper", options={"physics": "positional"}),
-        agent=PPOConfig(
-            learning_rate=3e-4,
-            discount=0.99,
-            trace_decay=0.95,
-            epochs=4,
-            minibatches=32,
-            ratio_clip=0.2,
-            value_clip=0.2,
-            value_coefficient=0.5,
-            normalize_observations=True,
-            normalize_rewards=True,
-            initial_std=1.0,
-            torso=TorsoConfig(hidden_sizes=(256, 256)),
-            separate_value_torso=True,
-            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
-        ),
+    return for_task(
+        neutral(),
+        EnvConfig("brax:hopper", options={"physics": "positional"}),
+        {"epochs": 4, "value_clip": 0.2, "torso": TorsoConfig(hidden_sizes=(256, 256))},
         total_env_steps=50_000_000,
+        anneal_learning_rate=False,
         num_envs=2048,
-        num_inferencers_per_device=1,
         steps_per_cycle=10,
         faults=FaultOptions(hang_timeout_s=1800.0),
-        schedule="lockstep",
     )
 
 
@@ -226,13 +183,10 @@ def _self_play(env_id: str, env_steps: int = 2_000_000, **agent: Any) -> Experim
         "epochs": 2,
         "minibatches": 4,
         "entropy_coefficient": 0.05,
-        "normalize_observations": False,
-        "normalize_rewards": False,
-        "torso": TorsoConfig(hidden_sizes=(64, 64)),
-    } | agent
-    return for_task(
-        neutral(), env_id, fields, total_env_steps=env_steps, num_envs=128, steps_per_cycle=32
-    )
+    }
+    fields |= _NOT_NORMALIZED | agent
+    run = {"total_env_steps": env_steps, "num_envs": 128, "steps_per_cycle": 32}
+    return for_task(neutral(), env_id, fields, **run)
 
 
 def kuhn() -> ExperimentConfig:

@@ -21,16 +21,23 @@ class Preset:
     """Mean return by which it is said to have learned; None where no such is known."""
 
 
+ATARI = EnvConfig(
+    "Pong-v5", episodic_life=True, reward_clip=True, noop_max=30, frame_skip=4, stack_num=4
+)
+"""Mnih et al. 2015 (doi 10.1038/nature14236), methods."""
+
+
 def for_task(
-    config: ExperimentConfig, env_id: str, agent: Mapping[str, Any], **fields: Any
+    config: ExperimentConfig, env: str | EnvConfig, agent: Mapping[str, Any], **fields: Any
 ) -> ExperimentConfig:
     """Return ``config`` in another environment, with what its task changes.
 
     Args:
       config: A neutral configuration.
-      env_id: The environment.
+      env: The environment, or its id.
       agent: Values of the agent's hyper-parameters, by name.
       **fields: Values of the configuration's own fields.
     """
     changed = dataclasses.replace(config.agent, **agent)  # type: ignore[call-arg]
-    return dataclasses.replace(config, env=EnvConfig(env_id), agent=changed, **fields)
+    env = EnvConfig(env) if isinstance(env, str) else env
+    return dataclasses.replace(config, env=env, agent=changed, **fields)

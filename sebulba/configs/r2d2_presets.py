@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from sebulba.agents.configs import (
-    OptimizerConfig,
-    R2D2Config,
-    ReplayConfig,
-    TargetConfig,
-    TorsoConfig,
-)
+import dataclasses
+
+from sebulba.agents.configs import OptimizerConfig, R2D2Config, TargetConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import Preset, for_task
+
+_REPLAY = R2D2Config.replay
+"""Batches of 64 and the exponents of table 2."""
 
 
 def neutral() -> ExperimentConfig:
@@ -34,14 +33,8 @@ def neutral() -> ExperimentConfig:
             head_hidden_sizes=(64,),
             torso=TorsoConfig(hidden_sizes=(64,), activation="relu"),
             optimizer=OptimizerConfig(max_grad_norm=10.0),
-            replay=ReplayConfig(
-                capacity=250_000,
-                batch_size=64,
-                updates_per_cycle=16,
-                warm_up_cycles=20,
-                prioritized=True,
-                priority_exponent=0.9,
-                importance_exponent=0.6,
+            replay=dataclasses.replace(
+                _REPLAY, capacity=250_000, updates_per_cycle=16, warm_up_cycles=20
             ),
             target=TargetConfig(rate=0.005),
         ),
@@ -58,9 +51,8 @@ def cartpole() -> ExperimentConfig:
     The neutral preset, for as long as it takes. Half of a sequence of 32 overlaps with the next,
     after a burn-in of 16.
     """
-    return for_task(
-        neutral(), neutral().env.id, {}, total_env_steps=600_000, eval_every_env_steps=50_000
-    )
+    run = {"total_env_steps": 600_000, "eval_every_env_steps": 50_000}
+    return for_task(neutral(), neutral().env, {}, **run)
 
 
 def repeat_observation() -> ExperimentConfig:
@@ -70,36 +62,20 @@ def repeat_observation() -> ExperimentConfig:
     what is asked. The best return is 56, that of guessing 28. With ``--agent.no-stored-state`` the
     same run ends near 43.
     """
-    return ExperimentConfig(
-        env=EnvConfig("sebulba.envs.memory_tasks:RepeatObservation"),
-        agent=R2D2Config(
-            learning_rate=1e-3,
-            discount=0.5,
-            num_steps=1,
-            sequence_length=16,
-            burn_in=0,
-            lstm_size=64,
-            rescale_values=False,
-            head_hidden_sizes=(),
-            torso=TorsoConfig(hidden_sizes=(32,), activation="relu"),
-            optimizer=OptimizerConfig(max_grad_norm=10.0),
-            replay=ReplayConfig(
-                capacity=100_000,
-                batch_size=64,
-                updates_per_cycle=4,
-                warm_up_cycles=8,
-                prioritized=True,
-                priority_exponent=0.9,
-                importance_exponent=0.6,
-            ),
-            target=TargetConfig(period=100),
-        ),
-        total_env_steps=300_000,
-        eval_every_env_steps=50_000,
-        anneal_learning_rate=True,
-        num_envs=32,
-        steps_per_cycle=16,
-    )
+    agent = {
+        "discount": 0.5,
+        "num_steps": 1,
+        "sequence_length": 16,
+        "burn_in": 0,
+        "rescale_values": False,
+        "head_hidden_sizes": (),
+        "torso": TorsoConfig(hidden_sizes=(32,), activation="relu"),
+        "replay": dataclasses.replace(_REPLAY, updates_per_cycle=4, warm_up_cycles=8),
+        "target": TargetConfig(period=100),
+    }
+    env = "sebulba.envs.memory_tasks:RepeatObservation"
+    run = {"total_env_steps": 300_000, "eval_every_env_steps": 50_000}
+    return for_task(neutral(), env, agent, **run)
 
 
 def atari() -> ExperimentConfig:
@@ -118,14 +94,8 @@ def atari() -> ExperimentConfig:
         env=EnvConfig("Pong-v5", noop_max=30, frame_skip=4, stack_num=4),
         agent=R2D2Config(
             torso=TorsoConfig(kind="nature_cnn"),
-            replay=ReplayConfig(
-                capacity=1_000_000,
-                batch_size=64,
-                cycles_per_update=4,
-                warm_up_cycles=40,
-                prioritized=True,
-                priority_exponent=0.9,
-                importance_exponent=0.6,
+            replay=dataclasses.replace(
+                _REPLAY, capacity=1_000_000, cycles_per_update=4, warm_up_cycles=40
             ),
             target=TargetConfig(period=200),
         ),

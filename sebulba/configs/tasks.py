@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Preset, for_task
 
 
 class Task(NamedTuple):
@@ -118,15 +118,10 @@ def _in_env(
     def make() -> ExperimentConfig:
         """Return the configuration of the agent's own preset in this environment."""
         config = preset.make()
-        of_run = {name: changes[name] for name in changes if hasattr(config, name)}
-        of_agent = {name: changes[name] for name in changes if name not in of_run}
-        return dataclasses.replace(
-            config,
-            env=dataclasses.replace(config.env, id=env_id),
-            agent=dataclasses.replace(config.agent, **of_agent),  # type: ignore[call-arg]
-            total_env_steps=env_steps or config.total_env_steps,
-            **of_run,
-        )
+        run = {"total_env_steps": env_steps or config.total_env_steps}
+        run |= {name: changes[name] for name in changes if hasattr(config, name)}
+        agent = {name: changes[name] for name in changes if name not in run}
+        return for_task(config, dataclasses.replace(config.env, id=env_id), agent, **run)
 
     changed = "".join(f", {name} {value}" for name, value in changes.items())
     return Preset(f"{preset.summary}, here envpool {env_id}{changed}", make)
