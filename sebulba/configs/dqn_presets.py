@@ -58,12 +58,13 @@ def cartpole() -> ExperimentConfig:
     2016, arXiv 1511.05952, table 3) and a target that follows slowly made the end stable.
     """
     start = neutral()
+    replay: ReplayConfig = start.agent.replay  # type: ignore[attr-defined]
     agent = {
         "learning_rate": 1e-3,
         "final_epsilon": 0.04,
         "exploration_env_steps": 16_000,
         "torso": TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
-        "replay": dataclasses.replace(start.agent.replay, updates_per_cycle=16, prioritized=True),
+        "replay": dataclasses.replace(replay, updates_per_cycle=16, prioritized=True),
         "target": TargetConfig(rate=0.01),
     }
     return for_task(start, "CartPole-v1", agent, eval_every_env_steps=10_000)

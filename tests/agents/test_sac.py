@@ -230,9 +230,9 @@ def test_takes_images_beside_vectors() -> None:
     obs = {"image": jnp.zeros((6, 9, 11, 3), jnp.uint8), "vector": jnp.zeros((6, 3))}
 
     def outputs(networks: Any) -> Any:
-        encoded = agent.nets.encode(obs, num_leading=1)
-        values = agent.nets.values(networks["critics"], encoded, jnp.zeros((6, 2)))
-        return values, agent.nets.policy(networks["actor"], encoded)
+        encoded = agent.encode(obs, num_leading=1)
+        values = agent.values(networks["critics"], encoded, jnp.zeros((6, 2)))
+        return values, agent.policy(networks["actor"], encoded)
 
     values, params = jax.eval_shape(outputs, networks)
     assert values.shape == (2, 6) and params.shape == (6, 4)

@@ -143,9 +143,9 @@ def trained(name: str, mode: AutoresetMode, num_cycles: int) -> tuple[Any, Any, 
 def values_of(agent: Any, networks: Any, obs: np.ndarray) -> np.ndarray:
     num = len(obs)
     if hasattr(agent, "nets"):
-        encoded = agent.nets.encode(obs, 1)
-        unit = agent.nets.squashing.unit(agent.nets.policy(networks["actor"], encoded)[:, :1])
-        return np.asarray(agent.nets.values(networks["critics"], encoded, unit)[0])
+        encoded = agent.encode(obs, 1)
+        unit = agent.squashing.unit(agent.policy(networks["actor"], encoded)[:, :1])
+        return np.asarray(agent.values(networks["critics"], encoded, unit)[0])
     core = agent.new_step_state(jax.random.key(0), sebulba.RunSpec(num, 1, 8, 1), 0).core
     row = agent.empty_env_step(num)._replace(obs=obs, is_first=np.ones(num, bool), final=())
     rows = jax.tree.map(lambda x: np.asarray(x)[None], row)

@@ -87,6 +87,6 @@ class Trained:
 
     def values(self, *signs: float) -> np.ndarray:
         """Return what the critics say of each observation and action 0, ``[critics, N]``."""
-        obs = self.agent.nets.encode(column(*signs), num_leading=1)
+        obs = self.agent.encode(column(*signs), num_leading=1)
         action = jnp.zeros((len(signs), 1))
-        return np.asarray(self.agent.nets.values(self.networks["critics"], obs, action))
+        return np.asarray(self.agent.values(self.networks["critics"], obs, action))

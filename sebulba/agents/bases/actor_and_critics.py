@@ -1,13 +1,14 @@
-"""The component that SAC and DDPG share: actor and critics of continuous actions.
+"""What SAC and DDPG share: actor and critics of continuous actions.
 
 The gradient of a critic with respect to the action trains the actor.
 """
 
 from __future__ import annotations
 
+import abc
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 import jax
@@ -16,15 +17,19 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
+from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
-from sebulba.agents.replay.transitions_and_sequences import Transition
+from sebulba.agents.replay.transitions_and_sequences import Draw, Replay, TransitionReplay
 from sebulba.errors import UsageError
 from sebulba.support.key_streams import FIRST_NOISE_STREAM
 from sebulba.support.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
+
+ConfigT = TypeVar("ConfigT", bound=ContinuousControlConfig)
 
 
 class Batch(NamedTuple):
@@ -57,52 +62,76 @@ class StepState(NamedTuple):
     """Noise of the last step, ``[B, K]``, variance 1; ``()`` if the next is drawn anew."""
 
 
-STEP_STATE_SPEC = StepState(P(), P(), P(LEARNER_AXIS), P(LEARNER_AXIS))  # type: ignore[arg-type]
-"""Prefix tree of PartitionSpecs of a StepState."""
+class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
+    """An agent for continuous actions; a subclass adds ``unit_action`` and ``loss``.
 
-
-class ActorAndCritics:
-    """Networks of an agent for continuous actions, how they act, and how they see a batch.
-
-    Parameters are ``{"actor": ..., "critics": (..., ...)}``; only the actor is needed to act.
+    Networks are ``{"actor": ..., "critics": (..., ...)}``; only the actor is needed to act.
     """
+
+    uses_final_obs = True
 
     def __init__(
         self,
         spec: EnvSpec,
-        config: ContinuousControlConfig,
+        config: ConfigT,
+        replay: TransitionReplay,
         *,
-        agent_name: str,
         params_per_action: int,
         num_critics: int,
+        **learning_rates: float,
     ) -> None:
         """Build the networks' description; no arrays are made.
 
         Args:
           spec: Spaces of a single environment.
           config: Hyper-parameters.
-          agent_name: For messages.
+          replay: What is kept.
           params_per_action: What the actor puts out for each component of an action.
           num_critics: How many critics there are.
+          **learning_rates: Of parts of the networks other than actor and critics.
 
         Raises:
-          UsageError: Actions that are not continuous.
+          UsageError: Actions that are not continuous, or a space that the networks cannot take.
         """
-        self.squashing = Squashing(_continuous(spec.action_space, agent_name))
+        self.squashing = Squashing(_continuous(spec.action_space, type(self).__name__))
         self.encode = ObservationEncoder(spec, config.torso)
-        self._spec, self._config, self._num_critics = spec, config, num_critics
+        self._num_critics = num_critics
         self._actor = Actor(config.torso, params_per_action * self.squashing.size)
         self._critic = Critic(config.torso)
+        rates = {"actor": config.learning_rate, "critics": config.critic_learning_rate}
+        optimizer = make_optimizers(rates | learning_rates, config.optimizer)
+        super().__init__(spec, config, replay, optimizer)
 
-    def new(self, key: jax.Array) -> dict[str, Any]:
+    @abc.abstractmethod
+    def unit_action(
+        self, params: jax.Array, noise: jax.Array, step_state: StepState, *, explore: bool
+    ) -> jax.Array:
+        """Return unit actions ``[B, K]``.
+
+        Args:
+          params: What the actor puts out, ``[B, P]``.
+          noise: ``[B, K]`` of variance 1.
+          step_state: Before this step.
+          explore: Static.
+        """
+
+    def new_networks(self, key: jax.Array) -> dict[str, Any]:
         """Return initial parameters."""
         actor_key, *critic_keys = jax.random.split(key, 1 + self._num_critics)
-        obs = self.encode(empty_env_step(self._spec, 1).obs, num_leading=1)
+        obs = self.encode(empty_env_step(self.spec, 1).obs, num_leading=1)
         action = jnp.zeros((1, self.squashing.size))
         return {
             "actor": self._actor.init(actor_key, obs)["params"],
             "critics": tuple(self._critic.init(k, obs, action)["params"] for k in critic_keys),
         }
+
+    def acting_part(self, networks: PyTree) -> PyTree:
+        """Return the actor."""
+        return networks["actor"]
+
+    def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return the critics."""
+        return networks["critics"]
 
     def policy(self, actor: PyTree, obs: Encoded) -> jax.Array:
         """Return what the actor puts out, ``[N, P]``."""
@@ -116,78 +145,67 @@ class ActorAndCritics:
         return jnp.stack(values)  # type: ignore[arg-type]
 
     def acting_value(
-        self, actor: PyTree, env_step: EnvStep, critics: Sequence[PyTree]
+        self, networks: PyTree, value_networks: PyTree, step_state: StepState, env_step: EnvStep
     ) -> jax.Array:
-        """Return the smallest value that a critic gives to the evaluation policy's action, ``[B]``.
+        """Return the smallest value of a critic, ``[B]``, in units of the environment.
 
-        In units of the environment.
+        It is of the evaluation policy's action. SAC's counts the entropies to come, times the
+        temperature, as rewards.
         """
+        actor, env_step = self.as_seen(networks, env_step)
         obs = self.encode(env_step.obs, num_leading=1)
         raw = self.policy(actor, obs)[:, : self.squashing.size]  # a standard deviation may follow
-        values = self.values(critics, obs, self.squashing.unit(raw))
-        return jnp.min(values, axis=0) / self._config.reward_scale
+        values = self.values(value_networks, obs, self.squashing.unit(raw))
+        return jnp.min(values, axis=0) / self.config.reward_scale
 
-    def new_step_state(self, key: jax.Array, run: RunSpec, noise_scale: PyTree = ()) -> StepState:
+    def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
         """Return a key, the number of random steps, and the noise of these environments."""
-        random_steps = jnp.int32(-(-self._config.random_env_steps // run.num_envs_in_all))
+        random_steps = jnp.int32(-(-self.config.random_env_steps // run.num_envs_in_all))
         noise: PyTree = ()
-        if self._config.noise_correlation:
+        if self.config.noise_correlation:
             first_key = jax.random.fold_in(key, FIRST_NOISE_STREAM)
             noise = jax.random.normal(first_key, (run.num_envs, self.squashing.size))
-        return StepState(key, random_steps, noise_scale, noise)
+        return StepState(key, random_steps, (), noise)
 
-    @staticmethod
-    def advanced(step_state: StepState, num_steps: int) -> StepState:
-        """Return a new step state without the random steps that have been taken already."""
+    def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
+        """Leave out the random steps that have been taken already."""
         left = max(int(step_state.random_steps) - num_steps, 0)
         return step_state._replace(random_steps=jnp.int32(left))
 
-    def act(
-        self,
-        actor: PyTree,
-        step_state: StepState,
-        env_step: EnvStep,
-        unit_action: Callable[[jax.Array, jax.Array], jax.Array],
-        *,
-        explore: bool,
-    ) -> tuple[ActionOutput, StepState]:
-        """Act by the actor, or at random in the first steps unless ``explore`` is False.
+    def step_state_spec(self) -> StepState:
+        """Split the noise and its scale."""
+        rows = P(LEARNER_AXIS)
+        return StepState(P(), P(), rows, rows)  # type: ignore[arg-type]
 
-        Args:
-          actor: Its parameters.
-          step_state: Before this step.
-          env_step: ``[B, ...]``.
-          unit_action: From what the actor puts out, ``[B, P]``, and noise ``[B, K]`` of variance 1,
-            to ``[B, K]``.
-          explore: Static.
-        """
+    def step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
+    ) -> tuple[ActionOutput, StepState]:
+        """Act by the actor, or at random in the first steps unless ``explore`` is False."""
+        actor, env_step = self.as_seen(networks, env_step)
         params = self.policy(actor, self.encode(env_step.obs, num_leading=1))
         key, noise_key, random_key = jax.random.split(after(step_state.key, params), 3)
         noise = jax.random.normal(noise_key, (params.shape[0], self.squashing.size))
-        if correlation := self._config.noise_correlation:
+        if correlation := self.config.noise_correlation:
             rest = math.sqrt(1.0 - correlation**2)  # which keeps the variance at 1
             noise = correlation * step_state.noise + rest * noise
             step_state = step_state._replace(noise=noise)
-        unit = unit_action(params, noise)
+        unit = self.unit_action(params, noise, step_state, explore=explore)
         left = step_state.random_steps
-        if explore and self._config.random_env_steps:
+        if explore and self.config.random_env_steps:
             at_random = jax.random.uniform(random_key, unit.shape, minval=-1.0, maxval=1.0)
             unit = jnp.where(left > 0, at_random, unit)
             left = jnp.maximum(left - 1, 0)
         next_state = step_state._replace(key=key, random_steps=left)
         return ActionOutput(self.squashing.action(unit)), next_state
 
-    def batch(self, drawn: Transition, weight: jax.Array) -> Batch:
-        """Return a batch for the networks from transitions and importance weights.
-
-        Args:
-          drawn: Leaves ``[N, ...]``.
-          weight: ``[N]``.
-        """
-        return Batch(
+    def batch(self, experience: Replay, draw_key: jax.Array) -> tuple[Draw, Batch]:
+        """Draw transitions, and return them as the networks take them."""
+        draw, weight = self.draw(experience, draw_key)
+        drawn = self.transitions(experience, draw)
+        return draw, Batch(
             obs=self.encode(drawn.obs, num_leading=1),
             action=self.squashing.unit_of(drawn.action),
-            reward=self._config.reward_scale * drawn.reward,
+            reward=self.config.reward_scale * drawn.reward,
             discount=drawn.discount,
             next_obs=self.encode(drawn.next_obs, num_leading=1),
             weight=weight,

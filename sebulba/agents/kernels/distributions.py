@@ -139,20 +139,20 @@ class MultiCategorical:
         self._start = np.asarray(space.start, np.int32)
         self._dtype = _dtype(space)
 
-    def _split(self, params: jax.Array) -> list[jax.Array]:
+    def _split(self, params: jax.Array) -> list[tuple[Categorical, jax.Array]]:
+        """Return each entry with its logits."""
         ends = np.cumsum([part.num_params for part in self._parts])[:-1]
-        return jnp.split(params, ends, axis=-1)
+        return list(zip(self._parts, jnp.split(params, ends, axis=-1), strict=True))
 
     def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
         """Draw indices, ``[..., K]``."""
         keys = jax.random.split(key, len(self._parts))
-        pieces = zip(self._parts, self._split(params), keys, strict=True)
-        return jnp.stack([part.sample(logits, k) for part, logits, k in pieces], axis=-1)
+        pieces = zip(self._split(params), keys, strict=True)
+        return jnp.stack([part.sample(logits, k) for (part, logits), k in pieces], axis=-1)
 
     def mode(self, params: jax.Array) -> jax.Array:
         """Return the likeliest indices, ``[..., K]``."""
-        pieces = zip(self._parts, self._split(params), strict=True)
-        return jnp.stack([part.mode(logits) for part, logits in pieces], axis=-1)
+        return jnp.stack([part.mode(logits) for part, logits in self._split(params)], axis=-1)
 
     def action(self, raw: jax.Array) -> jax.Array:
         """Return the indices as an element of the space."""
@@ -162,18 +162,18 @@ class MultiCategorical:
 
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
         """Return the log-probability of all indices together, ``[...]``."""
-        pieces = enumerate(zip(self._parts, self._split(params), strict=True))
+        pieces = enumerate(self._split(params))
         parts = [part.log_prob(logits, raw[..., k]) for k, (part, logits) in pieces]
         return jnp.sum(jnp.stack(parts), axis=0)
 
     def entropy(self, params: jax.Array) -> jax.Array:
         """Return the entropy, ``[...]``: the sum over entries."""
-        pieces = zip(self._parts, self._split(params), strict=True)
-        return jnp.sum(jnp.stack([part.entropy(logits) for part, logits in pieces]), axis=0)
+        parts = [part.entropy(logits) for part, logits in self._split(params)]
+        return jnp.sum(jnp.stack(parts), axis=0)
 
     def of_actions(self, params: jax.Array) -> tuple[jax.Array, ...]:
         """Return the probabilities of each entry, in the order of ``nvec.flat``."""
-        return tuple(jax.nn.softmax(logits) for logits in self._split(params))
+        return tuple(jax.nn.softmax(logits) for _, logits in self._split(params))
 
 
 Bound = Callable[[jax.Array], jax.Array]
@@ -284,40 +284,20 @@ class Gaussian:
         return mean, self._bounded(log_std)
 
 
-class SquashedGaussian:
+class SquashedGaussian(Gaussian):
     """Gaussians for a Box whose standard deviations depend on the observation too.
 
     As :class:`Gaussian`, but ``log_prob`` is the density of the unit action (in [-1, 1] where it
-    is bounded), whose entropy has no closed form: it is the mean of ``-log_prob`` of samples.
-    Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C.
+    is bounded). Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C.
     """
-
-    num_free_params = 0
 
     def __init__(self, space: gymnasium.spaces.Box) -> None:
         """Take shape and bounds from ``space``."""
         # The deviation depends on the observation: other observations bring it back.
-        self._gaussian = Gaussian(space, clipped)
-        self.squashing = self._gaussian.squashing
-        self.num_params = 2 * self.squashing.size
-
-    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
-        """Draw a raw vector, ``[..., K]``, differentiable in ``params [..., 2K]``."""
-        return self._gaussian.sample(params, key)
-
-    def at(self, params: jax.Array, noise: jax.Array) -> jax.Array:
-        """Return the raw vector that is ``noise [..., K]`` standard deviations from the mean."""
-        return self._gaussian.at(params, noise)
-
-    def mode(self, params: jax.Array) -> jax.Array:
-        """Return the mean, ``[..., K]``."""
-        return self._gaussian.mode(params)
+        super().__init__(space, clipped)
+        self.num_params, self.num_free_params = 2 * self.squashing.size, 0
 
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
         """Return the log-density of the unit action that raw is squashed to, ``[...]``, in nats."""
         slope = jnp.sum(self.squashing.log_slope(raw), axis=-1)
-        return self._gaussian.log_prob(params, raw) - slope
-
-    def of_actions(self, params: jax.Array) -> ActionMoments:
-        """Return mean and standard deviation of actions, ``[..., *action_shape]``."""
-        return self._gaussian.of_actions(params)
+        return super().log_prob(params, raw) - slope
