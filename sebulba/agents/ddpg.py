@@ -32,7 +32,6 @@ class DDPG(ActorCriticsAgent[DDPGConfig]):
     """
 
     def __init__(self, spec: EnvSpec, config: DDPGConfig) -> None:
-        """Describe networks and replay; raise UsageError for a space that does not fit."""
         replay = TransitionReplay.of(spec, config.replay, num_steps=config.num_steps)
         super().__init__(spec, config, replay, params_per_action=1, num_critics=config.num_critics)
 

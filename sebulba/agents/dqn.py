@@ -31,12 +31,10 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
     uses_final_obs = True
 
     def __init__(self, spec: EnvSpec, config: DQNConfig) -> None:
-        """Describe networks and replay; raise UsageError for a space that does not fit."""
         replay = TransitionReplay.of(spec, config.replay, num_steps=config.num_steps)
         super().__init__(spec, config, replay)
 
     def new_epsilon(self, run: RunSpec, inferencer: int) -> FallingEpsilon:
-        """Return the exploration of this Inferencer's environments."""
         config = self.config
         final = exploration_ladder(
             run, inferencer, base=config.final_epsilon, exponent=config.epsilon_exponent

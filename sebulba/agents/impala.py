@@ -21,8 +21,6 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
     uses_final_obs = True
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return ``epochs * minibatches``."""
-        del cycle
         return self.config.epochs * self.config.minibatches
 
     def check_run(self, run: RunSpec) -> None:
@@ -45,7 +43,6 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
 
         The policy is evaluated again on all T+1 rows, from the recurrent state that acted first.
         """
-        del opt
         config = self.config
         trajectory, core = self._minibatch(experience, key)
         row = trajectory.env_step

@@ -84,12 +84,9 @@ class PPO(OnPolicyAgent[PPOConfig]):
         )
 
     def _num_columns(self, num_steps: int, num_envs: int) -> int:
-        """Return the number of items that minibatches divide: transitions, or whole unrolls."""
         return num_envs if self.config.lstm_size else num_steps * num_envs
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return ``epochs * minibatches``."""
-        del cycle
         return self.config.epochs * self.config.minibatches
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
@@ -106,7 +103,6 @@ class PPO(OnPolicyAgent[PPOConfig]):
         )
 
     def experience_spec(self) -> PyTree:
-        """Split environments."""
         return PPOExperience(
             batch=P(None, LEARNER_AXIS),  # type: ignore[arg-type]
             core=P(LEARNER_AXIS),
@@ -158,7 +154,6 @@ class PPO(OnPolicyAgent[PPOConfig]):
         self, networks: PyTree, opt: PyTree, experience: PPOExperience, key: jax.Array
     ) -> tuple[jax.Array, tuple[PPOExperience, Metrics]]:
         """Return the loss of the next minibatch; the first of an epoch draws a permutation."""
-        del opt
         number, order = experience.minibatch, experience.order
         order = jax.lax.cond(
             number == 0,

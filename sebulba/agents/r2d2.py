@@ -37,7 +37,6 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
     uses_final_obs = True
 
     def __init__(self, spec: EnvSpec, config: R2D2Config) -> None:
-        """Describe networks and replay; raise UsageError for a space that does not fit."""
         length = config.burn_in + config.sequence_length
         super().__init__(spec, config, SequenceReplay.of(spec, config.replay, length=length))
 
@@ -60,7 +59,6 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         super().check_run(run)
 
     def new_epsilon(self, run: RunSpec, inferencer: int) -> jax.Array:
-        """Return this Inferencer's part of the ladder, ``[B]``."""
         config = self.config
         return exploration_ladder(
             run, inferencer, base=config.epsilon, exponent=config.epsilon_exponent

@@ -34,7 +34,6 @@ class SAC(ActorCriticsAgent[SACConfig]):
     """
 
     def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
-        """Describe networks and replay; raise UsageError for a space that does not fit."""
         super().__init__(
             spec,
             config,
@@ -48,7 +47,6 @@ class SAC(ActorCriticsAgent[SACConfig]):
         self.target_entropy = -float(self.squashing.size) if given is None else given
 
     def new_networks(self, key: jax.Array) -> dict[str, Any]:
-        """Return initial parameters of actor, critics and temperature."""
         log_temperature = jnp.float32(math.log(self.config.initial_temperature))
         return {**super().new_networks(key), "log_temperature": log_temperature}
 
@@ -61,7 +59,6 @@ class SAC(ActorCriticsAgent[SACConfig]):
         return self.distribution.of_actions(self.policy(actor, obs))
 
     def with_target(self, networks: PyTree) -> PyTree:
-        """Return the critics."""
         return networks["critics"]
 
     def unit_action(

@@ -25,7 +25,6 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
     ) -> tuple[jax.Array, tuple[Experience, dict[str, jax.Array]]]:
         """Return the policy loss minus the weighted entropy."""
-        del opt, key
         config, trajectory = self.config, experience.trajectory
         row = trajectory.env_step
         obs = jax.tree.map(lambda x: x[:-1], row.obs)

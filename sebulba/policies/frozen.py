@@ -73,17 +73,12 @@ class Frozen(Agent[FrozenConfig]):
             )
 
     def new_networks(self, key: jax.Array) -> PyTree:
-        """Return nothing: there is nothing to train."""
-        del key
         return ()
 
     def new_opt(self, networks: PyTree) -> PyTree:
-        """Return nothing."""
         return networks
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
-        """Return the arrays of the policy."""
-        del key, networks, run
         return () if self.policy is None else jax.tree.map(jnp.asarray, self.policy.acting_networks)
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
@@ -92,11 +87,9 @@ class Frozen(Agent[FrozenConfig]):
             return FunctionStep(key)
         one = {"num_inferencers": 1, "num_hosts": 1}
         trained = dataclasses.replace(self.policy.run, num_envs=run.num_envs, **one)
-        del inferencer
         return self.policy.agent.new_step_state(key, trained, 0)
 
     def step_state_spec(self) -> PyTree:
-        """Return that of the policy's agent."""
         return FunctionStep(P()) if self.policy is None else self.policy.agent.step_state_spec()  # type: ignore[arg-type]
 
     def step(
@@ -112,8 +105,6 @@ class Frozen(Agent[FrozenConfig]):
         return ActionOutput(output.action), step_state
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        """Return the arrays of the policy."""
-        del networks
         return experience
 
     def update_experience(
@@ -124,23 +115,15 @@ class Frozen(Agent[FrozenConfig]):
         trajectory: Trajectory,
         networks: PyTree,
     ) -> PyTree:
-        """Ignore the trajectory."""
-        del initial_step_state, final_step_state, trajectory, networks
         return experience
 
     def loss(self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array) -> Any:
-        """Return 0."""
-        del networks, opt, key
         return jnp.float32(0), (experience, {})
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-        """Change nothing."""
-        del grads
         return networks, opt
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return 0."""
-        del cycle
         return 0
 
     def experience_spec(self) -> PyTree:
@@ -148,8 +131,6 @@ class Frozen(Agent[FrozenConfig]):
         return P()
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree:
-        """Keep the arrays."""
-        del new
         return saved
 
 

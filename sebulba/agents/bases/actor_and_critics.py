@@ -116,7 +116,6 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         """
 
     def new_networks(self, key: jax.Array) -> dict[str, Any]:
-        """Return initial parameters."""
         actor_key, *critic_keys = jax.random.split(key, 1 + self._num_critics)
         obs = self.encode(empty_env_step(self.spec, 1).obs, num_leading=1)
         action = jnp.zeros((1, self.squashing.size))
@@ -126,11 +125,9 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         }
 
     def acting_part(self, networks: PyTree) -> PyTree:
-        """Return the actor."""
         return networks["actor"]
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        """Return the critics."""
         return networks["critics"]
 
     def policy(self, actor: PyTree, obs: Encoded) -> jax.Array:

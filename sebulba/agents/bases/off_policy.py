@@ -81,7 +81,6 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     def recurrent_state(self, step_state: PyTree) -> PyTree:
         """Return the part of a step state that the replay stores with each trajectory."""
-        del step_state
         return ()
 
     # The contract.
@@ -111,7 +110,6 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return networks, Opt(optimizer, target, opt.updates + 1)
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> Replay:
-        """Return an empty replay."""
         scaling = self.normalizer.scaling(self.normalizer.new()) if self.normalizer else ()
         trajectory = self.empty_trajectory(self._acting_networks(networks, scaling), run)
         core = self.recurrent_state(self.new_step_state(key, run, 0))
@@ -126,11 +124,9 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         networks: PyTree,
     ) -> Replay:
         """Insert the trajectory, with the recurrent state before its first row."""
-        del final_step_state, networks
         return self.replay.insert(experience, trajectory, self.recurrent_state(initial_step_state))
 
     def experience_spec(self) -> PyTree:
-        """Split environments."""
         return self.replay.spec()
 
     def acting_networks(self, networks: PyTree, experience: Replay) -> PyTree:
@@ -143,11 +139,9 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return ActingNetworks(acting, scaling) if self.normalizer else acting
 
     def lasting_experience(self, experience: Replay) -> PyTree:
-        """Return the statistics of observations."""
         return experience.statistics
 
     def with_lasting(self, experience: Replay, lasting: PyTree) -> Replay:
-        """Return a replay with these statistics."""
         return experience._replace(statistics=lasting)
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:

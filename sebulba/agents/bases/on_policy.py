@@ -116,7 +116,6 @@ class OnPolicyAgent(Agent[ConfigT]):
 
     @classmethod
     def uses_eval_only(cls, config: Any) -> bool:
-        """Return whether there is a central critic."""
         return config.central_critic
 
     def evaluate(
@@ -168,18 +167,15 @@ class OnPolicyAgent(Agent[ConfigT]):
         return output._replace(params=only_legal(self.spec, row.obs, output.params))  # type: ignore[union-attr]
 
     def new_networks(self, key: jax.Array) -> PyTree:
-        """Return initial parameters."""
         obs = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1).obs)
         core, is_first = zero_core(self.config.lstm_size, 1), jnp.zeros((1, 1), jnp.bool_)
         return self.network.init(key, *self._inputs(obs, core, is_first))["params"]
 
     def new_opt(self, networks: PyTree) -> PyTree:
-        """Return the initial optimizer state."""
         return self._optimizer.init(networks)
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
         """Return a trajectory of zeros in the dtypes of a normalised one, and empty statistics."""
-        del key
         statistics = self.normalization.new(run)
         scaling = self.normalization.scaling(statistics)
         core = zero_core(self.config.lstm_size, run.num_envs)
@@ -197,13 +193,11 @@ class OnPolicyAgent(Agent[ConfigT]):
         return self.normalization.lasting(experience.statistics)
 
     def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
-        """Return an experience with these statistics."""
         statistics = self.normalization.with_lasting(experience.statistics, lasting)
         return experience._replace(statistics=statistics)
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
         """Return a key, a recurrent state of zeros, and a scaling that changes nothing."""
-        del inferencer
         scaling = self.normalization.scaling(self.normalization.new(run))
         return StepState(key, zero_core(self.config.lstm_size, run.num_envs), scaling)
 
@@ -255,7 +249,6 @@ class OnPolicyAgent(Agent[ConfigT]):
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return the standard deviation that rewards are divided by, where they are."""
-        del networks
         if self.config.central_critic or not self.config.normalize_rewards:
             return ()
         return reward_deviation(experience.statistics.rewards)
@@ -307,17 +300,14 @@ class OnPolicyAgent(Agent[ConfigT]):
         networks: PyTree,
     ) -> PyTree:
         """Keep this trajectory in place of the last."""
-        del networks
         trajectory, statistics = self.normalization(
             trajectory, final_step_state.scaling, experience.statistics
         )
         return Experience(trajectory, initial_step_state.core, statistics)
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-        """Take one optimizer step."""
         updates, opt = self._optimizer.update(grads, opt, networks)
         return optax.apply_updates(networks, updates), opt
 
     def experience_spec(self) -> PyTree:
-        """Split environments."""
         return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS), self.normalization.spec())

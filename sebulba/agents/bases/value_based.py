@@ -115,7 +115,6 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         return encoded, core, is_first, past, final, final_past
 
     def new_networks(self, key: jax.Array) -> PyTree:
-        """Return initial parameters."""
         row = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1))
         return self.network.init(key, *self._inputs(row, zero_core(self.config.lstm_size, 1)))[
             "params"
@@ -174,7 +173,6 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         self, networks: PyTree, value_networks: PyTree, step_state: StepState, env_step: EnvStep
     ) -> jax.Array:
         """Return the greatest value of an action, ``[B]``, in units of the environment."""
-        del value_networks
         best = jnp.max(self._evaluate_step(networks, step_state, env_step).values[0], axis=-1)
         return self.restored(best) / self.config.reward_scale
 

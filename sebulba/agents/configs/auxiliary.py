@@ -43,7 +43,6 @@ class RandomNetworkDistillationConfig(AuxiliaryConfig):
     """From gradient to update."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_types(self)
         require_number("bonus_scale", self.bonus_scale, 0, 1e6, "use 0.1")
         require_positive("learning_rate", self.learning_rate, "use 3e-4")

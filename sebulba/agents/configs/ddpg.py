@@ -31,7 +31,6 @@ class DDPGConfig(ContinuousControlConfig):
     epsilon in Horgan et al. 2018, arXiv 1803.00933); 0: all the same."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_size("num_steps", self.num_steps, 1, "use 1 or 5")
         require_size("num_critics", self.num_critics, 1, "use 1 or 2")

@@ -38,7 +38,6 @@ class DQNConfig(ValueBasedConfig):
     """How the target network follows."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_number("initial_epsilon", self.initial_epsilon, 0, 1, "use 1")
         require_number("final_epsilon", self.final_epsilon, 0, 1, "use 0.05")

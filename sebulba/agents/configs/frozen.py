@@ -24,7 +24,6 @@ class FrozenConfig:
     [N, ...], key) -> action [N, ...]``."""
 
     def __post_init__(self) -> None:
-        """Check the strategy."""
         # A text is refused, so that JSON cannot make one.
         if isinstance(self.strategy, Path):
             return

@@ -39,7 +39,6 @@ class ImpalaConfig(ActorCriticConfig):
     """Clip of the importance weight of the policy gradient."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_size("epochs", self.epochs, 1, "use 1")
         require_size("minibatches", self.minibatches, 1, "use 1")

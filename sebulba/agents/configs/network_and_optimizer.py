@@ -51,7 +51,6 @@ class TorsoConfig:
     """Map observation components with finite bounds to [-1, 1]."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_types(self, "torso.")
         require(
             self.kind in TORSOS or self.is_own,
@@ -126,7 +125,6 @@ class OptimizerConfig:
     """Learning rate after a linear schedule, as a share of the initial one."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_types(self, "optimizer.")
         norm_remedy = "use 0.5, or 0 for no clipping"
         require_number("optimizer.max_grad_norm", self.max_grad_norm, 0, math.inf, norm_remedy)

@@ -30,7 +30,6 @@ class OffPolicyConfig(CommonConfig):
     acting and in batches; images and discrete parts stay as they are."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         check_normalization(self.normalize_observations, self.torso)
 
@@ -59,7 +58,6 @@ class ValueBasedConfig(OffPolicyConfig):
     """What the LSTM sees of the last reward."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_size("num_steps", self.num_steps, 1, "use 1 or 5")
         require_number("epsilon_exponent", self.epsilon_exponent, 0, math.inf, "use 7, or 0")
@@ -92,7 +90,6 @@ class ContinuousControlConfig(OffPolicyConfig):
     """How the target networks follow."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_positive("critic_learning_rate", self.critic_learning_rate, "use 1e-3")
         require_size("random_env_steps", self.random_env_steps, 0, "use 1000, or 0")

@@ -37,7 +37,6 @@ class OnPolicyConfig(CommonConfig):
     """Whether rewards are normalised."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_number("entropy_coefficient", self.entropy_coefficient, 0, math.inf, "use 0.01")
         low, high = map(math.exp, LOG_STD_RANGE)
@@ -70,7 +69,6 @@ class ActorCriticConfig(OnPolicyConfig):
     value_head = True
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_number("value_coefficient", self.value_coefficient, 0, math.inf, "use 0.5")
         require_number("trace_decay", self.trace_decay, 0, 1, f"use {type(self).trace_decay}")

@@ -37,7 +37,6 @@ class PPOConfig(ActorCriticConfig):
     action."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_size("epochs", self.epochs, 1, "use 10")
         require_size("minibatches", self.minibatches, 1, "use 4")

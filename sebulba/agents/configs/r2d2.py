@@ -68,7 +68,6 @@ class R2D2Config(ValueBasedConfig):
         return {**fields, "seen_reward": "raw"} if is_older else fields
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         require_size("sequence_length", self.sequence_length, 1, "use 80")
         require_size("burn_in", self.burn_in, 0, "use 40, or 0 for none")

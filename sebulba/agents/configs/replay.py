@@ -35,7 +35,6 @@ class ReplayConfig:
     (beta)."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_types(self, "replay.")
         require_size("replay.capacity", self.capacity, 1, "use 100000")
         require_size("replay.batch_size", self.batch_size, 1, "use 64")
@@ -73,7 +72,6 @@ class TargetConfig:
     """Share of the distance to the trained networks that a move covers; 1 copies them (tau)."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_types(self, "target.")
         require_size("target.period", self.period, 1, "use 1")
         require_number("target.rate", self.rate, 0, 1, "use 1, or 0.005 with period 1")

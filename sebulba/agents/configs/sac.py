@@ -25,7 +25,6 @@ class SACConfig(ContinuousControlConfig):
     the number of action components."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         super().__post_init__()
         rate = self.temperature_learning_rate
         require_positive("temperature_learning_rate", rate, "use 1e-3")

@@ -78,7 +78,6 @@ class Auxiliary(abc.ABC, Generic[ConfigT]):
           rows: ``[T+1, N, ...]`` of the slots of one member. Where slots wait, their own rows are
             side by side already.
         """
-        del networks, experience, group, rows
         return None
 
     @abc.abstractmethod
@@ -93,12 +92,10 @@ class Auxiliary(abc.ABC, Generic[ConfigT]):
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return how many updates are due after the ``cycle``-th (from 1) consumed trajectory."""
-        del cycle
         return 1
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
         """Return ``new`` with everything of ``saved`` that is still valid at other sizes."""
-        del new, saved
         return None
 
 

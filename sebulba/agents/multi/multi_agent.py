@@ -143,11 +143,9 @@ class MultiAgent(Agent[MultiAgentConfig]):
                 raise UsageError(f"member {name!r}: {error}") from error
 
     def _all(self) -> dict[str, Any]:
-        """Return the agents of all members, and the auxiliaries."""
         return {**{name: m.agent for name, m in self.members.items()}, **self.auxiliaries}
 
     def new_networks(self, key: jax.Array) -> PyTree:
-        """Return the initial networks of every member."""
         keys = self._keys(key)
         networks = {name: one.new_networks(keys[name]) for name, one in self._all().items()}
         if self._schedules:
@@ -155,14 +153,12 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return networks
 
     def new_opt(self, networks: PyTree) -> PyTree:
-        """Return the initial optimizer state of every member."""
         opt = {name: one.new_opt(networks[name]) for name, one in self._all().items()}
         if self._schedules:
             return PacedOpt(opt, {name: jnp.int32(0) for name in self._schedules})
         return opt
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
-        """Return the initial experience of every member."""
         keys = self._keys(key)
 
         def new(name: str, member: Member) -> PyTree:
@@ -179,7 +175,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return experience
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
-        """Return the initial step state of every member."""
         keys = self._keys(key)
         return {
             name: self._new_member_step(member, keys[name], run, inferencer)
@@ -286,7 +281,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return by_group
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        """Return the acting networks of every member."""
         own = self._of_each(experience)
         return {
             name: m.agent.acting_networks(networks[name], self._inner(name, own[name]))
@@ -294,7 +288,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         }
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        """Return what the values of every member need."""
         own = self._of_each(experience)
         return {
             name: m.agent.value_networks(networks[name], self._inner(name, own[name]))
@@ -541,7 +534,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return most
 
     def experience_spec(self) -> PyTree:
-        """Return what the members' agents say."""
 
         def spec(name: str, one: Any) -> PyTree:
             own = one.experience_spec()
@@ -551,7 +543,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return PacedExperience(specs, P(), P()) if self._schedules else specs  # type: ignore[arg-type]
 
     def lasting_experience(self, experience: PyTree) -> PyTree:
-        """Return that of every member."""
         own = self._of_each(experience)
         return {
             name: m.agent.lasting_experience(self._inner(name, own[name]))
@@ -559,7 +550,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         }
 
     def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
-        """Give every member its own."""
         own = dict(self._of_each(experience))
         for name, member in self.members.items():
             kept = member.agent.with_lasting(self._inner(name, own[name]), lasting[name])

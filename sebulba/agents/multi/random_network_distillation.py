@@ -74,21 +74,18 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
         jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
     def new_networks(self, key: jax.Array) -> PyTree:
-        """Return initial predictors."""
         return {
             name: group.new_parameters(jax.random.fold_in(key, i))
             for i, (name, group) in enumerate(self.groups.items())
         }
 
     def new_opt(self, networks: PyTree) -> PyTree:
-        """Return the initial optimizer state."""
         return self.optimizer.init(networks)
 
     def new_experience(
         self, key: jax.Array, networks: PyTree, seen: dict[str, Seen]
     ) -> dict[str, Novelty]:
         """Return targets, and statistics without samples."""
-        del networks
         return {
             name: group.new(jax.random.fold_in(key, i), seen[name])
             for i, (name, group) in enumerate(self.groups.items())
@@ -108,7 +105,6 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
         networks: PyTree,
     ) -> dict[str, Novelty]:
         """Keep what was observed, and add it to the statistics."""
-        del trajectory
         return {
             name: group.updated(experience[name], seen[name], networks[name])
             for name, group in self.groups.items()
@@ -128,7 +124,6 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
         self, networks: PyTree, opt: PyTree, experience: dict[str, Novelty], key: jax.Array
     ) -> tuple[jax.Array, tuple[dict[str, Novelty], dict[str, jax.Array]]]:
         """Return the mean error of the predictors on the newest trajectory."""
-        del opt, key
         metrics, total = {}, jnp.float32(0)
         for name, group in self.groups.items():
             own = experience[name]
@@ -138,13 +133,10 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
         return total, (experience, metrics)
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-        """Take one optimizer step."""
         updates, opt = self.optimizer.update(grads, opt, networks)
         return optax.apply_updates(networks, updates), opt
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return ``updates_per_cycle``."""
-        del cycle
         return self.config.updates_per_cycle
 
     def refit_experience(

@@ -120,29 +120,23 @@ class DrawnLayout:
 
     def insert(self, drawn: Drawn, trajectory: Trajectory, core: PyTree = ()) -> Drawn:
         """Return ``drawn``: trajectories go to the managers before any program runs."""
-        del trajectory, core
         return drawn
 
     # What a loss calls.
 
     def draw(self, drawn: Drawn, key: jax.Array, batch_size: int) -> Draw:
         """Return where this device's share of the batch is; the managers drew it by this key."""
-        del key, batch_size
         return drawn.draw
 
     def transitions(self, drawn: Drawn, draw: Draw, gamma: float) -> PyTree:
-        """Return the transitions that begin at ``draw``."""
-        del draw, gamma
         return drawn.batch
 
     def sequences(self, drawn: Drawn, draw: Draw) -> PyTree:
         """Return the sequences that begin at ``draw``."""
-        del draw
         return drawn.batch
 
     def set_priority(self, drawn: Drawn, draw: Draw, priority: jax.Array) -> Drawn:
         """Note the priorities ``[N]``, which go to the managers after the update."""
-        del draw
         return drawn._replace(priority=jax.lax.stop_gradient(priority))
 
     def importance_weights(self, drawn: Drawn, draw: Draw, exponent: float) -> jax.Array:

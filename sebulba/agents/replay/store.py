@@ -178,7 +178,6 @@ class ReplayLayout(abc.ABC):
 
     def kept_prev_action(self, trajectory: Trajectory) -> PyTree:
         """Return the action before row 0 of a trajectory, ``[B, ...]``, if it is kept."""
-        del trajectory
         return ()
 
     # Before the run.

@@ -72,12 +72,9 @@ class TransitionReplay(ReplayLayout):
 
     @property
     def rows_of_start(self) -> int:
-        """n + 1."""
         return self.num_steps + 1
 
     def rows_between_starts(self, steps_per_cycle: int) -> int:
-        """Return 1."""
-        del steps_per_cycle
         return 1
 
     def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
@@ -105,7 +102,6 @@ class TransitionReplay(ReplayLayout):
         return weight
 
     def gathered(self, replay: Replay, draw: Draw, discount: float) -> Transition:
-        """Return the transitions that begin at ``draw``."""
         return self.transitions(replay, draw, discount)
 
     def gathered_spec(self) -> PyTree:
@@ -169,11 +165,9 @@ class SequenceReplay(ReplayLayout):
 
     @property
     def rows_of_start(self) -> int:
-        """L + 1."""
         return self.length + 1
 
     def rows_between_starts(self, steps_per_cycle: int) -> int:
-        """Return T."""
         return steps_per_cycle
 
     def kept_prev_action(self, trajectory: Trajectory) -> PyTree:
@@ -203,7 +197,6 @@ class SequenceReplay(ReplayLayout):
 
     def gathered(self, replay: Replay, draw: Draw, discount: float) -> Sequence:
         """Return the sequences that begin at ``draw``; their rewards are not summed."""
-        del discount
         return self.sequences(replay, draw)
 
     def gathered_spec(self) -> Sequence:
