@@ -26,6 +26,8 @@ one's own can have one of these names."""
 
 ENV_LIBRARIES = (*JAX_LIBRARIES, "pettingzoo")
 """All libraries whose ids are ``LIBRARY:ID``."""
+SUBTRACT_OFFSET = "sebulba.envs.wrappers:SubtractOffset"
+"""The wrapper that a run adds by itself where observations are far from 0."""
 
 INT32 = range(-(2**31), 2**31)
 MOST_INFERENCERS = 1024

@@ -16,7 +16,13 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from sebulba.agents.configs import AgentConfig, MultiAgentConfig, OptimizerConfig
 from sebulba.agents.configs.network_and_optimizer import own_torsos
 from sebulba.errors import UsageError, shown
-from sebulba.options import ENV_LIBRARIES, MOST_EPISODE_STEPS, CheckpointOptions, LoopOptions
+from sebulba.options import (
+    ENV_LIBRARIES,
+    MOST_EPISODE_STEPS,
+    SUBTRACT_OFFSET,
+    CheckpointOptions,
+    LoopOptions,
+)
 from sebulba.support import plugins
 from sebulba.support.checks import (
     at_least,
@@ -116,7 +122,8 @@ class EnvConfig:
         is_known = library in ENV_LIBRARIES or plugins.env_entry(self.id) is not None
         names_code = colon and not is_known
         named = [f"the environment {shown_id}"] if names_code else []
-        named += [f"the wrapper {shown(wrapper)}" for wrapper in self.wrappers]
+        wrappers = [one for one in self.wrappers if one.partition("(")[0] != SUBTRACT_OFFSET]
+        named += [f"the wrapper {shown(wrapper)}" for wrapper in wrappers]
         return named + [
             f"the option {name} {value!r}"
             for name, value in self.options.items()

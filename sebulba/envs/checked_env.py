@@ -77,7 +77,8 @@ class CheckedEnv(gymnasium.Env):
         self.observation_space = canonical_observation_space(env.observation_space)
         self.action_space = canonical_action_space(env.action_space)
         self._check_obs = _make_obs_check(self.observation_space)
-        self._offsets = Offsets(type(env.unwrapped).__name__, watches=index == 0)
+        name = type(env.unwrapped).__name__
+        self.offsets = Offsets(name, watches=index == 0, is_single=True)
         self._native_action = make_native_action(env.action_space)
         self._is_discrete = isinstance(env.action_space, spaces.Discrete)
 
@@ -108,7 +109,7 @@ class CheckedEnv(gymnasium.Env):
             if not (flag is False or flag is True or _is_flag(flag)):
                 raise self._broken(name, "a bool", f"{shown(flag)} ({type(flag).__name__})")
         given, obs = obs, self._checked_obs(obs, "obs")
-        self._offsets.look(given)
+        self.offsets.look(given)
         self._has_ended = bool(terminated or truncated)
         return obs, self._checked_reward(reward), bool(terminated), bool(truncated), {}
 

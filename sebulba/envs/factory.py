@@ -64,6 +64,9 @@ from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
 
+Look = Callable[[gymnasium.Env], None]
+"""Is shown the single environment that is made for a spec, if one is."""
+
 _MAKE_OPTIONS = {"max_episode_steps", "disable_env_checker", "render_mode"}
 """Options of ``gymnasium.make`` itself; all others go to the environment."""
 
@@ -93,7 +96,7 @@ class _Factory:
     """Makes the vector environment from the number of environments and their seeds."""
     name: str
     """For messages."""
-    make_spec: Callable[[], EnvSpec | MultiAgentSpec] | None = None
+    make_spec: Callable[[Look], EnvSpec | MultiAgentSpec] | None = None
     """Makes the spec more cheaply than by making a vector of one environment."""
     make_one: Callable[[], gymnasium.Env] | None = None
     """Makes a single environment; None if ``make`` only makes vectors."""
@@ -114,10 +117,10 @@ class _Factory:
             raise
         return env
 
-    def spec(self) -> Any:
-        """Return the spec of a single environment, which is made and closed."""
+    def spec(self, look: Look = lambda env: None) -> Any:
+        """Return the spec of a single environment, which is made, and closed after ``look``."""
         if self.make_spec is not None:
-            return self._stated(self.make_spec())  # type: ignore[arg-type]
+            return self._stated(self.make_spec(look))  # type: ignore[arg-type]
         env = self(1, [0])
         env.close()
         return env.spec
@@ -570,7 +573,7 @@ def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Facto
     return _Factory(
         lambda num_envs, seeds: adapter(env, seeds, name=name),
         name,
-        make_spec=lambda: make_spec(env, name),  # type: ignore[arg-type]
+        make_spec=lambda look: make_spec(env, name),  # type: ignore[arg-type]
         own=own,
     )
 
@@ -587,7 +590,11 @@ def _package_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fa
     _check_no_wrappers(own, env, "is a vector environment by itself")
     parts = found.parts(options, own.num_threads, own.step_timeout_s)
     return _Factory(
-        parts.make, env, make_spec=parts.make_spec, num_threads=parts.num_threads, own=own
+        parts.make,
+        env,
+        make_spec=lambda look: parts.make_spec(),
+        num_threads=parts.num_threads,
+        own=own,
     )
 
 
@@ -679,10 +686,11 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
             vector_env = make_vector_env(make_env, num_envs, own.vectorization)
         return _adapt(vector_env, seeds, name, own.step_timeout_s)
 
-    def make_spec() -> EnvSpec | MultiAgentSpec:
+    def make_spec(look: Look) -> EnvSpec | MultiAgentSpec:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             env = CheckedEnv(make_env, 0)
+        look(env.env)
         env.close()
         remember(make_env, env)
         if isinstance(env.env, PopulationEnv):

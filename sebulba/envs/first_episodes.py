@@ -91,12 +91,15 @@ class VectorPromises:
 class Offsets:
     """Watches the first observations, and warns once of changes that are lost beside an offset."""
 
-    def __init__(self, name: str, *, watches: bool) -> None:
-        """Watch the environment ``name``, or do not look."""
+    def __init__(self, name: str, *, watches: bool, is_single: bool = False) -> None:
+        """Watch the environment ``name``, or do not look; a run can subtract those of a single."""
         self._name = name
+        self._is_single = is_single
         self._rows: list[np.ndarray] = []
         self.is_looking = watches
         """It wants more observations."""
+        self.told = ""
+        """What it warned of, and what helps."""
 
     def look(self, obs: Any) -> None:
         """Look at an observation as the environment gives it, before anything casts it."""
@@ -126,10 +129,12 @@ class Offsets:
             f"{values[0]:.10g} and changes by {np.ptp(values):g}"
         )
         if seen < number:
-            text += f"; policies see float32, which tells {seen} of its {number} values apart"
+            text += f", and policies see float32, which tells {seen} of its {number} values apart"
         else:
-            text += ", which a network hardly sees; use --agent.normalize-observations"
-        warnings.warn(
-            f"{text}; let it observe differences, such as the time since the episode began",
-            stacklevel=2,
+            text += ", which a network hardly sees"
+        can_normalize = seen == number or self._is_single
+        self.told = (
+            f"{text}; {'use --agent.normalize-observations, or ' if can_normalize else ''}"
+            "let it observe differences, such as the time since the episode began"
         )
+        warnings.warn(self.told, stacklevel=2)

@@ -6,14 +6,15 @@ This module needs no JAX: worker processes import it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
 
+from sebulba.envs.obs_wrapper import ObsWrapper, part_of
 from sebulba.envs.tree import OBSERVATION
-from sebulba.errors import EnvError, UsageError, shown
+from sebulba.errors import UsageError
 
 LEFT_OUT = "text_left_out"
 """Where the metadata of an environment has the names of the parts that are text."""
@@ -48,7 +49,7 @@ def warn_of_text(env: gymnasium.Env, name: str) -> None:
         )
 
 
-class FlatPartsEnv(gymnasium.Wrapper):
+class FlatPartsEnv(ObsWrapper):
     """Has a part ``"a.0"`` for entry 0 of the Tuple ``"a"``, and none for text."""
 
     def __init__(self, env: gymnasium.Env, parts: list[tuple[Path, Any]]) -> None:
@@ -65,20 +66,9 @@ class FlatPartsEnv(gymnasium.Wrapper):
         text = [_name(path) for path, space in parts if _is_text(space)]
         self.metadata = {**(env.metadata or {}), **({LEFT_OUT: text} if text else {})}
 
-    def reset(self, **arguments: Any) -> Any:
-        """Reset, and put the parts of the observation side by side."""
-        result = self.env.reset(**arguments)
-        is_pair = isinstance(result, tuple) and len(result) == 2
-        return (self._flat(result[0]), result[1]) if is_pair else result
-
-    def step(self, action: Any) -> Any:
-        """Step, and put the parts of the observation side by side."""
-        result = self.env.step(action)
-        is_step = isinstance(result, tuple) and len(result) == 5
-        return (self._flat(result[0]), *result[1:]) if is_step else result
-
-    def _flat(self, obs: Any) -> dict[str, Any]:
-        return {name: _part(obs, path) for name, path in self._paths.items()}
+    def changed(self, obs: Any, info: Any, method: str, *, at_end: bool) -> dict[str, Any]:
+        """Return the parts of the observation side by side."""
+        return {name: part_of(obs, path) for name, path in self._paths.items()}
 
 
 def _parts(space: Any, path: Path) -> Iterator[tuple[Path, Any]]:
@@ -99,16 +89,3 @@ def _is_text(space: Any) -> bool:
 
 def _name(path: Path) -> str:
     return ".".join(map(str, path)) or OBSERVATION
-
-
-def _part(obs: Any, path: Path) -> Any:
-    for key in path:
-        is_there = (
-            isinstance(obs, tuple | list) and key < len(obs)
-            if isinstance(key, int)
-            else isinstance(obs, Mapping) and key in obs
-        )
-        if not is_there:
-            raise EnvError(f"the observation must have the part {_name(path)!r}; got {shown(obs)}")
-        obs = obs[key]
-    return obs

@@ -100,7 +100,7 @@ class GymnasiumAdapter:
         is_ready_made = not holds_checked_envs(vector_env)
         self._promises = VectorPromises(name, watches=is_ready_made)
         # Single environments look for themselves.
-        self._offsets = Offsets(name, watches=is_ready_made)
+        self.offsets = Offsets(name, watches=is_ready_made)
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments, the first time with the seeds."""
@@ -141,9 +141,9 @@ class GymnasiumAdapter:
             )
         given_obs, reward, terminated, truncated, info = result
         obs = self._own(given_obs)
-        if self._offsets.is_looking:
+        if self.offsets.is_looking:
             parts = given_obs if isinstance(given_obs, dict) else {"": given_obs}
-            self._offsets.look({name: np.asarray(leaf)[0] for name, leaf in parts.items()})
+            self.offsets.look({name: np.asarray(leaf)[0] for name, leaf in parts.items()})
         reward = self._own_reward(reward)
         terminated, truncated = self._own_flag(terminated), self._own_flag(truncated)
         ends = terminated | truncated

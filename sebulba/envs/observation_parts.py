@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sebulba.envs.flat_parts import flattened
+from sebulba.envs.obs_wrapper import ObsWrapper, part_of
 from sebulba.envs.spaces import check_legal, has_legal, num_choices
 from sebulba.envs.tree import (
     OBSERVATION,
@@ -65,7 +66,7 @@ def prepared(
     return flattened(ActionMaskEnv(env, action_mask) if action_mask else env)
 
 
-class NodeEnv(gymnasium.Wrapper):
+class NodeEnv(ObsWrapper):
     """A ``gymnasium.Env`` whose attribute ``tree`` is an ``AgentNode``, in place of its spaces."""
 
     def __init__(self, env: gymnasium.Env) -> None:
@@ -84,34 +85,18 @@ class NodeEnv(gymnasium.Wrapper):
         self._names = [name for name, _ in named_parts(node.obs, "")]
         self._act = node.act.space
 
-    def reset(self, **arguments: Any) -> Any:
-        """Reset, and put the parts of the observation side by side."""
-        result = self.env.reset(**arguments)
-        is_pair = isinstance(result, tuple) and len(result) == 2
-        return (self._parts(result[0]), result[1]) if is_pair else result
-
     def step(self, action: Any) -> Any:
         """Step, with the action as the tree has it."""
-        result = self.env.step(action_parts(action, self._act))
-        is_step = isinstance(result, tuple) and len(result) == 5
-        return (self._parts(result[0]), *result[1:]) if is_step else result
+        return super().step(action_parts(action, self._act))
 
-    def _parts(self, obs: Any) -> Any:
+    def changed(self, obs: Any, info: Any, method: str, *, at_end: bool) -> Any:
+        """Return the parts of the observation side by side."""
         if self._names == [""]:
             return obs
-        return {name: _part(obs, name) for name in self._names}
+        return {name: part_of(obs, tuple(name.split("."))) for name in self._names}
 
 
-def _part(obs: Any, name: str) -> Any:
-    for key in name.split("."):
-        if not isinstance(obs, Mapping) or key not in obs:
-            got = list(obs) if isinstance(obs, Mapping) else obs
-            raise EnvError(f"the observation must have the part {name!r}; got {shown(got)}")
-        obs = obs[key]
-    return obs
-
-
-class ActionMaskEnv(gymnasium.Wrapper):
+class ActionMaskEnv(ObsWrapper):
     """Has the mask of legal actions in the observation, as MultiBinary under ``action_mask``."""
 
     def __init__(self, env: gymnasium.Env, place: ActionMaskPlace) -> None:
@@ -145,30 +130,8 @@ class ActionMaskEnv(gymnasium.Wrapper):
         tags = {**tags_of(env), "legal_actions": MASK}
         self.metadata = {**env.metadata, TAGS: tags}
 
-    def reset(self, **arguments: Any) -> Any:
-        """Reset, and put the mask into the observation."""
-        result = self.env.reset(**arguments)
-        if not isinstance(result, tuple) or len(result) != 2:
-            return result
-        obs, info = result
-        return self._with_mask(obs, info, "reset", at_end=False), info
-
-    def step(self, action: Any) -> Any:
-        """Step, and put the mask into the observation."""
-        result = self.env.step(action)
-        if not isinstance(result, tuple) or len(result) != 5:
-            return result
-        obs, reward, terminated, truncated, info = result
-        at_end = bool(terminated or truncated)
-        return (
-            self._with_mask(obs, info, "step", at_end=at_end),
-            reward,
-            terminated,
-            truncated,
-            info,
-        )
-
-    def _with_mask(self, obs: Any, info: Any, method: str, *, at_end: bool) -> Any:
+    def changed(self, obs: Any, info: Any, method: str, *, at_end: bool) -> Any:
+        """Return the observation with the mask in it."""
         holder = info if self._place == "info" else obs
         if not isinstance(holder, Mapping) or MASK not in holder:
             if self._place == "observation":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
@@ -13,7 +14,8 @@ from sebulba.agents.configs import MultiAgentConfig, OptimizerConfig, make_agent
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.envs import make_env_factory
+from sebulba.envs import env_spec, make_env_factory
+from sebulba.envs.wrappers import find_offsets
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
@@ -25,6 +27,29 @@ from sebulba.types import EnvFactory, EnvSpec, MultiAgentSpec, PyTree
 
 if TYPE_CHECKING:
     from sebulba.video.training import TrainingFilms
+
+
+def build_envs(config: ExperimentConfig, env: EnvConfig) -> tuple[EnvFactory, Any, EnvConfig]:
+    """Return the factory of the environments of a new run, their spec, and what it is made of.
+
+    Where observations are normalised and the first has numbers of 64 bits that are far from 0, the
+    environment gets a wrapper that subtracts them. Being in the configuration, it lasts.
+    """
+    factory: Any = make_env_factory(env.id, **env.factory_arguments())
+    if not getattr(config.agent, "normalize_observations", False) or config.distributed.is_on:
+        return factory, env_spec(factory), env
+    found: list[str | None] = []
+    spec = factory.spec(lambda one: found.append(find_offsets(one, config.seed % 2**31)))
+    if not found or (wrapper := found[0]) is None:
+        return factory, spec, env
+    print(
+        f"sebulba: observations have numbers far from 0, which float32 hardly tells apart; the run "
+        f"subtracts them first: --env.wrappers {wrapper!r}",
+        flush=True,
+    )
+    env = dataclasses.replace(env, wrappers=(*env.wrappers, wrapper))
+    factory = make_env_factory(env.id, **env.factory_arguments())
+    return factory, env_spec(factory), env
 
 
 def build_agent(config: ExperimentConfig, spec: EnvSpec) -> Agent:

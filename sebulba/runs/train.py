@@ -42,6 +42,7 @@ from sebulba.metrics.writers import (
 from sebulba.policies.policy import save_policy
 from sebulba.runs.build import (
     build_agent,
+    build_envs,
     build_films,
     build_player,
     note_of_unbounded_actions,
@@ -107,6 +108,7 @@ def train_in_folder(
             run.end_with_others()
             return result
         folder.ended.unlink(missing_ok=True)
+        given = dataclasses.replace(given, env=run.env)
         folder.write_config(given, preset, command, dataclasses.asdict(run.source))
         run.watch_folder()
         run.meet_others()
@@ -160,6 +162,8 @@ class _Run:
         """Keep the arguments; nothing is made yet. ``ends_hung``: end a process that hangs."""
         self._ends_hung = ends_hung
         self._config = config
+        self.env = config.env
+        """With what a new run finds out about its environment."""
         self._folder = folder
         self._title = title
         self._last = LastRecord()
@@ -218,8 +222,14 @@ class _Run:
         env = folder.chosen_env(config)
         self.source = env_source(env.id, env.backend)
         self._versions |= self.source.versions
-        factory = make_env_factory(env.id, **env.factory_arguments())
-        self._agent = build_agent(config, env_spec(factory))
+        if config.resume and folder.config.exists():
+            factory: Any = make_env_factory(env.id, **env.factory_arguments())
+            spec = env_spec(factory)
+        else:
+            factory, spec, env = build_envs(config, env)
+            self._config = config = dataclasses.replace(config, env=env)
+            self.env = env
+        self._agent = build_agent(config, spec)
         warn_of_rate_0(config, self._agent)
         if note := note_of_unbounded_actions(self._agent.spec):
             print(f"sebulba: {note}", flush=True)

@@ -167,7 +167,9 @@ def check_observations(subject: Subject) -> Iterator[Finding]:
         yield finding(seen.outside, remedy)
     if seen.cast:
         yield note(f"{seen.cast}: cast at every step", "return the dtype of the space")
-    if not seen.outside and not seen.cast:
+    if seen.lost:
+        yield note(*seen.lost.split("; ", 1))
+    if not seen.outside and not seen.cast and not seen.lost:
         yield ok("shape, dtype and range are those of the space")
 
 

@@ -70,6 +70,8 @@ class Walk:
     """An observation is outside by more than the width of the range."""
     cast: str = ""
     """An observation whose dtype is not that of its space."""
+    lost: str = ""
+    """Changes that policies cannot see; what helps."""
     rewritten: int = 0
     """Number of observations that the next step changed."""
     info_keys: set[frozenset] = dataclasses.field(default_factory=set)
@@ -119,6 +121,8 @@ def walk(player: Player, num_envs: int, num_steps: int, seed: int, longest_s: fl
                 break
     finally:
         seen.step_s /= max(1, seen.steps)
+    env: Any = player.checked if isinstance(player, SinglePlayer) else player
+    seen.lost = env.offsets.told if hasattr(env, "offsets") else ""
     return seen
 
 
