@@ -187,6 +187,8 @@ def evaluate_run(
         folder, explore=explore, best=best, seed=seed, trust=trust, platform=platform
     )
     factory = make_env_factory(env.id, **env.factory_arguments())
+    if env.wrappers:
+        env_spec(factory)  # warns of statistics in wrappers, which the policy lacks
     return evaluate(
         policy,
         factory,
