@@ -80,6 +80,7 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
             "value_loss": value_loss,
             "entropy": entropy,
             "rho_mean": masked_mean(rho, step.valid),
+            **self.normalization.metrics(trajectory.env_step.obs),
         }
         return loss, (experience, metrics)
 

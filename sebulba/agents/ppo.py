@@ -221,4 +221,5 @@ class PPO(OnPolicyAgent[PPOConfig]):
             # Schulman 2020, "Approximating KL Divergence": unbiased and never negative.
             "approx_kl": masked_mean(ratio - 1.0 - log_ratio, batch.valid),
             "clip_fraction": masked_mean(outside.astype(jnp.float32), batch.valid),
+            **self.normalization.metrics(batch.obs),
         }

@@ -160,3 +160,17 @@ def test_rewards_by_hand_of_a_model_in_numpy() -> None:
         np.testing.assert_allclose(scaled, expected, rtol=1e-3)
     np.testing.assert_allclose(statistics.so_far, so_far, rtol=1e-5)
     assert statistics.moments.num_samples == pytest.approx(len(sums), abs=1e-3)
+
+
+def test_the_share_of_clipped_numbers_is_counted() -> None:
+    spec = EnvSpec(spaces.Box(-np.inf, np.inf, (2,), np.float32), DISCRETE)
+    normalizer = ObservationNormalizer(spec, images_are_flattened=True)
+    scaling = normalizer.scaling((Moments(jnp.float32(9), jnp.zeros(2), jnp.ones(2)),))
+    x = np.zeros((5, 4, 2), np.float32)
+    assert normalizer.clipped(normalizer(scaling, x)) == 0
+    x[1, 2, 0], x[3, 3, 1] = 1e20, np.finfo(np.float32).min
+    assert normalizer.clipped(normalizer(scaling, x)) == pytest.approx(2 / 40)
+    for normalizes in (False, True):
+        config = PPOConfig(normalize_observations=normalizes)
+        said = Normalization(spec, config).metrics(jnp.asarray(x))
+        assert list(said) == ["observations_clipped"] * normalizes

@@ -101,6 +101,12 @@ class Normalization:
         """Return what policies see of observations ``[T, B, ...]`` as their networks see it."""
         return self._observations(scaling, obs) if self._observations else obs
 
+    def metrics(self, obs: PyTree) -> dict[str, jax.Array]:
+        """Return how much of observations as networks see them, ``[T, B, ...]``, was too far out."""
+        if not self._observations:
+            return {}
+        return {"observations_clipped": self._observations.clipped(self._apart(obs)[0])}
+
     def scaled_row(self, scaling: PyTree, row: EnvStep, statistics: Statistics) -> EnvStep:
         """Return rows ``[T, B, ...]`` with all observations as networks see them.
 

@@ -164,6 +164,13 @@ class ObservationNormalizer:
         return jax.tree.unflatten(structure, normalized)
 
 
+    def clipped(self, obs: PyTree) -> jax.Array:
+        """Return the share of the numbers of normalised ``obs`` that were clipped, a scalar."""
+        leaves = zip(jax.tree.leaves(obs), self._chosen, strict=True)
+        clipped = [jnp.mean(jnp.abs(leaf) >= LARGEST) for leaf, chosen in leaves if chosen]
+        return jnp.max(jnp.stack(clipped))
+
+
 def new_observations(row: EnvStep) -> list[tuple[PyTree, jax.Array | None]]:
     """Return the observations that a trajectory adds to statistics, each ``[T, B, ...]``.
 
