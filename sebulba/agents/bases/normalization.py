@@ -102,7 +102,7 @@ class Normalization:
         return self._observations(scaling, obs) if self._observations else obs
 
     def metrics(self, obs: PyTree) -> dict[str, jax.Array]:
-        """Return how much of observations as networks see them, ``[T, B, ...]``, was too far out."""
+        """Return the share of ``obs``, as networks see them, ``[T, B, ...]``, that was clipped."""
         if not self._observations:
             return {}
         return {"observations_clipped": self._observations.clipped(self._apart(obs)[0])}

@@ -163,7 +163,6 @@ class ObservationNormalizer:
         ]
         return jax.tree.unflatten(structure, normalized)
 
-
     def clipped(self, obs: PyTree) -> jax.Array:
         """Return the share of the numbers of normalised ``obs`` that were clipped, a scalar."""
         leaves = zip(jax.tree.leaves(obs), self._chosen, strict=True)
