@@ -11,6 +11,7 @@
 #   make ns3-limits                     how long a step of ns-3 lasts, and its memory: a minute
 #   make ns3-baselines                  its AIMD, CUBIC and BBR beside those of ns-3: 5 minutes
 #   make cluster-figures                what Inferencers in processes cost: 5 minutes
+#   make gpu-figures                    speeds on a GPU beside the same machine's CPU: 9 minutes
 #   make test-cluster                   Inferencers in actors of Ray: 2 minutes
 #   make docs                           build the documentation into build/site
 #   make dist                           build wheels and sdists, and check them
@@ -38,7 +39,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-all test-cluster cluster-figures test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
+.PHONY: train test test-all test-cluster cluster-figures gpu-figures test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -52,6 +53,9 @@ test-all: $(VENV)/.ready-test
 
 test-cluster: $(VENV)/.ready-cluster
 	@$(BIN)/python -m pytest tests/cluster/test_ray.py $(ARGS)
+
+gpu-figures: $(VENV)/.ready-test
+	@$(BIN)/python -m benchmarks.studies.gpu_figures $(ARGS)
 
 cluster-figures: $(VENV)/.ready-test
 	@$(BIN)/python -m benchmarks.studies.cluster_figures $(ARGS)

@@ -1,0 +1,225 @@
+"""Every figure of docs/accelerators.md, in one call of under ten minutes: ``make gpu-figures``.
+
+Each row is a child process of its own with a limit in seconds: one that fails or hangs costs only
+its row. The speed of a run is that of the second half of its time. Runs on the CPU stand beside
+those of the default placement, in the same call on the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sebulba.tools.bench import harness
+
+ENDS_S = 30
+"""Seconds that a run may take to end after its signal."""
+MOST_STEPS = ("--total-env-steps", "1000000000")
+GYMNAX = "gymnax:Breakout-MinAtar"
+
+RAW = """
+import os, sys, time, envpool, numpy as np
+num_envs, batch, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+options = dict(num_envs=num_envs, batch_size=batch, num_threads=len(os.sched_getaffinity(0)))
+pool = envpool.make_gymnasium("Pong-v5", **options)
+pool.async_reset()
+steps, began = 0, None
+while began is None or time.perf_counter() - began < seconds:
+    obs, *_, info = pool.recv()
+    pool.send(np.zeros(batch, np.int32), info["env_id"])
+    if began is None and steps > 20 * batch:
+        steps, began = 0, time.perf_counter()
+    steps += batch
+print(steps / (time.perf_counter() - began))
+"""
+
+PROTOTYPE = """
+import sys, time
+from benchmarks.studies.jax_prototype import JaxPrototype
+from sebulba.configs.presets import PRESETS
+config = PRESETS["breakout-minatar"].make()
+num_envs, seconds = int(sys.argv[1]), float(sys.argv[2])
+prototype = JaxPrototype("Breakout-MinAtar", config.agent, num_envs, config.steps_per_cycle, 100000)
+prototype.train(10)
+cycles, began = 0, time.perf_counter()
+while time.perf_counter() - began < seconds:
+    prototype.train(10)
+    cycles += 10
+print(cycles * prototype.env_steps_per_cycle / (time.perf_counter() - began))
+"""
+
+
+class Row(NamedTuple):
+    """One figure."""
+
+    name: str
+    seconds: float
+    """Limit of the measurement, start included."""
+    measure: Callable[[float], float]
+    """Takes the limit and returns env steps/s."""
+
+
+def train(*words: str) -> Callable[[float], float]:
+    """Return what trains so many seconds and returns the speed of the second half."""
+
+    def measure(seconds: float) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            command = [sys.executable, "-m", "sebulba", "train", *words, "--run-dir", str(run)]
+            process = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+            try:
+                _, said = process.communicate(timeout=ENDS_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                _, said = process.communicate()
+            return speed_of(run / "metrics.jsonl", said)
+
+    return measure
+
+
+def speed_of(metrics: Path, said: str) -> float:
+    """Return env steps/s of the second half of a run.
+
+    Raises:
+      RuntimeError: It left no two records; the message has the end of what it said.
+    """
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    records = [record for line in lines if "env_steps" in (record := json.loads(line))]
+    if len(records) < 2:
+        raise RuntimeError(said.strip().rpartition("\n")[2] or "it made no two records")
+    last = records[-1]
+    first = next(one for one in records if one["seconds"] >= last["seconds"] / 2)
+    if first is last:
+        first = records[-2]
+    return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
+
+
+def program(code: str, *words: int, share: float = 0.7) -> Callable[[float], float]:
+    """Return what runs a program that measures for a share of the limit and prints a speed."""
+
+    def measure(seconds: float) -> float:
+        command = [sys.executable, "-c", code, *map(str, words), str(share * seconds)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + ENDS_S)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"it took more than {seconds + ENDS_S:.0f} s") from None
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
+        return float(done.stdout)
+
+    return measure
+
+
+def rows() -> list[Row]:
+    """Return what is measured, in this order: what matters most comes first."""
+
+    def both(name: str, seconds: float, *words: str) -> list[Row]:
+        words = (name, *words, *MOST_STEPS)
+        on_cpu = Row(f"{name} --platform cpu", seconds, train(*words, "--platform", "cpu"))
+        return [Row(name, seconds, train(*words)), on_cpu]
+
+    raw = [
+        Row(
+            f"raw envpool Pong, {envs} environments, batches of {batch}",
+            8,
+            program(RAW, envs, batch),
+        )
+        for envs, batch in ((64, 64), (256, 256), (256, 128))
+    ]
+    jax_envs = [
+        row
+        for envs in (64, 4096)
+        for row in (
+            Row(
+                f"breakout-minatar --num-envs {envs}",
+                25,
+                train("breakout-minatar", "--num-envs", str(envs), *MOST_STEPS),
+            ),
+            Row(f"PureJaxRL's form, {envs} environments", 20, program(PROTOTYPE, envs, share=0.4)),
+        )
+    ]
+    return [
+        *raw,
+        Row("pong", 45, train("pong", *MOST_STEPS)),
+        *both("cartpole", 15),
+        Row("cartpole --num-envs 4096", 20, train("cartpole", "--num-envs", "4096", *MOST_STEPS)),
+        *both("cartpole-dqn", 20),
+        *both("pendulum-sac", 20),
+        *jax_envs,
+        Row("atari-dqn", 45, train("atari-dqn", *MOST_STEPS)),
+    ]
+
+
+def ratios(found: dict[str, float]) -> dict[str, float]:
+    """Return the ratios of docs/accelerators.md of which both figures are there."""
+    raw = [speed for name, speed in found.items() if name.startswith("raw envpool")]
+    pairs = {
+        "pong / best raw envpool": ("pong", max(raw, default=0.0)),
+        **{
+            f"{name} / --platform cpu": (name, found.get(f"{name} --platform cpu", 0.0))
+            for name in ("cartpole", "cartpole-dqn", "pendulum-sac")
+        },
+        **{
+            f"breakout-minatar / PureJaxRL's form, {envs}": (
+                f"breakout-minatar --num-envs {envs}",
+                found.get(f"PureJaxRL's form, {envs} environments", 0.0),
+            )
+            for envs in (64, 4096)
+        },
+    }
+    return {
+        name: found[over] / under
+        for name, (over, under) in pairs.items()
+        if over in found and under
+    }
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", help="rows whose names begin with one of these")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of all limits")
+    parser.add_argument("--budget-s", type=float, default=540.0, help="no row begins after this")
+    parser.add_argument("--json", default="gpu-figures.json")
+    given = parser.parse_args(words)
+    began = time.monotonic()
+    found: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for row in rows():
+        if given.only and not row.name.startswith(tuple(given.only)):
+            continue
+        if time.monotonic() - began > given.budget_s:
+            failed[row.name] = "no time was left"
+            continue
+        try:
+            found[row.name] = row.measure(given.scale * row.seconds)
+            print(f"{row.name}: {found[row.name]:,.0f} env steps/s", flush=True)
+        except RuntimeError as error:
+            failed[row.name] = str(error)
+            print(f"{row.name}: {error}", flush=True)
+    harness.print_rows(
+        "env steps/s", ["env steps/s"], {name: [f"{speed:,.0f}"] for name, speed in found.items()}
+    )
+    quotients = ratios(found)
+    harness.print_rows("ratios", [""], {name: [f"{x:.2f}"] for name, x in quotients.items()})
+    keys = {"ratios": quotients, "failed": failed}
+    record = harness.record(keys, found, {"scale": given.scale})
+    harness.write_json(given.json, record | {"command": "make gpu-figures"})
+
+
+if __name__ == "__main__":
+    main()
