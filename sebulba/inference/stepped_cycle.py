@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +31,10 @@ ALIGNMENT = 64
 
 
 class SteppedCycle:
-    """Calls one program a step to act, and keeps what the environment returns on the host.
+    """Calls one program a step to act.
+
+    On a CPU, what the environment returns stays on the host until the cycle ends. An accelerator
+    gets each row once: the row that was uploaded to act is kept there, and stacked there.
 
     While Python works in a step, other Inferencers wait for the interpreter's lock, so rows are
     stacked only once a cycle. Until then they are kept in flat lists of arrays: a tuple or list
@@ -48,6 +53,10 @@ class SteppedCycle:
         self._leaves: list[np.ndarray] | None = None
         self._statistics = new_statistics(env.spec, env.num_envs)
         self._given: tuple[list[np.ndarray], PyTree] | None = None
+        self._accelerator = None if device.platform == "cpu" else device
+        """Where rows are kept; None keeps them on the host."""
+        self._uploaded: list[jax.Array] | None = None
+        """The row that the next cycle begins with, on the accelerator."""
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
@@ -55,7 +64,7 @@ class SteppedCycle:
 
     def reset(self) -> None:
         """Begin new episodes."""
-        self._given = None
+        self._given = self._uploaded = None
         env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
         self._check_structure(env_step)
         self._leaves = jax.tree.leaves(env_step)
@@ -80,7 +89,7 @@ class SteppedCycle:
 
     def put_back(self, position: bytes) -> None:
         """Go on from ``position``; see ``Cycle.put_back``."""
-        self._leaves = None
+        self._leaves = self._uploaded = None
         expected = self._programs.agent.empty_env_step(self._env.num_envs)
         env_step, running = put_back_adapter(self._env, position, expected)
         self._leaves = jax.tree.leaves(env_step)
@@ -96,6 +105,9 @@ class SteppedCycle:
         leaves = self._leaves
         assert leaves is not None, "reset comes first"
         rows = [*leaves]
+        accelerator = self._accelerator
+        row: Any = leaves if accelerator is None else self._uploaded or _upload(leaves, accelerator)
+        uploaded = [*row]
         true_reward: list[PyTree] = []
         episode_end: list[np.ndarray] = []
         extras: list[PyTree] = []
@@ -107,7 +119,7 @@ class SteppedCycle:
             if stop.is_set():
                 break
             with act_phase:
-                action, extra, step_state = act(network_leaves, step_state, leaves)
+                action, extra, step_state = act(network_leaves, step_state, row)
                 host_action = _on_host(action)
             self._given = leaves, host_action
             with env_phase:
@@ -122,15 +134,21 @@ class SteppedCycle:
             if sees_final:
                 leaves += jax.tree.leaves(output.final)
             rows += leaves
+            row = leaves
+            if accelerator is not None:
+                row = _upload(leaves, accelerator)
+                uploaded += row
             true_reward.append(output.true_reward)
             episode_end.append(output.episode_end)
             extras.append(extra)
-        self._leaves = leaves
+        self._leaves, self._uploaded = leaves, None if accelerator is None else row
         with self._timer.phase("finish"):
             step_state = programs.keys.wrap(step_state)
             if not extras:
                 return None, step_state
-            env_step = self._stack(rows)
+            env_step = self._stack(
+                rows, _stack_aligned if accelerator is None else _stack_what_is_read
+            )
             after_first = jax.tree.map(lambda x: x[1:], env_step)
             acting = jax.tree.map(lambda x: x[:-1], env_step.acting)
             rewards = jax.tree.map(lambda *x: np.stack(x), *true_reward)
@@ -139,17 +157,22 @@ class SteppedCycle:
             )
             if len(extras) < programs.run.steps_per_cycle:
                 return None, step_state
-            self._check_finite(env_step)
-            action = jax.tree.map(np.copy, after_first.prev_action)
+            self._check_finite(env_step, rows)
+            if accelerator is None:
+                action = jax.tree.map(np.copy, after_first.prev_action)
+            else:
+                env_step = self._stack_on_device(uploaded)
+                action = jax.tree.map(lambda x: x[1:], env_step.prev_action)
             final = programs.copy(step_state)
             trajectory = Trajectory(env_step, action, programs.stack(extras))
         return Item(trajectory, initial, final, step_infos), step_state
 
-    def _check_finite(self, env_step: EnvStep) -> None:
+    def _check_finite(self, env_step: EnvStep, all_rows: list[np.ndarray]) -> None:
         """Raise EnvError that names the first value that is not finite, if there is one."""
         try:
             check_finite(env_step, self._env.spec)
         except EnvError as error:
+            env_step = self._stack(all_rows)
             rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
             row = int(np.argmin(np.logical_and.reduce(rows)))
             before = jax.tree.leaves(jax.tree.map(lambda x: x[max(row - 1, 0)], env_step))
@@ -162,12 +185,21 @@ class SteppedCycle:
         if got != expected:  # type: ignore[operator]
             raise EnvError(f"an environment returned {got}; expected {expected}")
 
-    def _stack(self, rows: list[np.ndarray]) -> EnvStep:
+    def _stack(
+        self, rows: list[np.ndarray], stack: Callable[[list[np.ndarray]], np.ndarray] = np.stack
+    ) -> EnvStep:
         """Stack a flat list of the leaves ``[B, ...]`` of T+1 rows into ``[T+1, B, ...]``."""
         structure = self._programs.env_step_structure
         num_leaves = structure.num_leaves  # type: ignore[attr-defined]
-        columns = [_stack_aligned(rows[i::num_leaves]) for i in range(num_leaves)]
-        return jax.tree.unflatten(structure, columns)
+        columns = [rows[i::num_leaves] for i in range(num_leaves)]
+        return jax.tree.unflatten(structure, list(map(stack, columns)))
+
+    def _stack_on_device(self, rows: list[jax.Array]) -> EnvStep:
+        """Stack as ``_stack``, leaves that are on the accelerator already."""
+        structure = self._programs.env_step_structure
+        num_leaves = structure.num_leaves  # type: ignore[attr-defined]
+        trees = [rows[i : i + num_leaves] for i in range(0, len(rows), num_leaves)]
+        return jax.tree.unflatten(structure, self._programs.stack(trees))
 
     def _raise_if_not_finite(self, rows: list[np.ndarray], cause: ActionError) -> None:
         """Raise EnvError if a NaN or infinity from the environment explains an invalid action."""
@@ -175,6 +207,11 @@ class SteppedCycle:
             raise EnvError(
                 f"an environment returned a value that is not finite: {where}"
             ) from cause
+
+
+def _upload(leaves: list[np.ndarray], device: jax.Device) -> list[jax.Array]:
+    """Begin to copy a row to the device, all leaves in one call."""
+    return jax.device_put(leaves, device)
 
 
 def _on_host(action: PyTree) -> PyTree:
@@ -195,6 +232,14 @@ def _leaves_of(output: EnvOutput, prev_action: PyTree) -> list[np.ndarray]:
 def _floats(env_step: EnvStep) -> list[np.ndarray]:
     leaves = jax.tree.leaves((env_step.obs, env_step.reward, env_step.final))
     return [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+
+
+def _stack_what_is_read(rows: list[np.ndarray]) -> np.ndarray:
+    """Stack flags and floats, which the host reads; other leaves repeat the first, uncopied."""
+    first = rows[0]
+    if first.dtype.kind in "bf":
+        return np.stack(rows)
+    return np.broadcast_to(first, (len(rows), *first.shape))
 
 
 def _stack_aligned(rows: list[np.ndarray]) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.inference import choose_cycle, fused_cycle, hangs
+from sebulba.inference import choose_cycle, fused_cycle, hangs, stepped_cycle
 from sebulba.inference import cycle as cycle_module
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
@@ -67,6 +67,33 @@ def test_stepped_and_fused_cycles_are_the_same(env, num_cycles, steps, options):
     for one, other in zip(stepped.step_infos, fused.step_infos, strict=True):
         for x, y in zip(one, other, strict=True):
             np.testing.assert_array_equal(x, y)
+
+
+class OnAccelerator(stepped_cycle.SteppedCycle):
+    """A stepped cycle that takes its CPU device for an accelerator."""
+
+    def __init__(self, env, programs, device, timer):
+        super().__init__(env, programs, device, timer)
+        self._accelerator = device
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pong-v5"])
+def test_rows_that_stay_on_an_accelerator_are_those_of_the_host(env, monkeypatch):
+    uploads = []
+
+    def upload(leaves, device):
+        uploads.append(len(leaves))
+        return jax.device_put(leaves, device)
+
+    monkeypatch.setattr(stepped_cycle, "_upload", upload)
+    here, _ = record(env, "stepped", 3, 5, **ONE)
+    assert not uploads
+    there, _ = record(env, OnAccelerator, 3, 5, **ONE)
+    assert len(uploads) == 1 + 4 * 5 and len(set(uploads)) == 1  # lockstep begins a fourth cycle
+    for one, other in zip(here.trajectories, there.trajectories, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    for one, other in zip(here.step_infos, there.step_infos, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.fixture(scope="module")
