@@ -11,7 +11,8 @@ from typing import Any
 from benchmarks.studies import learn
 from benchmarks.studies.learning_goals import GOALS, GROUPS
 from sebulba.commands import bench
-from sebulba.commands.bench import JSON, REPEATS, Benchmark, number, option, words
+from sebulba.commands.bench import JSON, REPEATS, Benchmark, words
+from sebulba.commands.options import number, option
 from sebulba.errors import UsageError
 from sebulba.runs.read_config import read_config
 

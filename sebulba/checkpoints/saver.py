@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-import time
 from collections.abc import Callable
 
 from sebulba.errors import HangError
-from sebulba.transport.permits import WAKE_S
 
 SAVER_THREAD = "checkpoint-saver"
 
@@ -17,23 +15,23 @@ Job = Callable[[], object]
 
 
 class Saver:
-    """One background thread that does one job at a time, without a queue.
+    """Does one job at a time in a background thread, without a queue.
 
     A job submitted while another is being done is refused, so that memory has only one snapshot.
     """
 
     def __init__(self) -> None:
-        """Start the thread."""
-        self._box = _Box()
-        self._thread = threading.Thread(
-            target=saver_thread, args=(self._box,), name=SAVER_THREAD, daemon=True
-        )
-        self._thread.start()
+        """Begin without a job."""
+        self._thread: threading.Thread | None = None
+        self._done = threading.Event()
+        self._done.set()
+        self._error: BaseException | None = None
+        self._is_closed = False
 
     @property
     def is_busy(self) -> bool:
         """Whether a job was submitted that has not ended."""
-        return self._box.job is not None
+        return not self._done.is_set()
 
     def submit(self, job: Job) -> bool:
         """Do ``job`` in the background; return False during another job or after ``close``.
@@ -41,29 +39,32 @@ class Saver:
         Args:
           job: Usually saves a snapshot. It is deleted as soon as it has ended.
         """
-        box = self._box
-        with box.changed:
-            if box.job is not None or box.stop:
-                return False
-            box.job = job
-            box.changed.notify_all()
+        if self.is_busy or self._is_closed:
+            return False
+        self._done.clear()
+        box = [job]  # which the thread empties: its own arguments live as long as it does
+        self._thread = threading.Thread(
+            target=self._do, args=(box,), name=SAVER_THREAD, daemon=True
+        )
+        self._thread.start()
         return True
+
+    def _do(self, box: list[Job]) -> None:
+        try:
+            box[0]()
+        except BaseException as error:  # SystemExit would end the thread silently
+            self._error = error
+        box.clear()
+        self._done.set()
+        give_back_memory()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no job is being done; False after ``timeout_s`` seconds."""
-        box, deadline = self._box, time.monotonic() + timeout_s
-        with box.changed:
-            while box.job is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                box.changed.wait(min(WAKE_S, left))
-        return True
+        return self._done.wait(timeout_s)
 
     def pop_error(self) -> BaseException | None:
         """Return the error of the last job that failed, once; None if there is no new one."""
-        with self._box.changed:
-            error, self._box.error = self._box.error, None
+        error, self._error = self._error, None
         return error
 
     def close(self, timeout_s: float = 600.0) -> None:
@@ -72,42 +73,15 @@ class Saver:
         Raises:
           HangError: The job did not end within ``timeout_s`` seconds.
         """
-        with self._box.changed:
-            self._box.stop = True
-            self._box.changed.notify_all()
+        self._is_closed = True
+        if self._thread is None:
+            return
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise HangError(
                 f"thread {SAVER_THREAD} is still writing a checkpoint after {timeout_s:.0f} s; "
                 "check whether the disk of the run folder responds"
             )
-
-
-class _Box:
-    """What the thread and its owner share."""
-
-    def __init__(self) -> None:
-        self.job: Job | None = None
-        self.error: BaseException | None = None
-        self.stop = False
-        self.changed = threading.Condition()
-
-
-def saver_thread(box: _Box) -> None:
-    """Do the jobs put into ``box`` until told to stop; a job that is there then is still done."""
-    while True:
-        with box.changed:
-            while box.job is None and not box.stop:
-                box.changed.wait(WAKE_S)
-            job = box.job
-        if job is None:
-            return
-        error = _error_of(job)
-        with box.changed:
-            box.job, box.error = None, error or box.error
-            box.changed.notify_all()
-        del job, error  # they hold the snapshot, which may be large
-        give_back_memory()
 
 
 def give_back_memory() -> None:
@@ -118,11 +92,3 @@ def give_back_memory() -> None:
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _error_of(job: Job) -> BaseException | None:
-    try:
-        job()
-    except BaseException as error:  # SystemExit would end the thread silently
-        return error
-    return None

@@ -10,15 +10,12 @@ import argparse
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from sebulba.commands.options import Option, check_folder, number, option
 from sebulba.errors import UsageError
 from sebulba.runs.configurations import config_first
 from sebulba.runs.read_config import read_config
-
-Option = tuple[str, dict[str, Any]]
-"""Name of an argument, and the keywords of ``add_argument``."""
 
 LEAST_REPEATS = 5
 KINDS = ("stepped", "fused", "threads", "processes")
@@ -45,27 +42,17 @@ class Benchmark:
     and the command."""
 
 
-def option(name: str, **keywords: Any) -> Option:
-    """Return an argument; values with the metavar FILE or FOLDER have to be in a folder."""
-    return name, keywords
-
-
-def number(name: str, default: float, what: str) -> Option:
-    """Return an option for a number above 0."""
-    return option(name, type=type(default), default=default, help=f"{what}; default: %(default)s")
-
-
 def words(name: str, choices: Sequence[str], what: str) -> Option:
     """Return an option for some of several words."""
-    return option(name, nargs="+", choices=choices, default=(), help=what)
+    return option(name, what, nargs="+", choices=choices, default=())
 
 
 def file(name: str, what: str) -> Option:
     """Return an option for a file to write."""
-    return option(f"--{name}", metavar="FILE", dest=f"{name}_file", help=what)
+    return option(f"--{name}", what, metavar="FILE", dest=f"{name}_file")
 
 
-CONFIG = option("config", metavar="CONFIG", help="a configuration, as for sebulba train")
+CONFIG = option("config", "a configuration, as for sebulba train", metavar="CONFIG")
 REPEATS = number("--repeats", LEAST_REPEATS, "interleaved rounds")
 JSON = file("json", "also write figures and machine to FILE")
 _GROWTH = "largest growth of a trajectory; above 1 the settings change learning"
@@ -112,10 +99,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         "sebulba.tools.bench.tune",
         [
             *(CONFIG, JSON),
-            option(
-                "--output", metavar="FILE", required=True, help="configuration to write, NAME.json"
-            ),
-            option("--memory-limit-gb", type=float, help=_MEMORY),
+            option("--output", "configuration to write, NAME.json", metavar="FILE", required=True),
+            option("--memory-limit-gb", _MEMORY, type=float),
             number("--seconds-per-trial", 3.0, "measured seconds per candidate"),
             number("--budget-s", 300.0, "seconds in total, approximately"),
             words("--keep", TUNED, "settings that must not change"),
@@ -195,9 +180,8 @@ def _check(given: Mapping[str, Any], options: Sequence[Option]) -> None:
             raise UsageError(f"{name}={value} must be above 0")
     for word, keywords in options:
         value = given.get(keywords.get("dest", word.removeprefix("--").replace("-", "_")))
-        is_file = keywords.get("metavar") in ("FILE", "FOLDER")
-        if is_file and value is not None and not Path(value).absolute().parent.is_dir():
-            raise UsageError(f"{word} {value} is in a folder that does not exist; make it")
+        if keywords.get("metavar") in ("FILE", "FOLDER"):
+            check_folder(word, value)
 
 
 def _parser(

@@ -1,105 +1,143 @@
-"""``sebulba runs``, ``policies``, ``plot`` and ``diff``: their options. Free of JAX."""
+"""``sebulba runs``, ``policies``, ``plot``, ``diff``, ``report`` and ``board``. Free of JAX."""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 from pathlib import Path
 
-from sebulba.errors import UsageError
+from sebulba.commands.options import json_of, number, option, parse
+from sebulba.errors import UsageError, shown
 from sebulba.policies import pretrained
 from sebulba.runs.summary import read_run, run_folders
 from sebulba.support.files import write_json
 from sebulba.tools.compare import curves, tables
 
+PORT = 8080
+"""Where the board is if nothing else is said."""
 _RUNS = "folder of a run, or a folder with runs in it"
+_JSON = json_of("the table")
 
 
 def runs(argv: list[str]) -> int:
     """Print a table of runs; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="sebulba runs",
-        description="List runs, newest first: configuration, date, steps, returns, how they ended.",
-    )
-    parser.add_argument(
-        "places", metavar="FOLDER", nargs="*", default=["runs"], help=f"{_RUNS}; default: runs"
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
-    arguments = parser.parse_args(argv)
-    found = tables.read_runs(run_folders(arguments.places))
+    what = "List runs, newest first: configuration, date, steps, returns, how they ended."
+    places = f"{_RUNS}; default: runs"
+    options = (option("places", places, metavar="FOLDER", nargs="*", default=["runs"]), _JSON)
+    given = parse("runs", what, argv, options)
+    found = tables.read_runs(run_folders(given.places))
     tables.print_runs(found)
-    if arguments.json is not None:
-        write_json(arguments.json, {"runs": [tables.record_of_run(run) for run in found]})
+    if given.json is not None:
+        write_json(given.json, {"runs": [tables.record_of_run(run) for run in found]})
     return 0
 
 
 def policies(argv: list[str]) -> int:
     """Print a table of the policies that come with the package; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="sebulba policies",
-        description="List the pretrained policies. sebulba eval, video, watch and export, and "
-        "sebulba.load_policy, take pretrained:NAME instead of a run.",
+    what = (
+        "List the pretrained policies. sebulba eval, video, watch and export, and "
+        "sebulba.load_policy, take pretrained:NAME instead of a run."
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
-    arguments = parser.parse_args(argv)
+    given = parse("policies", what, argv, (_JSON,))
     found = [pretrained.about(name) for name in pretrained.names()]
     tables.print_policies(found)
-    if arguments.json is not None:
-        write_json(arguments.json, {"policies": [one._asdict() for one in found]})
+    if given.json is not None:
+        write_json(given.json, {"policies": [one._asdict() for one in found]})
     return 0
 
 
 def plot(argv: list[str]) -> int:
     """Draw runs by groups; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="sebulba plot",
-        description="Draw the returns of runs over env steps and wall clock. Runs that differ only "
-        "in their seed share a curve.",
+    by = (
+        "runs with an equal KEY share a curve: agent, preset, name, or a dotted name of "
+        "config.json such as agent.learning_rate; default: %(default)s"
     )
-    parser.add_argument("places", metavar="RUN", nargs="+", help=_RUNS)
-    parser.add_argument(
-        "--by",
-        default="preset",
-        metavar="KEY",
-        help="runs with an equal KEY share a curve: agent, preset, name, or a dotted name of "
-        "config.json such as agent.learning_rate; default: %(default)s",
+    out = ".png, .svg or .html; default: %(default)s"
+    options = (
+        option("places", _RUNS, metavar="RUN", nargs="+"),
+        option("--by", by, default="preset", metavar="KEY"),
+        option("--of", "default: evaluation, if all runs have evaluations", choices=curves.KINDS),
+        option("--out", out, default="plot.png", metavar="FILE"),
+        _JSON,
     )
-    parser.add_argument(
-        "--of", choices=curves.KINDS, help="default: evaluation, if all runs have evaluations"
+    what = (
+        "Draw the returns of runs over env steps and wall clock. Runs that differ only in their "
+        "seed share a curve."
     )
-    parser.add_argument(
-        "--out",
-        default="plot.png",
-        metavar="FILE",
-        help=".png, .svg or .html; default: %(default)s",
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
-    arguments = parser.parse_args(argv)
+    given = parse("plot", what, argv, options)
     from sebulba.tools.compare import pictures
 
-    pictures.check_picture(arguments.out)
-    found = tables.read_runs(run_folders(arguments.places))
+    pictures.check_picture(given.out)
+    found = tables.read_runs(run_folders(given.places))
     if not found:
         raise UsageError("none of the runs can be read; give others")
-    kind = arguments.of or curves.kind_of(found)
-    groups = curves.grouped(found, arguments.by, kind)
+    kind = given.of or curves.kind_of(found)
+    groups = curves.grouped(found, given.by, kind)
     pictures.print_groups(groups)
-    pictures.draw(groups, arguments.out, kind)
-    print(f"drawn: {arguments.out}")
-    if arguments.json is not None:
-        write_json(
-            arguments.json, {"of": kind, "by": arguments.by, "groups": pictures.rows_of(groups)}
-        )
+    pictures.draw(groups, given.out, kind)
+    print(f"drawn: {given.out}")
+    if given.json is not None:
+        record = {"of": kind, "by": given.by, "groups": pictures.rows_of(groups)}
+        write_json(given.json, record)
     return 0
 
 
 def diff(argv: list[str]) -> int:
     """Print in what two runs differ; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="sebulba diff",
-        description="Compare two runs: configurations, versions, results.",
+    one = {"metavar": "RUN", "type": Path}
+    options = [option(name, "folder of a run", **one) for name in ("first", "second")]
+    what = "Compare two runs: configurations, versions, results."
+    given = parse("diff", what, argv, options)
+    tables.print_differences(read_run(given.first), read_run(given.second))
+    return 0
+
+
+def report(argv: list[str]) -> int:
+    """Write a run as one page; returns the exit code."""
+    what = (
+        "Write an HTML report of a run, in one file: configuration, how it ended, curves, "
+        "where the time went, faults, checkpoints, versions."
     )
-    for name in ("first", "second"):
-        parser.add_argument(name, metavar="RUN", type=Path, help="folder of a run")
-    arguments = parser.parse_args(argv)
-    tables.print_differences(*(read_run(run) for run in (arguments.first, arguments.second)))
+    out = "page to write; default: %(default)s"
+    options = (
+        option("run", "folder of the run, such as runs/NAME", metavar="RUN", type=Path),
+        option("--out", out, default="report.html", metavar="FILE"),
+    )
+    given = parse("report", what, argv, options)
+    from sebulba.tools.board.run_details import read_details
+    from sebulba.tools.board.run_page import report_page
+
+    whole = report_page(read_details(given.run))
+    try:
+        Path(given.out).write_text(whole, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"--out {shown(given.out)} cannot be written ({error.strerror}); choose another"
+        ) from error
+    print(f"written: {given.out} ({len(whole.encode()) / 1000:,.0f} kB)")
+    return 0
+
+
+def board(argv: list[str]) -> int:
+    """Serve the runs of a folder on loopback until Ctrl-C; returns the exit code."""
+    what = (
+        "Show the runs of a folder in a browser on this machine: a table, a live page for each, "
+        "and two beside each other."
+    )
+    place = {"metavar": "FOLDER", "nargs": "?", "default": "runs", "type": Path}
+    options = (
+        option("folder", "default: runs", **place),
+        number("--port", PORT, "0: any free port"),
+    )
+    given = parse("board", what, argv, options)
+    if not given.folder.is_dir():
+        raise UsageError(f"{shown(str(given.folder))} is not a folder; give one with runs in it")
+    if not 0 <= given.port < 2**16:
+        raise UsageError(f"--port {given.port} must be from 0 to 65535; choose another")
+    from sebulba.tools.board.server import LOOPBACK, listen, server
+
+    serving = server(given.folder)
+    with listen(given.port) as bound, contextlib.suppress(KeyboardInterrupt):
+        where = f"http://{LOOPBACK}:{bound.getsockname()[1]}/"
+        print(f"{where} shows the runs in {given.folder}; Ctrl-C ends it", flush=True)
+        serving.run(sockets=[bound])
     return 0

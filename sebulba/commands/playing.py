@@ -1,78 +1,376 @@
-"""What commands share that play a trained policy: ``eval``, ``video``, ``watch``. Free of JAX."""
+"""What plays a trained policy: ``sebulba eval``, ``video``, ``watch`` and ``export``.
+
+Free of JAX until it plays.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
+from sebulba.commands.options import (
+    BEST,
+    PLATFORM,
+    TRUST,
+    Option,
+    flag,
+    json_of,
+    number,
+    option,
+    parse,
+)
 from sebulba.configs.experiment import EnvConfig
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.options import INT32, MOST_EPISODE_STEPS
-from sebulba.policies.pretrained import folder_of
+from sebulba.policies.pretrained import beside, folder_of
 from sebulba.runs.folder import RunFolder
+from sebulba.support.files import PARTIAL, write_json
+from sebulba.support.trust import trust_of
 from sebulba.support.user_code import import_from_here
 
+if TYPE_CHECKING:
+    from sebulba.policies.policy import Policy
+    from sebulba.video.rendering import Stage
+    from sebulba.video.screens import Screen
 
-def playing_parser(prog: str, description: str, episodes: int) -> argparse.ArgumentParser:
-    """Return a parser of the run, the episodes and the policy; ``episodes`` is how many."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument(
-        "run", metavar="RUN", help="folder of the run, such as runs/NAME, or pretrained:NAME"
-    )
-    parser.add_argument(
-        "--episodes", type=int, default=episodes, metavar="N", help="default: %(default)s"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="default: %(default)s")
-    parser.add_argument(
+MOST_FILMED = 64
+"""Most episodes that are filmed side by side."""
+MOST_ENVS = 65_536
+"""Largest batch of an exported policy."""
+PLAYED = (
+    option("run", "folder of the run, such as runs/NAME, or pretrained:NAME", metavar="RUN"),
+    number("--seed", 1),
+    number(
         "--max-episode-steps",
-        type=int,
-        default=MOST_EPISODE_STEPS,
+        MOST_EPISODE_STEPS,
+        "cut episodes after N steps",
         metavar="N",
-        help="cut episodes after N steps; default: %(default)s",
-    )
-    parser.add_argument(
-        "--explore",
-        action="store_true",
-        help="sample actions as in training, instead of the most probable ones",
-    )
-    parser.add_argument(
-        "--best",
-        action="store_true",
-        help="the policy with the highest evaluation return, not the last one",
-    )
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code that an untrusted run names"
-    )
-    parser.add_argument("--platform", choices=("cpu", "cuda", "tpu"), help="platform of JAX")
-    return parser
+    ),
+    flag("--explore", "sample actions as in training, instead of the most probable ones"),
+    *(BEST, TRUST, PLATFORM),
+)
+FPS = option("--fps", "frames per second; default: the environment's", type=float, metavar="X")
 
 
-def check_playing(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for numbers of ``playing_parser`` that are out of range."""
-    if arguments.seed not in INT32:
-        raise UsageError(f"seed={arguments.seed} must be a 32-bit integer, such as 1")
+def evaluate(argv: list[str]) -> int:
+    """Play a policy as the words say; returns the exit code."""
+    what = "Play the trained policy of a run and print its return."
+    given = _played("eval", what, 100, argv, number("--num-envs", 16), json_of("the result"))
+    if given.num_envs < 1:
+        raise UsageError(f"num_envs={given.num_envs} must be at least 1; use 1 or more")
+    folder, env = _open_run(given)
+    from sebulba.envs import env_spec, make_env_factory
+    from sebulba.loops.evaluation import evaluate as play
+
+    with EpisodeProgress(given.episodes, sys.stderr) as progress:
+        policy = _load_policy(given, folder)
+        factory = make_env_factory(env.id, **env.factory_arguments())
+        if env.wrappers:
+            env_spec(factory)  # warns of statistics in wrappers, which the policy lacks
+        evaluation = play(
+            policy,
+            factory,
+            num_episodes=given.episodes,
+            num_envs=given.num_envs,
+            seed=given.seed,
+            max_episode_steps=given.max_episode_steps,
+            progress=progress,
+        )
+    print(evaluation)
+    if given.json is not None:
+        write_json(given.json, evaluation.record())
+    return 0
+
+
+def video(argv: list[str]) -> int:
+    """Film the policy of a run; returns the exit code."""
+    out = "film to write, .mp4 or .gif; default: RUN/video.mp4"
+    given = _filmed(
+        "video",
+        "Film the trained policy of a run: the best of several episodes, or all in a grid.",
+        4,
+        argv,
+        option("--out", out, metavar="FILE"),
+        flag("--grid", "show all episodes in a grid"),
+    )
+    from sebulba.video.film import check_film_file, film_best, film_grid
+
+    file = Path(given.out or beside(given.run, "video.mp4"))
+    with (
+        _policy_on_stage(given, given.episodes, lambda: check_film_file(file)) as (policy, stage),
+        # Where software draws, 1000 steps take a minute or more.
+        EpisodeProgress(given.episodes, sys.stderr) as progress,
+    ):
+        film = (film_grid if given.grid else film_best)(
+            policy,
+            stage,
+            file,
+            max_episode_steps=given.max_episode_steps,
+            per_second=given.fps,
+            progress=progress,
+        )
+    returns = ", ".join(f"{one:.2f}" for one in film.returns)
+    kept = "" if given.grid or len(film.returns) == 1 else f", best {max(film.returns):.2f}"
+    cut = f"; {film.num_cut} cut at {given.max_episode_steps:,} steps" if film.num_cut else ""
+    print(
+        f"written: {film.file} ({film.file.stat().st_size / 1000:,.0f} kB, {film.num_pictures:,} "
+        f"pictures, {film.num_pictures / film.per_second:.1f} s)\nreturns {returns}{kept}{cut}"
+    )
+    return 0
+
+
+def watch(argv: list[str]) -> int:
+    """Show the policy of a run as it plays; returns the exit code."""
+    on = "default: the window, if there is a display"
+    given = _filmed(
+        "watch",
+        "Watch the trained policy of a run in a window or, without a display, in the terminal. "
+        "Ctrl-C ends it.",
+        3,
+        argv,
+        option("--on", on, choices=("window", "terminal")),
+    )
+    from sebulba.video.screens import open_screen
+
+    returns: list[float] = []
+    with (
+        _policy_on_stage(given, 1) as (policy, stage),
+        open_screen(given.on) as screen,
+        contextlib.suppress(KeyboardInterrupt),  # the usual end
+    ):
+        _watch(policy, stage, screen, given, returns)
+    if returns:
+        print("returns " + ", ".join(f"{one:.2f}" for one in returns))
+    return 0
+
+
+def _watch(
+    policy: Policy,
+    stage: Stage,
+    screen: Screen,
+    given: argparse.Namespace,
+    returns: list[float],
+) -> None:
+    """Show episode after episode, and note what each returned."""
+    from sebulba.video.screens import Pace
+
+    pace = Pace(given.fps or stage.per_second)
+    for episode in range(given.episodes):
+        for seen in stage.play(policy, given.max_episode_steps):
+            caption = (
+                f"episode {episode + 1} of {given.episodes}, step {seen.lengths[0]:,}, return "
+                f"{seen.returns[0]:.2f}"
+            )
+            if not screen.show(seen.pictures[0], caption):
+                return
+            pace.wait()
+        returns.append(float(seen.returns[0]))
+
+
+def export(argv: list[str]) -> int:
+    """Export the policy of a run; returns the exit code."""
+    what = (
+        "Write the trained policy of a run as a program without Sebulba and without its agent, and "
+        "check it against the policy."
+    )
+    run = "folder of a run, or of a policy such as runs/NAME/policy/MEMBER; or pretrained:NAME"
+    to = "stablehlo, for jax.export.deserialize (extra export), or onnx (extra onnx)"
+    options = (
+        option("run", run, metavar="RUN"),
+        option("--to", to, choices=("stablehlo", "onnx"), required=True),
+        option("--out", "folder to write; default: RUN/export", metavar="DIR"),
+        number("--batch", 1, "environments per call", metavar="B"),
+        *(BEST, TRUST),
+    )
+    given = parse("export", what, argv, options)
+    if not 1 <= given.batch <= MOST_ENVS:
+        raise UsageError(f"batch={given.batch} must be from 1 to {MOST_ENVS:,}; use 1")
+    out = Path(given.out or beside(given.run, "export"))
+    policy = _policy_of(given)
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
+    from sebulba.policies.export.acting import acting_of
+    from sebulba.policies.export.check import OBSERVATIONS, largest_difference
+    from sebulba.policies.export.forms import DESCRIPTION_FILE, FORMS, describe
+
+    acting = acting_of(policy, given.batch)
+    out.mkdir(exist_ok=True)
+    file = out / f"policy.{given.to}"
+    partial = out / f"{PARTIAL}{file.name}"
+    try:
+        run_exported = FORMS[given.to](acting, partial)
+        largest = largest_difference(policy, acting, run_exported)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+    description = describe(policy, acting, given.to, largest)
+    write_json(out / DESCRIPTION_FILE, description)
+    inputs, outputs = (
+        ", ".join(port["name"] for port in description[ports]) for ports in ("inputs", "outputs")
+    )
+    print(
+        f"written: {file} ({file.stat().st_size / 1000:,.0f} kB) and {DESCRIPTION_FILE}, for "
+        f"{given.batch} environments at once\ninputs {inputs}; outputs {outputs}\n"
+        f"it differs from the policy by at most {largest:.2g} in {OBSERVATIONS:,} observations"
+    )
+    return 0
+
+
+def _policy_of(given: argparse.Namespace) -> Policy:
+    """Return the policy of a run, or that of the folder of a policy."""
+    folder = RunFolder(folder_of(given.run))
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    if "format" not in record:
+        if folder.trust(given.trust, record).is_trusted:
+            import_from_here()
+        given.explore, given.seed, given.platform = False, 0, "cpu"
+        return _load_policy(given, folder)
+    if given.best:
+        raise UsageError(
+            f"{shown(given.run)} is the folder of a policy, and --best chooses one of a run; "
+            "leave it out"
+        )
+    from sebulba.policies.policy import KIND, load_policy
+    from sebulba.runs.jax_setup import configure_jax
+
+    configure_jax("cpu")
+    if trust_of(KIND, record, given.trust).is_trusted:
+        import_from_here()
+    return load_policy(given.run, trust=given.trust)
+
+
+# What they share.
+
+
+def _played(
+    command: str,
+    what: str,
+    episodes: int,
+    argv: Sequence[str],
+    *options: Option,
+    most: int | None = None,
+) -> argparse.Namespace:
+    """Return the values of the words of a command that plays so many episodes by default.
+
+    Raises:
+      UsageError: A number is out of range.
+    """
+    run, *others = PLAYED
+    every = (run, number("--episodes", episodes, metavar="N"), *others, *options)
+    given = parse(command, what, argv, every)
+    if most is not None and not 1 <= given.episodes <= most:
+        raise UsageError(f"episodes={given.episodes} must be from 1 to {most}; use 4")
+    if given.seed not in INT32:
+        raise UsageError(f"seed={given.seed} must be a 32-bit integer, such as 1")
     for name in ("episodes", "max_episode_steps"):
-        if (value := getattr(arguments, name)) < 1:
+        if (value := getattr(given, name)) < 1:
             raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
+    return given
 
 
-def open_played_run(
-    arguments: argparse.Namespace, check: Callable[[], object] = lambda: None
+def _filmed(
+    command: str, what: str, episodes: int, argv: Sequence[str], *options: Option
+) -> argparse.Namespace:
+    """Return ``_played`` with the rate of pictures."""
+    given = _played(command, what, episodes, argv, FPS, *options, most=MOST_FILMED)
+    if given.fps is not None and not 0.1 <= given.fps <= 1000:
+        raise UsageError(f"fps={given.fps} must be from 0.1 to 1000; use 30")
+    return given
+
+
+def _open_run(
+    given: argparse.Namespace, check: Callable[[], object] = lambda: None
 ) -> tuple[RunFolder, EnvConfig]:
     """Return the folder of the run and its environment; what it names may be imported from here.
 
-    Args:
-      arguments: Of ``playing_parser``.
-      check: Called once the run was found, before it is trusted.
+    ``check`` is called once the run was found, before it is trusted.
 
     Raises:
       UsageError: There is no such run, or it names code and is not trusted.
     """
-    folder = RunFolder(folder_of(arguments.run))
+    folder = RunFolder(folder_of(given.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
     check()
-    trust = folder.trust(arguments.trust, record)
+    trust = folder.trust(given.trust, record)
     env = folder.read_env_config(trust, record)
     if trust.is_trusted:
         import_from_here()
     return folder, env
+
+
+def _load_policy(given: argparse.Namespace, folder: RunFolder) -> Policy:
+    from sebulba.runs.build import load_policy_of
+
+    names = ("explore", "best", "seed", "trust", "platform")
+    return load_policy_of(folder, **{name: getattr(given, name) for name in names})
+
+
+@contextlib.contextmanager
+def _policy_on_stage(
+    given: argparse.Namespace, num_envs: int, check: Callable[[], object] = lambda: None
+) -> Any:
+    """Load the policy of the run, and make environments that draw; ``check`` comes before."""
+    folder, env = _open_run(given, check)
+    from sebulba.video.rendering import Stage, drawing_factory
+
+    policy = _load_policy(given, folder)
+    with Stage(drawing_factory(env), num_envs, given.seed) as stage:
+        yield policy, stage
+
+
+class EpisodeProgress:
+    """Says now and then how far episodes are: in one line of a terminal, else line by line."""
+
+    TERMINAL_S, LINES_S = 0.5, 10.0
+    """Seconds between two signs, on a terminal and elsewhere; there is none before the first."""
+
+    def __init__(self, num_episodes: int, stream: IO[str] | None) -> None:
+        """Begin; nothing is written yet.
+
+        Args:
+          num_episodes: How many will be played.
+          stream: Where to write; None, as ``sys.stderr`` may be, writes nothing.
+        """
+        self._num_episodes = num_episodes
+        self._stream = stream
+        self._is_terminal = stream is not None and stream.isatty()
+        self._every_s = self.TERMINAL_S if self._is_terminal else self.LINES_S
+        self._began = time.monotonic()
+        self._due = self._began + self._every_s
+        self._width = 0
+        """Characters in the line of the terminal."""
+
+    def __call__(self, num_done: int, longest: int) -> None:
+        """Write, if it is time, how many episodes are done and the steps of the longest."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        from sebulba.metrics.writers import duration  # with Gymnasium, which takes a second
+
+        self._due = now + self._every_s
+        line = (
+            f"{num_done} of {self._num_episodes} episodes done, the longest that runs has "
+            f"{longest:,} steps, {duration(now - self._began)}"
+        )
+        self._write(f"\r{line:<{self._width}}" if self._is_terminal else f"{line}\n")
+        self._width = len(line)
+
+    def __enter__(self) -> EpisodeProgress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Take the line from the terminal, also where an error will be written."""
+        if self._is_terminal and self._width:
+            self._write(f"\r{'':<{self._width}}\r")
+
+    def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            self._stream.write(text)
+            self._stream.flush()

@@ -33,9 +33,12 @@ MOST_GROUPS_IN_A_LINE = 4
 class CompositeWriter:
     """Gives every record to several writers; warns of one that raises, and tries it again."""
 
-    def __init__(self, *writers: MetricWriter) -> None:
-        """Write to these writers, in order."""
+    def __init__(self, *writers: MetricWriter, before: Callable[[], None] = lambda: None) -> None:
+        """Write to these writers, in order; ``before`` is called before each record."""
         self._writers = list(writers)
+        self._before = before
+        self.last: Mapping[str, Any] = {}
+        """The newest record."""
         self._failing: list[MetricWriter] = []
 
     def add(self, writer: MetricWriter) -> None:
@@ -44,6 +47,8 @@ class CompositeWriter:
 
     def write(self, metrics: Mapping[str, Any]) -> None:
         """Write one record to every writer."""
+        self.last = metrics
+        self._before()
         self._each(lambda writer: writer.write(metrics))
 
     def end(self, end: RunEnd) -> None:

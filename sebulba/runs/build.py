@@ -18,7 +18,7 @@ from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.wrappers import find_offsets
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
-from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, Progress, evaluate
+from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.policies.policy import Policy, load_policy
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.jax_setup import Platform, configure_jax
@@ -154,52 +154,6 @@ def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> Tr
     )
 
 
-def evaluate_run(
-    folder: RunFolder,
-    env: EnvConfig,
-    *,
-    num_episodes: int,
-    num_envs: int,
-    seed: int,
-    max_episode_steps: int,
-    progress: Progress,
-    explore: bool = False,
-    best: bool = False,
-    trust: bool = False,
-    platform: Platform | None = None,
-) -> Evaluation:
-    """Play the trained policy of a run in its environment; see ``sebulba.evaluate``.
-
-    Args:
-      folder: Folder of the run.
-      env: The environment.
-      num_episodes: How many episodes to play, at least 1.
-      num_envs: Environments side by side.
-      seed: Seed of environments and policy.
-      max_episode_steps: Steps after which an episode is cut.
-      progress: Is told, after every step, how far it is.
-      explore: Act as in training.
-      best: Take the policy that returned most in an evaluation during training, not the last.
-      trust: Import the agent that the policy names, even if it is a stranger's.
-      platform: What JAX runs on.
-    """
-    policy = load_policy_of(
-        folder, explore=explore, best=best, seed=seed, trust=trust, platform=platform
-    )
-    factory = make_env_factory(env.id, **env.factory_arguments())
-    if env.wrappers:
-        env_spec(factory)  # warns of statistics in wrappers, which the policy lacks
-    return evaluate(
-        policy,
-        factory,
-        num_episodes=num_episodes,
-        num_envs=num_envs,
-        seed=seed,
-        max_episode_steps=max_episode_steps,
-        progress=progress,
-    )
-
-
 def load_policy_of(
     folder: RunFolder,
     *,
@@ -211,7 +165,13 @@ def load_policy_of(
 ) -> Policy:
     """Set up JAX and load the trained policy of a run.
 
-    The arguments are those of ``evaluate_run``.
+    Args:
+      folder: Folder of the run.
+      explore: Act as in training.
+      best: Take the policy that returned most in an evaluation during training, not the last.
+      seed: Seed of the policy.
+      trust: Import the agent that the policy names, even if it is a stranger's.
+      platform: What JAX runs on.
 
     Raises:
       UsageError: There is no such policy, it is not to be trusted, or the platform is missing.

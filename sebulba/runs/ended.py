@@ -22,21 +22,6 @@ SHOWN_METRICS = (
 )
 
 
-class LastRecord:
-    """A metric writer that keeps the last record."""
-
-    def __init__(self) -> None:
-        """Keep nothing yet."""
-        self.record: Mapping[str, Any] = {}
-
-    def write(self, metrics: Mapping[str, Any]) -> None:
-        """Keep this record instead of the one before."""
-        self.record = metrics
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 def write_end(
     folder: RunFolder,
     *,

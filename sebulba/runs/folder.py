@@ -44,6 +44,11 @@ from sebulba.support.user_code import (
 )
 
 
+def _entry(name: str) -> Any:
+    """Return a property: the path of what has this name in the folder of a run."""
+    return property(lambda self: self.root / name)
+
+
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
     """Where a run writes."""
@@ -60,60 +65,28 @@ class RunFolder:
         """The folder itself, wherever the process is."""
         return self._root  # type: ignore[attr-defined]
 
-    @property
-    def config(self) -> Path:
-        """What ran, as JSON."""
-        return self.root / "config.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a window of updates."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def episodes(self) -> Path:
-        """Returns of a sample of the training episodes."""
-        return self.root / "episodes.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """TensorBoard events."""
-        return self.root / "tensorboard"
-
-    @property
-    def learning_curve(self) -> Path:
-        """The learning curve."""
-        return self.root / "learning_curve.png"
-
-    @property
-    def policy(self) -> Path:
-        """The trained policy."""
-        return self.root / "policy"
-
-    @property
-    def best_policy(self) -> Path:
-        """The policy that returned most in an evaluation, where the run had any."""
-        return self.root / "best_policy"
-
-    @property
-    def videos(self) -> Path:
-        """Films of the policy as it was trained, where the run made any."""
-        return self.root / "videos"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where the run can be resumed."""
-        return self.root / "checkpoints"
-
-    @property
-    def ended(self) -> Path:
-        """Why the run ended, for people; not there while it runs, or after kill -9."""
-        return self.root / "ended.txt"
-
-    @property
-    def last_transition(self) -> Path:
-        """What the environment that failed was given last, and what it had shown before."""
-        return self.root / "last_transition.npz"
+    config = _entry("config.json")
+    """What ran, as JSON."""
+    metrics = _entry("metrics.jsonl")
+    """One JSON object a window of updates."""
+    episodes = _entry("episodes.jsonl")
+    """Returns of a sample of the training episodes."""
+    tensorboard = _entry("tensorboard")
+    """TensorBoard events."""
+    learning_curve = _entry("learning_curve.png")
+    """The learning curve."""
+    policy = _entry("policy")
+    """The trained policy."""
+    best_policy = _entry("best_policy")
+    """The policy that returned most in an evaluation, where the run had any."""
+    videos = _entry("videos")
+    """Films of the policy as it was trained, where the run made any."""
+    checkpoints = _entry("checkpoints")
+    """Where the run can be resumed."""
+    ended = _entry("ended.txt")
+    """Why the run ended, for people; not there while it runs, or after kill -9."""
+    last_transition = _entry("last_transition.npz")
+    """What the environment that failed was given last, and what it had shown before."""
 
     def best_return(self) -> float | None:
         """Return what the best policy returned in its evaluation; None where there is none."""

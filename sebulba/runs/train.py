@@ -48,7 +48,7 @@ from sebulba.runs.build import (
     note_of_unbounded_actions,
     warn_of_rate_0,
 )
-from sebulba.runs.ended import LastRecord, write_end
+from sebulba.runs.ended import write_end
 from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.runs.folder import RunFolder, as_json
 from sebulba.runs.follower_host import make_checkpointer, train_beside
@@ -138,21 +138,6 @@ def _of_extension(config: ExperimentConfig) -> str:
     return setting("total_env_steps", "N") + rate
 
 
-class FolderWatch:
-    """A metric writer that looks after the folder of the run at every record."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        """Call ``look`` at every record."""
-        self._look = look
-
-    def write(self, metrics: Mapping[str, Any]) -> None:
-        """Look."""
-        self._look()
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class _Run:
     """What surrounds the loop in one run of the command: made, used and closed together."""
 
@@ -166,11 +151,10 @@ class _Run:
         """With what a new run finds out about its environment."""
         self._folder = folder
         self._title = title
-        self._last = LastRecord()
         self._hosts = join_hosts(config.distributed) if config.distributed.is_on else None
         self._lock = contextlib.ExitStack()
         self._stack = contextlib.ExitStack()
-        self._writers = CompositeWriter(self._last, FolderWatch(self._mend_folder))
+        self._writers = CompositeWriter(before=self._mend_folder)
         self._versions = {"sebulba": sebulba.__version__, "jax": jax.__version__}
         self._config_text = ""
         self._here = os.getcwd()
@@ -354,7 +338,7 @@ class _Run:
             write_end(
                 folder,
                 error=error,
-                metrics=self._last.record,
+                metrics=self._writers.last,
                 last_transition=self.loop.last_transition(),
             )
             raise
@@ -528,7 +512,7 @@ class _Run:
 
     def _facts(self) -> dict[str, Any]:
         """Return what the card of the policy says of its training."""
-        config, record = self._config, self._last.record
+        config, record = self._config, self._writers.last
         facts: dict[str, Any] = {
             "configuration": self._title,
             "wrappers": ", ".join(config.env.wrappers),
@@ -561,7 +545,7 @@ class _Run:
 
     def _end_hung(self, error: HangError | HostError) -> None:
         """Say so, and end the process: its main thread is in a program that does not return."""
-        write_end(self._folder, error=error, metrics=self._last.record)
+        write_end(self._folder, error=error, metrics=self._writers.last)
         what = "hosts" if isinstance(error, HostError) else "hang"
         print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)
         if self._ends_hung:

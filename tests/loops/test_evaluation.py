@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 from scipy import stats
 
-from sebulba.commands.episode_progress import EpisodeProgress
+from sebulba.commands.playing import EpisodeProgress
 from sebulba.envs import env_spec
 from sebulba.errors import UsageError
 from sebulba.loops.evaluation import Evaluation, EvaluationPlayer, evaluate

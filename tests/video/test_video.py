@@ -18,7 +18,7 @@ from gymnasium import spaces
 import sebulba
 from sebulba.agents.configs import ImpalaConfig, make_agent
 from sebulba.commands import cli
-from sebulba.commands.episode_progress import EpisodeProgress
+from sebulba.commands.playing import EpisodeProgress
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs import make_env_factory
 from sebulba.errors import EnvError, UsageError

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
+from scipy import stats
 
 from sebulba.agent import Agent
 from sebulba.configs.experiment import ExperimentConfig
@@ -49,7 +49,6 @@ class Sample:
     """Memory at one moment, in 10^6 bytes."""
 
     minute: float
-    """Minutes since the run began."""
     rss_mb: float
     """Resident memory of the process."""
     device_mb: float
@@ -71,9 +70,7 @@ class Window(Sample):
     """
 
     rss_lowest_mb: float
-    """Lowest resident memory."""
     rss_highest_mb: float
-    """Highest resident memory."""
 
 
 def run(
@@ -162,7 +159,7 @@ def keys_of(settled: Sequence[Window], bound: Mapping[str, int]) -> dict[str, An
     return {
         "rss_slope_mb_per_min": theil_sen(minutes, rss_mb),
         "rss_slope_error_mb_per_min": slope_error(minutes, rss_mb),
-        "rss_slope_least_squares_mb_per_min": float(np.polyfit(minutes, rss_mb, 1)[0]),
+        "rss_slope_least_squares_mb_per_min": float(stats.linregress(minutes, rss_mb).slope),
         "allocated_slope_mb_per_min": slope("allocated_mb"),
         "device_slope_mb_per_min": slope("device_mb"),
         "rss_highest_mb": max(window.rss_highest_mb for window in settled),
@@ -178,9 +175,7 @@ def theil_sen(x: Sequence[float], y: Sequence[float]) -> float:
     Resident memory moves in jumps, because the allocator takes and returns whole arenas. One jump
     near an end tilts a least-squares line; this median holds until 29 % of the points are off.
     """
-    first, second = np.triu_indices(len(x), 1)
-    x_array, y_array = np.asarray(x), np.asarray(y)
-    return float(np.median((y_array[second] - y_array[first]) / (x_array[second] - x_array[first])))
+    return float(stats.theilslopes(y, x).slope)
 
 
 def slope_error(x: Sequence[float], y: Sequence[float]) -> float:
@@ -188,8 +183,7 @@ def slope_error(x: Sequence[float], y: Sequence[float]) -> float:
 
     A slope that is not larger than this cannot be told from none.
     """
-    residuals = np.asarray(y) - np.polyval(np.polyfit(x, y, 1), x)
-    return float(np.sqrt((residuals**2).sum() / (len(x) - 2)) / (np.std(x) * len(x) ** 0.5))
+    return float(stats.linregress(x, y).stderr)
 
 
 def bound_bytes(

@@ -37,14 +37,12 @@ class Measurement:
     """Some seconds of training, compile and start-up excluded."""
 
     env_steps_per_s: float
-    """Speed."""
     rss_mb: float
     """Peak resident memory of the process since it began, 10^6 bytes."""
     device_mb: float
     """Device memory, 10^6 bytes: the peak of the fullest device where the backend counts it, else
     (on CPU, where it is a part of the resident memory) of all arrays alive at the end."""
     policy_lag_mean: float
-    """Mean policy lag."""
     cpu_ms_per_env_step: float = math.nan
     """CPU time of all threads of the process."""
 
@@ -78,7 +76,6 @@ class Series:
 
     @property
     def policy_lag_mean(self) -> float:
-        """Mean policy lag."""
         return statistics.fmean(one.policy_lag_mean for one in self.measurements)
 
     def gain_over(self, other: Series) -> float:

@@ -60,11 +60,9 @@ class Group(NamedTuple):
     """Runs of one environment that are seeds of one thing."""
 
     env: str
-    """Environment."""
     name: str
     """What the runs have in common, as ``by`` says."""
     points: list[Points]
-    """Returns of each run."""
 
     @property
     def by_env_steps(self) -> Curve:

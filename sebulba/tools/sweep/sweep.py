@@ -56,7 +56,6 @@ class _Running:
     """A trial in progress."""
 
     trial: Trial
-    """The trial."""
     training: Training
     """The training of the seed that it has come to."""
     scores: list[float]
