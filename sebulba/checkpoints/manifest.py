@@ -47,7 +47,9 @@ class ArrayEntry(NamedTuple):
     name: str
     """Its name in the snapshot."""
     shape: tuple[int, ...]
+    """Its shape."""
     dtype: str
+    """Name of its dtype."""
     num_bytes: int
     """Size of its elements."""
     sha256: str
@@ -60,6 +62,7 @@ class FileEntry(NamedTuple):
     path: str
     """Its path relative to the folder of the checkpoint."""
     num_bytes: int
+    """Its size."""
     sha256: str
     """Checksum of its content."""
 

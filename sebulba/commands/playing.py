@@ -26,6 +26,7 @@ from sebulba.commands.options import (
 )
 from sebulba.configs.experiment import EnvConfig
 from sebulba.errors import UsageError, shown
+from sebulba.metrics.short_text import duration
 from sebulba.options import INT32, MOST_EPISODE_STEPS
 from sebulba.policies.pretrained import beside, folder_of
 from sebulba.runs.folder import RunFolder
@@ -350,8 +351,6 @@ class EpisodeProgress:
         now = time.monotonic()
         if now < self._due:
             return
-        from sebulba.metrics.writers import duration  # with Gymnasium, which takes a second
-
         self._due = now + self._every_s
         line = (
             f"{num_done} of {self._num_episodes} episodes done, the longest that runs has "

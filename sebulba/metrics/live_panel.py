@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sebulba.metrics.counters import of_groups
-from sebulba.metrics.writers import count, duration, number, seconds_left
+from sebulba.metrics.short_text import count, duration, number
+from sebulba.metrics.writers import seconds_left
 from sebulba.support.streams import show_notices_by
 
 SPARKS = "▁▂▃▄▅▆▇█"

@@ -13,6 +13,7 @@ import numpy as np
 from sebulba.errors import UsageError
 from sebulba.metrics.counters import of_groups
 from sebulba.metrics.episode_sample import Episodes, episodes_of
+from sebulba.metrics.short_text import duration, short
 from sebulba.support.files import parse_json
 
 if TYPE_CHECKING:
@@ -291,21 +292,11 @@ def marker_of(points: Sequence[Any] | np.ndarray) -> str | None:
     return "o" if len(points) == 1 else None
 
 
-def short(value: float) -> str:
-    """Return a number of an axis with k or M: 0, 500, 2.5k, 150k, 1.25M."""
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:g}{unit}"
-    return f"{value:g}"
-
-
 def _time(seconds: float) -> str:
     """Return a time of the wall clock: 2.5 s, 45.3 s, 12:30, 3:05:00."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds else "0 s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return duration(round(seconds))
 
 
 def read_records(metrics: str | Path) -> list[dict]:

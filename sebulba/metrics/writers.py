@@ -20,6 +20,7 @@ import numpy as np
 
 from sebulba.errors import text_of
 from sebulba.metrics.counters import EPISODES_AVERAGED, of_groups
+from sebulba.metrics.short_text import count, duration, number
 from sebulba.support.files import absolute
 from sebulba.types import EndWriter, MetricWriter, RunEnd
 
@@ -353,39 +354,6 @@ def evaluation_line(metrics: Mapping[str, Any]) -> str:
         f"{count(metrics.get('eval_episodes'))} episodes{of_them} "
         f"at {count(metrics.get('eval_env_steps'))} env steps"
     )
-
-
-# Numbers as short text.
-
-
-def number(value: float | None) -> str:
-    """Return a number in about four digits; a dash if it is not known."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    magnitude = abs(value)
-    if magnitude >= 10_000:
-        return count(value)
-    if magnitude >= 100:
-        return f"{value:.1f}"
-    return f"{value:.3g}" if magnitude < 0.01 and value else f"{value:.3f}".rstrip("0").rstrip(".")
-
-
-def count(value: float | None) -> str:
-    """Return a count in about three digits with k, M or G; a dash if it is not known."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if abs(value) >= limit:
-            scaled = value / (1e3 if unit == "k" else limit)
-            return f"{scaled:.3g}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
-    return f"{value:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as m:ss or h:mm:ss."""
-    minutes, seconds = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def seconds_left(metrics: Mapping[str, Any]) -> float | None:

@@ -41,6 +41,7 @@ class Start(NamedTuple):
     name: str
     """CONFIG, or the one that a file names."""
     config: ExperimentConfig
+    """The configuration."""
     file: str | None = None
     """File of options for it, which somebody else may have written."""
     words: Sequence[str] = ()

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-import typing
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -501,14 +500,9 @@ def config_of_record(
     try:
         preset = record["preset"]
         fields = {f.name for f in dataclasses.fields(ExperimentConfig)} - {"agent"}
-        config = ExperimentConfig(
-            agent=_agent_of_record(record, file, trust),
-            **{
-                name: _field_from_json(ExperimentConfig, name, value)
-                for name, value in record.items()
-                if name in fields
-            },
-        )
+        given = {name: value for name, value in record.items() if name in fields}
+        agent = _agent_of_record(record, file, trust)
+        config = dataclass_from_json(ExperimentConfig, {**given, "agent": agent})
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"{file} does not describe a run of this Sebulba "
@@ -620,14 +614,6 @@ def _may_change(
     if config.anneal_env_steps is not None and config.anneal_env_steps == annealed:
         may_change |= {"total_env_steps"} if before.get("anneal_env_steps") else EXTENSION
     return lambda name: name in may_change or name.partition(".")[0] in may_change
-
-
-def _field_from_json(cls: type, name: str, value: Any) -> Any:
-    """Return one field of a dataclass from its JSON."""
-    hint = typing.get_type_hints(cls)[name]
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return dataclass_from_json(hint, value)  # type: ignore[arg-type]
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _flat(config: ExperimentConfig) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def train_beside(
                 config.num_envs,
                 options=config,
                 checkpointer=checkpointer,
-                on_hang=_say_hung if stop_on_signal is None else _end_hung,
+                on_hang=say_hung if stop_on_signal is None else _end_hung,
             )
         )
         if number is None:
@@ -102,11 +102,7 @@ def make_checkpointer(
 
 
 def _meet_first(hosts: Hosts, folder: RunFolder) -> int:
-    """Return the number of cycles that host 0 says.
-
-    Raises:
-      UsageError: Its run folder is another one.
-    """
+    """Return the number of cycles that host 0 says; refuse another run folder than its own."""
     run_id, num_cycles = hosts.meet(None)[0]
     here = folder.run_id()
     if here != run_id:
@@ -119,10 +115,11 @@ def _meet_first(hosts: Hosts, folder: RunFolder) -> int:
 
 def _end_hung(error: HangError | HostError) -> None:
     """End the process: its main thread is in a program that does not return."""
-    _say_hung(error)
+    say_hung(error)
     leave(exit_code_of(error))
 
 
-def _say_hung(error: HangError | HostError) -> None:
+def say_hung(error: HangError | HostError) -> None:
+    """Say what hangs."""
     what = "hosts" if isinstance(error, HostError) else "hang"
     print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)

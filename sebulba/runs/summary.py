@@ -45,6 +45,7 @@ class RunSummary:
     """One run, as its folder has it."""
 
     folder: Path
+    """Folder of the run."""
     config: Mapping[str, Any]
     """What was configured, by dotted name: ``agent.learning_rate``."""
     versions: Mapping[str, str]

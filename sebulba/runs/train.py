@@ -19,7 +19,7 @@ import jax
 
 import sebulba
 from sebulba.agent import AgentState
-from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
+from sebulba.checkpoints.checkpointer import Checkpoint
 from sebulba.cluster.hosts.join import join_hosts
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
@@ -51,7 +51,7 @@ from sebulba.runs.build import (
 from sebulba.runs.ended import write_end
 from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
 from sebulba.runs.folder import RunFolder, as_json
-from sebulba.runs.follower_host import make_checkpointer, train_beside
+from sebulba.runs.follower_host import make_checkpointer, say_hung, train_beside
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.runs.parent_process import leave
 from sebulba.runs.signals import StopOnSignal
@@ -105,7 +105,7 @@ def train_in_folder(
             )
             run.meet_others()
             result = run.complete()
-            run.end_with_others()
+            run.meet("the end", math.inf)  # the other hosts have waited for this one
             return result
         folder.ended.unlink(missing_ok=True)
         given = dataclasses.replace(given, env=run.env)
@@ -165,12 +165,7 @@ class _Run:
         """Environment steps of earlier processes of this run."""
 
     def resume_or_begin(self) -> None:
-        """Make everything, take possession of the folder, and say where the run goes on.
-
-        Raises:
-          UsageError: Something in the configuration breaks a rule, or another process runs here.
-          CheckpointError: No checkpoint is whole.
-        """
+        """Make everything, take possession of the folder, and say where the run goes on."""
         goes_on = self._folder.config.exists()
         if goes_on:
             self._lock.enter_context(self._folder.locked())
@@ -190,17 +185,15 @@ class _Run:
         self._say_where()
 
     def _make(self) -> None:
-        """Make agent, environments and loop, and put them where the run is resumed.
-
-        Raises:
-          UsageError: Something in the configuration breaks a rule.
-          CheckpointError: No checkpoint is whole.
-        """
+        """Make agent, environments and loop, and put them where the run is resumed."""
         config, folder = self._config, self._folder
-        checkpointer = self._stack.enter_context(self._make_checkpointer())
-        checkpoint = self._load_newest(checkpointer) if config.resume else None
-        if self._hosts is not None:
-            self._hosts.meet(None if checkpoint is None else checkpoint.env_steps)
+        checkpointer = self._stack.enter_context(make_checkpointer(config, folder, self._about))
+        checkpoint = None
+        if config.resume:
+            checkpoint = checkpointer.load_newest(strict=config.strict, trust=config.trust)
+        if checkpoint is not None:
+            folder.check_of_this_run(checkpoint.snapshot.record, config)
+        self.meet(None if checkpoint is None else checkpoint.env_steps)
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         env = folder.chosen_env(config)
@@ -247,20 +240,15 @@ class _Run:
 
     def meet_others(self) -> None:
         """Tell the other hosts, if there are any, which run this is, and how long it is."""
-        if self._hosts is not None:
-            self._hosts.meet([self._folder.run_id(), self.num_cycles])
+        self.meet([self._folder.run_id(), self.num_cycles])
 
-    def end_with_others(self) -> None:
-        """Let the other hosts, if there are any, end: they have waited for this one."""
+    def meet(self, *said: Any) -> None:
+        """Meet the other hosts, if there are any."""
         if self._hosts is not None:
-            self._hosts.meet("the end", math.inf)
+            self._hosts.meet(*said)
 
     def _make_callbacks(self) -> list[Callback]:
-        """Return what may end the run early.
-
-        Raises:
-          UsageError: One is none, or cannot be made.
-        """
+        """Return what may end the run early."""
         config, made = self._config, []
         if config.stop_at_return is not None:
             of: Of = "training" if self._player is None else "evaluation"
@@ -276,13 +264,6 @@ class _Run:
         log = EpisodeLog(self._folder.episodes, num_episodes, env_steps)
         self._writers.add(log)
         return log
-
-    def _load_newest(self, checkpointer: Checkpointer) -> Checkpoint | None:
-        config = self._config
-        checkpoint = checkpointer.load_newest(strict=config.strict, trust=config.trust)
-        if checkpoint is not None:
-            self._folder.check_of_this_run(checkpoint.snapshot.record, config)
-        return checkpoint
 
     def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
         if self._player is None:
@@ -350,11 +331,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Begin the writers that were asked for; tell them how the run ended, and close all.
-
-        Raises:
-          Exception: Whatever one raises that cannot begin; later, its errors only warn.
-        """
+        """Begin the writers that were asked for; tell them how the run ended, and close all."""
         resumed_at = self.env_steps_done if self._config.resume else None
         config = as_json(self._config) | {"preset": self._title}
         config.pop("")  # the class of the configuration itself
@@ -456,9 +433,6 @@ class _Run:
         with self._lock:
             self._stack.close()
 
-    def _make_checkpointer(self) -> Checkpointer:
-        return make_checkpointer(self._config, self._folder, self._about)
-
     def _about(self) -> dict[str, Any]:
         """Return what a checkpoint says beside where the loop stands."""
         self._mend_folder()  # whose identity belongs to it
@@ -546,8 +520,7 @@ class _Run:
     def _end_hung(self, error: HangError | HostError) -> None:
         """Say so, and end the process: its main thread is in a program that does not return."""
         write_end(self._folder, error=error, metrics=self._writers.last)
-        what = "hosts" if isinstance(error, HostError) else "hang"
-        print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)
+        say_hung(error)
         if self._ends_hung:
             leave(exit_code_of(error))
 

@@ -72,6 +72,7 @@ class Training:
     """The figures of a run."""
 
     env_steps_per_s: float
+    """Speed."""
     cpu_us: float
     """CPU microseconds of the whole process, per environment step."""
     learner_waits: float

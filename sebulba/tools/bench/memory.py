@@ -49,6 +49,7 @@ class Sample:
     """Memory at one moment, in 10^6 bytes."""
 
     minute: float
+    """Minutes since the run began."""
     rss_mb: float
     """Resident memory of the process."""
     device_mb: float
@@ -70,7 +71,9 @@ class Window(Sample):
     """
 
     rss_lowest_mb: float
+    """Lowest resident memory."""
     rss_highest_mb: float
+    """Highest resident memory."""
 
 
 def run(

@@ -50,9 +50,11 @@ class Point:
     """One value of an axis, measured in turn with the other values."""
 
     value: Value
+    """The value."""
     parameters: int
     """Number of parameters of the networks."""
     series: Series
+    """The measurements."""
 
     @property
     def us_per_env_step(self) -> float:
@@ -77,6 +79,7 @@ class AxisResult:
     """An axis, measured."""
 
     axis: Axis
+    """The axis."""
     points: tuple[Point, ...]
     """The values that could be measured."""
     failed: Mapping[Value, str]

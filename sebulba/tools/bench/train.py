@@ -61,6 +61,7 @@ class Round:
     """One stretch of training in its steady state."""
 
     env_steps_per_s: float
+    """Speed."""
     cpu_us: float
     """CPU microseconds of the process, and of those of its Inferencers, per environment step."""
     policy_lags: Mapping[int, int]

@@ -37,12 +37,14 @@ class Measurement:
     """Some seconds of training, compile and start-up excluded."""
 
     env_steps_per_s: float
+    """Speed."""
     rss_mb: float
     """Peak resident memory of the process since it began, 10^6 bytes."""
     device_mb: float
     """Device memory, 10^6 bytes: the peak of the fullest device where the backend counts it, else
     (on CPU, where it is a part of the resident memory) of all arrays alive at the end."""
     policy_lag_mean: float
+    """Mean policy lag."""
     cpu_ms_per_env_step: float = math.nan
     """CPU time of all threads of the process."""
 

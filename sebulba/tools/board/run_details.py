@@ -64,6 +64,7 @@ class Film(NamedTuple):
     env_steps: int | None
     """Environment steps at which it was made during training; None for one made afterwards."""
     num_bytes: int
+    """Its size."""
 
 
 class CheckpointLine(NamedTuple):
@@ -72,6 +73,7 @@ class CheckpointLine(NamedTuple):
     env_steps: int
     """Environment steps at which it was taken."""
     saved: datetime.datetime
+    """When."""
     num_bytes: int | None
     """Size of its files; None where it is damaged."""
     score: float | None
@@ -90,6 +92,7 @@ class RunDetails:
     """Options by dotted name that differ from the preset: (of the preset, of the run). None where
     this Sebulba has no such preset."""
     versions: dict[str, str]
+    """Versions of packages."""
     end: str
     """``ended.txt``; empty where the run has not ended."""
     faults: list[str]

@@ -10,8 +10,7 @@ from typing import Any
 
 import sebulba
 from sebulba.errors import UsageError
-from sebulba.metrics.plots import short
-from sebulba.metrics.writers import count
+from sebulba.metrics.short_text import count, short
 from sebulba.runs.metrics_file import MOST_BYTES, is_number, open_regular
 from sebulba.runs.summary import RUNNING, RunSummary
 from sebulba.tools.board.charts import LARGE, SMALL, Line, draw

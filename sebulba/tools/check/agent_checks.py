@@ -25,7 +25,7 @@ from sebulba.tools.check.agent_driver import (
     with_other_rewards,
 )
 from sebulba.tools.check.agent_under_test import DEVICES, MOST_WARM_UP, AgentSubject, feed
-from sebulba.tools.check.checks import Check
+from sebulba.tools.check.checks import Check, suite
 from sebulba.tools.check.finding import Finding, note, ok, problem
 from sebulba.types import PyTree
 
@@ -42,16 +42,7 @@ def checks(agent: Any, arguments: dict[str, Any]) -> list[Check]:
       arguments: Further arguments of ``AgentSubject``.
     """
     configure_jax(num_cpu_devices=DEVICES)
-    try:
-        return checks_of(AgentSubject(agent, **arguments))
-    except UsageError:
-        raise
-    except Exception as error:  # the agent's module raised it
-        return [Check("importing", functools.partial(_raise, error))]
-
-
-def _raise(error: Exception) -> Iterator[Finding]:
-    raise error
+    return suite(lambda: AgentSubject(agent, **arguments), checks_of)
 
 
 def checks_of(subject: AgentSubject) -> list[Check]:
@@ -364,10 +355,6 @@ def reached(jaxpr: Any, flags: list[bool]) -> list[bool]:
 # Updates.
 
 
-def _is_updated(subject: AgentSubject) -> bool:
-    return subject.warm_up is not None
-
-
 def check_gradients(subject: AgentSubject) -> Iterator[Finding]:
     """Look whether a gradient reaches every leaf, in the program and in numbers."""
     contract = subject.contract
@@ -375,7 +362,7 @@ def check_gradients(subject: AgentSubject) -> Iterator[Finding]:
     program = contract.programs["loss"].jaxpr
     flags = reached(program, [True] * len(program.invars))[-len(names) :]
     lost = [name for name, flag in zip(names, flags, strict=True) if not flag]
-    if not lost and _is_updated(subject):
+    if not lost and subject.warm_up is not None:
         fed = subject.fed
         if bad := [name for name, value in fed.metrics.items() if not np.isfinite(value)]:
             yield problem(
@@ -395,7 +382,7 @@ def check_gradients(subject: AgentSubject) -> Iterator[Finding]:
 
 def check_valid(subject: AgentSubject) -> Iterator[Finding]:
     """Feed the same with other numbers in the transitions that are not valid."""
-    if not _is_updated(subject):
+    if subject.warm_up is None:
         yield note(NOT_UPDATED)
         return
     fed = subject.fed
@@ -427,7 +414,7 @@ def _has_statistics_of_rewards(subject: AgentSubject) -> bool:
 
 def check_devices(subject: AgentSubject) -> Iterator[Finding]:
     """Feed the same to several devices."""
-    if not _is_updated(subject):
+    if subject.warm_up is None:
         yield note(NOT_UPDATED)
         return
     one = subject.fed

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from sebulba.errors import describe_error
+from sebulba.errors import UsageError, describe_error
 from sebulba.tools.check.finding import Finding, Level, problem
 
 
@@ -41,6 +42,27 @@ class Done(NamedTuple):
 
 
 Event = Begun | Done | Finding
+SubjectT = TypeVar("SubjectT")
+
+
+def suite(
+    make: Callable[[], SubjectT], checks_of: Callable[[SubjectT], list[Check]]
+) -> list[Check]:
+    """Return the checks of what ``make`` returns, or one that shows what its module raised.
+
+    Raises:
+      UsageError: ``make`` raised it.
+    """
+    try:
+        return checks_of(make())
+    except UsageError:
+        raise
+    except Exception as error:
+        return [Check("importing", functools.partial(_raise, error))]
+
+
+def _raise(error: Exception) -> Iterator[Finding]:
+    raise error
 
 
 def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[Event]:

@@ -78,6 +78,10 @@ def checks(platform: Platform | None) -> list[Check]:
       platform: What JAX is to run on; None takes the best there is.
     """
     configure_jax(platform, compile_cache="off")
+    families = [
+        Check(_short(family), functools.partial(_check_family, family, env_id), ("envpool ids",))
+        for family, env_id in FAMILIES.items()
+    ]
     needs_jax, needs_loop = ("devices",), ("devices", "envpool classic_control")
     return [
         Check("versions", check_versions),
@@ -86,7 +90,8 @@ def checks(platform: Platform | None) -> list[Check]:
         Check("memory", check_memory),
         Check("disk", check_disk),
         Check("compile cache", check_compile_cache),
-        *_envpool_checks(),
+        Check("envpool ids", _check_envpool),
+        *families,
         Check("extras", check_extras),
         Check("cluster", check_cluster),
         Check("aliasing", self_tests.check_aliasing, needs_jax),
@@ -106,7 +111,9 @@ def check_devices() -> Iterator[Finding]:
     kinds = Counter(device.device_kind for device in devices)
     shown = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     seen = f"{shown} (platform {devices[0].platform})"
-    if devices[0].platform == "cpu" and _has_nvidia() and not _is_cpu_wanted():
+    has_nvidia = Path("/proc/driver/nvidia/version").exists()
+    is_cpu_wanted = (jax.config.read("jax_platforms") or "").startswith("cpu")
+    if devices[0].platform == "cpu" and has_nvidia and not is_cpu_wanted:
         remedy = "pip install 'sebulba[cuda]', if it is to be used"
         yield note(f"{seen}, although there is an NVIDIA driver", remedy)
     else:
@@ -133,14 +140,6 @@ def check_cluster() -> Iterator[Finding]:
         yield ok(seen)
     else:
         yield note(seen, "end what runs there, or add machines: every Inferencer takes a CPU")
-
-
-def _has_nvidia() -> bool:
-    return Path("/proc/driver/nvidia/version").exists()
-
-
-def _is_cpu_wanted() -> bool:
-    return (jax.config.read("jax_platforms") or "").startswith("cpu")
 
 
 def check_cores() -> Iterator[Finding]:
@@ -226,15 +225,6 @@ def check_extras() -> Iterator[Finding]:
         yield ok(f"{compiler}, for the environments of networks", name="g++")
     else:
         yield ok("optional, missing (environments of networks)", "apt install g++", name="g++")
-
-
-def _envpool_checks() -> list[Check]:
-    """Return a check of envpool, and one of each family that is tried."""
-    tried = [
-        Check(_short(family), functools.partial(_check_family, family, env_id), ("envpool ids",))
-        for family, env_id in FAMILIES.items()
-    ]
-    return [Check("envpool ids", _check_envpool), *tried]
 
 
 def _envpool_ids() -> Counter[str]:

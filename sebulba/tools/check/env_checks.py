@@ -18,7 +18,7 @@ from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
 from sebulba.errors import UsageError, describe_error
 from sebulba.tools.check import run_checks
-from sebulba.tools.check.checks import Check
+from sebulba.tools.check.checks import Check, suite
 from sebulba.tools.check.env_players import SinglePlayer, first_difference
 from sebulba.tools.check.env_under_test import Subject
 from sebulba.tools.check.finding import Finding, note, ok, problem
@@ -40,16 +40,7 @@ def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
       env: Environment, as ``make_env_factory`` takes it.
       arguments: Further arguments of ``Subject``.
     """
-    try:
-        return checks_of(Subject(env, **arguments))
-    except UsageError:
-        raise
-    except Exception as error:  # the environment's module raised it
-        return [Check("importing", functools.partial(_raise, error))]
-
-
-def _raise(error: Exception) -> Iterator[Finding]:
-    raise error
+    return suite(lambda: Subject(env, **arguments), checks_of)
 
 
 def checks_of(subject: Subject) -> list[Check]:

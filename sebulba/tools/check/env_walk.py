@@ -53,8 +53,11 @@ class Walk:
     acting: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=dict)
     """Who acts after each step, ``[B, A]`` by group; without those where all always do."""
     terminated: int = 0
+    """Episodes that were terminated."""
     truncated: int = 0
+    """Episodes that were truncated."""
     both: int = 0
+    """Episodes that were both."""
     plain_ends: int = 0
     """Ends whose row shows the last observation; other rows show the next episode already."""
     masked: int = 0

@@ -54,6 +54,7 @@ class Report:
     title: str
     """What was looked at."""
     findings: tuple[Finding, ...]
+    """All findings, in order."""
 
     @property
     def problems(self) -> tuple[Finding, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -36,8 +37,10 @@ def isolated_findings(suite: str, arguments: tuple, timeout_s: float) -> Iterato
       timeout_s: Longest time that one check may take.
 
     Raises:
-      UsageError: The function raised it, or the arguments cannot be sent.
+      UsageError: The function raised it, the arguments cannot be sent, or the time is no time.
     """
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise UsageError(f"timeout={timeout_s} must be a positive number of seconds, such as 60")
     try:
         payload = cloudpickle.dumps((suite, arguments, timeout_s))
     except Exception as error:

@@ -7,8 +7,8 @@ reinforcement learning at the edge of the statistical precipice" (arXiv 2108.132
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,9 +60,11 @@ class Group(NamedTuple):
     """Runs of one environment that are seeds of one thing."""
 
     env: str
+    """Environment."""
     name: str
     """What the runs have in common, as ``by`` says."""
     points: list[Points]
+    """Returns of each run."""
 
     @property
     def by_env_steps(self) -> Curve:
@@ -129,9 +131,10 @@ def points_of(run: RunSummary, kind: str) -> Points:
         else ("env_steps", "episode_return_mean")
     )
     rows = [
-        (record[names[0]], _number_or_0(record.get("seconds")), record[names[1]])
+        (record[names[0]], seconds if is_number(seconds) else 0.0, record[names[1]])
         for record in run.records
-        if _are_numbers(record, names)
+        for seconds in (record.get("seconds"),)
+        if all(is_number(record.get(name)) for name in names)
     ]
     if not rows:
         raise UsageError(
@@ -140,14 +143,6 @@ def points_of(run: RunSummary, kind: str) -> Points:
         )
     table = np.array(sorted(rows), float)
     return Points(*table[np.unique(table[:, 0], return_index=True)[1]].T)
-
-
-def _number_or_0(value: Any) -> float:
-    return value if is_number(value) else 0.0
-
-
-def _are_numbers(record: Mapping[str, Any], names: Sequence[str]) -> bool:
-    return all(is_number(record.get(name)) for name in names)
 
 
 def curve(seeds: Sequence[tuple[np.ndarray, np.ndarray]], *, to_the_longest: bool = False) -> Curve:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sebulba.errors import UsageError
-from sebulba.metrics.plots import short
+from sebulba.metrics.short_text import duration, short
 from sebulba.policies.pretrained import Pretrained
 from sebulba.runs.metrics_file import is_number
 from sebulba.runs.summary import RUNNING, RunSummary, plain, read_run
@@ -81,7 +81,7 @@ def figures(run: RunSummary) -> list[str]:
         _when(run.changed),
         short(_three_digits(run.env_steps)),
         share,
-        _duration(run.seconds),
+        duration(round(run.seconds)),
         return_of(run.last_return, run.last_groups),
         return_of(run.best_return, run.best_groups),
     ]
@@ -196,12 +196,6 @@ def _when(moment: datetime.datetime) -> str:
     if moment.date() == now.date():
         return f"{moment:%H:%M}"
     return f"{moment:%d %b}" if moment.year == now.year else f"{moment:%d %b %Y}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def console() -> Console:

@@ -46,6 +46,7 @@ class Trial(NamedTuple):
     returns: dict[int, float]
     """Mean returns by the number of the interval of training, in order."""
     ended: Ended
+    """How it has ended."""
     score: float | None
     """Mean return at its end, over its seeds; the last one of a trial that was pruned."""
     note: str

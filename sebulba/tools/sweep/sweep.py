@@ -56,6 +56,7 @@ class _Running:
     """A trial in progress."""
 
     trial: Trial
+    """The trial."""
     training: Training
     """The training of the seed that it has come to."""
     scores: list[float]
