@@ -22,6 +22,7 @@ from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.policies.policy import Policy, load_policy
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.jax_setup import Platform, configure_jax
+from sebulba.runs.wording import setting
 from sebulba.support.files import check_no_link
 from sebulba.types import EnvFactory, EnvSpec, MultiAgentSpec, PyTree
 
@@ -44,7 +45,7 @@ def build_envs(config: ExperimentConfig, env: EnvConfig) -> tuple[EnvFactory, An
         return factory, spec, env
     print(
         f"sebulba: observations have numbers far from 0, which float32 hardly tells apart; the run "
-        f"subtracts them first: --env.wrappers {wrapper!r}",
+        f"subtracts them first: {setting('env.wrappers', repr(wrapper))}",
         flush=True,
     )
     env = dataclasses.replace(env, wrappers=(*env.wrappers, wrapper))
