@@ -156,7 +156,8 @@ class CheckpointStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.put_right()
-            self._delete_partials()
+            for path in self.folder.glob(f"{PARTIAL}*"):  # of a process that was killed
+                shutil.rmtree(path)
             partial.mkdir()
             write_parts(partial, number, snapshot, score, by_orbax=self._by_orbax)
             flush_to_disk(partial)
@@ -223,20 +224,12 @@ class CheckpointStore:
                 self._delete(self._folder_of(number))
 
     def _delete(self, folder: Path) -> None:
-        # Rename it first: if deleting were interrupted, it would be taken for a damaged checkpoint.
-        shutil.rmtree(self._put_aside(folder))
-
-    def _put_aside(self, folder: Path) -> Path:
-        """Rename it to a name that nobody reads and that the next save deletes."""
+        # Rename it first, to a name that nobody reads and that the next save deletes: if deleting
+        # were interrupted, it would be taken for a damaged checkpoint.
         doomed = self.folder / f"{PARTIAL}delete-{folder.name}"
         shutil.rmtree(doomed, ignore_errors=True)
         folder.rename(doomed)
-        return doomed
-
-    def _delete_partials(self) -> None:
-        """Delete what is left of a process that was killed while it saved or deleted."""
-        for path in self.folder.glob(f"{PARTIAL}*"):
-            shutil.rmtree(path)
+        shutil.rmtree(doomed)
 
     # Loading.
 
@@ -246,19 +239,6 @@ class CheckpointStore:
             return read_json_object(self._folder_of(number) / RECORD_FILE)
         except UsageError:
             return {}
-
-    def check(self, number: int, *, trust: bool = False) -> None:
-        """Compare all of a checkpoint with its checksums, without decoding it.
-
-        Args:
-          number: Its number.
-          trust: As for ``load``.
-
-        Raises:
-          CheckpointError: As for ``load``.
-          UsageError: As for ``load``.
-        """
-        self._checked(number, trust=trust)
 
     def load(self, number: int, *, trust: bool = False) -> Snapshot:
         """Read a checkpoint and compare all of it with its checksums.
@@ -273,11 +253,16 @@ class CheckpointStore:
           UsageError: It is not signed and not trusted.
         """
         # Check the files before they are decoded: damaged bytes could crash native code.
-        manifest = self._checked(number, trust=trust)
+        manifest = self.check(number, trust=trust)
         with self._noting_damage(number):
             return read_parts(self._folder_of(number), manifest)
 
-    def _checked(self, number: int, *, trust: bool) -> Manifest:
+    def check(self, number: int, *, trust: bool = False) -> Manifest:
+        """Compare all of a checkpoint with its checksums, without decoding it; errors as ``load``.
+
+        Returns:
+          Its manifest.
+        """
         folder = self._folder_of(number)
         if not folder.is_dir():
             raise CheckpointError(f"there is no checkpoint {folder}; there are {self.numbers()}")

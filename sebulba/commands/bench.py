@@ -114,9 +114,6 @@ BENCHMARKS: dict[str, Benchmark] = {
 def main(argv: list[str]) -> int:
     """Run a benchmark; returns the exit code.
 
-    Args:
-      argv: Words after ``sebulba bench``.
-
     Raises:
       UsageError: An option breaks a rule, or the benchmark is one of ``STUDIES``.
       SystemExit: argparse has printed what is wrong, or the help.
@@ -138,12 +135,6 @@ def run_benchmark(
     description: str,
 ) -> int:
     """Run one of ``benchmarks``, the name of which is the first word; returns the exit code.
-
-    Args:
-      argv: Words after the program.
-      benchmarks: What there is, by name.
-      program: The program, for messages.
-      description: What the program does.
 
     Raises:
       UsageError: An option breaks a rule.

@@ -323,12 +323,7 @@ class RunFolder:
         return trust
 
     def check_trusted(self, is_given: bool, record: Mapping[str, Any] | None = None) -> None:
-        """Raise UsageError unless the folder is trusted with all that it holds.
-
-        Args:
-          is_given: The user says that it is.
-          record: As for ``trust``.
-        """
+        """Raise UsageError unless the folder is trusted with all that it holds."""
         self.trust(is_given, record).check(
             f"{self.path} is to be resumed, which imports what its config.json names and opens "
             "saved states of environments"
@@ -456,10 +451,6 @@ class RunFolder:
     def read_env_config(self, trust: Trust, record: Mapping[str, Any]) -> EnvConfig:
         """Return the environment of the run.
 
-        Args:
-          trust: Of this folder with this record.
-          record: What ``record`` returned.
-
         Raises:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
@@ -486,11 +477,6 @@ def config_of_record(
     """Return the preset and the configuration that a run wrote.
 
     If it is trusted, Python finds the code that the run names from now on.
-
-    Args:
-      record: What its ``config.json`` says.
-      file: Where that is, for messages.
-      trust: Of the record.
 
     Raises:
       UsageError: It is damaged, of another Sebulba, or names code and is not trusted.

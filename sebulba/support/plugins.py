@@ -93,13 +93,7 @@ def find(group: Group, name: str, ours: Iterable[str] = ()) -> EntryPoint | None
 
 
 def check_not_apart(group: Group, name: str, what: str) -> None:
-    """Raise UsageError if a package brings a name that is not installed and belongs to Sebulba.
-
-    Args:
-      group: The kind of thing.
-      name: Its name.
-      what: What asks for it, for messages.
-    """
+    """Raise UsageError if a package brings a name that is not installed and belongs to Sebulba."""
     package = _APART[group].get(name)
     if package is not None and name not in names(group):
         raise NotInstalledError(f"{what} is {not_installed(package)}")

@@ -210,14 +210,12 @@ def _shorter_way(setup: Setup) -> str:
     )
 
 
-def _leaves_cores_idle(cost: Cost, setup: Setup) -> bool:
-    return setup.cores > 1 and cost.cpu_us < GOOD * setup.cores * cost.wall_us
-
-
 def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setup: Setup) -> str:
     more_envs = f"--num-envs {2 * setup.num_envs}"
     per_device = setup.num_inferencers_per_device
     way = costs[RELAY].wall_us if RELAY in costs else 0.0
+    busy_cores_of_update = costs["update"].cpu_us / costs["update"].wall_us
+    leaves_cores_idle = setup.cores > 1 and busy_cores_of_update < GOOD * setup.cores
     match bottleneck:
         case "interpreter":
             share = costs["environment"].wall_us / costs["cycle"].wall_us
@@ -245,12 +243,11 @@ def _advice(bottleneck: str, costs: Mapping[str, Cost], training: Training, setu
                 f"--steps-per-cycle {2 * setup.steps_per_cycle} hands over half as often; "
                 "--inference-devices that are also update devices need no transfer"
             )
-        case "update" if setup.shares_cores and _leaves_cores_idle(costs["update"], setup):
+        case "update" if setup.shares_cores and leaves_cores_idle:
             devices = " ".join(map(str, range(setup.cores)))
             return (
                 f"--num-cpu-devices {setup.cores} --update-devices {devices} splits every update "
-                f"over the cores, of which it uses "
-                f"{costs['update'].cpu_us / costs['update'].wall_us:.1f}"
+                f"over the cores, of which it uses {busy_cores_of_update:.1f}"
             )
         case "update" if setup.shares_cores:
             return (

@@ -144,12 +144,7 @@ def _window(samples: Sequence[Sample]) -> Window:
 
 
 def keys_of(settled: Sequence[Window], bound: Mapping[str, int]) -> dict[str, Any]:
-    """Return the keys of the JSON.
-
-    Args:
-      settled: The windows that count.
-      bound: Return value of ``bound_bytes``.
-    """
+    """Return the keys of the JSON."""
     minutes = [window.minute for window in settled]
 
     def slope(name: str) -> float | None:

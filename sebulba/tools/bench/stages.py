@@ -208,7 +208,9 @@ class Stages:
     def _build(self, state: AgentState) -> None:
         acting = jax.eval_shape(lambda x: x, self._networks[self._devices[0]])
         programs = CyclePrograms(self._agent, acting, state.step[0], self._run)
-        envs = self._make_envs_of_cycles()
+        given = Given(self._factory, self._agent, self._config.cycle, self._config.schedule)
+        self._workers = new_workers(given, self._cluster, self.num_inferencers)
+        envs = self._make_envs(self._workers)
         cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
         self.kind = cycles[0].kind
         self.could_fuse = (
@@ -234,12 +236,6 @@ class Stages:
             env_work(env, jax.tree.map(np.array, kept.trajectory.action), self.kind, device)
             for env, kept, device in zip(self._make_envs(), self._kept, self._devices, strict=True)
         ]
-
-    def _make_envs_of_cycles(self) -> list[EnvAdapter]:
-        config = self._config
-        given = Given(self._factory, self._agent, config.cycle, config.schedule)
-        self._workers = new_workers(given, self._cluster, self.num_inferencers)
-        return self._make_envs(self._workers)
 
     def _make_envs(self, workers: Workers | None = None) -> list[EnvAdapter]:
         config = self._config

@@ -104,14 +104,7 @@ def section(title: str, *inside: str | Html | None) -> Html:
 
 
 def page(title: str, main: Html, *, head: Html | None = None, policy: str = POLICY) -> str:
-    """Return a whole page.
-
-    Args:
-      title: Of the window.
-      main: What it shows.
-      head: More for its head.
-      policy: Its content security policy.
-    """
+    """Return a whole page."""
     style = Html(Path(__file__).with_name("style.css").read_text(encoding="utf-8"))
     whole = tag(
         "html",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import sebulba
@@ -70,6 +70,7 @@ def run_body(details: RunDetails, source_of: Callable[[Film], str | None]) -> Ht
       source_of: Returns the address of a film; None leaves it out.
     """
     run = details.run
+    versions = [(text(name), text(one)) for name, one in sorted(details.versions.items())]
     return joined(
         [
             _head(run),
@@ -82,7 +83,7 @@ def run_body(details: RunDetails, source_of: Callable[[Film], str | None]) -> Ht
             section("How it ended", *_end(details)),
             section("Configuration", *_configuration(details)),
             section("Checkpoints and policies", *_checkpoints(details)),
-            section("Versions", table((), [(k, text(v)) for k, v in _sorted(details.versions)])),
+            section("Versions", table((), versions)),
         ]
     )
 
@@ -299,7 +300,3 @@ def _checkpoints(details: RunDetails) -> list[Html]:
     kept = table(head, rows) if rows else tag("p", "There is no checkpoint.")
     policies = "; ".join(f"{name}/: {what}" for name, what in details.policies.items())
     return [kept, tag("p", f"Policies: {policies}." if policies else "There is no policy yet.")]
-
-
-def _sorted(items: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(text(name), value) for name, value in sorted(items.items())]

@@ -221,20 +221,26 @@ def how_to_make(agent: Any, config: Any = None) -> MakeAgent:
         config = found.config if config is None else _config(config)
         return lambda spec: type(found)(spec, config)
     if isinstance(found, type) and issubclass(found, Agent):
-        chosen = _config_of(found) if config is None else _config(config)
+        chosen = config_of(found) if config is None else _config(config)
+        if chosen is None:
+            raise UsageError(
+                f"{found.__name__} names no configuration; give one with config=..., or --config "
+                "module:attribute, or make it a subclass of sebulba.Agent[MyConfig]"
+            )
         return lambda spec: found(spec, chosen)
     if getattr(found, "agent_class", ""):
         named = found() if isinstance(found, type) else found
         return lambda spec: make_agent(spec, named)
     if callable(found) and not isinstance(found, type):
-        return lambda spec: _checked(found(spec), found)
+        return functools.partial(_made_by, found)
     raise UsageError(
         f"agent={shown(agent)} is no agent; use a subclass of sebulba.Agent, a configuration with "
         "agent_class, or a function of an EnvSpec that returns an agent"
     )
 
 
-def _checked(agent: Any, function: Any) -> Agent:
+def _made_by(function: Any, spec: EnvSpec) -> Agent:
+    agent = function(spec)
     if not isinstance(agent, Agent):
         raise UsageError(f"{shown(function)} returns {shown(agent)}; expected a sebulba.Agent")
     return agent
@@ -243,14 +249,3 @@ def _checked(agent: Any, function: Any) -> Agent:
 def _config(config: Any) -> Any:
     found = load_attribute("config", config) if isinstance(config, str) else config
     return found() if callable(found) else found
-
-
-def _config_of(agent_class: type[Agent]) -> Any:
-    """Return the default configuration of a class of agents."""
-    found = config_of(agent_class)
-    if found is not None:
-        return found
-    raise UsageError(
-        f"{agent_class.__name__} names no configuration; give one with config=..., or --config "
-        "module:attribute, or make it a subclass of sebulba.Agent[MyConfig]"
-    )

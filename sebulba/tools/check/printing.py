@@ -18,10 +18,6 @@ _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 def print_findings(title: str, events: Iterable[Event]) -> Report:
     """Print findings: on a terminal as a table at the end, elsewhere line by line as they come.
 
-    Args:
-      title: What is checked.
-      events: Events of the checks.
-
     Returns:
       The report.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.text import Text
 from sebulba.errors import UsageError
 from sebulba.metrics.plots import COLOURS, marker_of, short
 from sebulba.runs.summary import plain
+from sebulba.tools.board.html import Html, page, section, table
 from sebulba.tools.compare.curves import CONFIDENCE, Curve, Group
 from sebulba.tools.compare.tables import console, number
 
@@ -164,23 +164,6 @@ def _svg(figure: Figure) -> str:
 
 def _page(groups: Sequence[Group], svg: str, kind: str) -> str:
     """Return a page that needs no other file and runs no script."""
-    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{html.escape(plain(word))}</td>' for word in _words(row))}</tr>\n"
-        for row in rows_of(groups)
-    )
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>sebulba plot</title>
-<style>
-body {{ font: 15px system-ui, sans-serif; max-width: 1000px; margin: 2em auto; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .25em .8em; text-align: right; }}
-th {{ border-bottom: 1px solid #999; }}
-td:nth-child(-n+2), th:nth-child(-n+2) {{ text-align: left; }}
-svg {{ max-width: 100%; height: auto; }}
-</style></head><body>
-<h1>Returns, {html.escape(kind)}</h1>
-<svg{svg}
-<table><thead><tr>{head}</tr></thead><tbody>
-{body}</tbody></table>
-</body></html>
-"""
+    rows = [[plain(word) for word in _words(row)] for row in rows_of(groups)]
+    drawn = Html(f"<svg{svg}")
+    return page("sebulba plot", section(f"Returns, {kind}", drawn, table(COLUMNS, rows)))

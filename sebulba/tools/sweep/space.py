@@ -81,10 +81,6 @@ def read_space(file: Path) -> dict[str, Choices | Range]:
 def space_of(record: Mapping[str, Any], file: str) -> dict[str, Choices | Range]:
     """Return what a JSON object says is to be searched.
 
-    Args:
-      record: The object.
-      file: Where it is from, for messages.
-
     Raises:
       UsageError: It is empty, or an entry is neither a list nor a range.
     """
