@@ -18,12 +18,12 @@ import sebulba
 from benchmarks.__main__ import command
 from sebulba.agents.configs import AgentConfig, ImpalaConfig, TorsoConfig, make_agent
 from sebulba.agents.configs.agent_config import config_of
-from sebulba.commands import cli
+from sebulba.commands import cli, playing
 from sebulba.configs.experiment import EnvConfig
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
-from sebulba.runs import build
+from sebulba.loops import evaluation
 from sebulba.runs.configurations import start_of
 from sebulba.runs.folder import RunFolder, choose_run_folder
 from sebulba.runs.read_config import read_config
@@ -645,11 +645,12 @@ def test_running_statistics_in_a_wrapper_are_said_with_what_to_use_instead(wrapp
         sebulba.env_spec("CartPole-v1", backend="gymnasium", wrappers=wrappers)
 
 
-def test_an_evaluation_says_that_it_lacks_the_statistics_of_a_wrapper(monkeypatch):
-    monkeypatch.setattr(build, "load_policy_of", lambda *arguments, **options: None)
-    monkeypatch.setattr(build, "evaluate", lambda *arguments, **options: "played")
+def test_an_evaluation_says_that_it_lacks_the_statistics_of_a_wrapper(monkeypatch, capsys):
     wrappers = ("gymnasium.wrappers:NormalizeObservation",)
     env = EnvConfig("CartPole-v1", backend="gymnasium", wrappers=wrappers)
-    options = dict.fromkeys(("num_episodes", "num_envs", "seed", "max_episode_steps", "progress"))
+    monkeypatch.setattr(playing, "_open_run", lambda given: (None, env))
+    monkeypatch.setattr(playing, "_load_policy", lambda *arguments: None)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *arguments, **options: "played")
     with pytest.warns(UserWarning, match="the policy does not have them: it plays worse"):
-        assert build.evaluate_run(None, env, **options) == "played"
+        assert playing.evaluate(["runs/x"]) == 0
+    assert capsys.readouterr().out == "played\n"
