@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
 from sebulba.agent import Agent
 from sebulba.configs.experiment import ExperimentConfig
@@ -25,6 +23,7 @@ from sebulba.runs import build as experiment
 from sebulba.runs import huge_pages
 from sebulba.support import files
 from sebulba.tools.bench.worker import WorkerError
+from sebulba.tools.compare import tables
 from sebulba.types import EnvFactory
 
 K = TypeVar("K")
@@ -114,19 +113,14 @@ def print_rows(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[s
       columns: Headings of all columns but the first, which holds the names of the rows.
       rows: Cells below ``columns``, by the name of the row.
     """
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    Console().print(table)
+    names = ("", *(f">{column}" for column in columns))
+    tables.print_table(names, ((name, *cells) for name, cells in rows.items()), title)
 
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print lines as they are: neither wrapped nor coloured."""
     for note in notes:
-        Console().print(note, markup=False, highlight=False, soft_wrap=True)
+        tables.console().print(note, soft_wrap=True)
 
 
 def number(value: float) -> str:

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from sebulba.errors import UsageError
 from sebulba.metrics.plots import COLOURS, marker_of, short
 from sebulba.runs.summary import plain
 from sebulba.tools.board.html import Html, page, section, table
 from sebulba.tools.compare.curves import CONFIDENCE, Curve, Group
-from sebulba.tools.compare.tables import console, number
+from sebulba.tools.compare.tables import number, print_table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,18 +60,8 @@ def print_groups(groups: Sequence[Group]) -> None:
     """Print a table for each environment, with a line for each of its groups."""
     rows = rows_of(groups)
     for env in dict.fromkeys(row["environment"] for row in rows):
-        table = Table(
-            box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), title_justify="left"
-        )
-        table.title = Text(plain(env), style="bold")
-        group, *numbers = COLUMNS[1:]
-        table.add_column(group, overflow="fold")
-        for name in numbers:
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in rows:
-            if row["environment"] == env:
-                table.add_row(*(Text(plain(word)) for word in _words(row)[1:]))
-        console().print(table)
+        words = ([*map(plain, _words(row)[1:])] for row in rows if row["environment"] == env)
+        print_table((COLUMNS[1], *(f">{name}" for name in COLUMNS[2:])), words, plain(env))
 
 
 def _words(row: dict[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,31 +36,25 @@ def read_runs(folders: Sequence[Path]) -> list[RunSummary]:
 
 def print_runs(runs: Sequence[RunSummary]) -> None:
     """Print two lines for each run: what, when, how far, how well, how it ended."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column("run", overflow="fold")
-    for name in ("changed", "steps", "of", "time", "return", "best"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("ended", no_wrap=True)
-    for run in runs:
-        table.add_row(_name(run), *figures(run), Text(run.ended, _STYLES.get(run.ended, "yellow")))
-    console().print(table)
+    columns = ("run", ">changed", ">steps", ">of", ">time", ">return", ">best", "ended")
+    rows = (
+        (_name(run), *figures(run), Text(run.ended, _STYLES.get(run.ended, "yellow")))
+        for run in runs
+    )
+    print_table(columns, rows)
 
 
 def print_policies(policies: Sequence[Pretrained]) -> None:
     """Print a line for each policy that comes with the package, and what trained them."""
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    for name in ("pretrained:", "environment", "agent"):
-        table.add_column(name, overflow="fold")
-    for name in ("return", "steps"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     trained_by: dict[str, list[str]] = {}
     for one in policies:
         spread = f"{number(one.mean_return)} ± {number(one.return_std)}"
         steps = short(_three_digits(one.env_steps))
-        table.add_row(one.name, one.env_id, one.agent, spread, steps)
+        rows.append((one.name, one.env_id, one.agent, spread, steps))
         versions = (f"{what} {version}" for what, version in one.versions.items())
         trained_by.setdefault(", ".join(versions), []).append(one.name)
-    console().print(table)
+    print_table(("pretrained:", "environment", "agent", ">return", ">steps"), rows)
     console().print("± is the standard deviation of episodes. sebulba eval pretrained:NAME plays.")
     for by, names in trained_by.items():
         console().print(f"{', '.join(names)}: trained by {by}")
@@ -133,12 +127,8 @@ def print_differences(first: RunSummary, second: RunSummary) -> None:
         if not rows:
             console().print(Text(f"{title}: the same"))
             continue
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, header_style="bold")
-        for name in ("", label(first), label(second)):
-            table.add_column(Text(plain(name)), overflow="fold")
-        for name, pair in rows.items():
-            table.add_row(*(Text(plain(word)) for word in (name, *map(_word, pair))))
-        console().print(table)
+        words = ([plain(word) for word in (name, *map(_word, rows[name]))] for name in rows)
+        print_table(("", plain(label(first)), plain(label(second))), words, title)
 
 
 def label(run: RunSummary) -> str:
@@ -196,6 +186,21 @@ def _when(moment: datetime.datetime) -> str:
     if moment.date() == now.date():
         return f"{moment:%H:%M}"
     return f"{moment:%d %b}" if moment.year == now.year else f"{moment:%d %b %Y}"
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print a table; numbers are in the columns whose name begins with ``>``."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
+    if title:
+        table.title, table.title_justify = Text(title, "bold"), "left"
+    for name in columns:
+        if name.startswith(">"):
+            table.add_column(Text(name[1:]), justify="right", no_wrap=True)
+        else:
+            table.add_column(Text(name), overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
 
 
 def console() -> Console:

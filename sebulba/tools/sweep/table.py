@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from sebulba.runs.summary import plain
-from sebulba.tools.compare.tables import console, number
+from sebulba.tools.compare.tables import console, number, print_table
 from sebulba.tools.sweep.study import Ended, Trial
 from sebulba.tools.sweep.sweep import shown_value
 
@@ -29,21 +27,15 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
 def print_trials(trials: Sequence[Trial], importances: Mapping[str, float]) -> None:
     """Print a line for each trial, and how much each option matters."""
     names = list(dict.fromkeys(name for trial in trials for name in trial.values))
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    for name in ("trial", "return", *names):
-        table.add_column(Text(plain(name)), justify="right", overflow="fold")
-    table.add_column("ended", overflow="fold")
-    for trial in ranked(trials):
-        values = (
-            shown_value(trial.values[name]) if name in trial.values else "-" for name in names
-        )
-        table.add_row(
-            str(trial.number),
-            number(trial.score),
-            *(Text(plain(value)) for value in values),
+    rows = (
+        (
+            *(str(trial.number), number(trial.score)),
+            *(plain(shown_value(trial.values.get(name, "-"))) for name in names),
             Text(_ended(trial), _STYLES[trial.ended]),
         )
-    console().print(table)
+        for trial in ranked(trials)
+    )
+    print_table((">trial", ">return", *map(plain, names), "ended"), rows)
     if importances:
         said = ", ".join(f"{name} {share:.0%}" for name, share in importances.items())
         console().print(Text(f"what matters: {plain(said)}"))
