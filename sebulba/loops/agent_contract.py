@@ -192,7 +192,8 @@ class Contract(TracedAgent):
         """The step state that one device is given."""
         if type(self.agent).shard_step_state is not Agent.shard_step_state:
             return self.step_state  # its own code knows how it is split
-        specs = self.trace_host("step_state_spec")
+        with self.named("step_state_spec"):
+            specs = self.agent.step_state_spec()
         return self.local("step_state_spec", specs, self.step_state)
 
     @functools.cached_property

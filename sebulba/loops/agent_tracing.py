@@ -76,11 +76,6 @@ class TracedAgent:
         self.programs[name], shapes = jax.make_jaxpr(call, return_shape=True)(*given)
         return shapes
 
-    def trace_host(self, method: str) -> Any:
-        """Return what a method without arguments returns."""
-        with self.named(method):
-            return getattr(self.agent, method)()
-
     def mapped(self, call: Callable) -> Callable:
         """Return ``call`` with the axis ``"learner"`` bound."""
         return jax.shard_map(call, mesh=self.mesh, in_specs=P(), out_specs=P(), check_vma=False)

@@ -23,6 +23,7 @@ from sebulba.inference.env_thread import CallingThread, EnvThread
 from sebulba.loops.evaluation_thread import EVALUATOR_THREAD
 from sebulba.options import MOST_EPISODE_STEPS
 from sebulba.policies.policy import Policy
+from sebulba.support.checks import at_least, require
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec, PyTree, Team
 
 CONFIDENCE = 0.95
@@ -206,7 +207,7 @@ def evaluate(
       UsageError: A number is out of range, or the environment is not the policy's.
     """
     quota = _quota(num_episodes, num_envs)
-    _checked_limit(max_episode_steps)
+    at_least(1, "max_episode_steps", max_episode_steps)
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
     adapter = as_policy_sees(make_env_factory(env)(len(quota), seeds))
     try:
@@ -262,9 +263,10 @@ class EvaluationPlayer:
           UsageError: A number is out of range, or the environment is not the agent's.
         """
         self._quota = _quota(num_episodes, num_envs)
-        self._max_episode_steps = _checked_limit(max_episode_steps)
-        if max_env_restarts < 0:
-            raise UsageError(f"max_env_restarts={max_env_restarts} must not be negative; use 10")
+        at_least(1, "max_episode_steps", max_episode_steps)
+        rule = "must not be negative"
+        require(max_env_restarts >= 0, "max_env_restarts", max_env_restarts, rule, "use 10")
+        self._max_episode_steps = max_episode_steps
         self._policy = Policy(agent, None, seed=seed)
         self._on_best = on_best
         self.best: float | None = None
@@ -377,9 +379,8 @@ def evaluation_seeds(seed: int, num_envs: int, generation: int = 0) -> list[int]
 
 def _quota(num_episodes: int, num_envs: int) -> np.ndarray:
     """Return how many episodes each environment plays: equal, but for one."""
-    for name, value in (("num_episodes", num_episodes), ("num_envs", num_envs)):
-        if value < 1:
-            raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
+    at_least(1, "num_episodes", num_episodes)
+    at_least(1, "num_envs", num_envs)
     num_envs = min(num_envs, num_episodes)
     quota = np.full(num_envs, num_episodes // num_envs)
     quota[: num_episodes % num_envs] += 1
@@ -395,14 +396,6 @@ def check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
                 f"{name}={of_env} of the environment is not the policy's {of_policy}; "
                 "evaluate in the environment that it was trained in"
             )
-
-
-def _checked_limit(max_episode_steps: int) -> int:
-    if max_episode_steps < 1:
-        raise UsageError(
-            f"max_episode_steps={max_episode_steps} must be at least 1; use {MOST_EPISODE_STEPS}"
-        )
-    return max_episode_steps
 
 
 class _Tally:

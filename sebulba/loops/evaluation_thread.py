@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import EnvError
 from sebulba.inference.env_thread import EnvThread, Task, note_main_thread
+from sebulba.support.checks import require
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
 
@@ -63,11 +64,8 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         """Check the interval."""
-        if self.every_env_steps < 1:
-            raise UsageError(
-                f"every_env_steps={self.every_env_steps} must be at least 1; "
-                "use a tenth of the run, or no evaluator"
-            )
+        every, remedy = self.every_env_steps, "use a tenth of the run, or no evaluator"
+        require(every >= 1, "every_env_steps", every, "must be at least 1", remedy)
 
 
 class Heartbeat(threading.Event):

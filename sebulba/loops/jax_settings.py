@@ -6,11 +6,8 @@ import jax
 
 from sebulba.errors import UsageError
 
-GUARDS = (
-    "jax_transfer_guard",
-    *(f"jax_transfer_guard_{way}" for way in ("host_to_device", "device_to_device")),
-    "jax_transfer_guard_device_to_host",
-)
+WAYS = ("", "_host_to_device", "_device_to_device", "_device_to_host")
+"""Endings of the names of JAX's transfer guards."""
 
 
 def check_jax_settings() -> None:
@@ -32,7 +29,7 @@ def check_jax_settings() -> None:
             "Flax, Optax and the agents mix dtypes",
             "write with jax.numpy_dtype_promotion('strict') around your own functions",
         )
-    for name in GUARDS:
+    for name in (f"jax_transfer_guard{way}" for way in WAYS):
         if str(_value(name)).startswith("disallow"):
             raise _refused(
                 name,

@@ -120,18 +120,16 @@ class Saving:
         begun, checkpointer = self._begun, self._checkpointer
         if begun is None or checkpointer is None:
             return
-        positions = [
-            inferencer.left_position
-            for inferencer in self._session.inferencers
-            if inferencer.left_position is not None
-        ]
-        if len(positions) < len(self._session.inferencers):
+        inferencers = self._session.inferencers
+        positions = [x for i in inferencers if (x := i.left_position) is not None]
+        if len(positions) < len(inferencers):
             return
         with self._session.timer.phase("checkpoint"):
             self._begun = None
-            for inferencer in self._session.inferencers:
+            for inferencer in inferencers:
                 inferencer.left_position = None
             made = sum(position.cycle for position in positions)
+            # Those that Inferencers made meanwhile, and that are not in the round.
             begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
             begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
             checkpointer.save(
@@ -156,13 +154,10 @@ class Saving:
             checkpointer.say("an Inferencer is slow to end; what was learned is saved meanwhile")
             inferencers = self._session.inferencers
             positions = [InferencerPosition(i.cycle, None, STOPPED_AMID) for i in inferencers]
-            self._give_up_begun(checkpointer)
             self._check_finite()
-            begun = self._learner(checkpointer)
-            made = sum(position.cycle for position in positions)
-            begun.writer.record["lost_cycles"] = made - begun.consumed_up_to
-            self._save_now(checkpointer, begun, positions, [])
-            checkpointer.replace(begun.env_steps)
+            lost = sum(i.cycle for i in inferencers) - sum(self._next_cycles.values())
+            self._save_now(checkpointer, positions, lost=lost)
+            checkpointer.replace(counters.env_steps)
             self._learner_saved_at = counters.cycles
 
     def save_at_the_end(self) -> None:
@@ -177,10 +172,8 @@ class Saving:
         with self._session.timer.phase("checkpoint"):
             # Positions come first: what ended the run, such as a signal, may soon end workers.
             positions = [_position_at_the_end(i) for i in self._session.inferencers]
-            self._give_up_begun(self._checkpointer)
             self._check_finite()
-            begun = self._learner(self._checkpointer)
-            self._save_now(self._checkpointer, begun, positions, self._session.kept_round)
+            self._save_now(self._checkpointer, positions, self._session.kept_round)
 
     def save_after(self, error: BaseException) -> None:
         """Save what was learned in a run that ``error`` ended; warn if that fails."""
@@ -189,13 +182,10 @@ class Saving:
         try:
             if not self._updater.is_whole():
                 return
-            self._give_up_begun(self._checkpointer)
-            begun = self._learner(self._checkpointer)
-            begun.writer.record["lost_cycles"] = sum(
-                inferencer.dropped_cycles for inferencer in self._session.inferencers
-            )
-            positions = [_position_after_failure(i) for i in self._session.inferencers]
-            self._save_now(self._checkpointer, begun, positions, [])
+            inferencers = self._session.inferencers
+            positions = [_position_after_failure(i) for i in inferencers]
+            lost = sum(inferencer.dropped_cycles for inferencer in inferencers)
+            self._save_now(self._checkpointer, positions, lost=lost)
         except Exception as failure:
             warnings.warn(
                 f"what was learned could not be saved: {type(failure).__name__}: {failure}",
@@ -222,7 +212,6 @@ class Saving:
             counters=dataclasses.asdict(counters),
             episodes=episodes.state(),
             seconds=session.seconds,
-            lost_cycles=0,
             **checkpointer.about(),
             run=dataclasses.asdict(session.programs.run),
             schedule=session.options.schedule,
@@ -255,10 +244,14 @@ class Saving:
     def _save_now(
         self,
         checkpointer: Checkpointer,
-        begun: Begun,
         positions: Sequence[InferencerPosition],
-        items: Sequence[Item],
+        items: Sequence[Item] = (),
+        *,
+        lost: int = 0,
     ) -> None:
+        self._give_up_begun(checkpointer)
+        begun = self._learner(checkpointer)
+        begun.writer.record["lost_cycles"] = lost
         begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
         snapshot, experience = begun.writer.snapshot(), begun.experience
         size = num_bytes((snapshot.arrays, experience.arrays if experience else {}))
