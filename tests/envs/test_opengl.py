@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import gymnasium
 import jax
 import numpy as np
 import pytest
