@@ -87,7 +87,7 @@ class CheckedEnv(gymnasium.Env):
         self._has_ended = self._resets_next = False
         result = self._call(self.env.reset, seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise self._broken("reset", "a tuple (obs, info)", _describe_result(result))
+            raise self._broken("reset", "a tuple (obs, info)", describe_result(result))
         return self._checked_obs(result[0], "obs of reset"), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
@@ -102,7 +102,7 @@ class CheckedEnv(gymnasium.Env):
             raise self._broken(
                 "step",
                 "a tuple of 5 (obs, reward, terminated, truncated, info)",
-                _describe_result(result),
+                describe_result(result),
             )
         obs, reward, terminated, truncated, _ = result
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -218,7 +218,8 @@ def _is_flag(flag: Any) -> bool:
     return np.ndim(flag) == 0 and getattr(flag, "dtype", None) == np.bool_
 
 
-def _describe_result(result: Any) -> str:
+def describe_result(result: Any) -> str:
+    """Return what a method returned that should return a tuple."""
     return (
         f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
     )

@@ -64,6 +64,7 @@ from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 Backend = Literal["envpool", "gymnasium"]
 Vectorization = Literal["sync", "async"]
 
+BY_ITSELF = "is a vector environment by itself"
 Look = Callable[[gymnasium.Env], None]
 """Is shown the single environment that is made for a spec, if one is."""
 
@@ -211,7 +212,11 @@ def make_env_factory(
         tuple(wrappers) if isinstance(wrappers, list | tuple) else wrappers,  # type: ignore[arg-type]
     )
     if isinstance(env, _Factory):
-        _check_nothing_left(env.name, options | own.changed())
+        if given := options | own.changed():
+            raise UsageError(
+                f"env={env.name!r} is already a factory and takes no options; got "
+                f"{', '.join(given)}"
+            )
         return env
     if is_package_id(env):
         return _package_factory(env, own, options)
@@ -285,12 +290,11 @@ class _OwnOptions:
 
 def _factory_of_id(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
     if _choose_backend(env, own.backend) == "envpool":
-        _check_not_async(own, env, "; or pass backend='gymnasium'")
-        _check_no_infos(own, env, "; or pass backend='gymnasium'")
-        _check_no_wrappers(own, env, "is made by envpool", "; or pass backend='gymnasium'")
+        or_else = "; or pass backend='gymnasium'"
+        _check_fits(own, env, single="is made by envpool", or_else=or_else)
         return _envpool_factory(env, own, options)
     make_env = _gymnasium_maker(env, options)
-    _check_no_threads(own, env)
+    _check_fits(own, env, threads=True)
     return _single_factory(make_env, env, own)
 
 
@@ -310,13 +314,11 @@ def _factory_of_callable(
             f"environment, not a {type(make_env).__name__}"
         )
     parameters = _parameters(make_env, name)
-    _check_no_threads(own, name)
+    _check_fits(own, name, threads=True)
     if makes_jax_env(make_env):
         return _jax_factory(_jax_maker(make_env, name, parameters, options), name, own)
     if parameters.keys() >= {"num_envs", "seeds"}:
-        _check_not_async(own, name)
-        _check_no_infos(own, name)
-        _check_no_wrappers(own, name, "is a vector environment by itself")
+        _check_fits(own, name, single=BY_ITSELF)
         return _vector_factory(make_env, name, parameters, own, options)
     _check_single(make_env, name, parameters, options)
     make_env = functools.partial(make_env, **options) if options else make_env
@@ -516,42 +518,46 @@ def _check_single(
         )
 
 
-def _check_no_threads(own: _OwnOptions, name: str) -> None:
-    if own.num_threads is not None:
+def _check_fits(
+    own: _OwnOptions,
+    name: str,
+    *,
+    backend: bool = False,
+    threads: bool = False,
+    single: str = "",
+    or_else: str = "",
+) -> None:
+    """Raise UsageError for an option that does not go with an environment.
+
+    Args:
+      own: The options.
+      name: Of the environment.
+      backend: No backend can be chosen.
+      threads: It has no envpool, whose threads could be counted.
+      single: Why it is no single environment of Gymnasium; empty if it is.
+      or_else: Another remedy.
+    """
+    by_itself = f"and {name!r} {BY_ITSELF}"
+    if backend and own.backend is not None:
+        raise UsageError(f"backend={own.backend!r} does not go with env={name!r}; drop it")
+    if threads and own.num_threads is not None:
         raise UsageError(
             f"num_threads={own.num_threads} is an option of envpool, which does not make {name!r}; "
             "drop it"
         )
-
-
-def _check_not_async(own: _OwnOptions, name: str, or_else: str = "") -> None:
-    if own.vectorization == "async":
+    if single and own.vectorization == "async":
         raise UsageError(
-            f"vectorization='async' is for single environments, and {name!r} is a vector "
-            f"environment by itself; drop it{or_else}"
+            f"vectorization='async' is for single environments, {by_itself}; drop it{or_else}"
         )
-
-
-def _check_no_infos(own: _OwnOptions, name: str, or_else: str = "") -> None:
-    if own.action_mask == "info":
+    if single and own.action_mask == "info":
         raise UsageError(
-            f"action_mask='info' is for single environments of Gymnasium, and {name!r} is a vector "
-            f"environment by itself; give the mask in the observation{or_else}"
+            f"action_mask='info' is for single environments of Gymnasium, {by_itself}; give the "
+            f"mask in the observation{or_else}"
         )
-
-
-def _check_no_wrappers(own: _OwnOptions, name: str, what: str, or_else: str = "") -> None:
-    if own.wrappers:
+    if single and own.wrappers:
         raise UsageError(
             f"wrappers={shown(list(own.wrappers))} go around single environments of Gymnasium, and "
-            f"{name!r} {what}; drop them{or_else}"
-        )
-
-
-def _check_nothing_left(name: str, options: dict[str, Any]) -> None:
-    if options:
-        raise UsageError(
-            f"env={name!r} is already a factory and takes no options; got {', '.join(options)}"
+            f"{name!r} {single}; drop them{or_else}"
         )
 
 
@@ -559,12 +565,7 @@ def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Facto
     from sebulba.envs.jax_adapter import JaxAdapter, jax_env_spec
     from sebulba.envs.multi.jax_population import JaxPopulationAdapter, jax_population_spec
 
-    if own.backend is not None:
-        raise UsageError(f"backend={own.backend!r} does not go with env={name!r}; drop it")
-    _check_no_threads(own, name)
-    _check_not_async(own, name)
-    _check_no_infos(own, name)
-    _check_no_wrappers(own, name, "is written in JAX")
+    _check_fits(own, name, backend=True, threads=True, single="is written in JAX")
     env = make()  # one will do: its functions are pure
     many = hasattr(env, "tree")
     adapter, make_spec = (
@@ -583,11 +584,7 @@ def _package_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fa
     found = package_env(env)
     if not isinstance(found, VectorKind):
         return _factory_of_callable(found, env, own, options)
-    if own.backend is not None:
-        raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
-    _check_not_async(own, env)
-    _check_no_infos(own, env)
-    _check_no_wrappers(own, env, "is a vector environment by itself")
+    _check_fits(own, env, backend=True, single=BY_ITSELF)
     parts = found.parts(options, own.num_threads, own.step_timeout_s)
     return _Factory(
         parts.make,
@@ -600,9 +597,7 @@ def _package_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fa
 
 def _pettingzoo_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
     check_pettingzoo_id(env)
-    if own.backend is not None:
-        raise UsageError(f"backend={own.backend!r} does not go with env={env!r}; drop it")
-    _check_no_threads(own, env)
+    _check_fits(own, env, backend=True, threads=True)
     return _single_factory(functools.partial(make_pettingzoo, env, options), env, own)
 
 

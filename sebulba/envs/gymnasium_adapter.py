@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
+from sebulba.envs.checked_env import describe_result
 from sebulba.envs.first_episodes import Offsets, VectorPromises
 from sebulba.envs.observation_parts import LegalActions, tags_of
 from sebulba.envs.saving import saved_env
@@ -137,7 +138,7 @@ class GymnasiumAdapter:
             raise EnvError(
                 f"vector environment {self.spec.name!r}, step {self._num_steps}: step must return "
                 f"a tuple of 5 (obs, reward, terminated, truncated, info); got "
-                f"{_describe_result(result)}"
+                f"{describe_result(result)}"
             )
         given_obs, reward, terminated, truncated, info = result
         obs = self._own(given_obs)
@@ -281,7 +282,7 @@ class GymnasiumAdapter:
             return result[0]
         raise EnvError(
             f"vector environment {self.spec.name!r}: reset must return a tuple (obs, info); got "
-            f"{_describe_result(result)}"
+            f"{describe_result(result)}"
         )
 
     def _reset_some(self, ends: np.ndarray, obs: PyTree) -> PyTree:
@@ -468,9 +469,3 @@ def _as_array(value: Any, name: str) -> np.ndarray:
         return np.asarray(value)
     except Exception as error:  # a user's object may raise anything when converted
         raise EnvError(f"{name} must be an array; got {shown(value)} ({text_of(error)})") from error
-
-
-def _describe_result(result: Any) -> str:
-    return (
-        f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
-    )

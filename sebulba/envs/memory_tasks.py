@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.envpool_adapter import make_envpool
+from sebulba.envs.policy_view import View
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.spaces import make_action_check
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree
@@ -31,14 +32,13 @@ def acrobot_without_velocities(num_envs: int, seeds: list[int]) -> EnvAdapter:
     return SelectedComponents(env, (0, 1, 2, 3))
 
 
-class SelectedComponents:
+class SelectedComponents(View):
     """Shows only some components of an environment's observation, which is a vector."""
 
     def __init__(self, env: EnvAdapter, components: tuple[int, ...]) -> None:
         """Show ``components`` of ``env``, whose observation is a Box of one dimension."""
-        self._env = env
+        super().__init__(env)
         self._components = np.array(components)
-        self.num_envs = env.num_envs
         space = env.spec.observation_space
         assert isinstance(space, gymnasium.spaces.Box)
         observed = gymnasium.spaces.Box(
@@ -46,40 +46,8 @@ class SelectedComponents:
         )
         self.spec = dataclasses.replace(env.spec, observation_space=observed)
 
-    def reset(self) -> EnvOutput:
-        """Begin new episodes in all environments."""
-        return self._selected(self._env.reset())
-
-    def step(self, action: np.ndarray) -> EnvOutput:
-        """Act in all environments."""
-        return self._selected(self._env.step(action))
-
-    def fused(self) -> FusedEnv | str:
-        """Return the environment as JAX functions, if the inner one can be had so."""
-        inside = self._env.fused()
-        if isinstance(inside, str):
-            return inside
-        inside_step = inside.step
-
-        def step(state: PyTree, action: Any) -> tuple[PyTree, EnvOutput, Any]:
-            state, output, num_invalid = inside_step(state, action)
-            return state, self._selected(output), num_invalid
-
-        return FusedEnv(inside.state, step)
-
-    def state(self) -> bytes | str:
-        """Return the state of the inner environment, or the reason why it has none."""
-        return self._env.state()
-
-    def put_back(self, state: bytes) -> None:
-        """Put the inner environment back."""
-        self._env.put_back(state)
-
-    def close(self) -> None:
-        """Free the inner environment."""
-        self._env.close()
-
-    def _selected(self, output: EnvOutput) -> EnvOutput:
+    def seen(self, output: EnvOutput) -> EnvOutput:
+        """Return the output with these components alone."""
         return output._replace(obs=output.obs[:, self._components])
 
 

@@ -1,4 +1,4 @@
-"""Environments as policies see them: without the parts of observations that are ``eval_only``."""
+"""Adapters in front of another, which show something else of what it returns."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import jax
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FinalObs, FusedEnv, PyTree, without_parts
 
 
-class PolicyView:
-    """An adapter in front of another, whose ``eval_only`` parts nobody records or uploads."""
+class View:
+    """An adapter in front of another; a subclass sets ``spec`` and says how outputs are seen."""
+
+    spec: Any
 
     def __init__(self, env: EnvAdapter) -> None:
         """Take over ``env``."""
         self._env: Any = env
-        self._hidden = env.spec.eval_only
-        self.spec: EnvSpec = env.spec.policy_spec
         self.num_envs = env.num_envs
 
     def __getattr__(self, name: str) -> Any:  # state, put_back, draws: what it may have
+        if name == "_env":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._env, name)
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all environments."""
-        return self._seen(self._env.reset())
+        return self.seen(self._env.reset())
 
     def step(self, action: Any) -> EnvOutput:
         """Act in all environments."""
-        return self._seen(self._env.step(action))
+        return self.seen(self._env.step(self.given(action)))
 
     def fused(self) -> FusedEnv | str:
         """Return the environment as JAX functions, or the reason why it has none."""
@@ -36,9 +38,9 @@ class PolicyView:
         if isinstance(fused, str):
             return fused
 
-        def step(state: PyTree, action: jax.Array) -> tuple[PyTree, EnvOutput, jax.Array]:
-            state, output, num_invalid = fused.step(state, action)
-            return state, self._seen(output), num_invalid
+        def step(state: PyTree, action: PyTree) -> tuple[PyTree, EnvOutput, jax.Array]:
+            state, output, num_invalid = fused.step(state, self.given(action))
+            return state, self.seen(output), num_invalid
 
         return fused._replace(step=step)
 
@@ -46,7 +48,26 @@ class PolicyView:
         """Close all environments."""
         self._env.close()
 
-    def _seen(self, output: EnvOutput) -> EnvOutput:
+    def seen(self, output: EnvOutput) -> EnvOutput:
+        """Return an output, of NumPy or JAX arrays, as this adapter shows it."""
+        raise NotImplementedError
+
+    def given(self, action: PyTree) -> PyTree:
+        """Return an action as the environment behind takes it."""
+        return action
+
+
+class PolicyView(View):
+    """Hides the parts that are ``eval_only``, which nobody then records or uploads."""
+
+    def __init__(self, env: EnvAdapter) -> None:
+        """Take over ``env``."""
+        super().__init__(env)
+        self._hidden = env.spec.eval_only
+        self.spec: EnvSpec = env.spec.policy_spec
+
+    def seen(self, output: EnvOutput) -> EnvOutput:
+        """Return the output without the hidden parts."""
         final = output.final
         if isinstance(final, FinalObs):
             final = final._replace(obs=without_parts(final.obs, self._hidden))

@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sebulba.errors import ActionError, UsageError
+from sebulba.types import Group
 
 OBSERVATION_SPACES = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
 ACTION_SPACES = "Box of floats, Discrete or MultiDiscrete"
@@ -207,6 +208,23 @@ def check_legal(
             f"action {action[row]} of {who(row)} is not legal; the agent must choose among those "
             "that its mask of legal actions allows"
         )
+
+
+def check_legal_of_slots(mask: Any, action: np.ndarray, group: Group, acting: Any) -> None:
+    """Check that actions of a group are legal, as ``check_legal`` does; name the agent if not.
+
+    Args:
+      mask: ``[B, A, entries]``.
+      action: ``[B * A, ...]``.
+      group: Of the A slots.
+      acting: ``[B, A]`` or ``[B * A]`` bool.
+    """
+    slots, mask = group.slots, np.asarray(mask).reshape(len(action), -1)
+
+    def who(row: int) -> str:
+        return f"agent {slots[row % len(slots)]!r} of environment {row // len(slots)}"
+
+    check_legal(mask, action, group.spec.action_space, np.asarray(acting).ravel(), who)
 
 
 def has_legal(mask: np.ndarray, space: gymnasium.Space) -> np.ndarray:

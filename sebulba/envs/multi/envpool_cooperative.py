@@ -5,20 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs.policy_view import View
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
-from sebulba.types import (
-    COMMON,
-    EnvAdapter,
-    EnvOutput,
-    EnvSpec,
-    FusedEnv,
-    MultiAgentSpec,
-    PyTree,
-)
+from sebulba.types import COMMON, EnvAdapter, EnvOutput, EnvSpec, MultiAgentSpec, PyTree
 
 OF_AGENTS = {
     "LevelBasedForaging-v0": ("agents_view", "action_mask"),
@@ -60,53 +54,26 @@ def _of_one(space: Any) -> Any:
     return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
 
 
-class CooperativeAdapter:
+class CooperativeAdapter(View):
     """Gives each agent of a pool its own row, and all of them the reward of the team."""
 
     def __init__(self, env: EnvAdapter, env_id: str) -> None:
         """Take over ``env``, an adapter of the pool."""
-        self._env = env
-        self.num_envs = env.num_envs
-        self.spec = cooperative_spec(env_id, env.spec)  # type: ignore[arg-type]
+        super().__init__(env)
+        self.spec = cooperative_spec(env_id, env.spec)
         (group,) = self.spec.groups.values()
         self._size = len(group.slots)
         self._of_agents = OF_AGENTS[env_id.removeprefix("Jumanji/")]
 
-    def reset(self) -> EnvOutput:
-        """Begin new episodes in all environments."""
-        return self._apart(self._env.reset(), np)
+    def given(self, action: PyTree) -> PyTree:
+        """Return the actions of all agents, which are one action of the pool."""
+        return action[AGENT]
 
-    def step(self, action: dict[str, np.ndarray]) -> EnvOutput:
-        """Act in all environments."""
-        return self._apart(self._env.step(action[AGENT]), np)
+    def seen(self, output: EnvOutput) -> EnvOutput:
+        """Return the output by agent."""
 
-    def fused(self) -> FusedEnv | str:
-        """Return the environment as JAX functions, or the reason why it has none."""
-        inside = self._env.fused()
-        if isinstance(inside, str):
-            return inside
-        inside_step = inside.step
-
-        def step(state: PyTree, action: Any) -> tuple[PyTree, EnvOutput, Any]:
-            state, output, num_invalid = inside_step(state, action[AGENT])
-            return state, self._apart(output, jnp), num_invalid
-
-        return FusedEnv(inside.state, step)
-
-    def state(self) -> bytes | str:
-        """Return the state of the pool, or the reason why it has none."""
-        return self._env.state()
-
-    def put_back(self, state: bytes) -> None:
-        """Put the pool back."""
-        self._env.put_back(state)
-
-    def close(self) -> None:
-        """Free the pool."""
-        self._env.close()
-
-    def _apart(self, output: EnvOutput, xp: Any) -> EnvOutput:
         def all_alike(x: Any) -> dict[str, Any]:
+            xp = jnp if isinstance(x, jax.Array) else np
             return {AGENT: xp.repeat(x[:, None], self._size, axis=1)}
 
         own = {name: output.obs[name] for name in self._of_agents}

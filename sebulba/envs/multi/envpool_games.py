@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.envs.spaces import canonical_observation_space, check_legal, make_action_check
+from sebulba.envs.spaces import canonical_observation_space, check_legal_of_slots, make_action_check
 from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population, compile_tree
 from sebulba.errors import EnvError
 from sebulba.types import EnvOutput, MultiAgentSpec
@@ -80,7 +80,9 @@ class GameAdapter:
         own = action[PLAYER]
         flat = own.reshape(-1, *own.shape[2:])
         self._check_action(flat)
-        self._check_legal(flat)
+        if self._last is not None:
+            mask, acting = self._last.obs[PLAYER][MASK], self._last.acting[PLAYER]
+            check_legal_of_slots(mask, flat, self.spec.groups[PLAYER], acting)
         move = np.ascontiguousarray(own[self._envs, self._mover], np.int32)
         obs, reward, terminated, truncated, info = pool.step(move)
         is_first = self._ends
@@ -111,18 +113,6 @@ class GameAdapter:
         if self._pool is None:
             raise EnvError(f"environment {self.spec.name!r} is closed; make a new one")
         return self._pool
-
-    def _check_legal(self, action: np.ndarray) -> None:
-        if self._last is None:
-            return
-        size = len(self._slots)
-        check_legal(
-            self._last.obs[PLAYER][MASK].reshape(len(action), -1),
-            action,
-            self._one.action_space,
-            self._last.acting[PLAYER].ravel(),
-            lambda row: f"agent {self._slots[row % size]!r} of environment {row // size}",
-        )
 
     def _output(
         self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, is_first: Any

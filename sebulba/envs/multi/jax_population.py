@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.jax_adapter import JaxAdapter, JaxEnvState
-from sebulba.envs.spaces import check_legal, make_action_check
+from sebulba.envs.spaces import check_legal_of_slots, make_action_check
 from sebulba.envs.tree import OBSERVATION, compile_tree
 from sebulba.envs.valid_actions import clamp, make_legal
 from sebulba.errors import ActionError, UsageError
@@ -81,21 +81,15 @@ class JaxPopulationAdapter(JaxAdapter):
         agents, group = self._state.agents, self.spec.groups[name]
         if name not in agents.legal:
             return
-        size = len(group.slots)
-        acting = agents.acting.get(name, np.ones((self.num_envs, size), np.bool_))
-        check_legal(
-            np.asarray(agents.legal[name]).reshape(len(action), -1),
-            action,
-            group.spec.action_space,
-            np.asarray(acting).ravel(),
-            lambda row: f"agent {group.slots[row % size]!r} of environment {row // size}",
-        )
+        acting = agents.acting.get(name, np.ones(len(action), np.bool_))
+        check_legal_of_slots(agents.legal[name], action, group, acting)
 
     def _first_output(self, obs: PyTree, state: JaxEnvState) -> EnvOutput:
         live = state.agents.live
-        no_reward = {name: np.zeros(flags.shape, np.float32) for name, flags in live.items()}
-        no_flag = {name: np.zeros(flags.shape, np.bool_) for name, flags in live.items()}
-        is_first = {name: np.ones(flags.shape, np.bool_) for name, flags in live.items()}
+        no_reward, no_flag, is_first = (
+            {name: np.full(flags.shape, value) for name, flags in live.items()}
+            for value in (np.float32(0), np.False_, np.True_)
+        )
         no_end = np.zeros(self.num_envs, np.bool_)
         acting = jax.tree.map(np.copy, state.agents.acting) or ()
         ends = no_flag, no_flag, is_first

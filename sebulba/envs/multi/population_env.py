@@ -17,7 +17,8 @@ from sebulba.envs.checked_env import LARGEST_REWARD, make_leaf_check
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
 from sebulba.envs.multi.pettingzoo_env import PettingZooEnv, is_pettingzoo
-from sebulba.envs.spaces import check_legal, make_action_check
+from sebulba.envs.policy_view import View
+from sebulba.envs.spaces import check_legal_of_slots, make_action_check
 from sebulba.envs.tree import (
     OBSERVATION,
     SPEC,
@@ -29,7 +30,7 @@ from sebulba.envs.tree import (
     named_parts,
 )
 from sebulba.errors import EnvError, UsageError, shown
-from sebulba.types import COMMON, EnvOutput, FusedEnv, MultiAgentSpec
+from sebulba.types import COMMON, EnvOutput, MultiAgentSpec
 
 FLAGS = ("terminated", "truncated", "is_first")
 MOST_CHOICES = 2**24
@@ -377,13 +378,12 @@ def _checked(obs: Any, name: str, space: gymnasium.Space, where: str) -> np.ndar
     return array
 
 
-class PopulationAdapter:
+class PopulationAdapter(View):
     """Takes apart what a vector of ``PopulationEnv`` returns."""
 
     def __init__(self, env: GymnasiumAdapter, spec: MultiAgentSpec) -> None:
         """Take over ``env``, whose environments are of ``spec``."""
-        self._env = env
-        self.num_envs = env.num_envs
+        super().__init__(env)  # type: ignore[arg-type]
         self.spec = dataclasses.replace(spec, name=env.spec.name)
         self._checks = {
             name: make_action_check(group.spec.action_space, self.num_envs * len(group.slots))
@@ -391,12 +391,8 @@ class PopulationAdapter:
         }
         self._last: EnvOutput | None = None
 
-    def reset(self) -> EnvOutput:
-        """Begin new episodes in all environments."""
-        return self._apart(self._env.reset())
-
-    def step(self, action: Mapping[str, np.ndarray]) -> EnvOutput:
-        """Let those act who are to, in all environments."""
+    def given(self, action: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the actions of all slots side by side, once they are checked."""
         columns = []
         for name in self.spec.groups:
             own = action[name]
@@ -404,7 +400,7 @@ class PopulationAdapter:
             self._checks[name](flat)
             self._check_legal(name, flat)
             columns.append(own.reshape(self.num_envs, -1).astype(np.float32))
-        return self._apart(self._env.step(np.concatenate(columns, axis=1)))
+        return np.concatenate(columns, axis=1)
 
     def _check_legal(self, name: str, action: np.ndarray) -> None:
         group = self.spec.groups[name]
@@ -412,43 +408,15 @@ class PopulationAdapter:
             return
         mask = self._last.obs[name][group.spec.legal_actions]
         acting = self._last.acting[name].ravel() if group.waits else np.ones(len(action), np.bool_)
-        flat = mask.reshape(len(action), -1)
-        size = len(group.slots)
-        check_legal(
-            flat,
-            action,
-            group.spec.action_space,
-            acting,
-            lambda row: f"agent {group.slots[row % size]!r} of environment {row // size}",
-        )
-
-    def fused(self) -> FusedEnv | str:
-        """Return the reason why there is no fused cycle."""
-        return self._env.fused()
-
-    def pictures(self) -> np.ndarray:
-        """Return what the environments look like now, ``[B, height, width, 3]`` uint8."""
-        return self._env.pictures()
-
-    @property
-    def pictures_per_second(self) -> float | None:
-        """How many of its steps are a second, where the environment says so."""
-        return self._env.pictures_per_second
-
-    def state(self) -> bytes | str:
-        """Return the state from which to go on, or the reason why there is none."""
-        return self._env.state()
+        check_legal_of_slots(mask, action, group, acting)
 
     def put_back(self, state: bytes) -> None:
         """Go on from ``state``; legal actions are not checked in the next step."""
         self._env.put_back(state)
         self._last = None
 
-    def close(self) -> None:
-        """Close all environments."""
-        self._env.close()
-
-    def _apart(self, output: EnvOutput) -> EnvOutput:
+    def seen(self, output: EnvOutput) -> EnvOutput:
+        """Return the output by group."""
         parts = output.obs
         groups = self.spec.groups
 
