@@ -12,7 +12,7 @@ import operator
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from sebulba.agent import Agent
 from sebulba.envs.saving.saved_arrays import fitted
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.errors import EnvError
+from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.machine import num_cores
 from sebulba.support.trees import KeyData, copy_tree
@@ -206,47 +207,67 @@ def env_state(env: EnvAdapter) -> bytes | str:
     return env.state()
 
 
-def position_of_adapter(env: EnvAdapter, env_step: list, running: PyTree) -> bytes | str:
-    """Return the position of a cycle whose environment the adapter saves; see ``Cycle.position``.
-
-    It is the same for stepped and fused cycles, which therefore go on from each other's.
-
-    Args:
-      env: The adapter.
-      env_step: Leaves ``[B, ...]`` of the row that the next cycle begins with.
-      running: Statistics of the episodes in progress.
-    """
-    state = env_state(env)
-    if isinstance(state, str):
-        return state
-    leaves = [np.asarray(leaf) for leaf in env_step]
-    return seal((state, leaves, running), of=_owner(env), num_envs=env.num_envs)
-
-
-def put_back_adapter(env: EnvAdapter, position: bytes, like: EnvStep) -> tuple[EnvStep, PyTree]:
-    """Put an adapter back to what ``position_of_adapter`` returned.
-
-    Args:
-      env: The adapter.
-      position: What was returned.
-      like: An ``EnvStep`` of the shapes and dtypes that it must have.
-
-    Returns:
-      The row that the next cycle begins with, and the statistics of episodes.
-
-    Raises:
-      EnvError: The position does not fit, or is damaged.
-    """
-    state, leaves, running = unseal(position, of=_owner(env), num_envs=env.num_envs)
-    # Older positions lack the last leaves, those of ``final``: none is given.
-    leaves += jax.tree.leaves(like)[len(leaves) :]
-    env_step = fitted(leaves, like, _owner(env))
-    env.put_back(state)
-    return env_step, running
-
-
 def _owner(env: EnvAdapter) -> str:
     return f"a stepped cycle of {env.spec.name!r}"  # what the checkpoints of older versions say
+
+
+class LocalCycle:
+    """What stepped and fused cycles share: an environment of this process, and where it stands."""
+
+    def __init__(self, env: EnvAdapter, programs: CyclePrograms, timer: PhaseTimer) -> None:
+        """Step ``env``; ``programs`` act."""
+        self._env = env
+        self._programs = programs
+        self._timer = timer
+        self._row: Any = None
+        """What the next cycle begins with, leaves ``[B, ...]``; None before a reset."""
+        self._statistics = new_statistics(env.spec, env.num_envs)
+
+    def use(self, programs: CyclePrograms) -> None:
+        """Use other programs from the next cycle on."""
+        self._programs = programs
+
+    def reset(self) -> None:
+        """Begin new episodes."""
+        self._begin(self._programs.env_step_of(self._env.reset(), no_action(self._env)))
+
+    def position(self) -> bytes | str:
+        """Return where the environment stands; see ``Cycle.position``.
+
+        It is the same for stepped and fused cycles, which therefore go on from each other's.
+        """
+        assert self._row is not None, "reset comes first"
+        state = env_state(self._env)
+        if isinstance(state, str):
+            return state
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(self._row)]
+        content = (state, leaves, self._statistics.running())
+        return seal(content, of=_owner(self._env), num_envs=self._env.num_envs)
+
+    def put_back(self, position: bytes) -> None:
+        """Go on from ``position``; see ``Cycle.put_back``."""
+        self._row = None
+        env, like = self._env, self._programs.agent.empty_env_step(self._env.num_envs)
+        state, leaves, running = unseal(position, of=_owner(env), num_envs=env.num_envs)
+        # Older positions lack the last leaves, those of ``final``: none is given.
+        leaves += jax.tree.leaves(like)[len(leaves) :]
+        env_step = fitted(leaves, like, _owner(env))
+        env.put_back(state)
+        self._begin(env_step, running)
+
+    def _begin(self, env_step: EnvStep, running: tuple = ()) -> None:
+        """Have the next cycle begin at a row where the adapter stands.
+
+        Args:
+          env_step: The row.
+          running: Statistics of the episodes in progress; empty if there are none.
+        """
+        self._begin_at(env_step)
+        self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
+
+    def _begin_at(self, env_step: EnvStep) -> None:
+        """Set ``_row``."""
+        raise NotImplementedError
 
 
 def no_action(env: EnvAdapter) -> PyTree:

@@ -17,12 +17,10 @@ from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
     CyclePrograms,
+    LocalCycle,
     check_finite,
     env_state,
     info_columns,
-    no_action,
-    position_of_adapter,
-    put_back_adapter,
 )
 from sebulba.inference.episodes import new_statistics
 from sebulba.inference.packed_rows import Packed, RowPacking
@@ -100,7 +98,7 @@ class Finished(NamedTuple):
     """Scalar bool: all observations and rewards are finite."""
 
 
-class FusedCycle:
+class FusedCycle(LocalCycle):
     """One compiled scan over policy and environment, in equal chunks of about a second.
 
     A cycle of one chunk is one program: it begins the recording, runs all steps and finishes.
@@ -122,19 +120,16 @@ class FusedCycle:
 
         Without ``adapts`` the number of chunks does not depend on how long the first cycle took.
         """
-        self._env = env
+        super().__init__(env, programs, timer)
         self._fused = fused
         self._device = device
-        self._timer = timer
         self._adapts = adapts
         self._env_state: PyTree = None
-        self._env_step: EnvStep | None = None
-        self._statistics = new_statistics(env.spec, env.num_envs)
         self.use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
-        self._programs = programs
+        super().use(programs)
         self._num_chunks = equal_chunks(
             programs.run.steps_per_cycle, FIRST_CHUNK_ENV_STEPS / programs.run.num_envs
         )
@@ -143,44 +138,32 @@ class FusedCycle:
         self._chunks_are_final = not self._adapts
         self._packing = RowPacking(_row_shapes(programs.shapes))
 
-    def reset(self) -> None:
-        """Begin new episodes."""
-        env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
-        self._begin_at(env_step)
-        self._statistics = new_statistics(self._env.spec, self._env.num_envs)
-
     def _begin_at(self, env_step: EnvStep) -> None:
-        """Have the next cycle begin at a row, where the adapter stands."""
         copies = jax.tree.map(lambda x: np.array(x, copy=True), (self._fused.state, env_step))
-        self._env_state, self._env_step = jax.device_put(copies, self._device)
+        self._env_state, self._row = jax.device_put(copies, self._device)
 
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
         if self._fused.saved_by_adapter:
-            leaves = jax.tree.leaves(host_copy(self._env_step))
-            return position_of_adapter(self._env, leaves, self._statistics.running())
+            return super().position()
         if not self._fused.is_pure:
             of_env = env_state(self._env)
             return of_env if isinstance(of_env, str) else f"{_NO_POSITION}; cycle='stepped' can"
-        arrays = host_copy((self._env_state, self._env_step))
+        arrays = host_copy((self._env_state, self._row))
         content = (jax.tree.leaves(arrays), self._statistics.running())
         return seal(content, of=self._who(), num_envs=self._env.num_envs)
 
     def put_back(self, position: bytes) -> None:
         """Go on from ``position``; see ``Cycle.put_back``."""
         if self._fused.saved_by_adapter:
-            self._env_step = None
-            expected = self._programs.agent.empty_env_step(self._env.num_envs)
-            env_step, running = put_back_adapter(self._env, position, expected)
-            self._begin_at(env_step)
-            self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
+            super().put_back(position)
             return
         if not self._fused.is_pure:
             raise EnvError(f"{_NO_POSITION}; use cycle='stepped'")
         leaves, running = unseal(position, of=self._who(), num_envs=self._env.num_envs)
         env_step = empty_env_step(self._env.spec, self._env.num_envs)
         arrays = fitted(leaves, (self._fused.state, env_step), self._who())
-        self._env_state, self._env_step = jax.device_put(arrays, self._device)
+        self._env_state, self._row = jax.device_put(arrays, self._device)
         self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
 
     def _who(self) -> str:
@@ -191,8 +174,8 @@ class FusedCycle:
     ) -> tuple[Item | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
         keys = self._programs.keys
-        assert self._env_step is not None, "reset comes first"
-        position = Position(keys.unwrap(step_state), self._env_state, self._env_step)
+        assert self._row is not None, "reset comes first"
+        position = Position(keys.unwrap(step_state), self._env_state, self._row)
         recording: Recording | None = None
         finished: Finished | None = None
         chunks: list[Chunk] = []
@@ -210,7 +193,7 @@ class FusedCycle:
                 # np.asarray takes a quarter of the time of device_get for arrays in host memory.
                 chunks.append(jax.tree.map(np.asarray, chunk))
                 slowest_s = max(slowest_s, time.perf_counter() - began)
-        self._env_state, self._env_step = position.env_state, position.env_step
+        self._env_state, self._row = position.env_state, position.env_step
         step_state = keys.wrap(position.step_state)
         if recording is None:
             return None, step_state

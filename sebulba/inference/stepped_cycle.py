@@ -12,15 +12,12 @@ import numpy as np
 from sebulba.errors import ActionError, EnvError
 from sebulba.inference.cycle import (
     CyclePrograms,
+    LocalCycle,
     check_finite,
     env_step_of,
     find_not_finite,
     info_columns,
-    no_action,
-    position_of_adapter,
-    put_back_adapter,
 )
-from sebulba.inference.episodes import new_statistics
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import named_leaves
 from sebulba.transport.item import Item
@@ -30,7 +27,7 @@ ALIGNMENT = 64
 """Bytes. On a CPU, JAX uses an array without a copy if its address is a multiple of this."""
 
 
-class SteppedCycle:
+class SteppedCycle(LocalCycle):
     """Calls one program a step to act.
 
     On a CPU, what the environment returns stays on the host until the cycle ends. An accelerator
@@ -47,28 +44,17 @@ class SteppedCycle:
         self, env: EnvAdapter, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
     ) -> None:
         """Step ``env``; ``programs`` run on the device that holds the networks."""
-        self._env = env
-        self._programs = programs
-        self._timer = timer
-        self._leaves: list[np.ndarray] | None = None
-        self._statistics = new_statistics(env.spec, env.num_envs)
+        super().__init__(env, programs, timer)
         self._given: tuple[list[np.ndarray], PyTree] | None = None
         self._accelerator = None if device.platform == "cpu" else device
         """Where rows are kept; None keeps them on the host."""
         self._uploaded: list[jax.Array] | None = None
         """The row that the next cycle begins with, on the accelerator."""
 
-    def use(self, programs: CyclePrograms) -> None:
-        """Use other programs from the next cycle on."""
-        self._programs = programs
-
-    def reset(self) -> None:
-        """Begin new episodes."""
+    def _begin_at(self, env_step: EnvStep) -> None:
         self._given = self._uploaded = None
-        env_step = self._programs.env_step_of(self._env.reset(), no_action(self._env))
         self._check_structure(env_step)
-        self._leaves = jax.tree.leaves(env_step)
-        self._statistics = new_statistics(self._env.spec, self._env.num_envs)
+        self._row = jax.tree.leaves(env_step)
 
     def last_transition(self) -> dict[str, np.ndarray]:
         """Return the latest observation and the action given in it, ``[B, ...]`` by name.
@@ -82,19 +68,6 @@ class SteppedCycle:
         names, arrays = named_leaves({"obs": env_step.obs, "action": action})
         return dict(zip(names, arrays, strict=True))
 
-    def position(self) -> bytes | str:
-        """Return where the environment stands; see ``Cycle.position``."""
-        assert self._leaves is not None, "reset comes first"
-        return position_of_adapter(self._env, self._leaves, self._statistics.running())
-
-    def put_back(self, position: bytes) -> None:
-        """Go on from ``position``; see ``Cycle.put_back``."""
-        self._leaves = self._uploaded = None
-        expected = self._programs.agent.empty_env_step(self._env.num_envs)
-        env_step, running = put_back_adapter(self._env, position, expected)
-        self._leaves = jax.tree.leaves(env_step)
-        self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
-
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[Item | None, PyTree]:
@@ -102,7 +75,7 @@ class SteppedCycle:
         programs, act, step = self._programs, self._programs.act, self._env.step
         sees_final = programs.agent.sees_final_obs
         act_phase, env_phase = self._timer.phase("act"), self._timer.phase("env_step")
-        leaves = self._leaves
+        leaves = self._row
         assert leaves is not None, "reset comes first"
         rows = [*leaves]
         accelerator = self._accelerator
@@ -141,7 +114,7 @@ class SteppedCycle:
             true_reward.append(output.true_reward)
             episode_end.append(output.episode_end)
             extras.append(extra)
-        self._leaves, self._uploaded = leaves, None if accelerator is None else row
+        self._row, self._uploaded = leaves, None if accelerator is None else row
         with self._timer.phase("finish"):
             step_state = programs.keys.wrap(step_state)
             if not extras:
