@@ -66,7 +66,7 @@ def test_a_cycle_that_was_put_back_goes_on_as_before(env, num_before):
     outputs, _ = world.run(back, kept, 16)
     jax.tree.map(np.testing.assert_array_equal, outputs, expected)
     row_0, row_t = (
-        jax.tree.map(lambda x, row=row: x[row], output.env_step)
+        jax.tree.map(lambda x, row=row: x[row], output.trajectory.env_step)
         for output, row in ((outputs[0], 0), (before[-1], STEPS))
     )
     jax.tree.map(np.testing.assert_array_equal, row_0, row_t)
