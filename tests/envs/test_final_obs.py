@@ -477,7 +477,7 @@ def test_an_older_position_of_a_stepped_cycle_is_put_back():
     older.reset()
     newer = cycle(lambda spec: spec)
     newer.put_back(older.position())
-    assert len(newer._leaves) == len(older._leaves) + 2
+    assert len(newer._row) == len(older._row) + 2
 
 
 def test_a_network_of_ones_own_that_takes_no_last_observations_is_said_to_mask():
