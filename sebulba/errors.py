@@ -18,6 +18,11 @@ class EnvError(RuntimeError):
     """An environment broke its contract: shape, dtype, NaN, a dead worker (exit code 3)."""
 
 
+class LostNodeError(EnvError):
+    """A process or an actor with Inferencers has ended, and another may take its place (exit code
+    3)."""
+
+
 class ActionError(EnvError):
     """An agent's action is not in the environment's action space (exit code 3)."""
 

@@ -132,10 +132,6 @@ class ClusterOptions:
     inferencers_per_node: int = 1
     """Inferencers in each worker process or actor (a node). They share its interpreter and one copy
     of the networks."""
-    min_nodes: int = 0
-    """A run with schedule=async and faults.on_env_failure=restart waits without limit for a
-    replacement of a lost node while so many others are alive, and ends if fewer are. 0: wait for
-    two minutes."""
     trajectory_managers: int = 0
     """Managers that hold the replay, a part each: in processes or actors as address says, with
     threads in the training process. 0: the replay is on the update devices."""
@@ -153,18 +149,14 @@ class ClusterOptions:
         )
         at_least(0, "cluster.nodes", self.nodes)
         at_least(1, "cluster.inferencers_per_node", self.inferencers_per_node)
-        for name in ("min_nodes", "trajectory_managers"):
-            at_least(0, f"cluster.{name}", getattr(self, name))
-        default = ClusterOptions.__dataclass_fields__
-        for name in ("inferencers_per_node", "min_nodes"):
-            value = getattr(self, name)
-            require(
-                self.address != "threads" or value == default[name].default,
-                f"cluster.{name}",
-                value,
-                "cannot go with cluster.address=threads, where all Inferencers are here",
-                "add --cluster.address processes",
-            )
+        at_least(0, "cluster.trajectory_managers", self.trajectory_managers)
+        require(
+            self.address != "threads" or self.inferencers_per_node == 1,
+            "cluster.inferencers_per_node",
+            self.inferencers_per_node,
+            "cannot go with cluster.address=threads, where all Inferencers are here",
+            "add --cluster.address processes",
+        )
         require(
             not self.nodes or self.address not in names[:3],
             "cluster.nodes",
@@ -176,7 +168,8 @@ class ClusterOptions:
     @classmethod
     def of_record(cls, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a record without those that earlier versions had."""
-        return {name: value for name, value in fields.items() if name != "infer_here"}
+        gone = ("infer_here", "min_nodes")
+        return {name: value for name, value in fields.items() if name not in gone}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -320,20 +313,6 @@ class LoopOptions:
             self.cluster.address,
             "needs Inferencers, and num_inferencers_per_device=0 has none",
             "use num_inferencers_per_device=1",
-        )
-        require(
-            not self.cluster.min_nodes or self.schedule == "async",
-            "cluster.min_nodes",
-            self.cluster.min_nodes,
-            "cannot go with schedule=lockstep, whose rounds need every Inferencer",
-            "leave it at 0, or use schedule=async",
-        )
-        require(
-            not self.cluster.min_nodes or self.faults.on_env_failure == "restart",
-            "cluster.min_nodes",
-            self.cluster.min_nodes,
-            "cannot go with faults.on_env_failure=raise, which ends the run with the first loss",
-            "add --faults.on-env-failure restart",
         )
         if self.distributed.is_on:
             self._check_distributed()

@@ -89,7 +89,7 @@ def measure(
     )
     with loop:
         loop.run(loop.new_state(0, UNROLL), inferencers * (rounds + 2), UNROLL)
-        traffic = [node.traffic for node in loop._workers.nodes] if loop._workers else []
+        traffic = [node.traffic for node in loop._parts.inferencers.nodes]
     counted = seen[2 * inferencers - 1 :]
     wall_s, cpu_s, elsewhere_s, of_all_s = (
         b - a for a, b in zip(counted[0], counted[-1], strict=True)

@@ -46,7 +46,7 @@ done
 sebulba train impala --env.id "$environment" --name "slurm-$SLURM_JOB_ID" --resume \
   --num-inferencers-per-device $((per_node * (SLURM_NNODES - 1))) \
   --cluster.address "$head:$port" --cluster.nodes "$SLURM_NNODES" \
-  --cluster.inferencers-per-node "$per_node" --cluster.min-nodes 1 \
+  --cluster.inferencers-per-node "$per_node" \
   --faults.on-env-failure restart &
 training=$!
 trap 'kill -TERM $training' TERM

@@ -12,6 +12,7 @@ import difflib
 import errno
 import faulthandler
 import importlib
+import os
 import sys
 import threading
 import traceback
@@ -35,7 +36,6 @@ from sebulba.runs.exit_codes import (
 )
 from sebulba.runs.huge_pages import COMMANDS as LONG_COMMANDS
 from sebulba.runs.huge_pages import restart_with_huge_pages
-from sebulba.runs.parent_process import go_on_in_child, leave, note_end
 from sebulba.support import plugins
 from sebulba.support.streams import make_streams_safe
 from sebulba.support.user_code import import_from_here
@@ -137,9 +137,8 @@ def entry_point(
 ) -> None:
     """Run the command of this process and end it.
 
-    A crash in native code prints the Python stacks of all threads. A training is a child of this
-    process, which waits for it. It goes on where nothing can be printed any more; of any other
-    command that has ended well, what it printed was all.
+    A crash in native code prints the Python stacks of all threads. A training continues if nothing
+    can be printed any more; any other command then fails.
 
     Args:
       command: Runs the arguments of another program.
@@ -149,8 +148,6 @@ def entry_point(
     faulthandler.enable()
     restart_with_huge_pages(sys.argv[1:], long)
     trains = command is None and sys.argv[1:2] in (["train"], ["resume"])
-    if trains:
-        go_on_in_child()
     warnings.formatwarning = _words_of_warning
     code = main(command=command)
     sys.stdout.flush()
@@ -160,10 +157,9 @@ def entry_point(
     ours = ("inferencer-", "evaluator")
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
-        leave(code)
+        os._exit(code)
     if _hosts_failed():
-        leave(code)  # jax.distributed would wait for hosts that are gone
-    note_end(code)
+        os._exit(code)  # jax.distributed would wait for hosts that are gone
     sys.exit(code)
 
 

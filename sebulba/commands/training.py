@@ -12,7 +12,6 @@ from sebulba.runs.api import joined, open_run, ready, resumed
 from sebulba.runs.configurations import config_first, is_trust_given
 from sebulba.runs.exit_codes import EXIT_OK, EXIT_USAGE
 from sebulba.runs.folder import RunFolder, choose_run_folder
-from sebulba.runs.parent_process import note_run
 from sebulba.runs.read_config import common_options, parse, read_config
 from sebulba.runs.signals import StopOnSignal
 from sebulba.support.user_code import import_from_here
@@ -60,7 +59,6 @@ These options of sebulba train may change:
 
 def _run(config: ExperimentConfig, folder: RunFolder, preset: str, command: list[str]) -> int:
     config = ready(config, folder, preset)
-    note_run(folder.path)
     with StopOnSignal() as stop_on_signal:
         from sebulba.runs.train import train_in_folder
 

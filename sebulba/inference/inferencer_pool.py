@@ -9,10 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 
-from sebulba.cluster.inferencers.nodes import LostNodeError
-from sebulba.cluster.inferencers.remote_inferencer import RemoteEnv
-from sebulba.cluster.inferencers.workers import Workers
-from sebulba.errors import EnvHangError, HangError, is_env_failure, text_of
+from sebulba.errors import EnvHangError, HangError, LostNodeError, is_env_failure, text_of
 from sebulba.inference import hangs
 from sebulba.inference.env_thread import EnvThread, Task
 from sebulba.inference.hangs import AnyThread
@@ -23,6 +20,7 @@ from sebulba.inference.inferencer import (
     inferencer_thread,
     run_cycles,
 )
+from sebulba.inference.places import Places
 from sebulba.inference.replacements import Replace, Replacements
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.timer import PhaseTimer
@@ -44,7 +42,7 @@ class RunningInferencers:
         hand_off: HandOff,
         stop_requested: threading.Event,
         replace: Replace,
-        workers: Workers | None = None,
+        places: Places,
     ) -> None:
         """Prepare a run; nothing starts yet.
 
@@ -56,8 +54,8 @@ class RunningInferencers:
           hand_off: Places what a cycle made on the update devices.
           stop_requested: Set when the user asks for a stop; ends every wait here.
           replace: Called when an environment failed: by the update loop, or, in async, in a thread
-            of its own where Inferencers are elsewhere.
-          workers: Where Inferencers are elsewhere.
+            of its own where a replacement takes long.
+          places: Where the Inferencers are.
         """
         self._inferencers = inferencers
         self._counters = counters
@@ -70,9 +68,9 @@ class RunningInferencers:
         self._hang_timeout_s = options.faults.hang_timeout_s
         self._while_idle: Callable[[], None] = lambda: None
         self._inline = options.inline
-        self._workers = workers
+        self._places = places
         self._replacements = Replacements(replace)
-        self._replaces_beside = workers is not None and options.schedule == "async"
+        self._replaces_beside = places.takes_long and options.schedule == "async"
         self._permits = CyclePermits(0)
         self.queue: TrajectoryQueue[Item] = TrajectoryQueue(options.queue_size)
         """Carries items from the threads to the update loop."""
@@ -87,9 +85,9 @@ class RunningInferencers:
         self._num_items: collections.Counter[int] = collections.Counter()
 
     @property
-    def in_nodes(self) -> bool:
+    def replacing_takes_long(self) -> bool:
         """Whether all environments are made in nodes."""
-        return self._workers is not None
+        return self._places.takes_long
 
     def start(self, num_cycles: int, second_version: int, while_idle: Callable[[], None]) -> None:
         """Start the Inferencers; the first networks have been published.
@@ -106,8 +104,8 @@ class RunningInferencers:
         self._stops = [Stop(self._soon, threading.Event()) for _ in inferencers]
         for inferencer in inferencers:
             inferencer.failure = None
-        if self._workers is not None:
-            self._workers.limit_s = self._hang_timeout_s
+        patient = self._schedule == "async" and self._max_replaced > 0
+        self._places.started(self._counters.policy_version, self._hang_timeout_s, patient=patient)
         if self._inline:
             # One item of each in turn: the order that threads of equal speed would have.
             self._turns = itertools.cycle([(i, self._cycles(i)) for i in inferencers])
@@ -235,10 +233,8 @@ class RunningInferencers:
         guilty = next((i for i in self._inferencers if i.failure is error), None)
         if guilty is None or not self._max_replaced or not is_env_failure(error):
             return False
-        if isinstance(error, EnvHangError) and isinstance(guilty.env, RemoteEnv):
-            guilty.env.kill()  # its node is lost from here on
-        if goes_on and not self._has_enough_nodes(error):
-            return False
+        if isinstance(error, EnvHangError):
+            self._places.kill(guilty.env)  # its node is lost from here on
         if restarts >= self._max_replaced:
             error.add_note(
                 f"{restarts} environments were replaced before this one; "
@@ -255,28 +251,18 @@ class RunningInferencers:
         # A thread that hangs is left behind; what it still makes is dropped.
         self._stops[guilty.index].now.set()
         self.queue.forgive(error)
-        if not goes_on and isinstance(guilty.env, RemoteEnv):
-            _empty_place_of(guilty)  # a new node may take minutes, which a stop must not
+        if not goes_on and self._places.takes_long:  # which a stop must not
+            if not isinstance(error, EnvHangError):  # whose own thread closes it
+                guilty.env_thread.call(guilty.env.close)
             return True
         self._count_restart(guilty)
-        if self._replaces_beside and isinstance(guilty.env, RemoteEnv):
+        if self._replaces_beside:
             self._replacements.begin(guilty, error)
             return True
         new = self._put_in_place_of(guilty, error)
         if goes_on:
             self._start(new)
         return True
-
-    def _has_enough_nodes(self, error: BaseException) -> bool:
-        """Tell whether a run may go on with the nodes that are left; else say why not."""
-        workers = self._workers
-        if workers is None or workers.num_living >= workers.min_nodes:
-            return True
-        error.add_note(
-            f"{workers.num_living} nodes with Inferencers are left; "
-            f"cluster.min_nodes={workers.min_nodes}"
-        )
-        return False
 
     def _count_restart(self, guilty: Inferencer) -> None:
         self._counters.env_restarts += 1
@@ -300,8 +286,6 @@ class RunningInferencers:
         """Tell whether to replace an Inferencer once more, and count it: its new node was lost."""
         counters = self._counters
         if not isinstance(failure, LostNodeError) or counters.env_restarts >= self._max_replaced:
-            return False
-        if not self._has_enough_nodes(failure):
             return False
         counters.env_restarts += 1
         return True
@@ -367,19 +351,9 @@ class RunningInferencers:
         for stop in self._stops:
             stop.now.set()
         self._permits.wake()
-        if self._workers is not None:
-            self._workers.stopping.set()
+        self._places.stop()
         # Draining also wakes Inferencers that wait for room in the queue.
         self._counters.dropped_stop_cycles += len(self.queue.drain())
-
-
-def _empty_place_of(guilty: Inferencer) -> None:
-    """Free an environment elsewhere; whoever runs its Inferencer again is told so."""
-    assert isinstance(guilty.env, RemoteEnv)
-    if isinstance(guilty.failure, EnvHangError):
-        guilty.env.kill()  # its own thread closes it
-    else:
-        guilty.env_thread.call(guilty.env.close)
 
 
 def _explained_failure(

@@ -14,11 +14,11 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
-from sebulba.cluster.hosts.mesh import HostMesh
 from sebulba.learning.donation import DonatingProgram
-from sebulba.support.trees import copy_tree, is_finite, num_bytes, owned_copy
+from sebulba.support.trees import copy_tree, is_finite, num_bytes
 from sebulba.transport.item import Item
-from sebulba.types import PyTree
+from sebulba.transport.mesh import UpdateMesh
+from sebulba.types import PyTree, RunSpec
 
 SKIPPED = "skipped"
 """Name, in the sums of metrics, of the number of updates that were skipped."""
@@ -35,9 +35,9 @@ class Updater:
         agent: Agent,
         mesh: Mesh,
         update_key: jax.Array,
-        *,
         skip_not_finite: bool = False,
-        hosts: HostMesh | None = None,
+        *,
+        hosts: UpdateMesh | None = None,
     ) -> None:
         """Prepare the programs; call ``place`` before any other method.
 
@@ -47,13 +47,13 @@ class Updater:
           update_key: Typed key from which the key of every loss is folded.
           skip_not_finite: Leave networks and optimizer state as they are if an update's gradient or
             one of its metrics is NaN or infinite.
-          hosts: The update devices of all hosts, whose ``whole`` is then ``mesh``; None if this
-            host learns alone.
+          hosts: The update devices of all hosts, whose ``whole`` is then ``mesh``; None if they
+            are those of this process.
         """
         self._skip_not_finite = skip_not_finite
         self._agent = agent
         self._mesh = mesh
-        self._hosts = hosts
+        self._hosts = hosts or UpdateMesh(mesh)
         self._replicated = NamedSharding(mesh, P())
         self._key_data = self._replicate(jax.random.key_data(update_key))
         self._key_impl = jax.random.key_impl(update_key)
@@ -78,6 +78,30 @@ class Updater:
         self._updates_summed = 0
         self._one_in_flight = first.platform == "cpu"
 
+    def begin(self, run: RunSpec) -> None:
+        """Prepare for runs of these sizes; programs are compiled again."""
+        del run
+        self._take, self._programs = None, {}
+
+    def clear(self) -> None:
+        """Forget an experience that is kept elsewhere: a new run begins."""
+
+    def read(self, read: Callable[[Agent], Any], run: RunSpec) -> Any:
+        """Return what ``read`` returns of a checkpoint, for ``place``.
+
+        Args:
+          read: Reads the state of the agent that it is given.
+          run: The sizes of this run.
+        """
+        del run
+        return read(self._agent)
+
+    def put_back(self) -> None:
+        """Put an experience back that was read and is kept elsewhere."""
+
+    def close(self) -> None:
+        """End what keeps an experience elsewhere; may be called twice."""
+
     def _map(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         # With check_vma=True JAX itself sums the gradient of replicated networks over the axis; the
         # pmean below then changes nothing, and the gradient is too large.
@@ -87,9 +111,7 @@ class Updater:
 
     def _replicate(self, tree: PyTree) -> PyTree:
         """Place ``tree`` on every update device; on all hosts it is the same."""
-        if self._hosts is None:
-            return jax.device_put(tree, self._replicated)
-        return self._hosts.put(tree, P())  # device_put would first compare the hosts' values
+        return self._hosts.replicate(tree)
 
     def place(self, state: AgentState) -> None:
         """Copy networks, optimizer state and experience; the caller's arrays stay valid.
@@ -98,18 +120,9 @@ class Updater:
         """
         self._metric_sums, self._updates_summed = None, 0  # a failed run may have left some
         self._num_skipped = 0
-        if self._hosts is not None:
-            self._networks, self._opt = self._hosts.put((state.networks, state.opt), P())
-            spec = self._agent.experience_spec()
-            self._experience = self._hosts.put(state.experience, spec)
-            return
         # One program copies both. The experience can be large, so it is copied field by field.
-        self._networks, self._opt = owned_copy((state.networks, state.opt), self._replicated)
-        self._experience = jax.tree.map(
-            lambda sharding, subtree: owned_copy(subtree, sharding),
-            self._shardings,
-            state.experience,
-        )
+        self._networks, self._opt = self._hosts.put((state.networks, state.opt), P())
+        self._experience = self._hosts.put(state.experience, self._agent.experience_spec())
 
     def learned(self) -> tuple[PyTree, PyTree]:
         """Return networks and optimizer state, which the next update donates."""
@@ -126,7 +139,7 @@ class Updater:
 
     def of_this_host(self, tree: PyTree) -> PyTree:
         """Return this host's parts of arrays that an update gets; all of them if it is alone."""
-        return tree if self._hosts is None else self._hosts.parts(tree)
+        return self._hosts.parts(tree)
 
     def experience_bytes(self) -> int:
         """Return the size of ``experience()``."""

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh
 
-from sebulba.agent import LEARNER_AXIS, Agent
+from sebulba.agent import Agent
 from sebulba.errors import UsageError, shown
 from sebulba.types import RunSpec
 
@@ -138,8 +137,3 @@ def _device(name: str, item: int | str | jax.Device, devices: list[jax.Device]) 
             "had with --num-cpu-devices or jax.config.update('jax_num_cpu_devices', n)"
         )
     return devices[item]
-
-
-def learner_mesh(update_devices: Sequence[jax.Device]) -> Mesh:
-    """Return the mesh over the update devices, with the one axis ``"learner"``."""
-    return Mesh(np.array(update_devices), (LEARNER_AXIS,), axis_types=(AxisType.Auto,))

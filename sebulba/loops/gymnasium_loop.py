@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import re
 import threading
 import time
@@ -19,36 +18,22 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from sebulba.agent import Agent, AgentState
-from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
-from sebulba.cluster.hosts.hosts import Hosts
-from sebulba.cluster.hosts.join import join_hosts
-from sebulba.cluster.hosts.mesh import HostMesh, devices_of_hosts
-from sebulba.cluster.hosts.rounds import Rounds
-from sebulba.cluster.inferencers.inferencer_server import Given
-from sebulba.cluster.inferencers.node_figures import node_lines
-from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
-from sebulba.cluster.inferencers.start import new_workers
-from sebulba.cluster.inferencers.starting import Starting
-from sebulba.cluster.inferencers.workers import Workers
-from sebulba.cluster.replay.managed_update import ManagedUpdater
-from sebulba.cluster.replay.sharded_replay import ShardedReplay, check_managers
-from sebulba.cluster.replay.start import start_managers
+from sebulba.cluster.parts import join, parts
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
-from sebulba.inference.choose_cycle import MakeCycle, make_cycle
-from sebulba.inference.cycle import Cycle, CyclePrograms
+from sebulba.inference.choose_cycle import MakeCycle
+from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.hangs import AnyThread
 from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
-from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
-from sebulba.learning.update import Updater
+from sebulba.inference.loop_envs import LoopEnvs
+from sebulba.inference.places import Given
 from sebulba.loops.agent_contract import check_contract, check_is_agent
-from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
+from sebulba.loops.devices import choose_devices, what_fits
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.interrupt import KeptInterrupt
 from sebulba.loops.jax_settings import check_jax_settings
@@ -62,10 +47,8 @@ from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.options import CycleKind, LoopKeywords, LoopOptions
 from sebulba.support.checks import check_count, check_divisible
-from sebulba.support.key_streams import DROPPED_STREAM, HOST_STREAM, UPDATE_STREAM
+from sebulba.support.key_streams import DROPPED_STREAM, HOST_STREAM
 from sebulba.support.trees import fold_in_count, owned_copy
-from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts, HandOffToMesh
-from sebulba.transport.item import HandOff
 from sebulba.transport.staging import Staging
 from sebulba.types import Callback, EnvFactory, MetricWriter, PyTree, RunSpec
 
@@ -167,12 +150,8 @@ class GymnasiumLoop:
         check_count("num_envs", num_envs, ENVS_A_GENERATION)
         if not isinstance(inference_only, bool):
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
-        kind = None if callable(cycle) else cycle
-        self._options = options = _changed(options, changes, kind)
-        self._cycle_kind: CycleKind | MakeCycle = cycle if callable(cycle) else options.cycle
-        self._hosts = self._join(options, inference_only)
-        if self._hosts is not None and not self._hosts.is_first:
-            evaluator = None  # what host 0 plays is the policy of all
+        self._options = options = _changed(options, changes, None if callable(cycle) else cycle)
+        join(options.distributed, inference_only=inference_only)
         self.inference_devices, self.update_devices = choose_devices(
             options.inference_devices if inference_devices is None else inference_devices,
             options.update_devices if update_devices is None else update_devices,
@@ -187,15 +166,17 @@ class GymnasiumLoop:
         devices = len(self.update_devices)
         check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")
         self.num_envs = num_envs
-        self._managed_agent: OffPolicyAgent | None = None
-        """The agent whose replay is in trajectory managers; None where they are none."""
-        self._managers: ShardedReplay | None = None
-        if (number := options.cluster.trajectory_managers) and not inference_only:
-            check_managers(agent, number, self.num_inferencers)
-            assert isinstance(agent, OffPolicyAgent)
-            self._managed_agent = agent
-            agent = agent.with_managers()
-        self.agent = agent
+        kind = cycle if callable(cycle) else options.cycle
+        self._parts = parts(
+            Given(make_env_factory(env_factory), agent, kind, options.schedule),
+            options,
+            self.update_devices,
+            self.num_inferencers,
+            inference_only=inference_only,
+        )
+        agent = self.agent = self._parts.agent
+        if self._parts.peers.index:
+            evaluator = None  # what host 0 plays is the policy of all
         self._session = Session(
             options,
             agent,
@@ -204,84 +185,40 @@ class GymnasiumLoop:
             ),
             {device: Staging() for device in self.inference_devices},
             inference_only,
-            1 if self._hosts is None else self._hosts.number,
+            self._parts.peers.number,
             episodes=RecentEpisodes(teams_of(agent.spec)),
         )
-        self._host_mesh: HostMesh | None = None
-        """The update devices of all hosts; None where this one learns alone."""
-        self._rounds: Rounds | None = None
-        if self._hosts is not None:
-            everywhere = devices_of_hosts(self.update_devices, self._hosts.number)
-            self._host_mesh = HostMesh(self.update_devices, everywhere)
-            self._rounds = Rounds(self._hosts, self._host_mesh)
-            self._mesh = self._host_mesh.whole
-        else:
-            self._mesh = learner_mesh(self.update_devices)
-        self._hand_off = self._make_hand_off()
         self._running = threading.Lock()
         self._closed = self._hangs = False
         self._threads: list[AnyThread] = []
         """Threads of the last run: those of the Inferencers in their order, then others."""
         self._checked: RunSpec | None = None
         """Sizes for which the agent keeps its contract."""
-        self._updater: Updater | None = None
         self._last_state: AgentState | None = None
         self._cycle_reasons: set[str] = set()
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
-        self._workers: Workers | None = None
-        """Makes the environments elsewhere; None makes them here."""
-        self._starting = Starting(options.env_restarts_allowed)
-        self._envs = self._session.envs = self._make_envs(make_env_factory(env_factory))
+        self._envs = self._session.envs = self._make_envs()
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
             _warn_of_lost_steps(agent)
 
     # Set-up.
 
-    @staticmethod
-    def _join(options: LoopOptions, inference_only: bool) -> Hosts | None:
-        """Return the hosts that learn together, joined; None if this one learns alone."""
-        if not options.distributed.is_on:
-            return None
-        where = f"distributed.coordinator={shown(options.distributed.coordinator)}"
-        if inference_only:
-            raise UsageError(f"inference_only=True does not go with {where}; leave one out")
-        return join_hosts(options.distributed)
-
-    def _make_hand_off(self) -> HandOff:
-        if self._host_mesh is not None:
-            return HandOffToHosts(self.agent, self._host_mesh)
-        if self._managed_agent:
-            return HandOffToHost()
-        return HandOffToMesh(self.agent, self._mesh)
-
-    def _make_envs(self, factory: EnvFactory) -> LoopEnvs:
-        seed, inline = self._options.seed, self._options.inline
-        is_here = self._options.cluster.address == "threads"
-        # A process that is started in the place of one that was lost would have its cores, too.
-        pin = self._options.pin_inferencers and not inline and is_here
-        cores = cores_of_inferencers(factory, self.num_inferencers, pin=pin)
+    def _make_envs(self) -> LoopEnvs:
+        options, places = self._options, self._parts.inferencers
+        pin = options.pin_inferencers and not options.inline
         with contextlib.ExitStack() as stack:
-            cluster = self._options.cluster
-            host = 0 if self._hosts is None else self._hosts.index
-            given = Given(factory, self.agent, self._cycle_kind, self._options.schedule)
-            self._workers = new_workers(given, cluster, self.num_inferencers)
-            if self._workers is not None:
-                factory = self._workers
-                stack.callback(self._workers.close)
+            stack.callback(self._parts.close)
             envs = LoopEnvs(
-                factory,
+                places.make,
                 self.agent.spec,
-                seed,
+                options.seed,
                 self.num_envs,
-                cores,
-                inline=inline,
-                host=host,
-                starting=self._starting,
+                places.cores(self.num_inferencers, pin=pin),
+                inline=options.inline,
+                host=self._parts.peers.index,
+                starting=places.start,
             )
-            stack.callback(envs.close)
-            if self._managed_agent:
-                self._managers = start_managers(self._managed_agent, cluster)
             stack.pop_all()
         return envs
 
@@ -313,10 +250,9 @@ class GymnasiumLoop:
     def _new_state(self, key: jax.Array, run_spec: RunSpec) -> AgentState:
         """Return a new state; each host has step states of its own, and all else alike."""
         state = self.agent.new_state(key, run_spec)
-        if self._hosts is None or self._hosts.is_first:
+        if not (host := self._parts.peers.index):
             return state
-        of_hosts = jax.random.fold_in(key, HOST_STREAM)
-        key = jax.random.fold_in(of_hosts, self._hosts.index)
+        key = jax.random.fold_in(jax.random.fold_in(key, HOST_STREAM), host)
         step = (
             self.agent.new_step_state(jax.random.fold_in(key, j), run_spec, j)
             for j in range(run_spec.num_inferencers)
@@ -349,20 +285,17 @@ class GymnasiumLoop:
             f"{self.num_inferencers} Inferencer{'s' * (self.num_inferencers > 1)} x "
             f"{self.num_envs} environment{'s' * (self.num_envs > 1)} on "
             f"{names(self.inference_devices)}; updates on {names(self.update_devices)}; "
-            f"{self._options.schedule}{how if kinds else ''}"
-            f"{'' if self._hosts is None else f'; {self._hosts}, alike on each'}"
+            f"{self._options.schedule}{how if kinds else ''}{self._parts.peers}"
         )
 
     def describe_nodes(self) -> list[str]:
         """Say in a line each what the nodes with Inferencers do, if there are any."""
-        if self._workers is None:
-            return []
-        return node_lines(self._workers, self._session.inferencers)
+        return self._parts.inferencers.lines(self._session.inferencers)
 
     @property
     def cpu_elsewhere_s(self) -> float:
         """CPU seconds of the nodes with Inferencers, as of the last cycle of each."""
-        return 0.0 if self._workers is None else self._workers.cpu_s
+        return self._parts.inferencers.cpu_s
 
     @property
     def counters(self) -> Counters:
@@ -465,47 +398,18 @@ class GymnasiumLoop:
         interrupt = KeptInterrupt(self.stop)
         try:
             with interrupt:
-                if self._hosts is None:
-                    return self._run(given, num_cycles, steps_per_cycle)
-                return self._run_with_others(self._hosts, given, num_cycles, steps_per_cycle)
+                run = functools.partial(self._run, given, num_cycles, steps_per_cycle)
+                return self._parts.peers.run(run, self._session.attached.on_hang)
         finally:
             interrupt.restore()
             if interrupt.came:
                 self._session.stop_requested = threading.Event()  # for the next run
             self._running.release()
 
-    def _run_with_others(
-        self, hosts: Hosts, given: list[AgentState], num_cycles: int, steps_per_cycle: int
-    ) -> Result:
-        """Run as one host of several.
-
-        Raises:
-          HostError: Another host is gone or has failed.
-          BaseException: As ``run``.
-        """
-        hosts.watch.on_lost = self._session.attached.on_hang
-        try:
-            result = self._run(given, num_cycles, steps_per_cycle)
-            # The checkpoint is whole once all have saved. Host 0 may still evaluate, and JAX would
-            # end all if a host left before it.
-            hosts.meet("the end", math.inf)
-            return result
-        except BaseException as error:
-            hosts.watch.on_lost = None  # this thread is not stuck
-            explained = hosts.explained(error)
-            hosts.end_after(explained)
-            if explained is error:
-                raise
-            raise explained from error
-        finally:
-            hosts.watch.on_lost = None
-
     def _check_hosts(self, num_cycles: int, run_spec: RunSpec) -> None:
         """Raise UsageError unless all hosts are to do the same."""
-        if self._hosts is None:
-            return
         options = self._options
-        self._hosts.check_same(
+        self._parts.peers.check_same(
             {
                 **dataclasses.asdict(run_spec),
                 "num_cycles": num_cycles,
@@ -528,21 +432,14 @@ class GymnasiumLoop:
         run_spec = self._new_run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
         self._check_hosts(num_cycles, run_spec)
-        if self._workers:
-            self._workers.stopping.clear()
-        updater = self._prepare(state, run_spec)
+        self._parts.inferencers.begin()
+        self._prepare(state, run_spec)
+        updater = self._parts.updater
         updater.place(state)
         self._last_state = None  # until this run has ended well
         del state  # so that a large replay is in memory once, unless the caller keeps the state
         session.target, session.stop_reason = session.counters.cycles + num_cycles, None
-        run = Run(
-            session,
-            updater,
-            self._hand_off,
-            self._replace_inferencer,
-            workers=self._workers,
-            rounds=self._rounds,
-        )
+        run = Run(session, self._parts, self._replace_inferencer)
         try:
             metrics = run()
         finally:
@@ -582,16 +479,11 @@ class GymnasiumLoop:
             jax.eval_shape(lambda key: self._new_state(key, run_spec), jax.random.key(0)),
         )
 
-    def _prepare(self, state: AgentState, run_spec: RunSpec) -> Updater:
+    def _prepare(self, state: AgentState, run_spec: RunSpec) -> None:
         """Build what no earlier run has left, and put state and Inferencers in place."""
         session = self._session
-        updater, programs = self._updater, session.programs
-        if (
-            updater is None
-            or programs is None
-            or programs.run != run_spec
-            or not programs.keys.fits(state.step[0])
-        ):
+        programs = session.programs
+        if programs is None or programs.run != run_spec or not programs.keys.fits(state.step[0]):
             acting = jax.eval_shape(self.agent.acting_networks, state.networks, state.experience)
             programs = CyclePrograms(self.agent, acting, state.step[0], run_spec)
             for inferencer in session.inferencers:
@@ -603,18 +495,9 @@ class GymnasiumLoop:
             # A round that was kept has the length of the run before.
             session.counters.dropped_stop_cycles += len(session.kept_round)
             session.kept_round = []
-            update_key = jax.random.fold_in(jax.random.key(self._options.seed), UPDATE_STREAM)
-            skips = self._options.faults.on_not_finite == "skip"
-            given = self.agent, self._mesh, update_key
-            if self._managers:
-                self._managers.make(run_spec)
-                updater = ManagedUpdater(*given, self._managers, skip_not_finite=skips)
-            else:
-                updater = Updater(*given, skip_not_finite=skips, hosts=self._host_mesh)
-            self._updater = updater
+            self._parts.updater.begin(run_spec)
         if state is not self._last_state:
             self._begin_anew(state)
-        return updater
 
     def _first_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
         """Return an Inferencer for a run that has not begun; nodes that are lost are replaced."""
@@ -623,32 +506,25 @@ class GymnasiumLoop:
             self._envs.make_again(index)
             return self._new_inferencer(index, programs)
 
-        return self._starting(lambda: self._new_inferencer(index, programs), again)
+        first = functools.partial(self._new_inferencer, index, programs)
+        return self._parts.inferencers.start(first, again)
 
     def _new_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
         device = self.inference_devices[index // self._num_per_device]
         timer = PhaseTimer(*INFERENCER_PHASES)
         env = self._envs[index]
-        schedule = self._options.schedule
-        if isinstance(env, RemoteEnv):
-            there = RemoteCycle(env, programs, device, timer)
-            cycle: Cycle = there
-            why = there.why
-        else:
-            kind = self._cycle_kind
-            cycle, why = make_cycle(kind, env, programs, device, timer, schedule=schedule)
+        cycle, why = self._parts.inferencers.make_cycle(env, programs, device, timer)
         self._cycle_reasons.add(why)
         staging = self._session.staging[device]
         return Inferencer(index, device, env, cycle, staging, timer, self._envs.thread_of(index))
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
-        session.counters = Counters(env_restarts=self._starting.num_restarts)
+        session.counters = Counters(env_restarts=self._parts.inferencers.num_restarts)
         session.episodes = RecentEpisodes(session.episodes.teams)
         session.kept_round = []
         session.seconds_before = 0.0
-        if self._managers:
-            self._managers.clear()
+        self._parts.updater.clear()
         for inferencer, step_state in zip(session.inferencers, state.step, strict=True):
             inferencer.needs_reset = True
             inferencer.cycle = 0
@@ -687,23 +563,24 @@ class GymnasiumLoop:
         # An experience in the place of one that is dropped is alike on all hosts.
         dropped = jax.random.fold_in(jax.random.key(self._options.seed), DROPPED_STREAM)
         keys = key, fold_in_count(dropped, checkpoint.env_steps)
-        resumed, replay = self._read(reader, run_spec, keys, drop_replay)
+        updater, places = self._parts.updater, self._parts.inferencers
+        resumed = updater.read(
+            lambda agent: read_state(agent, reader, run_spec, keys, drop_replay), run_spec
+        )
         self._make_envs_anew(resumed, reader, generation)
         self._prepare(resumed.state, run_spec)
-        if self._managers:
-            self._managers.put_back(replay)
-            del replay
+        updater.put_back()
         self.resume_notes = [
             *resumed.notes,
             *put_session_back(
                 self._session,
                 reader,
                 resumed,
-                self._hand_off,
-                lambda old: self._starting(lambda: self._replace_inferencer(old)),
+                self._parts.hand_off,
+                lambda old: places.start(lambda: self._replace_inferencer(old)),
             ),
         ]
-        self._session.counters.env_restarts += self._starting.num_restarts
+        self._session.counters.env_restarts += places.num_restarts
         if checkpoint.experience_env_steps < checkpoint.env_steps:
             self.resume_notes.append(
                 f"the replay is that of {checkpoint.experience_env_steps:,} env steps"
@@ -715,26 +592,6 @@ class GymnasiumLoop:
         self._last_state = resumed.state
         return resumed.state
 
-    def _read(
-        self,
-        reader: SnapshotReader,
-        run_spec: RunSpec,
-        keys: tuple[jax.Array, jax.Array],
-        drop_replay: bool,
-    ) -> tuple[Resumed, PyTree]:
-        """Return what was saved, and the replay for trajectory managers, if there are any."""
-        if self._managed_agent is None:
-            return read_state(self.agent, reader, run_spec, keys, drop_replay), ()
-        # The replay need not fit on an update device.
-        with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            resumed = read_state(self._managed_agent, reader, run_spec, keys, drop_replay)
-            drawn = jax.eval_shape(lambda: self.agent.new_state(keys[1], run_spec).experience)
-            drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
-            lasting = self._managed_agent.lasting_experience(resumed.state.experience)
-            drawn = self.agent.with_lasting(drawn, lasting)
-        state = resumed.state
-        return resumed._replace(state=state._replace(experience=drawn)), state.experience
-
     def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader, generation: int) -> None:
         """Replace the environments that cannot be put back: they have the seeds with which the run
         began, and would play the same episodes again."""
@@ -745,7 +602,8 @@ class GymnasiumLoop:
         ]
         for index in lost:
             self._envs.close_of(index)
-            self._starting(functools.partial(self._envs.make_anew, [index], generation))
+            make = functools.partial(self._envs.make_anew, [index], generation)
+            self._parts.inferencers.start(make)
 
     def _replace_inferencer(self, old: Inferencer) -> Inferencer:
         """Return an Inferencer with new environments and a new step state in the place of one."""
@@ -756,8 +614,7 @@ class GymnasiumLoop:
             with contextlib.suppress(Exception):  # it has failed already
                 self._envs.close_of(index)
         else:  # its thread closes it, if it comes back
-            if isinstance(env := self._envs[index], RemoteEnv):
-                env.kill()
+            self._parts.inferencers.kill(self._envs[index])
             self._envs.leave_thread(index)
         generation = self._envs.begin_generation()
         key = self._envs.fresh_key(generation)
@@ -813,19 +670,15 @@ class GymnasiumLoop:
         if self._closed:
             return
         self._closed = True
-        if self._workers:
-            self._workers.stopping.set()
+        self._parts.inferencers.stop()
         hanging = [index for index, thread in enumerate(self._threads) if thread.is_alive()]
         for index in hanging:
-            if index < self.num_inferencers and isinstance(env := self._envs[index], RemoteEnv):
-                env.kill()
+            if index < self.num_inferencers:
+                self._parts.inferencers.kill(self._envs[index])
         try:
             self._envs.close(but=hanging)
         finally:
-            if self._managers:
-                self._managers.close()
-            if self._workers:
-                self._workers.close()
+            self._parts.close()
 
     def __enter__(self) -> GymnasiumLoop:
         return self

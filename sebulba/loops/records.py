@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sebulba.cluster.inferencers.node_figures import NodeFigures
 from sebulba.errors import NotFiniteError, UsageError, shown
+from sebulba.inference.places import Places
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluation_thread import Evaluations
 from sebulba.loops.session import Session
@@ -30,7 +30,7 @@ class Records:
         session: Session,
         updater: Updater,
         evaluations: Evaluations,
-        nodes: NodeFigures | None = None,
+        places: Places,
     ) -> None:
         """Open the first window.
 
@@ -38,12 +38,12 @@ class Records:
           session: Its counters, episodes and Inferencers go into the records; says who gets them.
           updater: Has the metrics of the updates.
           evaluations: An evaluation that is done goes into the next record.
-          nodes: Figures of the nodes with Inferencers; None where all are here.
+          places: Where the Inferencers are.
         """
         self._session = session
         self._updater = updater
         self._evaluations = evaluations
-        self._nodes = nodes
+        self._places = places
         self._window_share = 1.0
         """How long the open window lasts, as a share of the interval."""
         self.window = MetricWindow(session.counters, session.began)
@@ -87,8 +87,7 @@ class Records:
             }
             self._readings = readings
             more = {"total_cycles": self._session.target, **shares}
-            if self._nodes is not None:
-                more |= self._nodes.take(elapsed_s, self._session.counters.policy_version)
+            more |= self._places.figures(elapsed_s, self._session.counters.policy_version)
             record = self.window.close(
                 metrics, self._session.episodes, more | self._evaluations.pop()
             )

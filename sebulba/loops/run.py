@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sebulba.cluster.hosts.rounds import Rounds
-from sebulba.cluster.inferencers.node_figures import NodeFigures
-from sebulba.cluster.inferencers.workers import Workers
+from sebulba.cluster.alone import Parts
 from sebulba.errors import ActionError, HangError
 from sebulba.inference import hangs
 from sebulba.inference.hangs import AnyThread
 from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.inference.replacements import Replace
-from sebulba.learning.update import Updater
 from sebulba.loops.evaluation_thread import Evaluations
 from sebulba.loops.records import Records
 from sebulba.loops.saving import Saving
@@ -21,7 +18,6 @@ from sebulba.loops.session import Session
 from sebulba.loops.supervisor import Supervisor
 from sebulba.loops.update_loop import UpdateLoop
 from sebulba.support.trees import on_device
-from sebulba.transport.item import HandOff
 
 
 class Run:
@@ -30,36 +26,29 @@ class Run:
     def __init__(
         self,
         session: Session,
-        updater: Updater,
-        hand_off: HandOff,
+        parts: Parts,
         replace: Replace,
-        *,
-        workers: Workers | None = None,
-        rounds: Rounds | None = None,
     ) -> None:
         """Prepare a run; nothing starts yet.
 
         Args:
           session: What goes on over several runs of the loop.
-          updater: Holds the state to train.
-          hand_off: Places what a cycle made on the update devices.
+          parts: Of the loop.
           replace: Returns a new Inferencer in the place of one whose environment failed.
-          workers: Where Inferencers are elsewhere; None where all are threads.
-          rounds: Agrees with other hosts; None if this one learns alone.
         """
         options, counters, stop = session.options, session.counters, session.stop_requested
         self._session = session
-        self._updater = updater
-        self._rounds = rounds
+        self._updater = updater = parts.updater
+        self._peers = peers = parts.peers
         self._running = RunningInferencers(
             options,
             session.inferencers,
             counters,
             session.timer,
-            hand_off,
+            parts.hand_off,
             stop,
             replace,
-            workers,
+            parts.inferencers,
         )
         self._evaluations = Evaluations(
             session.attached.evaluator,
@@ -67,11 +56,10 @@ class Run:
             stop,
             self._running.queue.fail,
             # Other hosts would wait, in a collective, for one that waits for its evaluations.
-            skips=options.schedule == "async" or rounds is not None,
+            skips=options.schedule == "async" or peers.number > 1,
             inline=options.inline,
         )
-        nodes = None if workers is None else NodeFigures(workers, counters.policy_version)
-        self._records = Records(session, updater, self._evaluations, nodes)
+        self._records = Records(session, updater, self._evaluations, parts.inferencers)
         self._saving = Saving(session, updater)
         self._update_loop = UpdateLoop(
             session,
@@ -80,7 +68,7 @@ class Run:
             self._saving,
             self._records,
             self._evaluations,
-            rounds,
+            peers,
         )
         self._supervisor = Supervisor(session, self._running, self._evaluations)
 
@@ -122,15 +110,12 @@ class Run:
 
     def _end_with_others(self) -> None:
         """End the Inferencers; of several hosts none saves before all have ended theirs."""
-        if self._rounds is None:
-            self._end_inferencers()
-            return
         error: Exception | None = None
         try:
             self._end_inferencers()
         except Exception as raised:
             error = raised
-        self._rounds.end(error)
+        self._peers.end(error)
 
     def _end_inferencers(self) -> None:
         if self._session.stop_requested.is_set():
@@ -148,12 +133,10 @@ class Run:
 
         A stop that was requested ends this too.
         """
-        take = self._update_loop.networks_to_play
-        if self._rounds is not None:  # what is not published any more: all hosts are here
-            device = self._session.inferencers[0].device
-            trained = on_device(self._updater.acting_networks(), device)
-            take = lambda: trained  # noqa: E731
-        self._evaluations.at_the_end(self._session.counters.env_steps, take)
+        # What is not published any more; of several hosts all make it, and host 0 plays it.
+        device = self._session.inferencers[0].device
+        trained = on_device(self._updater.acting_networks(), device)
+        self._evaluations.at_the_end(self._session.counters.env_steps, lambda: trained)
         while evaluation := self._evaluations.wait():
             record = record | evaluation | {"seconds": self._session.seconds}
             self._records.write(record)
@@ -171,7 +154,7 @@ class Run:
         if isinstance(error, ActionError):
             # Not the environment's fault if the networks that acted were not finite.
             self._records.window.check_finite(self._updater.take_metrics())
-        if self._rounds is None or self._rounds.ended_together:
+        if self._peers.ended_together:
             self._saving.save_after(error)
 
     def _join_all(self) -> None:

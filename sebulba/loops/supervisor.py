@@ -22,8 +22,8 @@ SUPERVISOR_THREAD = "supervisor"
 
 LEARNER_WAITING = ("get", "checkpoint")
 """Phases in which the update loop waits for Inferencers, or for a disk with its own limit."""
-WAITING_FOR_NODES = ("restart",)
-"""Those in which it waits for a node, each request to which has a limit of its own."""
+WAITING_FOR_ENVS = ("restart",)
+"""Those in which it waits for environments elsewhere, with a limit for each request."""
 
 PAUSE_S = 10 * WAKE_S
 """If the supervisor itself could not look for this many seconds, the whole process stood still."""
@@ -50,7 +50,8 @@ class Supervisor:
         options = session.options
         # Inline is for debuggers, which may keep any phase as long as they like.
         self._limit_s = None if options.inline else options.faults.hang_timeout_s
-        self._learner_waiting = LEARNER_WAITING + (WAITING_FOR_NODES if running.in_nodes else ())
+        waits = WAITING_FOR_ENVS if running.replacing_takes_long else ()
+        self._learner_waiting = LEARNER_WAITING + waits
         self._session = session
         self._running = running
         self._evaluations = evaluations

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import jax
 
-from sebulba.cluster.hosts.agreement import Agreed, Word
-from sebulba.cluster.hosts.rounds import Rounds
 from sebulba.inference.inferencer_pool import RunningInferencers
+from sebulba.learning.peers import Agreed, Peers, Wants, Word
 from sebulba.learning.update import Updater
 from sebulba.loops.evaluation_thread import Evaluations
 from sebulba.loops.records import Records
@@ -33,7 +32,7 @@ class UpdateLoop:
         saving: Saving,
         records: Records,
         evaluations: Evaluations,
-        rounds: Rounds | None = None,
+        peers: Peers,
     ) -> None:
         """Prepare a run.
 
@@ -44,7 +43,7 @@ class UpdateLoop:
           saving: Is told when networks, counters and trajectories agree, and may be saved.
           records: Is told when metrics may be written.
           evaluations: Is told when networks may be played.
-          rounds: Agrees with other hosts; None if this one learns alone.
+          peers: Who else learns.
         """
         self._session = session
         self._updater = updater
@@ -52,9 +51,7 @@ class UpdateLoop:
         self._saving = saving
         self._records = records
         self._evaluations = evaluations
-        self._rounds = rounds
-        self._agreed: Agreed | None = None
-        """What the hosts agreed on for this round; None if this one learns alone."""
+        self._peers = peers
         self._acting: PyTree | None = None
         """The acting networks of now; None if the updater has to be asked for them."""
         self._is_prepared = session.inference_only
@@ -88,7 +85,7 @@ class UpdateLoop:
         dropped, as is what still lies in the queue.
         """
         session, counters = self._session, self._session.counters
-        while session.has_cycles_left and not self._ends():
+        while session.has_cycles_left and not self._peers.ends(session.stop_requested):
             item = self._next_with_others()
             if item is not None and self._consume(item):
                 counters.policy_version += 1
@@ -100,15 +97,13 @@ class UpdateLoop:
 
     def _next_with_others(self) -> Item | None:
         """Return the next trajectory of the stream; with other hosts once each of them has one."""
-        if self._rounds is None:
-            return self._next_of_stream()
         # To drop what is too late is a matter of each host; a round is what all learn from.
         items, agreed = self._agree(lambda: [item] if (item := self._next_in_time()) else [])
         if agreed.stop:
             self._session.counters.dropped_stop_cycles += len(items)
             return None
         self._count_those_of_all(agreed)
-        return items[0]
+        return items[0] if items else None
 
     def _next_of_stream(self) -> Item | None:
         with self._session.timer.phase("get"):
@@ -128,15 +123,14 @@ class UpdateLoop:
         """
         session, counters = self._session, self._session.counters
         while True:
-            items = self._round(session.kept_round)
+            items, agreed = self._round(session.kept_round)
             session.kept_round = []
-            if self._agreed is not None:
-                self._count_those_of_all(self._agreed)
+            self._count_those_of_all(agreed)
             self._saving.finish_when_ready(items)
             while items:  # none is kept longer than it is needed
                 self._consume(items.pop(0))
             counters.policy_version += 1
-            if not session.has_cycles_left or self._ends():
+            if not session.has_cycles_left or self._peers.ends(session.stop_requested):
                 break
             # Begin a checkpoint before the publish that lets the Inferencers go on: it then gets
             # their positions after the round that they are in, which fit the learner's state.
@@ -144,13 +138,11 @@ class UpdateLoop:
             self.publish()
             self._evaluate_and_write_when_due()
         self._running.begin_no_more()
-        session.kept_round = self._round([])
+        session.kept_round, _ = self._round([])
 
-    def _round(self, kept: list[Item]) -> list[Item]:
+    def _round(self, kept: list[Item]) -> tuple[list[Item], Agreed]:
         """Return the kept round, or the next; with other hosts once all of them have theirs."""
-        if self._rounds is None:
-            return kept or self._next_round()
-        return self._agree(lambda: kept or self._next_round())[0]
+        return self._agree(lambda: kept or self._next_round())
 
     def _agree(self, take: Callable[[], list[Item]]) -> tuple[list[Item], Agreed]:
         """Return what ``take`` does, once the other hosts have taken theirs, and what all do next.
@@ -159,7 +151,6 @@ class UpdateLoop:
           HostError: Another host could not take its own.
           Exception: ``take`` raised it, and the others know.
         """
-        assert self._rounds is not None
         began = time.perf_counter()
         error: Exception | None = None
         items: list[Item] = []
@@ -170,39 +161,28 @@ class UpdateLoop:
         infos = [item.step_infos for item in items]
         word = Word(
             failed=error is not None,
-            stop=self._session.stop_requested.is_set(),
-            due=self._saving.is_due,
-            busy=self._saving.is_busy,
-            with_experience=self._saving.experience_is_due,
             waited_s=time.perf_counter() - began,
             episodes=sum(len(info.episode_returns) for info in infos),
             masked=sum(int(info.masked_truncation.sum()) for info in infos),
         )
         with self._session.timer.phase("get"):
-            self._updater.wait()  # its collectives and this one would share threads on a CPU
-            self._agreed = self._rounds.agree(word, error)
-        return items, self._agreed
+            stop, ready = self._session.stop_requested, self._updater.wait
+            return items, self._peers.agree(word, error, stop, self._wants_checkpoint, ready)
 
     def _checkpoint_when_due(self) -> None:
         """Begin a checkpoint if one is due; with other hosts if all of them begin it now."""
-        if self._agreed is None:
-            if self._saving.is_due:
-                self._saving.begin(with_experience=self._saving.experience_is_due)
-        elif self._agreed.checkpoint and not self._agreed.stop:
-            self._saving.begin(with_experience=self._agreed.with_experience)
+        wanted = self._peers.checkpoint(self._wants_checkpoint)
+        if wanted.due:
+            self._saving.begin(with_experience=wanted.with_experience)
+
+    def _wants_checkpoint(self) -> Wants:
+        """Return whether a checkpoint is due; if so, its interval begins anew."""
+        saving = self._saving
+        return Wants(saving.is_due, saving.is_busy, saving.experience_is_due)
 
     def _evaluate_and_write_when_due(self) -> None:
         self._evaluations.when_due(self._session.counters.env_steps, self.networks_to_play)
         self._records.write_when_due()
-
-    def _ends(self) -> bool:
-        """Tell whether the run ends with this round: a stop was requested, here or elsewhere."""
-        if self._rounds is None:
-            return self._session.stop_requested.is_set()
-        if self._agreed is None or not self._agreed.stop:
-            return False
-        self._session.stop_requested.set()
-        return True
 
     def _count_those_of_all(self, agreed: Agreed) -> None:
         counters = self._session.counters
@@ -218,8 +198,6 @@ class UpdateLoop:
     def _consume(self, item: Item) -> bool:
         """Count, observe and learn from one trajectory; True if updates were due."""
         session, counters = self._session, self._session.counters
-        if self._drops(item):
-            return False
         self._saving.consumed(item)
         self._count(item)
         window = self._records.window
@@ -261,12 +239,8 @@ class UpdateLoop:
         counters.cycles += 1
         counters.env_steps += env_steps
         counters.frames += env_steps * session.inferencers[0].env.spec.frame_skip
-        masked = int(infos.masked_truncation.sum())
-        if masked:
+        if infos.masked_truncation.any():
             self._warn_of_masked()
-        if self._agreed is None:  # else those of all hosts have been counted
-            counters.episodes += len(infos.episode_returns)
-            counters.masked_truncations += masked
         session.episodes.add(infos)
 
     def _warn_of_masked(self) -> None:
@@ -295,12 +269,7 @@ class UpdateLoop:
                 staging.publish(Staged(version, on_device(self._acting, device)))
 
     def networks_to_play(self) -> PyTree:
-        """Return a copy of the acting networks, on the first inference device.
-
-        One host of several takes what was just published: to make a copy is a program of them all.
-        """
-        device = self._session.inferencers[0].device
-        if self._rounds is not None and (staged := self._session.staging[device].newest()):
-            return staged.networks
-        with self._session.timer.phase("publish"):
-            return on_device(self._updater.acting_networks(), device)
+        """Return the acting networks that were published last, on the first inference device."""
+        staged = self._session.staging[self._session.inferencers[0].device].newest()
+        assert staged is not None, "publishing comes first"
+        return staged.networks

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import threading
-from collections.abc import Iterator
-from typing import NoReturn
 
 from sebulba.errors import (
     CheckpointError,
@@ -18,9 +13,6 @@ from sebulba.errors import (
     UsageError,
     is_env_failure,
 )
-
-end_at_once = os._exit
-"""Ends the process; ``os._exit`` itself is another while a run is watched."""
 
 EXIT_OK = 0
 EXIT_OTHER = 1
@@ -67,30 +59,6 @@ def exit_code_of(error: BaseException) -> int:
         if isinstance(error, kind):
             return code
     return EXIT_ENV if is_env_failure(error) else EXIT_OTHER
-
-
-@contextlib.contextmanager
-def os_exit_is_seen() -> Iterator[None]:
-    """Turn ``os._exit`` of an environment into an EnvError while the block runs.
-
-    It would end the process with whatever code it likes, 0 for example, and with nothing saved.
-    Where nobody would see an exception, in another thread, the process ends, but never with 0;
-    a process that was forked from this one may end as it likes.
-    """
-    process = os.getpid()
-
-    def seen(status: int) -> NoReturn:
-        if os.getpid() == process:
-            if threading.current_thread().name.startswith(("inferencer-", "evaluator", "Main")):
-                raise EnvError(f"an environment called os._exit({status!r})")
-            status = status or EXIT_OTHER
-        end_at_once(status)
-
-    os._exit = seen
-    try:
-        yield
-    finally:
-        os._exit = end_at_once
 
 
 def tell_hosts(error: BaseException) -> None:

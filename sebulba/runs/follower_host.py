@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +19,6 @@ from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.runs.build import build_agent
 from sebulba.runs.exit_codes import exit_code_of
 from sebulba.runs.folder import RunFolder
-from sebulba.runs.parent_process import leave
 from sebulba.runs.signals import StopOnSignal
 
 
@@ -116,7 +116,7 @@ def _meet_first(hosts: Hosts, folder: RunFolder) -> int:
 def _end_hung(error: HangError | HostError) -> None:
     """End the process: its main thread is in a program that does not return."""
     say_hung(error)
-    leave(exit_code_of(error))
+    os._exit(exit_code_of(error))
 
 
 def say_hung(error: HangError | HostError) -> None:

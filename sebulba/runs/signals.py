@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import types
 from typing import Protocol
 
 from sebulba.runs.exit_codes import EXIT_OK, EXIT_SIGNAL
-from sebulba.runs.parent_process import leave
 from sebulba.support.streams import notify
 
 STOPPING = "stopping; the update is finished and saved. Ctrl-C ends at once"
@@ -50,7 +50,7 @@ class StopOnSignal:
         del frame
         if self._loop is None:
             notify(ENDED)
-            leave(EXIT_SIGNAL + which)
+            os._exit(EXIT_SIGNAL + which)
         if self._signal is not None:
             return  # this signal may have interrupted the stop below, which still holds its lock
         self._signal = which

@@ -49,11 +49,10 @@ from sebulba.runs.build import (
     warn_of_rate_0,
 )
 from sebulba.runs.ended import write_end
-from sebulba.runs.exit_codes import EXIT_OK, exit_code_of, os_exit_is_seen
+from sebulba.runs.exit_codes import EXIT_OK, exit_code_of
 from sebulba.runs.folder import RunFolder, as_json
 from sebulba.runs.follower_host import make_checkpointer, say_hung, train_beside
 from sebulba.runs.jax_setup import set_up_jax
-from sebulba.runs.parent_process import leave
 from sebulba.runs.signals import StopOnSignal
 from sebulba.runs.wording import resuming, setting
 from sebulba.runs.writers import find_callback, find_writer, made_writer
@@ -296,7 +295,7 @@ class _Run:
         """Run the loop and leave everything in the folder."""
         config, folder = self._config, self._folder
         try:
-            with self._writing(), os_exit_is_seen():
+            with self._writing():
                 loop = self.loop
                 self._writers.add(
                     _progress_writer(self._title, folder, loop.describe, loop.describe_nodes)
@@ -522,7 +521,7 @@ class _Run:
         write_end(self._folder, error=error, metrics=self._writers.last)
         say_hung(error)
         if self._ends_hung:
-            leave(exit_code_of(error))
+            os._exit(exit_code_of(error))
 
 
 def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:

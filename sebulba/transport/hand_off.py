@@ -8,9 +8,9 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, spec_of_each_leaf
-from sebulba.cluster.hosts.mesh import HostMesh
 from sebulba.support.trees import copy_tree, is_on
 from sebulba.transport.item import Item
+from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import PyTree
 
 MOST_COPIED_BYTES = 1 << 18
@@ -66,7 +66,7 @@ class HandOffToHosts:
     The trajectory has the rows of all hosts, ordered by host; no row leaves its host.
     """
 
-    def __init__(self, agent: Agent, hosts: HostMesh) -> None:
+    def __init__(self, agent: Agent, hosts: UpdateMesh) -> None:
         """Prepare for the update devices of all hosts."""
         self._hosts = hosts
         self._hand_off = HandOffToMesh(agent, hosts.local)

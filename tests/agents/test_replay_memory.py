@@ -17,11 +17,11 @@ from sebulba.agents.configs import DQNConfig, ReplayConfig, TorsoConfig
 from sebulba.agents.dqn import DQN
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.commands.cli import main
-from sebulba.loops.devices import learner_mesh
 from sebulba.loops.snapshot_trees import copy_of_filled
 from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.support.trees import num_bytes
 from sebulba.tools.bench.memory_use import device_bytes
+from sebulba.transport.mesh import learner_mesh
 from tests.support.loop_helpers import leaves_equal
 
 REPLAY = ReplayConfig(capacity=100_000, batch_size=16, warm_up_cycles=2)

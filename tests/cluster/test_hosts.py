@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +25,7 @@ from sebulba import Checkpointer, HostError, UsageError
 from sebulba.agents.configs.impala import ImpalaConfig
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.cluster.hosts.agreement import LATE_SHARE, WINDOW_S, Agreed, Gather, Lateness, Word
+from sebulba.cluster.hosts.agreement import LATE_SHARE, WINDOW_S, Gather, Lateness
 from sebulba.cluster.hosts.hosts import Hosts
 from sebulba.cluster.hosts.mesh import HostMesh
 from sebulba.cluster.hosts.rounds import Rounds
@@ -32,8 +34,8 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs.seeds import seed_block
 from sebulba.errors import CheckpointError
 from sebulba.inference.loop_envs import LoopEnvs
+from sebulba.learning.peers import Agreed, Peers, Wants, Word
 from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
-from sebulba.runs import parent_process as waiting_parent
 from sebulba.runs.exit_codes import EXIT_HOST, EXIT_OK, exit_code_of
 from tests.support.host_processes import DEADLINE_S, free_port, hosts, printed
 from tests.support.hosts_world import NUM_ENVS, T
@@ -220,15 +222,56 @@ def make_rounds(host: int, notes: FakeNotes, words: tuple[Word, ...]) -> Rounds:
     return rounds
 
 
+def agree(rounds: Rounds, word: Word, error: Exception | None = None) -> Agreed:
+    nothing = Wants(due=False, busy=False, with_experience=False)
+    return rounds.agree(word, error, threading.Event(), lambda: nothing, lambda: None)
+
+
+def test_a_checkpoint_that_is_due_stays_so_until_all_begin_it(monkeypatch):
+    rounds, said = make_rounds(0, FakeNotes(), ()), []
+    due, busy = [True, False, False], [1.0, 1.0, 0.0]
+
+    def gather(word: Word) -> Agreed:
+        said.append(word.due)
+        return Agreed((word, Word(busy=busy.pop(0))))
+
+    monkeypatch.setattr(rounds, "_gather", gather)
+    begun = []
+    for _ in range(3):
+        wants = Wants(due.pop(0), busy=False, with_experience=True)
+        rounds.agree(Word(), None, threading.Event(), lambda wants=wants: wants, lambda: None)
+        begun.append(rounds.checkpoint(lambda: pytest.fail("all have said it")).due)
+    assert [bool(word) for word in said] == [True] * 3 and begun == [False, False, True]
+
+
+def test_a_stop_of_another_host_ends_this_one_with_the_round():
+    rounds, stop = make_rounds(0, FakeNotes(), (Word(), Word(stop=1.0))), threading.Event()
+    assert not rounds.ends(stop)
+    agree(rounds, Word())
+    assert rounds.ends(stop) and stop.is_set()
+
+
+def test_who_learns_alone_waits_for_nobody():
+    alone, stop = Peers(), threading.Event()
+    agreed = alone.agree(Word(episodes=3.0), None, stop, pytest.fail, pytest.fail)
+    assert agreed.total("episodes") == 3 and not alone.ends(stop)
+    stop.set()
+    assert alone.ends(stop)
+    with pytest.raises(ValueError, match="mine"):
+        alone.agree(Word(), ValueError("mine"), stop, pytest.fail, pytest.fail)
+    with pytest.raises(ValueError, match="late"):
+        alone.end(ValueError("late"))
+
+
 def test_a_failure_ends_all_hosts_before_the_same_round():
     notes, words = FakeNotes(), (Word(), Word(failed=1.0))
     error = ValueError("out of luck")
     of_failed = make_rounds(1, notes, words)
     with pytest.raises(ValueError, match="out of luck"):
-        of_failed.agree(words[1], error)
+        agree(of_failed, words[1], error)
     of_other = make_rounds(0, notes, words)
     with pytest.raises(HostError, match=r"host 1 of 2 has failed: ValueError: out of luck"):
-        of_other.agree(words[0], None)
+        agree(of_other, words[0])
     assert of_failed.ended_together
     assert of_other.ended_together
 
@@ -237,7 +280,7 @@ def test_a_late_host_is_named_in_a_warning():
     rounds = make_rounds(0, FakeNotes(), (Word(), Word()))
     rounds._lateness.add = lambda waited_s, now: (1, 0.6)  # type: ignore[method-assign]
     with pytest.warns(RuntimeWarning, match="host 1 of 2 is late: for 60% of the time"):
-        rounds.agree(Word(), None)
+        agree(rounds, Word())
 
 
 # Who is still there.
@@ -560,19 +603,26 @@ def test_a_lost_host_has_an_exit_code_of_its_own():
     assert exit_code_of(HostError("host 1 is gone")) == EXIT_HOST == 7
 
 
-def test_an_abort_of_jax_distributed_is_explained(monkeypatch, capsys):
-    codes: list[int] = []
+FORKED = "if os.fork() == 0: os.abort()\nos.wait()"
 
-    def end(code: int) -> None:
-        codes.append(code)
-        raise SystemExit(code)
 
-    monkeypatch.setattr(waiting_parent, "end_at_once", end)
-    monkeypatch.setattr(waiting_parent, "_read_notes", lambda notes: {"host": "1 of 2"})
-    with pytest.raises(SystemExit):
-        waiting_parent._end_like(signal.SIGABRT, notes=-1)
-    assert codes == [EXIT_HOST]
-    assert "host 0, where all hosts meet, is gone" in capsys.readouterr().err
+@pytest.mark.parametrize("abort", ["os.abort()", "in_thread()", FORKED])
+def test_an_abort_of_jax_distributed_is_explained(abort):
+    code = """
+import os, threading
+from sebulba.runs.meet_hosts import explain_aborts
+def in_thread():
+    threading.Thread(target=os.abort).start()
+    threading.Event().wait()
+explain_aborts(1)
+"""
+    done = subprocess.run([sys.executable, "-c", code + abort], capture_output=True, text=True)
+    if abort == FORKED:
+        assert done.returncode == 0 and "sebulba" not in done.stderr
+        return
+    assert done.returncode == EXIT_HOST
+    assert "host 0, where all hosts meet, is gone" in done.stderr
+    assert "(most recent call first)" in done.stderr
 
 
 # Processes on loopback.
@@ -706,9 +756,7 @@ def test_a_host_that_is_killed_ends_the_others_and_all_go_on(tmp_path):
             before = saved()
             both = start(started, "resume", str(run))
             until_saved_beyond(before, both)
-            children = f"/proc/{both[victim].pid}/task/{both[victim].pid}/children"
-            with open(children) as file:
-                os.kill(int(file.read().split()[0]), signal.SIGKILL)
+            both[victim].kill()
             other = both[1 - victim]
             assert other.wait(DEADLINE_S) == EXIT_HOST, printed(other)[-3000:]
             assert name in printed(other).partition("sebulba: hosts:")[2], printed(other)[-3000:]

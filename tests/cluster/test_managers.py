@@ -41,8 +41,7 @@ def trained(name, cluster, cycles=CYCLES, **options):
     """Return the result of a run, and its replay on the host."""
     with new_loop(name, cluster, **options) as loop:
         result = loop.run(loop.new_state(7, STEPS), cycles, STEPS)
-        replay = loop._managers.state() if loop._managers else result.state.experience
-        return result, jax.device_get(replay)
+        return result, jax.device_get(loop._parts.updater.experience())
 
 
 def uniform(name):
@@ -124,15 +123,15 @@ def test_a_replay_of_two_managers_goes_on_in_one_and_on_the_device(tmp_path):
         ):
             if kept:
                 state = loop.restore(saver.load_newest())
-                found = loop._managers.state() if loop._managers else state.experience
+                updater = loop._parts.updater
+                found = updater.experience() if number else state.experience
                 assert leaves_equal(kept[-1], jax.device_get(found))
                 # Inferencers act with these before the first update.
                 assert leaves_equal(state.experience.statistics, kept[-1].statistics)
             else:
                 state = loop.new_state(7, STEPS)
-            result = loop.run(state, 6, STEPS)
-            found = loop._managers.state() if loop._managers else result.state.experience
-            kept.append(jax.device_get(found))
+            loop.run(state, 6, STEPS)
+            kept.append(jax.device_get(loop._parts.updater.experience()))
     assert all(len(replay.trajectories) == 2 for replay in kept)
     counts = [float(replay.statistics[0].num_samples) for replay in kept]
     assert counts == pytest.approx([6 * STEPS * 8 * n for n in (1, 2, 3)], rel=1e-5)
@@ -182,7 +181,7 @@ def test_every_message_of_a_run_is_in_one_trace_each_after_the_one_it_needs(monk
     cluster = ClusterOptions(address="processes", inferencers_per_node=2, trajectory_managers=1)
     with new_loop("dqn", cluster, num_inferencers_per_device=2) as loop:
         result = loop.run(loop.new_state(7, STEPS), 8, STEPS)
-        (node,) = loop._workers.nodes
+        (node,) = loop._parts.inferencers.nodes
         taken = loop._envs[0].worker.ask("received")
     assert result.counters.updates > 0
 

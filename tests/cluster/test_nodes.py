@@ -19,20 +19,19 @@ import pytest
 from rich.console import Console
 
 from sebulba.agents.replay.store import MIN_PRIORITY
+from sebulba.cluster import parts as parts_module
 from sebulba.cluster.inferencers import inferencer_process, inferencer_server
-from sebulba.cluster.inferencers import start as placement
-from sebulba.cluster.inferencers.inferencer_server import Failure, Given, Server, Shared, Spent
-from sebulba.cluster.inferencers.node_figures import NodeFigures, node_lines
-from sebulba.cluster.inferencers.nodes import LostNodeError, Node, Version, Versions, Worker
+from sebulba.cluster.inferencers.inferencer_server import Failure, Server, Shared, Spent
+from sebulba.cluster.inferencers.nodes import Node, Version, Versions, Worker
 from sebulba.cluster.inferencers.remote_inferencer import CYCLES, make_servers, pickled
-from sebulba.cluster.inferencers.workers import Workers
-from sebulba.cluster.replay import start as managers_placement
+from sebulba.cluster.inferencers.remote_places import RemotePlaces
 from sebulba.cluster.replay.managed_update import ManagedUpdater
 from sebulba.cluster.replay.trajectory_manager import TrajectoryManager
-from sebulba.errors import EnvError, EnvHangError, UsageError
+from sebulba.errors import EnvError, EnvHangError, LostNodeError, UsageError
 from sebulba.inference.env_thread import CallingThread
 from sebulba.inference.inferencer import Inferencer
 from sebulba.inference.inferencer_pool import RunningInferencers
+from sebulba.inference.places import Given
 from sebulba.inference.replacements import BEING_REPLACED, Replacements
 from sebulba.metrics import live_panel
 from sebulba.metrics.counters import Counters
@@ -172,46 +171,46 @@ class FakeNode(Node):
         self.ended += 1
 
 
-def test_nodes_that_wait_for_a_machine_do_not_count_as_those_that_are_enough():
-    workers = Workers(FakeNode, 3, 1, min_nodes=2)
-    one, two, three = workers.nodes
-    assert workers.goes_on_without(three)
+def test_a_lost_node_is_waited_for_without_a_limit_while_others_live():
+    places = RemotePlaces(FakeNode, 3, 1)
+    one, two, three = places.nodes
+    assert not places.waits_for(three), "the run has not begun"
+    places.started(0, None, patient=False)
+    assert not places.waits_for(three), "a lost one ends the run, or all wait for it"
+    places.started(0, None, patient=True)
+    assert places.waits_for(three)
     three.waits = two.waits = True
-    assert workers.num_living == 1
-    assert not workers.goes_on_without(two) and not workers.goes_on_without(three)
+    assert places.num_living == 1
+    assert places.waits_for(two) and not places.waits_for(one)
+    one.kill()
+    assert not places.waits_for(two) and not places.waits_for(three)
     two.waits = False
-    assert workers.goes_on_without(three) and not workers.goes_on_without(one)
+    assert places.waits_for(three) and not places.waits_for(two)
 
 
 def test_inferencers_fill_a_process_before_the_next_and_a_lost_one_is_not_used_again():
-    workers = Workers(FakeNode, 5, 2)
-    assert [node.room for node in workers.nodes] == [2, 2, 1]
-    envs = [workers(3, [0, 1, 2]) for _ in range(5)]
-    first, second, third = workers.nodes
+    places = RemotePlaces(FakeNode, 5, 2)
+    assert [node.room for node in places.nodes] == [2, 2, 1]
+    envs = [places.make(3, [0, 1, 2]) for _ in range(5)]
+    first, second, third = places.nodes
     assert [env.worker.node for env in envs] == [first, first, second, second, third]
 
     envs[2].close()
     envs[2].close()
     assert (envs[2].worker.freed, second.ended) == (1, 0)
-    assert workers(3, [0]).worker.node is second  # its place is free again
+    assert places.make(3, [0]).worker.node is second  # its place is free again
 
     envs[0].kill()
-    assert workers.num_living == 2
+    assert places.num_living == 2
     for env in envs[:2]:
         env.close()
     assert envs[0].worker.freed == 0 and first.ended  # nobody is there to free it
-    new = [workers(3, [0]).worker.node for _ in range(2)]
+    new = [places.make(3, [0]).worker.node for _ in range(2)]
     assert new[0] is new[1] and new[0] not in (first, second, third)
-    workers.close()
-    assert all(node.ended for node in workers.nodes) and workers.num_living == 0
+    places.close()
+    assert all(node.ended for node in places.nodes) and places.num_living == 0
     with pytest.raises(EnvError, match="is closed"):
-        workers(3, [0])
-
-
-def test_a_lost_node_is_waited_for_without_a_limit_only_if_enough_are_left():
-    for least, waits in ((0, False), (1, True), (2, True), (3, False)):
-        workers = Workers(FakeNode, 3, 1, least)
-        assert workers.goes_on_without(workers.nodes[0]) == waits
+        places.make(3, [0])
 
 
 def test_traffic_tells_the_way_from_the_cycle():
@@ -225,12 +224,12 @@ def test_traffic_tells_the_way_from_the_cycle():
 
 
 def test_metrics_tell_of_the_traffic_of_a_window():
-    workers = Workers(FakeNode, 2, 1)
-    figures = NodeFigures(workers)
-    first, second = workers.nodes
+    places = RemotePlaces(FakeNode, 2, 1)
+    places.started(0, None, patient=False)
+    first, second = places.nodes
     first.version(0, [np.zeros(250, np.float32)], None)  # type: ignore[arg-type]
     first.note(Spent(1.0, 1.0), 1.004, 0, 3000)
-    assert figures.take(2.0, 1) == {
+    assert places.figures(2.0, 1) == {
         "nodes": 2,
         "nodes_lost": 0,
         "relay_ms": pytest.approx(4.0),
@@ -238,10 +237,10 @@ def test_metrics_tell_of_the_traffic_of_a_window():
         "relay_skipped_networks": 0.5,  # the second has not had the version
     }
     second.kill()
-    record = figures.take(2.0, 1)
+    record = places.figures(2.0, 1)
     assert (record["nodes"], record["nodes_lost"]) == (1, 1)
     assert record["relay_ms"] is record["relay_skipped_networks"] is None
-    lines = node_lines(workers, [])
+    lines = places.lines([])
     assert lines[0] == "fake: lost after 0 trajectories"
     assert lines[1].startswith("fake: no Inferencer; 1 trajectories, 4.0 ms each, 1 networks")
 
@@ -263,63 +262,63 @@ def test_the_panel_shows_nodes_only_where_there_are_any():
 
 
 def test_the_lines_leave_out_lost_nodes_before_living_ones():
-    workers = Workers(FakeNode, 10, 1)
-    for node in workers.nodes[1:]:
+    places = RemotePlaces(FakeNode, 10, 1)
+    for node in places.nodes[1:]:
         node.kill()
-    lines = node_lines(workers, [])
+    lines = places.lines([])
     assert lines[0] == "2 more nodes" and lines[-1].startswith("fake: no Inferencer")
 
 
 def test_a_new_node_has_as_much_room_as_is_missing():
-    workers = Workers(FakeNode, 5, 4)
-    envs = [workers(3, [0]) for _ in range(5)]
-    assert [node.room for node in workers.nodes] == [4, 1]
+    places = RemotePlaces(FakeNode, 5, 4)
+    envs = [places.make(3, [0]) for _ in range(5)]
+    assert [node.room for node in places.nodes] == [4, 1]
     for lost, room in ((envs[4:], 1), (envs[:4], 4)):
         lost[0].kill()
         for env in lost:
             env.close()
-        new = [workers(3, [0]).worker.node for _ in lost]
+        new = [places.make(3, [0]).worker.node for _ in lost]
         assert {node.room for node in new} == {room}
-        assert workers.num_living == 2
+        assert places.num_living == 2
 
 
 def test_who_was_closed_cannot_ask_for_whoever_has_its_place():
-    workers = Workers(FakeNode, 2, 2)
-    env, _ = (workers(3, [0]) for _ in range(2))
+    places = RemotePlaces(FakeNode, 2, 2)
+    env, _ = (places.make(3, [0]) for _ in range(2))
     env.close()
     with pytest.raises(EnvError, match="fake were closed"):
         env.worker.ask("run")
 
 
 def test_environments_that_are_never_made_are_given_up_and_named(monkeypatch):
-    workers = Workers(FakeNode, 1, 1)
-    workers.limit_s = 0.0
+    places = RemotePlaces(FakeNode, 1, 1)
+    places.limit_s = 0.0
     monkeypatch.setattr(FakeWorker, "has_answer", lambda self: False)
     with pytest.raises(EnvError, match=r"fake did not answer 'make' .*faults\.hang_timeout_s"):
-        workers(3, [0])
-    assert workers.nodes[0].is_lost
+        places.make(3, [0])
+    assert places.nodes[0].is_lost
 
 
 def test_those_that_a_node_makes_at_once_may_take_as_long_as_each_alone(monkeypatch):
-    workers = Workers(FakeNode, 4, 4)
-    workers.limit_s = 0.5
+    places = RemotePlaces(FakeNode, 4, 4)
+    places.limit_s = 0.5
     monkeypatch.setattr(FakeWorker, "has_answer", lambda self: False)
-    (node,) = workers.nodes
+    (node,) = places.nodes
     with node.preparing(), node.preparing(), pytest.raises(EnvError, match="'make' for 2 s"):
-        workers(3, [0])
+        places.make(3, [0])
     assert node.num_preparing == 0
 
 
 @pytest.mark.parametrize("room", [1, 2])
 def test_a_stop_does_not_wait_for_environments_that_are_being_made(room, monkeypatch):
-    workers = Workers(FakeNode, 2, room)
-    other = workers(3, [0])
+    places = RemotePlaces(FakeNode, 2, room)
+    other = places.make(3, [0])
     monkeypatch.setattr(FakeWorker, "has_answer", lambda self: False)
     monkeypatch.setattr(FakeWorker, "is_slow", True)
-    workers.stopping.set()
+    places.stopping.set()
     with pytest.raises(EnvError, match="run ended before the fake had answered 'make'"):
-        workers(3, [0])
-    last = workers.nodes[-1]
+        places.make(3, [0])
+    last = places.nodes[-1]
     assert last.ended == (2 if room == 1 else 0) and not last.is_lost
     assert other.worker.node.lives
     assert last.take() is None  # what is being made there would answer whoever has the place
@@ -394,7 +393,7 @@ def test_a_request_that_cannot_be_read_ends_the_process(monkeypatch, capsys):
 # Being replaced.
 
 
-def running_with(workers: Workers, inferencers: list[Any], replace: Any) -> RunningInferencers:
+def running_with(places: RemotePlaces, inferencers: list[Any], replace: Any) -> RunningInferencers:
     """Return what collects trajectories of ``inferencers``, with no update loop around it."""
     counters = Counters()
     given = LoopOptions(faults=FaultOptions(on_env_failure="restart", max_env_restarts=4))
@@ -406,17 +405,17 @@ def running_with(workers: Workers, inferencers: list[Any], replace: Any) -> Runn
         None,  # type: ignore[arg-type]
         threading.Event(),
         replace,
-        workers,
+        places,
     )
     running._stops = [Stop.new() for _ in inferencers]
     return running
 
 
-def failed(workers: Workers, error: EnvError) -> Inferencer:
+def failed(places: RemotePlaces, error: EnvError) -> Inferencer:
     """Return an Inferencer elsewhere that ``error`` has ended in a cycle."""
     found = types.SimpleNamespace(
         index=0,
-        env=workers(3, [0]),
+        env=places.make(3, [0]),
         failure=error,
         needs_reset=False,
         position_wanted=threading.Event(),
@@ -442,11 +441,11 @@ def loses(times: int, new: Any) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(("times", "goes_on"), [(3, True), (4, False)])
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 def test_a_node_that_is_lost_at_its_start_is_replaced_again(times, goes_on, schedule, monkeypatch):
-    workers, error = Workers(FakeNode, 1, 1), LostNodeError("lost")
+    places, error = RemotePlaces(FakeNode, 1, 1), LostNodeError("lost")
     new = object.__new__(Inferencer)
     new.index, new.position_wanted = 0, threading.Event()
-    old = failed(workers, error)
-    running = running_with(workers, [old], loses(times, new))
+    old = failed(places, error)
+    running = running_with(places, [old], loses(times, new))
     running._replaces_beside = schedule == "async"
     started: list[Any] = []
     monkeypatch.setattr(running, "_start", started.append)
@@ -468,11 +467,11 @@ def test_a_node_that_is_lost_at_its_start_is_replaced_again(times, goes_on, sche
 
 
 def test_a_failure_while_ending_leaves_the_place_empty_and_waits_for_no_node():
-    workers, error = Workers(FakeNode, 1, 1, 1), LostNodeError("lost")
-    old = failed(workers, error)
-    running = running_with(workers, [old], lambda old: pytest.fail("it was replaced"))
+    places, error = RemotePlaces(FakeNode, 1, 1), LostNodeError("lost")
+    old = failed(places, error)
+    running = running_with(places, [old], lambda old: pytest.fail("it was replaced"))
     running.queue.fail(error)
-    workers.nodes[0].kill()
+    places.nodes[0].kill()
     with pytest.warns(RuntimeWarning):
         running.raise_failures()
     assert running._inferencers == [old] and not running._replacements
@@ -480,16 +479,21 @@ def test_a_failure_while_ending_leaves_the_place_empty_and_waits_for_no_node():
         old.env.worker.ask("run")  # type: ignore[attr-defined]
 
 
-def test_a_node_that_hangs_is_none_that_is_left():
-    workers, error = Workers(FakeNode, 2, 1, 2), EnvHangError("silent")
-    running = running_with(workers, [failed(workers, error)], None)
-    assert not running._mend(error)
-    assert error.__notes__ == ["1 nodes with Inferencers are left; cluster.min_nodes=2"]
+def test_a_node_that_hangs_is_lost_before_it_is_replaced(monkeypatch):
+    places, error = RemotePlaces(FakeNode, 2, 1), EnvHangError("silent")
+    old = failed(places, error)
+    running = running_with(places, [old], None)
+    monkeypatch.setattr(running, "_put_in_place_of", lambda *_: None)
+    monkeypatch.setattr(running, "_start", lambda _: None)
+    running._replaces_beside = False
+    with pytest.warns(RuntimeWarning, match="restart 1 of 4"):
+        assert running._mend(error)
+    assert places.num_living == 1 and places.nodes[0].is_lost
 
 
 def test_a_checkpoint_does_not_wait_for_who_is_being_replaced():
-    workers, error = Workers(FakeNode, 2, 1), EnvError("lost")
-    old, new = failed(workers, error), object.__new__(Inferencer)
+    places, error = RemotePlaces(FakeNode, 2, 1), EnvError("lost")
+    old, new = failed(places, error), object.__new__(Inferencer)
     old.cycle, new.index = 7, 0
     new.position_wanted, new.left_position = threading.Event(), None
     go_on = threading.Event()
@@ -520,7 +524,7 @@ def test_lockstep_of_two_in_a_process_is_the_same_and_a_version_is_sent_once():
         with loop:
             results.append(loop.run(loop.new_state(0, STEPS), 8, STEPS))
             if cluster.address == "processes":
-                (node,) = loop._workers.nodes
+                (node,) = loop._parts.inferencers.nodes
                 # Of four rounds all have networks of their own.
                 assert node.traffic.versions == 4 and node.traffic.items >= 8
                 assert loop._envs[1].worker.ask("received") == 4
@@ -534,15 +538,6 @@ def test_lockstep_of_two_in_a_process_is_the_same_and_a_version_is_sent_once():
     assert here.counters == there.counters
 
 
-def test_fewer_nodes_than_the_least_end_a_run():
-    workers, error = Workers(FakeNode, 2, 1, 2), EnvError("lost")
-    running = running_with(workers, [], None)
-    assert running._has_enough_nodes(error)
-    workers.nodes[0].kill()
-    assert not running._has_enough_nodes(error)
-    assert "cluster.min_nodes=2" in error.__notes__[0]
-
-
 # Options.
 
 
@@ -550,22 +545,12 @@ def test_fewer_nodes_than_the_least_end_a_run():
     ("given", "said"),
     [
         ({"inferencers_per_node": 2}, "cannot go with cluster.address=threads"),
-        ({"min_nodes": 1}, "cannot go with cluster.address=threads"),
         ({"address": "processes", "inferencers_per_node": 0}, "at least 1"),
-        ({"address": "processes", "min_nodes": -1}, "at least 0"),
     ],
 )
 def test_options_of_nodes_keep_their_rules(given, said):
     with pytest.raises(UsageError, match=said):
         ClusterOptions(**given)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"), [({"schedule": "lockstep"}, "every Inferencer"), ({}, "restart")]
-)
-def test_going_on_with_fewer_nodes_needs_async_and_restarts(changes, said):
-    with pytest.raises(UsageError, match=said):
-        LoopOptions(cluster=processes(1, min_nodes=1), **changes)
 
 
 # All messages of the design.
@@ -626,16 +611,13 @@ def nodes_here(monkeypatch) -> list[HereNode]:
     """Let loops with processes have nodes in this one; they come into the list."""
     nodes: list[HereNode] = []
 
-    def workers(given: Any, cluster: ClusterOptions, number: int) -> Workers:
-        sent = pickled(given, "processes")
+    def new(given: bytes, room: int, server: str = CYCLES, of: str = "") -> HereNode:
+        node = HereNode(given, room, server)
+        if server == CYCLES:
+            nodes.append(node)
+        return node
 
-        def new(room: int) -> HereNode:
-            nodes.append(HereNode(sent, room))
-            return nodes[-1]
-
-        return Workers(new, number, cluster.inferencers_per_node)
-
-    monkeypatch.setattr(placement, "process_workers", workers)
+    monkeypatch.setattr(parts_module, "ProcessNode", new)
     return nodes
 
 
@@ -684,11 +666,6 @@ def test_one_run_has_all_messages_and_priorities_are_those_of_numpy(monkeypatch,
         stale.append(not np.array_equal(expected, before.weight))
 
     monkeypatch.setattr(TrajectoryManager, "update_priority", checked)
-    monkeypatch.setattr(
-        managers_placement.processes,
-        "manager_worker",
-        lambda given, server: HereNode(given, 1, server).take(),
-    )
     cluster = processes(2, trajectory_managers=1)
     options = {"num_inferencers_per_device": 2, "schedule": "async"}
     with test_managers.new_loop("dqn", cluster, **options) as loop:

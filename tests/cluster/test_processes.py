@@ -16,7 +16,7 @@ import pytest
 
 import sebulba
 from sebulba.cluster.inferencers import processes
-from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
+from sebulba.cluster.inferencers.remote_inferencer import RemoteInferencer
 from sebulba.errors import EnvError, UsageError
 from sebulba.options import ClusterOptions
 from tests.support.loop_helpers import leaves_equal, make_tiny_loop
@@ -151,9 +151,9 @@ def killed_at(moment: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if moment == "before it has begun":
         patch(processes.ProcessNode, "_send_given", lambda node, _: node)
     elif moment == "as it makes environments":
-        patch(RemoteEnv, "__init__", lambda env, worker, *_: worker.node)
+        patch(RemoteInferencer, "__init__", lambda _, worker, *__: worker.node)
     else:
-        patch(RemoteCycle, "_use", lambda cycle, _: cycle._worker.node)
+        patch(RemoteInferencer, "_use", lambda own, _: own.worker.node)
 
 
 MOMENTS = ["before it has begun", "as it makes environments", "as it compiles"]

@@ -68,10 +68,10 @@ def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once(per_node):
         there = loop.run(loop.new_state(0, STEPS), 6, STEPS)
         assert "in actors on" in loop.describe()
         # Of three rounds of two Inferencers each, all with networks of their own.
-        assert loop._workers.transfers == 3
-        for node in loop._workers.nodes:
+        assert loop._parts.inferencers.transfers == 3
+        for node in loop._parts.inferencers.nodes:
             assert node.traffic.versions == 3
-        assert len(loop._workers.nodes) == 2 // per_node
+        assert len(loop._parts.inferencers.nodes) == 2 // per_node
         # Each actor has fetched them once, for all of its Inferencers.
         assert loop._envs[1].worker.ask("received") == 3
     here = trained("CartPole-v1", ClusterOptions())
@@ -165,7 +165,7 @@ def test_inferencers_are_spread_over_nodes_and_outlive_one(two_nodes):
 
 def test_a_machine_that_comes_gets_the_inferencer_of_one_that_went(two_nodes):
     """There is no room for it on the head, whose two Inferencers go on meanwhile."""
-    address = ClusterOptions(address=two_nodes.address, nodes=2, min_nodes=1)
+    address = ClusterOptions(address=two_nodes.address, nodes=2)
     removed: list[object] = []
     seen = {index: 0 for index in range(3)}
     went_on = lost = 0

@@ -102,20 +102,15 @@ def test_options_need_no_jax():
 
 
 def test_options_that_need_each_other_may_be_given_together():
-    cluster = ClusterOptions(address="auto", nodes=2, min_nodes=1)
-    options = LoopOptions().changed({"cluster": cluster, "on_env_failure": "restart"})
-    assert options.cluster == cluster and options.faults.on_env_failure == "restart"
     faults = FaultOptions(max_env_restarts=3)
     options = LoopOptions().changed({"faults": faults, "on_env_failure": "restart"})
     assert options.faults == FaultOptions(max_env_restarts=3, on_env_failure="restart")
-    with pytest.raises(UsageError, match="min_nodes"):
-        LoopOptions().changed({"cluster": cluster})
     with pytest.raises(UsageError, match=r"^faults="):
         LoopOptions().changed({"faults": 3, "on_env_failure": "restart"})
 
 
-def test_a_record_of_before_has_an_option_that_is_gone():
-    fields = {"address": "processes", "infer_here": 1}
+def test_a_record_of_before_has_options_that_are_gone():
+    fields = {"address": "processes", "infer_here": 1, "min_nodes": 2}
     assert dataclass_from_json(ClusterOptions, fields) == ClusterOptions(address="processes")
     fields = {"on_not_finite": "skip", "max_skipped_updates": 7}
     assert dataclass_from_json(FaultOptions, fields) == FaultOptions(on_not_finite="skip")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -71,17 +69,6 @@ class Child:
         return self._process.pid
 
     @property
-    def training_pid(self) -> int:
-        """Number of the process that trains: a copy of this one, where this one waits for it."""
-        proc = Path("/proc")
-        words = (proc / f"{self.pid}/cmdline").read_bytes()
-        for child in (proc / f"{self.pid}/task/{self.pid}/children").read_text().split():
-            with contextlib.suppress(OSError):
-                if (proc / child / "cmdline").read_bytes() == words:
-                    return int(child)
-        return self.pid
-
-    @property
     def age_s(self) -> float:
         """Seconds since it was started."""
         return time.monotonic() - self._started
@@ -127,17 +114,9 @@ class Child:
             raise TimeoutError(f"no end within {deadline_s:.0f} s:\n{self.printed}") from None
 
     def kill(self) -> None:
-        """Kill it with -9 and wait for its end, and for that of the process that trains."""
-        try:
-            training = os.pidfd_open(self.training_pid)
-        except OSError:  # it has just ended by itself
-            self._process.wait(DEADLINE_S)
-            return
+        """Kill it with -9 and wait for its end."""
         self.send(signal.SIGKILL)
         self._process.wait(DEADLINE_S)
-        has_ended, *_ = select.select([training], [], [], DEADLINE_S)
-        os.close(training)
-        assert has_ended, "it trains on"
 
     def __enter__(self) -> Child:
         return self

@@ -120,7 +120,7 @@ class Sample(NamedTuple):
 
 def watch(child: Child, until_s: float) -> list[Sample]:
     """Return what memory the process has, ten times a second."""
-    samples, training = [], child.training_pid
+    samples, training = [], child.pid
     while child.age_s < until_s:
         if child.has_ended:
             raise RuntimeError(f"it ended by itself:\n{child.printed[-2000:]}")
@@ -133,7 +133,7 @@ def watch(child: Child, until_s: float) -> list[Sample]:
 
 def take_turns(child: Child, run: Path, bare: Callable[[float], float]) -> list[float]:
     """Return the speed of training over that of the bare loop, for each pair of turns."""
-    ratios, training = [], child.training_pid
+    ratios, training = [], child.pid
     for _ in range(TURNS):
         os.kill(training, signal.SIGSTOP)
         try:

@@ -61,7 +61,8 @@ class Assassin:
     def _strike(self) -> None:
         inferencers = self.loop._session.inferencers
         spared = inferencers[0].env.worker.node
-        living = [node for node in self.loop._workers.nodes if node.lives and node is not spared]
+        nodes = self.loop._parts.inferencers.nodes
+        living = [node for node in nodes if node.lives and node is not spared]
         node = living[self._rng.integers(len(living))]
         self._missing = {i.index for i in inferencers if i.env.worker.node is node}
         self.struck.append(time.monotonic())

@@ -12,6 +12,7 @@ import fcntl
 import io
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -205,6 +206,58 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it in all that it 
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
+
+
+SHELL = """
+set -m
+"$@"
+echo "left with $?"
+fg > /dev/null
+echo "ended with $?"
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_z_and_ctrl_c_on_a_terminal(tmp_path):
+    run, (main, terminal) = tmp_path / "run", os.openpty()
+    words = command(*train_words(run, "--total-env-steps", "1000000000"))
+    shell = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, "/bin/bash", "-c", SHELL, "bash", *words],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=environment(tmp_path, TERM="dumb", PYTHONIOENCODING="utf-8"),
+        start_new_session=True,
+    )
+    os.close(terminal)
+    seen = ""
+
+    def read_until(condition) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, seen
+            if select.select([main], [], [], 0.01)[0]:
+                try:
+                    seen += os.read(main, 2**16).decode(errors="replace")
+                except OSError as error:  # nobody has the terminal any more
+                    raise AssertionError(seen) from error
+
+    try:
+        read_until(training_began(run))
+        os.write(main, b"\x1a")
+        read_until(lambda: f"left with {128 + signal.SIGTSTP}" in seen)
+        read_until(training_began(run))  # fg
+        os.write(main, b"\x03")
+        read_until(lambda: "ended with" in seen)
+        assert "ended with 130" in seen and "stopping;" in seen, seen
+        assert shell.wait(DEADLINE_S) == 0
+    finally:
+        os.close(main)
+        shell.kill()  # what it started is hung up, and ends
+        shell.wait()
+    check_saved(run)
+    assert f"To go on: sebulba resume {run}\n" in (run / "ended.txt").read_text()
 
 
 @pytest.mark.slow

@@ -301,28 +301,6 @@ def test_resume_of_a_run_without_checkpoints_is_refused_and_changes_nothing(tmp_
     assert after == before
 
 
-@pytest.mark.slow
-def test_os_exit_of_an_environment_is_its_failure_and_what_was_learned_is_saved(tmp_path):
-    (tmp_path / "leaves.py").write_text(
-        textwrap.dedent(
-            """
-            import os
-            from tests.support.tiny import CountingEnv
-            class Leaves(CountingEnv):
-                def step(self, action):
-                    if self._steps == 200:
-                        os._exit(0)
-                    return super().step(action)
-            """
-        )
-    )
-    options = ["--env.id", "leaves:Leaves", "--num-envs", "4", "--name", "run"]
-    done = run_command(tmp_path, "train", "cartpole", *options)
-    assert done.returncode == 3, done.stderr
-    assert "called os._exit(0)" in (tmp_path / "runs/run/ended.txt").read_text()
-    assert (tmp_path / "runs/run/checkpoints").is_dir()
-
-
 def test_too_few_open_files_are_named_in_one_sentence(tmp_path):
     words = f"ulimit -n 32; exec {sys.executable} -m sebulba train cartpole"
     environ = os.environ | {"PYTHONPATH": os.getcwd()}

@@ -189,7 +189,7 @@ def test_a_signal_to_all_ends_a_run_whose_inferencers_are_processes_and_it_goes_
     words += ["--cluster.address", "processes", "--compile-cache", str(compile_cache_folder)]
     with Child(words, tmp_path / "log", in_group_of_its_own=True) as child:
         child.wait_until(training_began(run))
-        own = str(child.training_pid)
+        own = str(child.pid)
         child.send_to_group(signal.SIGTERM)
         assert shell_code(child.wait(DEADLINE_S)) == 128 + signal.SIGTERM, child.printed
     processes = {path.name for path in closed.iterdir()} - {own}

@@ -204,7 +204,7 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         result = loop.run(loop.new_state(0, 5), 40, 5)
         assert compiles.on
         programs = loop._session.inferencers[0].run_cycle._programs
-        updater = loop._updater
+        updater = loop._parts.updater
         # The update may have been compiled ahead, which is not counted here.
         update = updater._programs[True, 1].jitted
         compiled_later = update._cache_size()
@@ -236,7 +236,7 @@ def test_the_update_is_compiled_ahead_for_what_it_will_be_given(cycle, devices, 
     )
     with loop:
         loop.run(loop.new_state(0, 5), 4, 5)
-        assert loop._updater._programs[True, 1].jitted._cache_size() == 0
+        assert loop._parts.updater._programs[True, 1].jitted._cache_size() == 0
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
 from sebulba.learning.update import Updater
 from sebulba.loops import devices
-from sebulba.loops.devices import learner_mesh
 from sebulba.runs.build import build_agent
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
+from sebulba.transport.mesh import learner_mesh
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.faults.counts import rounds
 from tests.support.loop_helpers import make_tiny_loop

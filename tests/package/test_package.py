@@ -34,19 +34,12 @@ EVERY = {**MODULES, **OF_NETWORKS}
 
 ORDER = (
     *("errors", "types", "support", "agent", "options"),
-    *("cluster.hosts", "envs", "metrics", "transport", "inference", "learning", "agents"),
-    *("cluster", "inferencer_pool", "policies", "checkpoints", "loops"),
+    *("envs", "metrics", "transport", "inference", "learning", "agents"),
+    *("cluster", "policies", "checkpoints", "loops"),
     *("configs", "video", "runs", "tools", "commands"),
     "__main__",
 )
 """The rooms, by folder or module below sebulba: one imports from those before it only."""
-
-ROOMS_WITHIN = {
-    "sebulba.cluster.hosts": "cluster.hosts",
-    "sebulba.inference.inferencer_pool": "inferencer_pool",
-}
-"""What is a room of its own within another: the way of the data passes several hosts, and the pool
-runs Inferencers wherever they are."""
 
 # What a room may import, where that is less than all before it.
 CONTRACTS = {"errors", "types", "support", "agent", "options"}
@@ -56,12 +49,11 @@ ALLOWED = {
     "support": {"errors", "types"},
     "agent": {"types", "errors"},
     "options": {"errors", "support"},
-    "cluster.hosts": CONTRACTS,
     "envs": CONTRACTS,
     "metrics": CONTRACTS,
-    "transport": CONTRACTS | {"cluster.hosts"},
+    "transport": CONTRACTS,
     "inference": CONTRACTS | {"envs", "metrics", "transport"},
-    "learning": CONTRACTS | {"cluster.hosts", "metrics", "transport"},
+    "learning": CONTRACTS | {"metrics", "transport"},
     "agents": CONTRACTS,
     "policies": CONTRACTS | {"agents"},
     "checkpoints": CONTRACTS | {"transport"},
@@ -70,9 +62,6 @@ ALLOWED = {
 
 
 def room(module: str) -> str:
-    for within, name in ROOMS_WITHIN.items():
-        if module == within or module.startswith(f"{within}."):
-            return name
     return module.split(".")[1] if "." in module else ""
 
 

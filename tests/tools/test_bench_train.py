@@ -23,7 +23,6 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory, seed_block
 from sebulba.errors import UsageError
 from sebulba.learning.update import Updater
-from sebulba.loops.devices import learner_mesh
 from sebulba.options import ClusterOptions
 from sebulba.runs.build import build_agent
 from sebulba.tools.bench import ceiling, gil, train
@@ -31,6 +30,7 @@ from sebulba.tools.bench.ceiling import Cost, Setup, Training
 from sebulba.tools.bench.stages import ReplayEnv, Stages, env_work, measure_together
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
+from sebulba.transport.mesh import learner_mesh
 from sebulba.types import RunSpec
 from tests.package.test_package import MODULES, named_in
 

@@ -7,9 +7,7 @@ stopped. It also tells which host the others had to wait for.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,71 +16,12 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.cluster.hosts.mesh import HostMesh
+from sebulba.learning.peers import Agreed, Word
 
 WINDOW_S = 30.0
 """Over so many seconds of rounds it is judged whether hosts wait for one of them."""
 LATE_SHARE = 0.25
 """A host for which the others wait for a larger share of that time is named."""
-
-
-class Word(NamedTuple):
-    """What one host says before the updates of a round; numbers, since a collective carries it."""
-
-    failed: float = 0.0
-    """1: it has no round, and ends."""
-    stop: float = 0.0
-    """1: it was asked to stop after this round."""
-    due: float = 0.0
-    """1: a checkpoint is due."""
-    busy: float = 0.0
-    """1: it still writes the last checkpoint."""
-    with_experience: float = 0.0
-    """1: the experience is due with the next checkpoint, if it is kept apart."""
-    waited_s: float = 0.0
-    """Seconds that it waited for the trajectories of its own Inferencers."""
-    episodes: float = 0.0
-    """Episodes that ended in this round."""
-    masked: float = 0.0
-    """Transitions of this round that are masked, as ``Counters.masked_truncations``."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Agreed:
-    """What all hosts do, the same on each of them."""
-
-    words: tuple[Word, ...]
-    """The word of every host."""
-
-    def hosts_with(self, name: str) -> list[int]:
-        """Return the hosts whose word has something else than 0 in this field."""
-        return [host for host, word in enumerate(self.words) if getattr(word, name)]
-
-    @property
-    def failed(self) -> list[int]:
-        """The hosts that have no round and end."""
-        return self.hosts_with("failed")
-
-    @property
-    def stop(self) -> bool:
-        """All end after this round."""
-        return bool(self.hosts_with("stop"))
-
-    @property
-    def checkpoint(self) -> bool:
-        """All begin a checkpoint after this round: one is due, and nobody still writes another."""
-        return bool(self.hosts_with("due")) and not self.hosts_with("busy")
-
-    @property
-    def with_experience(self) -> bool:
-        """A checkpoint that begins now has the experience, if that is kept apart.
-
-        It is due for one host alone if that could not write the last one.
-        """
-        return bool(self.hosts_with("with_experience"))
-
-    def total(self, name: str) -> int:
-        """Return the sum of a field over the hosts."""
-        return round(sum(getattr(word, name) for word in self.words))
 
 
 class Gather:

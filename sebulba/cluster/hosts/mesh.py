@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS, is_spec, spec_of_each_leaf
+from sebulba.agent import is_spec, spec_of_each_leaf
 from sebulba.errors import UsageError
 from sebulba.support.trees import is_key, owned_copy
+from sebulba.transport.mesh import UpdateMesh, learner_mesh
 from sebulba.types import PyTree
 
 
-class HostMesh:
+class HostMesh(UpdateMesh):
     """The update devices of this host, and those of all hosts, ordered by host.
 
     An array of one host that is split over its devices is this host's part of one that is split
@@ -29,8 +29,8 @@ class HostMesh:
           local: Update devices of this host.
           devices: Update devices of all hosts, as many of each.
         """
-        self.local = _mesh(local)
-        self.whole = _mesh(devices)
+        self.local = learner_mesh(local)
+        self.whole = learner_mesh(devices)
         self.num_hosts = len(devices) // len(local)
 
     def lift(self, tree: PyTree, specs: PyTree) -> PyTree:
@@ -69,6 +69,10 @@ class HostMesh:
 
         return jax.tree.map(one, tree)
 
+    def replicate(self, tree: PyTree) -> PyTree:
+        """Place ``tree`` on the devices of all hosts, without a comparison of the hosts' values."""
+        return self.put(tree, P())
+
     def put(self, tree: PyTree, specs: PyTree) -> PyTree:
         """Return copies over all hosts of which the arrays of ``tree`` are this host's parts."""
 
@@ -98,10 +102,6 @@ def devices_of_hosts(local: Sequence[jax.Device], num_hosts: int) -> list[jax.De
             )
         devices += [there[place] for place in places]
     return devices
-
-
-def _mesh(devices: Sequence[jax.Device]) -> Mesh:
-    return Mesh(np.array(devices), (LEARNER_AXIS,), axis_types=(AxisType.Auto,))
 
 
 def _padded(spec: P, ndim: int) -> tuple:

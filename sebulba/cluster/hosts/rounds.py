@@ -1,73 +1,124 @@
-"""The rounds of hosts that learn together, as the update loop sees them."""
+"""The hosts that learn together, as a loop sees them; see ``Peers``."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from sebulba.cluster.hosts.agreement import Agreed, Gather, Lateness, Word
+from sebulba.cluster.hosts.agreement import Gather, Lateness
 from sebulba.cluster.hosts.hosts import Hosts
 from sebulba.cluster.hosts.mesh import HostMesh
 from sebulba.errors import HostError
+from sebulba.learning.peers import Agreed, Peers, Wants, Word
+
+T = TypeVar("T")
 
 
-class Rounds:
+class Rounds(Peers):
     """Agrees with the other hosts before the updates of every round."""
+
+    ended_together = False
 
     def __init__(self, hosts: Hosts, mesh: HostMesh) -> None:
         """Prepare; the first round compiles the collective."""
         self.hosts = hosts
+        self.index, self.number = hosts.index, hosts.number
         self._gather = Gather(mesh)
         self._lateness = Lateness()
-        self.ended_together = False
-        """Whether a host failed and all of them ended before the same round: what was learned then
-        is the same everywhere, and can be saved."""
+        self._agreed = Agreed(())
+        self._is_due = False
 
-    def agree(self, word: Word, error: BaseException | None) -> Agreed:
-        """Tell this host's word and return those of all.
+    def __str__(self) -> str:
+        return f"; {self.hosts}, alike on each"
 
-        Args:
-          word: What this host says.
-          error: Why this host has no round, if it has failed.
+    def run(self, run: Callable[[], T], on_lost: Any) -> T:
+        """Return what ``run`` does, once all hosts have ended theirs.
 
         Raises:
-          HostError: Another host has failed.
-          BaseException: ``error``, once the others know.
+          HostError: Another host is gone or has failed.
+          BaseException: What ``run`` raised.
         """
+        hosts = self.hosts
+        hosts.watch.on_lost = on_lost
+        try:
+            result = run()
+            # The checkpoint is whole once all have saved. Host 0 may still evaluate, and JAX would
+            # end all if a host left before it.
+            hosts.meet("the end", math.inf)
+            return result
+        except BaseException as error:
+            hosts.watch.on_lost = None  # this thread is not stuck
+            explained = hosts.explained(error)
+            hosts.end_after(explained)
+            if explained is error:
+                raise
+            raise explained from error
+        finally:
+            hosts.watch.on_lost = None
+
+    def check_same(self, about: Mapping[str, Any]) -> None:
+        """Raise UsageError, on every host, unless all give the same."""
+        self.hosts.check_same(about)
+
+    def agree(
+        self,
+        word: Word,
+        error: Exception | None,
+        stop_requested: threading.Event,
+        wants: Callable[[], Wants],
+        ready: Callable[[], None],
+    ) -> Agreed:
+        """Tell this host's word and return those of all; see ``Peers.agree``."""
         if error is not None:
             self.hosts.note_reason(error)
-        agreed = self._gather(word)
-        if agreed.failed:
-            self.ended_together = True
-            self.hosts.watch.on_lost = None  # who now saves is not to be ended
-            raise error if error is not None else self._failure(agreed.failed[0])
+        wanted = wants()
+        self._is_due = self._is_due or wanted.due  # until all begin it
+        ready()
+        word = word._replace(
+            **wanted._replace(due=self._is_due)._asdict(), stop=stop_requested.is_set()
+        )
+        self._agreed = agreed = self._gather(word)
+        self._end_if(agreed.failed, error)
         self._warn_of_late(agreed)
         return agreed
 
-    def end(self, error: BaseException | None) -> None:
-        """Wait until no host has anything more to do but to save.
+    def ends(self, stop_requested: threading.Event) -> bool:
+        """Tell whether a stop was requested, here or elsewhere, before this round."""
+        if self._agreed.stop:
+            stop_requested.set()
+        return self._agreed.stop
+
+    def checkpoint(self, wants: Callable[[], Wants]) -> Wants:
+        """Tell whether all hosts begin one now; they have said what they want in their words."""
+        del wants
+        agreed = self._agreed
+        begins = agreed.checkpoint and not agreed.stop
+        self._is_due = self._is_due and not begins
+        return Wants(begins, False, agreed.with_experience)
+
+    def end(self, error: Exception | None) -> None:
+        """Wait until no host has anything more to do but to save; see ``Peers.end``.
 
         Not by a collective: a host that fails elsewhere lets the others know, but does not come.
-
-        Args:
-          error: What this host failed with as it ended.
-
-        Raises:
-          HostError: Another host has failed.
-          BaseException: ``error``, once the others know.
         """
         if error is not None:
             self.hosts.note_reason(error)
         failed = self.hosts.meet(error is not None, math.inf)
-        if any(failed):
-            self.ended_together = True
-            self.hosts.watch.on_lost = None  # who now saves is not to be ended
-            raise error if error is not None else self._failure(failed.index(True))
+        self._end_if([host for host, has_failed in enumerate(failed) if has_failed], error)
 
-    def _failure(self, host: int) -> HostError:
+    def _end_if(self, failed: list[int], error: Exception | None) -> None:
+        """Raise what ended this host, or the error of the first of those that have failed."""
+        if not failed:
+            return
+        self.ended_together = True
         watch = self.hosts.watch
-        return watch.failure_of(host) or HostError(f"{watch.name_of(host)} has failed")
+        watch.on_lost = None  # who now saves is not to be ended
+        of_other = HostError(f"{watch.name_of(failed[0])} has failed")
+        raise error or watch.failure_of(failed[0]) or of_other
 
     def _warn_of_late(self, agreed: Agreed) -> None:
         waited_s = [word.waited_s for word in agreed.words]

@@ -14,31 +14,16 @@ from typing import Any, NamedTuple
 import cloudpickle
 import jax
 
-from sebulba.agent import Agent
 from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import EnvError, is_env_failure
-from sebulba.inference.choose_cycle import MakeCycle, make_cycle
 from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES, without_exit
+from sebulba.inference.places import Given, Places
 from sebulba.metrics.timer import PhaseTimer
-from sebulba.options import CycleKind, Schedule
-from sebulba.types import EnvAdapter, EnvFactory, RunSpec
+from sebulba.types import EnvAdapter, RunSpec
 
 TAKE_S = 300.0
 """Longest time that networks are on their way after a cycle with them was asked for."""
-
-
-class Given(NamedTuple):
-    """What a server works with."""
-
-    factory: EnvFactory
-    """Makes the environments."""
-    agent: Agent
-    """Acts."""
-    kind: CycleKind | MakeCycle
-    """How a cycle runs."""
-    schedule: Schedule
-    """async or lockstep."""
 
 
 class Failure(NamedTuple):
@@ -180,7 +165,7 @@ class Server:
         self._device = jax.local_devices(backend="cpu")[0]
         self._cycle = None  # that of an Inferencer that was here before
         with self.shared.making:
-            env = given.factory(num_envs, seeds)
+            env = Places(given).make(num_envs, seeds)
         if not getattr(given.agent.spec, "eval_only", ()):
             env = as_policy_sees(env)
         self._env = env
@@ -192,8 +177,8 @@ class Server:
         self._programs, self._networks_structure = self.shared.programs(run)
         why = ""
         if self._cycle is None:
-            make = given.kind, self._env, self._programs, self._device, self._timer
-            self._cycle, why = make_cycle(*make, schedule=given.schedule)
+            made = Places(given).make_cycle(self._env, self._programs, self._device, self._timer)
+            self._cycle, why = made
         else:
             self._cycle.use(self._programs)
         return self._cycle.kind, why

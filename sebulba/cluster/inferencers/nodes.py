@@ -31,10 +31,6 @@ CLOSE_S = 5.0
 """How long it may take to free its environments."""
 
 
-class LostNodeError(EnvError):
-    """A node has ended, and not because it was told to; another may take its place."""
-
-
 @dataclasses.dataclass
 class Traffic:
     """What went to a node and came back, since it was started."""

@@ -14,12 +14,9 @@ from typing import Any, NoReturn
 
 import jax
 
-from sebulba.cluster.inferencers.inferencer_server import Given
-from sebulba.cluster.inferencers.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
-from sebulba.cluster.inferencers.remote_inferencer import CYCLES, pickled, worker_config
-from sebulba.cluster.inferencers.workers import Workers
-from sebulba.errors import EnvError, signal_name
-from sebulba.options import ClusterOptions
+from sebulba.cluster.inferencers.nodes import CLOSE_S, Node, Version, Worker
+from sebulba.cluster.inferencers.remote_inferencer import CYCLES, worker_config
+from sebulba.errors import EnvError, LostNodeError, signal_name
 from sebulba.support.user_code import search_path
 from sebulba.transport.permits import WAKE_S
 from sebulba.types import PyTree
@@ -32,26 +29,6 @@ def _send(connection: Connection, message: tuple) -> None:
     CPython 3.12.1 crashes where the garbage collector finds such a view (its issue 111049).
     """
     connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-
-def manager_worker(given: bytes, server: str) -> Worker:
-    """Start the process of a trajectory manager."""
-    node = ProcessNode(given, 1, server, "a trajectory manager")
-    worker = node.take()
-    if worker is None:
-        raise LostNodeError(f"the {node.name} of {node.of} ended before it had begun")
-    return worker
-
-
-def process_workers(given: Given, cluster: ClusterOptions, number: int) -> Workers:
-    """Return the factory of environments in processes, and start those for ``number`` Inferencers.
-
-    Raises:
-      UsageError: The environment factory or the agent cannot be sent to them.
-    """
-    sent = pickled(given, "processes")
-    per_node = cluster.inferencers_per_node
-    return Workers(lambda room: ProcessNode(sent, room), number, per_node, cluster.min_nodes)
 
 
 class ProcessNode(Node):

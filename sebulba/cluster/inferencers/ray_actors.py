@@ -25,16 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from sebulba.cluster.inferencers.inferencer_server import Given
-from sebulba.cluster.inferencers.nodes import CLOSE_S, LostNodeError, Node, Version, Worker
-from sebulba.cluster.inferencers.remote_inferencer import (
-    CYCLES,
-    make_servers,
-    pickled,
-    worker_config,
-)
-from sebulba.cluster.inferencers.workers import Workers
-from sebulba.errors import EnvError, UsageError
+from sebulba.cluster.inferencers.nodes import CLOSE_S, Node, Version, Worker
+from sebulba.cluster.inferencers.remote_inferencer import CYCLES, make_servers, worker_config
+from sebulba.cluster.inferencers.remote_places import RemotePlaces
+from sebulba.errors import EnvError, LostNodeError, UsageError
 from sebulba.options import ClusterOptions
 from sebulba.support.user_code import search_path, use_search_path
 from sebulba.transport.permits import WAKE_S
@@ -178,25 +172,26 @@ def _import_ray() -> Any:
     return ray
 
 
-class ActorWorkers(Workers):
-    """Makes each vector environment in an actor of its own."""
+class ActorPlaces(RemotePlaces):
+    """Has each Inferencer in an actor, or shares of them."""
 
-    def __init__(self, given: Given, cluster: ClusterOptions, number: int) -> None:
-        """Connect to the cluster, or start one here, and start ``number`` actors.
+    def __init__(
+        self, given: bytes, cluster: ClusterOptions, number: int, most_restarts: int
+    ) -> None:
+        """Connect to the cluster, or start one here, and start the actors; see ``RemotePlaces``.
 
         Raises:
-          UsageError: Ray is missing, there is no such cluster, or something cannot be sent.
+          UsageError: Ray is missing, or there is no such cluster.
         """
-        sent = pickled(given, cluster.address)
         self._ray = _import_ray()
         self._is_ours = _connect(self._ray, cluster, number + cluster.trajectory_managers)
         self._store = NetworkStore(self._ray)
         try:
             super().__init__(
-                lambda room: ActorNode(self._ray, self._store, sent, room, self),
+                lambda room: ActorNode(self._ray, self._store, given, room, self),
                 number,
                 cluster.inferencers_per_node,
-                cluster.min_nodes,
+                most_restarts,
             )
         except BaseException:
             self.close()
@@ -277,13 +272,10 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def manager_worker(given: bytes, server: str) -> Worker:
-    """Start the actor of a trajectory manager, once ``ActorWorkers`` has connected to Ray."""
+def new_actor(given: bytes, room: int, server: str, of: str) -> ActorNode:
+    """Start an actor of no Inferencer, once ``ActorPlaces`` has connected to Ray."""
     ray = _import_ray()
-    node = ActorNode(ray, NetworkStore(ray), given, 1, None, server, "a trajectory manager")
-    worker = node.take()
-    assert worker is not None, "it has room for one"
-    return worker
+    return ActorNode(ray, NetworkStore(ray), given, room, None, server, of)
 
 
 class NetworkStore:
@@ -320,7 +312,7 @@ class ActorNode(Node):
         store: NetworkStore,
         given: bytes,
         room: int,
-        workers: ActorWorkers | None,
+        places: ActorPlaces | None,
         server: str = CYCLES,
         of: str = "an Inferencer",
     ) -> None:
@@ -331,12 +323,12 @@ class ActorNode(Node):
           store: Of the networks that are sent.
           given: What the servers work with, pickled.
           room: How many there are.
-          workers: Say whether the others are enough, if it cannot be placed; None has no others.
+          places: Say whether it is waited for, if it cannot be placed; None has no others.
           server: The class of them, as ``module:class``.
           of: Whose actor it is, for people.
         """
         super().__init__(room)
-        self.ray, self._store, self._workers = ray, store, workers
+        self.ray, self._store, self._places = ray, store, places
         self._of = of if room == 1 else f"{room} Inferencers"
         self.where = "in actors"
         self.name = f"actor of {self._of}"
@@ -396,10 +388,10 @@ class ActorNode(Node):
     def _wait_for_place(self) -> None:
         deadline: float = time.monotonic() + PLACED_S
         while not self.ray.wait([self._about], timeout=WAKE_S)[0]:
-            if self._workers is not None and self._workers.stopping.is_set():
+            if self._places and self._places.stopping.is_set():
                 raise EnvError("the run ended before Ray had started an actor for it")
             if time.monotonic() > deadline:
-                if self._workers is not None and self._workers.goes_on_without(self):
+                if self._places and self._places.waits_for(self):
                     continue
                 cpus = self.ray.available_resources().get("CPU", 0)
                 raise EnvError(

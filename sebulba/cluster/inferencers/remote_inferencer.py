@@ -1,8 +1,8 @@
 """Inferencers whose cycles run elsewhere: in a process of this machine, or on another machine.
 
 The thread of such an Inferencer stays in the process that trains: permits, rounds, hangs, restarts
-and checkpoints are those of any other. Only its cycle runs elsewhere: ``RemoteCycle`` sends the
-networks, if they are new there, and the step state, and gets the trajectory back. What is asked
+and checkpoints are those of any other. Only its cycle runs elsewhere: ``RemoteInferencer`` sends
+the networks, if they are new there, and the step state, and gets the trajectory back. What is asked
 there is a ``Server`` (``inferencer_server.py``); a ``Worker`` is the way to it, in a ``Node``
 (``nodes.py``).
 """
@@ -20,13 +20,13 @@ import cloudpickle
 import jax
 import numpy as np
 
-from sebulba.cluster.inferencers.nodes import LostNodeError, Worker
-from sebulba.errors import EnvError, UsageError
+from sebulba.cluster.inferencers.nodes import Worker
+from sebulba.errors import EnvError, LostNodeError, UsageError
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import num_bytes, owned_copy
 from sebulba.transport.item import Item
-from sebulba.types import EnvOutput, FusedEnv, PyTree, Trajectory
+from sebulba.types import PyTree, Trajectory
 
 CYCLES = "sebulba.cluster.inferencers.inferencer_server:Server"
 """What runs the cycles of an Inferencer in a worker."""
@@ -74,82 +74,58 @@ def pickled(given: Any, address: str) -> bytes:
         ) from error
 
 
-class RemoteEnv:
-    """A vector environment in another process. Only ``RemoteCycle`` steps it."""
+class RemoteInferencer:
+    """An Inferencer elsewhere, as this process has it: its environments, and its cycle (``Cycle``).
+
+    Nothing here steps the environments. ``LoopEnvs`` checks their spec and closes them.
+    """
 
     def __init__(self, worker: Worker, num_envs: int, seeds: Sequence[int]) -> None:
-        """Make it; the spec comes from there."""
+        """Have the environments made there; ``begin`` comes next."""
         self.worker = worker
         self.num_envs = num_envs
         self.spec, self.draws = worker.prepare("make", num_envs, list(seeds))
+        self.why = worker.where
+        """Where it is, and the reason for the kind of its cycles."""
 
-    def reset(self) -> EnvOutput:
-        """Not here: its cycle does it."""
-        raise NotImplementedError("its process resets it")
-
-    def step(self, action: Any) -> EnvOutput:
-        """Not here: its cycle does it."""
-        raise NotImplementedError("its process steps it")
-
-    def fused(self) -> FusedEnv | str:
-        """Return why it is not JAX functions here."""
-        return "it is in another process"
-
-    def state(self) -> bytes | str:
-        """Not here: its cycle keeps it."""
-        raise NotImplementedError("its process keeps its state")
-
-    def put_back(self, state: bytes) -> None:
-        """Not here: its cycle does it."""
-        raise NotImplementedError("its process puts it back")
+    def begin(self, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer) -> None:
+        """Prepare cycles there; ``device`` holds networks and step states here."""
+        self._device = device
+        self._timer = timer
+        self._use(programs)
 
     def kill(self) -> None:
         """End its process, in which it hangs."""
         self.worker.kill()
 
     def close(self) -> None:
-        """Free it, and end its process."""
+        """Free the environments, and end their process if nobody else is in it."""
         self.worker.close()
-
-
-class RemoteCycle:
-    """Has the cycles of an Inferencer run in its worker; see ``Cycle``."""
-
-    def __init__(
-        self, env: RemoteEnv, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
-    ) -> None:
-        """Prepare cycles there; ``device`` holds networks and step states here."""
-        self._worker = env.worker
-        self._device = device
-        self._timer = timer
-        self._sent: PyTree = None
-        self.why = env.worker.where
-        self._use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on; whoever replaces a worker uses them anyway."""
-        if not self._worker.is_gone:
+        if not self.worker.is_gone:
             with contextlib.suppress(LostNodeError):  # its next cycle fails, and it is replaced
                 self._use(programs)
 
     def _use(self, programs: CyclePrograms) -> None:
         self._programs = programs
-        self.kind, why = self._worker.prepare("use", programs.run)
+        self.kind, why = self.worker.prepare("use", programs.run)
         if why:
-            self.why = f"{self._worker.where}; {why}"
-        self._sent = None
+            self.why = f"{self.worker.where}; {why}"
+        self._sent: PyTree = None
         shapes = programs.shapes
         self._structure = jax.tree.structure((shapes.env_step, shapes.action, shapes.extras))
 
     def reset(self) -> None:
         """Begin new episodes."""
-        self._worker.ask("reset")
+        self.worker.ask("reset")
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[Item | None, PyTree]:
         """Run one cycle; see ``Cycle.run``."""
-        keys, number = self._programs.keys, next(self._worker.node.cycle_numbers)
+        keys, number = self._programs.keys, next(self.worker.node.cycle_numbers)
         with self._timer.phase("act"):
             initial = self._programs.copy(step_state)
             given = jax.device_get(keys.unwrap(step_state))
@@ -157,14 +133,14 @@ class RemoteCycle:
             began = time.perf_counter()
             version = None
             if networks is not self._sent:
-                version = self._worker.version(networks, self._device)
-            self._worker.begin("run", number, version, given)
+                version = self.worker.version(networks, self._device)
+            self.worker.begin("run", number, version, given)
             self._sent = networks
-            made, after, spent = self._worker.answer(stop, number)
+            made, after, spent = self.worker.answer(stop, number)
             wall_s = time.perf_counter() - began
         with self._timer.phase("finish"):
             step_state = keys.wrap(owned_copy(after, self._device))
-            self._worker.node.note(
+            self.worker.node.note(
                 spent,
                 wall_s,
                 num_bytes(given),
@@ -179,15 +155,15 @@ class RemoteCycle:
 
     def position(self) -> bytes | str:
         """Return where the environment stands; see ``Cycle.position``."""
-        return self._worker.ask("position")
+        return self.worker.ask("position")
 
     def put_back(self, position: bytes) -> None:
         """Go on from ``position``; see ``Cycle.put_back``."""
-        self._worker.ask("put_back", position)
+        self.worker.ask("put_back", position)
 
     def last_transition(self) -> dict[str, np.ndarray]:
         """Return the latest observation and action; empty where the worker ended."""
         try:
-            return self._worker.ask("last_transition")
+            return self.worker.ask("last_transition")
         except EnvError:
             return {}

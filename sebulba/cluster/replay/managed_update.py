@@ -6,7 +6,11 @@ devices as its experience; the priorities that it computes go back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -14,7 +18,7 @@ from sebulba.agent import Agent, AgentState
 from sebulba.cluster.replay.sharded_replay import ShardedReplay
 from sebulba.learning.update import Updater
 from sebulba.transport.item import Item
-from sebulba.types import PyTree
+from sebulba.types import PyTree, RunSpec
 
 
 class ManagedUpdater(Updater):
@@ -25,13 +29,44 @@ class ManagedUpdater(Updater):
         agent: Agent,
         mesh: Mesh,
         update_key: jax.Array,
-        store: ShardedReplay,
-        *,
         skip_not_finite: bool = False,
+        *,
+        store: ShardedReplay,
     ) -> None:
         """Prepare the programs; the arguments are those of ``Updater``, and the store."""
-        super().__init__(agent, mesh, update_key, skip_not_finite=skip_not_finite)
+        super().__init__(agent, mesh, update_key, skip_not_finite)
         self._store = store
+        self._restored: PyTree = ()
+        """A replay that was read and not put back yet."""
+
+    def begin(self, run: RunSpec) -> None:
+        """Prepare for runs of these sizes, with an empty store."""
+        super().begin(run)
+        self._store.make(run)
+
+    def clear(self) -> None:
+        """Forget what is in the store."""
+        self._store.clear()
+
+    def read(self, read: Callable[[Agent], Any], run: RunSpec) -> Any:
+        """Read a state whose replay need not fit on an update device; see ``Updater.read``."""
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            resumed = read(self._store.agent)
+            self._restored = resumed.state.experience
+            drawn = jax.eval_shape(lambda: self._agent.new_state(jax.random.key(0), run).experience)
+            drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), drawn)
+            lasting = self._store.agent.lasting_experience(self._restored)
+            drawn = self._agent.with_lasting(drawn, lasting)
+        return resumed._replace(state=resumed.state._replace(experience=drawn))
+
+    def put_back(self) -> None:
+        """Put the replay that was read into the store."""
+        restored, self._restored = self._restored, ()
+        self._store.put_back(restored)
+
+    def close(self) -> None:
+        """End the managers."""
+        self._store.close()
 
     def place(self, state: AgentState) -> None:
         """Copy the state, and tell the store the key of the updates."""

@@ -111,7 +111,7 @@ class ShardedReplay:
           agent: The agent whose replay it is (not ``with_managers``).
           managers: M of them, of which nothing was asked yet.
         """
-        self._agent = agent
+        self.agent = agent
         self._managers = managers
         self._run: RunSpec | None = None
         self._gathered_spec = agent.replay.gathered_spec()
@@ -130,12 +130,12 @@ class ShardedReplay:
         """
         number = len(self._managers)
         self._run = run
-        self._statistics = jax.device_get(self._agent.replay.new_statistics())
+        self._statistics = jax.device_get(self.agent.replay.new_statistics())
         self._ask(lambda part: ("make", run, Part(part, number)))
 
     def clear(self) -> None:
         """Forget everything."""
-        self._statistics = jax.device_get(self._agent.replay.new_statistics())
+        self._statistics = jax.device_get(self.agent.replay.new_statistics())
         self._ask(lambda part: ("clear",))
 
     def _ask(self, request: Callable[[int], tuple]) -> list[Any]:
@@ -158,11 +158,11 @@ class ShardedReplay:
     def insert(self, trajectory: Trajectory, initial_step_state: PyTree) -> None:
         """Hand a trajectory over, with the step state before its row 0; do not wait."""
         of_each = self._sizes.num_inferencers // len(self._managers)
-        core = jax.device_get(self._agent.recurrent_state(initial_step_state))
+        core = jax.device_get(self.agent.recurrent_state(initial_step_state))
         manager = self._managers[int(trajectory.inferencer) // of_each]
         trajectory = jax.device_get(trajectory)
         manager.begin("insert", trajectory, core)
-        if self._agent.replay.normalizer:
+        if self.agent.replay.normalizer:
             counted = jax.device_get(self._counted(self._statistics, trajectory))
             self._statistics = jax.tree.map(lambda x: x[0], counted)
 
@@ -197,7 +197,7 @@ class ShardedReplay:
 
     def update_priority(self, experience: Drawn) -> None:
         """Hand the priorities over that the update computed; do not wait."""
-        if not self._agent.config.replay.prioritized:
+        if not self.agent.config.replay.prioritized:
             return
         draw, priority = jax.device_get((experience.draw, experience.priority))
         share = len(priority) // len(self._managers)
@@ -209,7 +209,7 @@ class ShardedReplay:
 
     def num_bytes(self) -> int:
         """Return the size of everything that is held."""
-        agent, run = self._agent, self._sizes
+        agent, run = self.agent, self._sizes
         shapes = jax.eval_shape(lambda key: agent.new_state(key, run).experience, jax.random.key(0))
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 

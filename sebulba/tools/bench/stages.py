@@ -18,24 +18,22 @@ import jax
 import numpy as np
 
 from sebulba.agent import Agent, AgentState
-from sebulba.cluster.inferencers.inferencer_server import Given
-from sebulba.cluster.inferencers.remote_inferencer import RemoteCycle, RemoteEnv
-from sebulba.cluster.inferencers.start import new_workers
-from sebulba.cluster.inferencers.workers import Workers
+from sebulba.cluster.parts import new_places
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import EnvError
-from sebulba.inference.choose_cycle import make_cycle
 from sebulba.inference.cores import Cores, threads_run_on
 from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
-from sebulba.inference.loop_envs import LoopEnvs, cores_of_inferencers
+from sebulba.inference.loop_envs import LoopEnvs
+from sebulba.inference.places import Given, Places
 from sebulba.learning.update import Updater
-from sebulba.loops.devices import choose_devices, learner_mesh, what_fits
+from sebulba.loops.devices import choose_devices, what_fits
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import on_device, owned_copy
 from sebulba.tools.bench.ceiling import ALONE, RELAY, Cost
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
+from sebulba.transport.mesh import learner_mesh
 from sebulba.types import (
     EnvAdapter,
     EnvFactory,
@@ -149,12 +147,10 @@ class Stages:
             config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
         )
         self._factory = factory
-        self._cluster = config.cluster
-        self._workers: Workers | None = None
-        """Where the environments of the cycles are, if elsewhere."""
-        is_here = config.cluster.address == "threads"
-        pin = config.pin_inferencers and config.num_inferencers_per_device > 0 and is_here
-        self._cores = cores_of_inferencers(factory, len(self._devices), pin=pin)
+        self._given = Given(factory, agent, config.cycle, config.schedule)
+        self._places = Places(self._given)
+        """Where the environments of the cycles are."""
+        self._cores: Sequence[Cores | None] = ()
         self._envs: list[LoopEnvs] = []
         self._works: dict[str, list[Work]] = {}
         self._hand_off = HandOffToMesh(agent, self._mesh)
@@ -179,7 +175,7 @@ class Stages:
     def shares_cores(self) -> bool:
         """Every stage runs on the CPU's cores."""
         devices = [*self._devices, *self._mesh.devices.flat]
-        is_here = self._cluster.address in ("threads", "processes", "local")
+        is_here = self._config.cluster.address in ("threads", "processes", "local")
         return is_here and all(device.platform == "cpu" for device in devices)
 
     def use(self, state: AgentState, acting_networks: PyTree, cycles: int) -> None:
@@ -208,14 +204,20 @@ class Stages:
     def _build(self, state: AgentState) -> None:
         acting = jax.eval_shape(lambda x: x, self._networks[self._devices[0]])
         programs = CyclePrograms(self._agent, acting, state.step[0], self._run)
-        given = Given(self._factory, self._agent, self._config.cycle, self._config.schedule)
-        self._workers = new_workers(given, self._cluster, self.num_inferencers)
-        envs = self._make_envs(self._workers)
-        cycles = [self._make_cycle(i, env, programs) for i, env in enumerate(envs)]
+        config, number = self._config, self.num_inferencers
+        self._places = new_places(self._given, config, number)
+        pin = config.pin_inferencers and not config.inline
+        self._cores = self._places.cores(number, pin=pin)
+        envs = self._make_envs(self._places)
+        cycles = [
+            self._places.make_cycle(env, programs, device, PhaseTimer(*INFERENCER_PHASES))[0]
+            for env, device in zip(envs, self._devices, strict=True)
+        ]
         self.kind = cycles[0].kind
         self.could_fuse = (
             self.kind == "stepped"
             and self._devices[0].platform == "cpu"
+            and not self._places.nodes
             and not isinstance(envs[0].fused(), str)
         )
         self._kept: list[Any] = [None] * len(envs)
@@ -225,37 +227,35 @@ class Stages:
         ]
         for work in self._works["cycle"]:
             work(0.0)
-        replays = [ReplayEnv(env.spec, kept) for env, kept in zip(envs, self._kept, strict=True)]
+        # What replaces the environment runs here, as the environment did.
+        kind: Any = self.kind
+        here: Any = Places(self._given._replace(kind=kind))
         self._works["inference"] = [
             self._cycle_work(
-                i, self._make_cycle(i, env, programs), kept.final_step_state, [None] * len(envs)
+                i,
+                here.make_cycle(
+                    ReplayEnv(env.spec, kept),
+                    programs,
+                    self._devices[i],
+                    PhaseTimer(*INFERENCER_PHASES),
+                )[0],
+                kept.final_step_state,
+                [None] * len(envs),
             )
-            for i, (env, kept) in enumerate(zip(replays, self._kept, strict=True))
+            for i, (env, kept) in enumerate(zip(envs, self._kept, strict=True))
         ]
         self._works["environment"] = [
             env_work(env, jax.tree.map(np.array, kept.trajectory.action), self.kind, device)
-            for env, kept, device in zip(self._make_envs(), self._kept, self._devices, strict=True)
+            for env, kept, device in zip(
+                self._make_envs(Places(self._given)), self._kept, self._devices, strict=True
+            )
         ]
 
-    def _make_envs(self, workers: Workers | None = None) -> list[EnvAdapter]:
-        config = self._config
-        envs = LoopEnvs(
-            workers or self._factory,
-            self._agent.spec,
-            config.seed,
-            config.num_envs,
-            self._cores,
-        )
+    def _make_envs(self, places: Places) -> list[EnvAdapter]:
+        spec, config = self._agent.spec, self._config
+        envs = LoopEnvs(places.make, spec, config.seed, config.num_envs, self._cores)
         self._envs.append(envs)
         return [envs[i] for i in range(self.num_inferencers)]
-
-    def _make_cycle(self, i: int, env: EnvAdapter, programs: CyclePrograms) -> Cycle:
-        timer = PhaseTimer(*INFERENCER_PHASES)
-        if isinstance(env, RemoteEnv):
-            return RemoteCycle(env, programs, self._devices[i], timer)
-        # What replaces the environment runs as the environment did.
-        kind: Any = self.kind or self._config.cycle
-        return make_cycle(kind, env, programs, self._devices[i], timer)[0]
 
     def _cycle_work(self, i: int, cycle: Cycle, step_state: PyTree, kept: list[Any]) -> Work:
         """Return the cycles of Inferencer ``i``; ``kept[i]`` is the output of the last."""
@@ -276,7 +276,7 @@ class Stages:
         """Measure every stage once, after a call of ``use``; and the way of what is elsewhere."""
         before, cpu_before_s = self._traffic(), time.process_time()
         costs = {"cycle": self.measure_cycle()}
-        if self._workers is not None:
+        if self._places.nodes:
             costs[RELAY] = self._relay(before, time.process_time() - cpu_before_s)
         elif self.num_inferencers > 1 and self.kind == "stepped":
             costs[ALONE] = measure_together(self._works["environment"][:1], self._seconds / 2)
@@ -291,22 +291,21 @@ class Stages:
         """Measure the cycles of all Inferencers, after a call of ``use``."""
 
         def cpu_s() -> float:
-            return time.process_time() + (self._workers.cpu_s if self._workers else 0.0)
+            return time.process_time() + self._places.cpu_s
 
         return measure_together(self._works["cycle"], self._seconds, self._cores, cpu_s)
 
     def _measure_part(self, part: str) -> Cost:
         """Measure a part of a cycle, without what shares of it wait for each other elsewhere."""
-        if self._workers is None:
+        if not self._places.nodes:
             return measure_together(self._works[part], self._seconds, self._cores)
         # Here they would share one interpreter; elsewhere each process has its own.
         one = measure_together(self._works[part][:1], self._seconds)
-        return Cost(one.wall_us / len(self._workers.nodes), one.cpu_us)
+        return Cost(one.wall_us / len(self._places.nodes), one.cpu_us)
 
     def _traffic(self) -> tuple[int, float]:
         """Return how many cycles have come from elsewhere, and the seconds of their way."""
-        nodes = self._workers.nodes if self._workers else []
-        traffic = [node.traffic for node in nodes]
+        traffic = [node.traffic for node in self._places.nodes]
         return sum(one.items for one in traffic), sum(one.relay_s for one in traffic)
 
     def _relay(self, before: tuple[int, float], cpu_s: float) -> Cost:
@@ -369,8 +368,7 @@ class Stages:
     def close(self) -> None:
         """Free the environments."""
         with contextlib.ExitStack() as stack:
-            if self._workers is not None:
-                stack.callback(self._workers.close)
+            stack.callback(self._places.close)
             for env in self._envs:
                 stack.callback(env.close)
 

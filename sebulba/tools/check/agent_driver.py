@@ -12,10 +12,10 @@ import numpy as np
 
 from sebulba.agent import Agent, AgentState, is_spec, spec_of_each_leaf
 from sebulba.learning.update import Updater
-from sebulba.loops.devices import learner_mesh
 from sebulba.support.trees import named_leaves
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
+from sebulba.transport.mesh import learner_mesh
 from sebulba.types import EnvStep, PyTree, RunSpec, Trajectory, empty_env_step
 
 T, B = 6, 8

@@ -16,9 +16,9 @@ from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
 from sebulba.envs.factory import env_spec, make_env_factory
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
-from sebulba.learning.update import owned_copy
 from sebulba.loops.devices import local_devices
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
+from sebulba.support.trees import owned_copy
 from sebulba.tools.check.finding import Finding, note, ok, problem
 
 ALIGNMENT = 64

@@ -7,7 +7,8 @@ import runpy
 import signal
 import sys
 
-from sebulba.runs.parent_process import PR_SET_PDEATHSIG
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2): the signal that a process gets when its parent ends."""
 
 if __name__ == "__main__":
     if sys.platform == "linux":  # no other system has it

@@ -1,0 +1,146 @@
+"""The one door to what may be in other processes or on other machines: nobody else asks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import jax
+
+from sebulba.agents.bases.off_policy import OffPolicyAgent
+from sebulba.cluster.alone import Parts, alone, key_and_skip
+from sebulba.cluster.hosts.join import join_hosts
+from sebulba.cluster.hosts.mesh import HostMesh, devices_of_hosts
+from sebulba.cluster.hosts.rounds import Rounds
+from sebulba.cluster.inferencers import ray_actors
+from sebulba.cluster.inferencers.nodes import Worker
+from sebulba.cluster.inferencers.processes import ProcessNode
+from sebulba.cluster.inferencers.remote_inferencer import pickled
+from sebulba.cluster.inferencers.remote_places import RemotePlaces
+from sebulba.cluster.replay.managed_update import ManagedUpdater
+from sebulba.cluster.replay.sharded_replay import (
+    ManagerElsewhere,
+    ManagerHere,
+    ShardedReplay,
+    check_managers,
+)
+from sebulba.errors import LostNodeError, UsageError, shown
+from sebulba.inference.places import Given, Places
+from sebulba.learning.update import Updater
+from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
+from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts
+from sebulba.transport.mesh import learner_mesh
+
+MANAGERS = "sebulba.cluster.replay.manager_server:ManagerServer"
+"""What answers for a trajectory manager in a worker."""
+
+
+def join(options: DistributedOptions, *, inference_only: bool) -> None:
+    """Meet the hosts that learn together, if there are any, before anything asks for devices.
+
+    Raises:
+      UsageError: Hosts cannot be joined, or nothing is learned.
+      HostError: Not all hosts came in time.
+    """
+    if not options.is_on:
+        return
+    if inference_only:
+        where = f"distributed.coordinator={shown(options.coordinator)}"
+        raise UsageError(f"inference_only=True does not go with {where}; leave one out")
+    join_hosts(options)
+
+
+def parts(
+    given: Given,
+    options: LoopOptions,
+    update_devices: Sequence[jax.Device],
+    num_inferencers: int,
+    *,
+    inference_only: bool = False,
+) -> Parts:
+    """Return the parts of a loop, each where ``options`` say; ``join`` comes first.
+
+    Args:
+      given: What Inferencers work with; its agent is the user's.
+      options: Of the loop.
+      update_devices: Of this process.
+      num_inferencers: Of this process.
+      inference_only: Nothing is learned, so that there is no replay.
+
+    Raises:
+      UsageError: Something cannot be sent, Ray is missing, or the agent has no replay for managers.
+    """
+    cluster, agent = options.cluster, given.agent
+    managers = 0 if inference_only else cluster.trajectory_managers
+    if managers:
+        check_managers(agent, managers, num_inferencers)
+        assert isinstance(agent, OffPolicyAgent)
+        given = given._replace(agent=agent.with_managers())
+    made = alone(given, options, update_devices)
+    if options.distributed.is_on:
+        made = _with_hosts(made, options, update_devices)
+    with contextlib.ExitStack() as stack:
+        made = made._replace(inferencers=new_places(given, options, num_inferencers))
+        stack.callback(made.inferencers.close)
+        if managers:
+            assert isinstance(agent, OffPolicyAgent)
+            mesh, key_and_skips = learner_mesh(update_devices), key_and_skip(options)
+            store = start_managers(agent, cluster)
+            updater = ManagedUpdater(given.agent, mesh, *key_and_skips, store=store)
+            made = made._replace(hand_off=HandOffToHost(), updater=updater)
+        stack.pop_all()
+    return made
+
+
+def _with_hosts(made: Parts, options: LoopOptions, update_devices: Sequence[jax.Device]) -> Parts:
+    hosts = join_hosts(options.distributed)
+    mesh = HostMesh(update_devices, devices_of_hosts(update_devices, hosts.number))
+    return made._replace(
+        hand_off=HandOffToHosts(made.agent, mesh),
+        updater=Updater(made.agent, mesh.whole, *key_and_skip(options), hosts=mesh),
+        peers=Rounds(hosts, mesh),
+    )
+
+
+def new_places(given: Given, options: LoopOptions, number: int) -> Places:
+    """Return where so many Inferencers are: in threads, in processes, or in actors of Ray.
+
+    Raises:
+      UsageError: The environment factory or the agent cannot be sent, or Ray is missing.
+    """
+    cluster, restarts = options.cluster, options.env_restarts_allowed
+    if cluster.address == "threads":
+        return Places(given)
+    sent = pickled(given, cluster.address)
+    if cluster.address == "processes":
+        per_node = cluster.inferencers_per_node
+        return RemotePlaces(lambda room: ProcessNode(sent, room), number, per_node, restarts)
+    return ray_actors.ActorPlaces(sent, cluster, number, restarts)
+
+
+def start_managers(agent: OffPolicyAgent, cluster: ClusterOptions) -> ShardedReplay:
+    """Start the managers of the replay of ``agent``; with Ray, after ``new_places`` has connected.
+
+    Raises:
+      UsageError: The agent cannot be sent to them.
+    """
+    number = cluster.trajectory_managers
+    if cluster.address == "threads":
+        return ShardedReplay(agent, [ManagerHere(agent) for _ in range(number)])
+    given = pickled(agent, cluster.address)
+    with contextlib.ExitStack() as stack:
+        managers = []
+        for _ in range(number):
+            managers.append(ManagerElsewhere(_manager(given, cluster)))
+            stack.callback(managers[-1].close)
+        stack.pop_all()
+    return ShardedReplay(agent, managers)
+
+
+def _manager(given: bytes, cluster: ClusterOptions) -> Worker:
+    new = ProcessNode if cluster.address == "processes" else ray_actors.new_actor
+    node = new(given, 1, MANAGERS, "a trajectory manager")
+    worker = node.take()
+    if worker is None:
+        raise LostNodeError(f"the {node.name} of a trajectory manager ended before it had begun")
+    return worker

@@ -1,0 +1,111 @@
+"""Where Inferencers are: these are in this process; ``cluster/`` has those in others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+
+from sebulba.agent import Agent
+from sebulba.inference.choose_cycle import MakeCycle, make_cycle
+from sebulba.inference.cores import Cores
+from sebulba.inference.cycle import Cycle, CyclePrograms
+from sebulba.inference.inferencer import Inferencer
+from sebulba.inference.loop_envs import cores_of_inferencers
+from sebulba.metrics.timer import PhaseTimer
+from sebulba.options import CycleKind, Schedule
+from sebulba.types import EnvAdapter, EnvFactory
+
+T = TypeVar("T")
+
+
+class Given(NamedTuple):
+    """What Inferencers work with, wherever they are."""
+
+    factory: EnvFactory
+    """Makes the environments."""
+    agent: Agent
+    """Acts."""
+    kind: CycleKind | MakeCycle
+    """How a cycle runs."""
+    schedule: Schedule
+    """async or lockstep."""
+
+
+class Places:
+    """Has the Inferencers of a loop in this process. A subclass has all of them elsewhere."""
+
+    takes_long = False
+    """New environments may take minutes to come, and have limits of their own."""
+    num_restarts = 0
+    """How often a place was lost before the run began; runs count them as ``env_restarts``."""
+    nodes: Sequence[Any] = ()
+    """The processes that Inferencers are in, if that is not this one."""
+    cpu_s = 0.0
+    """CPU seconds of all nodes, as of the last cycle of each."""
+
+    def __init__(self, given: Given) -> None:
+        """Work with ``given``."""
+        self._given = given
+
+    def cores(self, number: int, *, pin: bool) -> list[Cores | None]:
+        """Return the cores of each Inferencer; see ``cores_of_inferencers``."""
+        return cores_of_inferencers(self._given.factory, number, pin=pin)
+
+    def make(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
+        """Make the environments of an Inferencer; an ``EnvFactory``."""
+        return self._given.factory(num_envs, seeds)
+
+    def make_cycle(
+        self, env: EnvAdapter, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
+    ) -> tuple[Cycle, str]:
+        """Make the cycle of an Inferencer; return the reason for its kind, too."""
+        kind, schedule = self._given.kind, self._given.schedule
+        return make_cycle(kind, env, programs, device, timer, schedule=schedule)
+
+    def start(self, make: Callable[[], T], make_again: Callable[[], T] | None = None) -> T:
+        """Return what ``make`` returns, before the run begins.
+
+        Args:
+          make: Makes it; what it raises is raised.
+          make_again: Makes it after its place was lost; None calls ``make`` again.
+        """
+        del make_again
+        return make()
+
+    def begin(self) -> None:
+        """Prepare for a run: wait for environments again."""
+
+    def started(self, policy_version: int, limit_s: float | None, *, patient: bool) -> None:
+        """Replace environments from now on, and count for ``figures``.
+
+        Args:
+          policy_version: Number of publishes so far.
+          limit_s: Seconds that new environments may take; None waits for ever.
+          patient: The place of one that is lost may be waited for as long as there are others.
+        """
+
+    def stop(self) -> None:
+        """Wait for no new environments any more."""
+
+    def kill(self, env: EnvAdapter) -> None:
+        """End environments that hang, which no thread can do to another."""
+
+    def figures(self, elapsed_s: float, policy_version: int) -> dict[str, Any]:
+        """Return the metrics of the nodes for a window, which the next one follows.
+
+        Args:
+          elapsed_s: How long it lasted.
+          policy_version: Number of publishes so far.
+        """
+        del elapsed_s, policy_version
+        return {}
+
+    def lines(self, inferencers: Sequence[Inferencer]) -> list[str]:
+        """Return a line for people on each node."""
+        del inferencers
+        return []
+
+    def close(self) -> None:
+        """End all nodes; may be called twice."""
