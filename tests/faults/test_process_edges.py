@@ -256,7 +256,7 @@ def test_ctrl_z_and_ctrl_c_on_a_terminal(tmp_path):
         os.close(main)
         shell.kill()  # what it started is hung up, and ends
         shell.wait()
-    check_saved(run)
+    check_saved(run, 130)
     assert f"To go on: sebulba resume {run}\n" in (run / "ended.txt").read_text()
 
 
