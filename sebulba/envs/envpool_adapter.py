@@ -21,6 +21,7 @@ from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooper
 from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
 from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.option_checks import check_number, check_option_names
+from sebulba.envs.pool import PoolAdapter, scattered
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
     canonical_action_space,
@@ -68,11 +69,8 @@ _LARGEST = {
 }
 
 
-class EnvpoolAdapter:
-    """An envpool (or anything with its interface) with next-step autoreset.
-
-    One thread at a time may use it: two threads on one pool abort the process.
-    """
+class EnvpoolAdapter(PoolAdapter):
+    """An envpool (or anything with its interface) with next-step autoreset."""
 
     def __init__(self, pool: Any, *, name: str = "") -> None:
         """Take over ``pool``, made in synchronous mode with ``env_type="gymnasium"``.
@@ -82,13 +80,12 @@ class EnvpoolAdapter:
         """
         config = pool.config
         _check_one_player(config, name)
-        self.num_envs = int(config["num_envs"])
+        super().__init__(pool)
         if config.get("batch_size", 0) not in (0, self.num_envs):
             raise UsageError(
                 f"batch_size={config['batch_size']} of {name!r} must be num_envs={self.num_envs}: "
                 "all environments step together"
             )
-        self._pool = pool
         self._step = native_step(pool) or pool.step
         self.spec = pool_spec(pool, config, name)
         self._check_action = make_action_check(self.spec.action_space, self.num_envs)
@@ -104,7 +101,7 @@ class EnvpoolAdapter:
         """Begin new episodes in all environments."""
         obs, info = self._open_pool().reset()
         if (order := self._order(info)) is not None:
-            obs = _scatter(obs, order)
+            obs = scattered(obs, order)
         self._ends = np.zeros(self.num_envs, np.bool_)
         first = EnvOutput.first(self._cast_obs(obs), self.num_envs)
         self._legal.look(self.spec, first.obs)
@@ -118,7 +115,7 @@ class EnvpoolAdapter:
         obs, reward, terminated, truncated, info = self._step(self._native_action(action))
         true_reward, game_over = _game(reward, terminated, info)
         if (order := self._order(info)) is not None:
-            obs, reward, terminated, truncated, true_reward, game_over = _scatter(
+            obs, reward, terminated, truncated, true_reward, game_over = scattered(
                 (obs, reward, terminated, truncated, true_reward, game_over), order
             )
         # The row after an end is a reset. Testing `elapsed_step == 0` would miss lost lives.
@@ -170,25 +167,10 @@ class EnvpoolAdapter:
         is_atari = "stack_num" in self._pool.config and "frame_skip" in self._pool.config
         return ATARI_HZ / self._pool.config["frame_skip"] if is_atari else None
 
-    def state(self) -> str:
-        """Return why there is no state."""
-        return "envpool cannot save its environments"
-
-    def put_back(self, state: bytes) -> None:
-        """Raise EnvError."""
-        raise EnvError(f"{self.state()}; reset {self.spec.name!r} instead")
-
     def close(self) -> None:
         """Free the pool and its threads."""
-        pool, self._pool = self._pool, None
         self._step = None
-        if pool is not None:
-            pool.close()
-
-    def _open_pool(self) -> Any:
-        if self._pool is None:
-            raise EnvError(f"environment {self.spec.name!r} is closed; make a new one")
-        return self._pool
+        super().close()
 
     def _order(self, info: dict) -> np.ndarray | None:
         """Return the environments that the rows belong to, or None if they are in order."""
@@ -256,15 +238,6 @@ def _game(reward: Any, terminated: Any, info: dict) -> tuple[Any, Any]:
 
 def _as_float32(array: np.ndarray) -> np.ndarray:
     return array if array.dtype == np.float32 else array.astype(np.float32)
-
-
-def _scatter(tree: PyTree, order: np.ndarray) -> PyTree:
-    def scatter(rows: np.ndarray) -> np.ndarray:
-        in_order = np.empty_like(rows)
-        in_order[order] = rows
-        return in_order
-
-    return jax.tree.map(scatter, tree)
 
 
 def _make_obs_cast(canonical: gymnasium.Space) -> Callable[[PyTree], PyTree]:

@@ -51,13 +51,13 @@ from sebulba.envs.observation_parts import (
     tags_of,
     warn_of_unused_mask,
 )
-from sebulba.envs.option_checks import check_number, check_option_names, is_one_of
+from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.packages import VectorKind, is_package_id, package_env, package_versions
 from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env, remember
 from sebulba.envs.wrappers import load_wrapper, warn_of_statistics, wrapped
 from sebulba.errors import UsageError, shown
-from sebulba.support.checks import nearest
+from sebulba.support.checks import check_types, nearest
 from sebulba.support.user_code import import_module, is_attribute, load_attribute, module_of_file
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec
 
@@ -231,7 +231,7 @@ def make_env_factory(
 
 @dataclasses.dataclass(frozen=True)
 class _OwnOptions:
-    """The options of ``make_env_factory`` that do not go to the environment."""
+    """The options of ``make_env_factory``, which describes them, that are not the environment's."""
 
     backend: Backend | None = None
     """For ids; None chooses."""
@@ -251,36 +251,17 @@ class _OwnOptions:
     """Wrappers around single environments, or their names."""
 
     def __post_init__(self) -> None:
-        if self.backend is not None and not is_one_of(self.backend, "envpool", "gymnasium"):
-            raise UsageError(
-                f"backend={shown(self.backend)} must be 'envpool', 'gymnasium' or None"
-            )
-        if not is_one_of(self.vectorization, "sync", "async"):
-            raise UsageError(f"vectorization={shown(self.vectorization)} must be 'sync' or 'async'")
-        if not isinstance(self.channels_first, bool | None):
-            raise UsageError(
-                f"channels_first={shown(self.channels_first)} must be True, False or None"
-            )
-        if self.action_mask is not None and not is_one_of(self.action_mask, "observation", "info"):
-            raise UsageError(
-                f"action_mask={shown(self.action_mask)} must be 'observation', 'info' or None"
-            )
-        names = self.privileged
-        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-            raise UsageError(
-                f"privileged={shown(names)} must be a tuple of names of parts of the observation; "
-                "use for example ('state',)"
-            )
-        if not isinstance(self.wrappers, tuple):
-            raise UsageError(
-                f"wrappers={shown(self.wrappers)} must be a tuple of wrappers or their names; use "
-                "for example ('gymnasium.wrappers:FlattenObservation',)"
-            )
         where, seconds = f"step_timeout_s={shown(self.step_timeout_s)}", self.step_timeout_s
         check_number(where, seconds, default=STEP_TIMEOUT_S, is_int=False, smallest=0.001)
         if (threads := self.num_threads) is not None:
             where = f"num_threads={shown(threads)}"
             check_number(where, threads, default=1, smallest=1, largest=1024)
+        if not isinstance(self.wrappers, tuple):
+            raise UsageError(
+                f"wrappers={shown(self.wrappers)} must be a tuple of wrappers or their names; use "
+                "for example ('gymnasium.wrappers:FlattenObservation',)"
+            )
+        check_types(self, open_fields=("num_threads", "step_timeout_s"))
 
     def changed(self) -> dict[str, Any]:
         """Return those that were given."""

@@ -12,11 +12,6 @@ from sebulba.errors import UsageError
 from sebulba.support.checks import nearest
 
 
-def is_one_of(value: Any, *choices: str) -> bool:
-    """Tell whether ``value`` is one of these strings."""
-    return isinstance(value, str) and value in choices
-
-
 def check_option_names(options: Iterable[str], known: Collection[str], what: str) -> None:
     """Raise UsageError for an option that ``what`` does not have."""
     for name in options:

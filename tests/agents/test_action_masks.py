@@ -339,7 +339,7 @@ class WideMask(JaxMask):
 @pytest.mark.parametrize(
     ("env", "options", "words"),
     [
-        (InfoMask, {"action_mask": "infos"}, "action_mask='infos' must be 'observation', 'info'"),
+        (InfoMask, {"action_mask": "infos"}, "'infos' must be one of 'observation', 'info'"),
         (InfoMask, {"action_mask": "observation"}, "the observation must be a Dict with"),
         (ObsMask, {"action_mask": "info"}, "use action_mask='observation'"),
         (OnlyMask, {"action_mask": "observation"}, "observes nothing but its action_mask"),

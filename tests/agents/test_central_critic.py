@@ -130,8 +130,8 @@ def test_a_tree_may_have_a_dict_of_actions():
     [
         (HiddenBit, ("hiden",), "'hiden' is none of its parts, which are hidden, seen"),
         (HiddenBit, ("seen", "hidden"), "leaves nothing that the policy sees"),
-        (HiddenBit, "hidden", "must be a tuple of names"),
-        (HiddenBit, (1,), "must be a tuple of names"),
+        (HiddenBit, "hidden", "privileged='hidden' must be a tuple of text"),
+        (HiddenBit, (1,), "must be a tuple of text each"),
         ("CartPole-v1", ("x",), "names parts of a Dict"),
         (TreeMask, ("time",), "whose tree says what is eval_only"),
         (Visitors, ("secret",), "is for one agent"),

@@ -184,7 +184,7 @@ def test_a_user_says_where_channels_are():
         adapter.close()
     with pytest.raises(UsageError, match=r"channels_first=False .* 'Pong-v5'.* 4 frames"):
         env_spec("Pong-v5", channels_first=False)
-    with pytest.raises(UsageError, match="channels_first='no' must be True, False or None"):
+    with pytest.raises(UsageError, match="channels_first='no' must be True or False or None"):
         make_env_factory("CartPole-v1", channels_first="no")
     with pytest.raises(UsageError, match=r"already a factory .* channels_first"):
         make_env_factory(make_env_factory("CartPole-v1"), channels_first=True)

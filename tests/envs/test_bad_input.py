@@ -243,7 +243,7 @@ def test_action_check_knows_both_ends(space, good, bad):
         ("ALE/Ponk-v5", {}, "nearest are Pong-v5"),
         ("Pong-v5", {"backend": "gymnasium"}, "not an id of gymnasium"),
         ("Acrobot-v1", {"backend": "envpol"}, "backend='envpol' must be"),
-        ("CartPole-v1", {"vectorization": "threads"}, "'threads' must be 'sync' or 'async'"),
+        ("CartPole-v1", {"vectorization": "threads"}, "'threads' must be one of 'sync', 'async'"),
         ("CartPole-v1", {"vectorization": "async"}, "'async' is for single environments"),
         (pool_adapter, {"vectorization": "async"}, "'async' is for single environments"),
         (pool_adapter, {"num_threads": 2}, "num_threads=2 is an option of envpool"),

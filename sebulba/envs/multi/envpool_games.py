@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs.pool import PoolAdapter, scattered
 from sebulba.envs.spaces import canonical_observation_space, check_legal_of_slots, make_action_check
 from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population, compile_tree
-from sebulba.errors import EnvError
 from sebulba.types import EnvOutput, MultiAgentSpec
 
 MASK = "action_mask"
@@ -41,17 +41,16 @@ def game_spec(spec: Any, name: str) -> MultiAgentSpec:
     return compiled
 
 
-class GameAdapter:
+class GameAdapter(PoolAdapter):
     """Gives each player of each game a row; whose turn it is acts, and all are told of the end.
 
     Rows come in the order in which games are done with a step, and are put into place by
-    ``env_id``. One thread at a time may use it.
+    ``env_id``.
     """
 
     def __init__(self, pool: Any, name: str = "") -> None:
         """Take over ``pool``, made in synchronous mode with ``env_type="gymnasium"``."""
-        self._pool = pool
-        self.num_envs = int(pool.config["num_envs"])
+        super().__init__(pool)
         self.spec = game_spec(pool.spec, name)
         group = self.spec.groups[PLAYER]
         self._slots, self._one = group.slots, group.spec
@@ -87,32 +86,13 @@ class GameAdapter:
         obs, reward, terminated, truncated, info = pool.step(move)
         is_first = self._ends
         order = info["env_id"]
-        terminated, truncated = _scattered(terminated, order), _scattered(truncated, order)
+        terminated, truncated = scattered(terminated, order), scattered(truncated, order)
         self._ends = terminated | truncated
         return self._output(obs, reward, terminated, truncated, info, is_first)
 
     def fused(self) -> str:
         """Return why there is no fused cycle."""
         return "envpool offers no XLA interface for games of several players"
-
-    def state(self) -> str:
-        """Return why there is no state."""
-        return "envpool cannot save its environments"
-
-    def put_back(self, state: bytes) -> None:
-        """Raise EnvError."""
-        raise EnvError(f"{self.state()}; reset {self.spec.name!r} instead")
-
-    def close(self) -> None:
-        """Free the pool and its threads."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-
-    def _open_pool(self) -> Any:
-        if self._pool is None:
-            raise EnvError(f"environment {self.spec.name!r} is closed; make a new one")
-        return self._pool
 
     def _output(
         self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, is_first: Any
@@ -131,12 +111,12 @@ class GameAdapter:
         rows = info["players"]["env_id"] * size + info["players"]["id"]
         by_player = (self.num_envs, size)
         space: Any = self._one.observation_space
-        seen = _scattered(obs, rows).astype(space[OBSERVATION].dtype)
-        paid = _scattered(np.asarray(reward, np.float32), rows).reshape(by_player)
-        self._mover = _scattered(info["current_player"], info["env_id"])
+        seen = scattered(obs, rows).astype(space[OBSERVATION].dtype)
+        paid = scattered(np.asarray(reward, np.float32), rows).reshape(by_player)
+        self._mover = scattered(info["current_player"], info["env_id"])
         acting = np.zeros(by_player, np.bool_)
         acting[self._envs, self._mover] = ~(terminated | truncated)
-        legal = _scattered(info["legal_action_mask"], info["env_id"])
+        legal = scattered(info["legal_action_mask"], info["env_id"])
         mask = (acting[..., None] & legal[:, None].astype(np.bool_)).astype(np.int8)
 
         def of_all(flag: np.ndarray) -> dict[str, np.ndarray]:
@@ -153,10 +133,3 @@ class GameAdapter:
             acting={PLAYER: acting},
         )
         return self._last
-
-
-def _scattered(rows: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Return ``rows`` in order; row i of them belongs to place ``order[i]``."""
-    in_order = np.empty_like(rows)
-    in_order[order] = rows
-    return in_order
