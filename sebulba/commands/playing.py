@@ -37,7 +37,7 @@ from sebulba.support.user_code import import_from_here
 if TYPE_CHECKING:
     from sebulba.policies.policy import Policy
     from sebulba.video.rendering import Stage
-    from sebulba.video.screens import Screen
+    from sebulba.video.screens import Terminal, Window
 
 MOST_FILMED = 64
 """Most episodes that are filmed side by side."""
@@ -153,7 +153,7 @@ def watch(argv: list[str]) -> int:
 def _watch(
     policy: Policy,
     stage: Stage,
-    screen: Screen,
+    screen: Window | Terminal,
     given: argparse.Namespace,
     returns: list[float],
 ) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -89,26 +89,18 @@ def film_best(
       EnvError: An environment failed.
     """
     per_second = per_second or stage.per_second
-    reels = [
-        _Reel(file.with_name(f"{PARTIAL}{i}-{file.name}"), per_second)
-        for i in range(stage.adapter.num_envs)
-    ]
-    try:
-        seen = _wind(_telling(stage.play(policy, max_episode_steps, stop), progress), reels)
-        best = int(np.argmax(seen.returns))
-        reels[best].file.replace(file)
-    finally:
+    with ExitStack() as stack:
+        reels = [
+            stack.enter_context(_Reel(file.with_name(f"{PARTIAL}{i}-{file.name}"), per_second))
+            for i in range(stage.adapter.num_envs)
+        ]
+        for seen in _telling(stage.play(policy, max_episode_steps, stop), progress):
+            for i in np.flatnonzero(seen.plays):
+                reels[i].add(seen.pictures[i])
         for reel in reels:
-            with suppress(OSError):
-                reel.file.unlink(missing_ok=True)
-    return Film(
-        file,
-        tuple(seen.returns.tolist()),
-        int(seen.lengths[best]),
-        reels[best].num_pictures,
-        per_second,
-        int((seen.lengths >= max_episode_steps).sum()),
-    )
+            reel.close()
+        best = int(np.argmax(seen.returns))
+        return reels[best].kept(file, seen, int(seen.lengths[best]), max_episode_steps)
 
 
 def _telling(episodes: Iterator[Shown], progress: Progress | None) -> Iterator[Shown]:
@@ -118,17 +110,6 @@ def _telling(episodes: Iterator[Shown], progress: Progress | None) -> Iterator[S
         if progress is not None:
             running = seen.plays & ~seen.is_last
             progress(int((~running).sum()), int(seen.lengths[running].max(initial=0)))
-
-
-def _wind(episodes: Iterator[Shown], reels: list[_Reel]) -> Shown:
-    """Put every picture on the reel of its environment; return the last that was shown."""
-    with ExitStack() as stack:
-        for reel in reels:
-            stack.enter_context(closing(reel))
-        for seen in episodes:
-            for i in np.flatnonzero(seen.plays):
-                reels[i].add(seen.pictures[i])
-    return seen
 
 
 def film_grid(
@@ -145,25 +126,13 @@ def film_grid(
     The arguments and errors are those of ``film_best``.
     """
     per_second = per_second or stage.per_second
-    reel = _Reel(file.with_name(f"{PARTIAL}{file.name}"), per_second)
     last: np.ndarray | None = None
-    try:
-        with closing(reel):
-            for seen in _telling(stage.play(policy, max_episode_steps), progress):
-                last = _with_ends(seen, last)
-                reel.add(grid(last))
-        reel.file.replace(file)
-    finally:
-        with suppress(OSError):
-            reel.file.unlink(missing_ok=True)
-    return Film(
-        file,
-        tuple(seen.returns.tolist()),
-        int(seen.lengths.max()),
-        reel.num_pictures,
-        per_second,
-        int((seen.lengths >= max_episode_steps).sum()),
-    )
+    with _Reel(file.with_name(f"{PARTIAL}{file.name}"), per_second) as reel:
+        for seen in _telling(stage.play(policy, max_episode_steps), progress):
+            last = _with_ends(seen, last)
+            reel.add(grid(last))
+        reel.close()
+        return reel.kept(file, seen, int(seen.lengths.max()), max_episode_steps)
 
 
 def _with_ends(seen: Shown, last: np.ndarray | None) -> np.ndarray:
@@ -188,7 +157,7 @@ def grid(pictures: np.ndarray) -> np.ndarray:
 
 
 class _Reel:
-    """A film that is being written by ffmpeg, picture by picture."""
+    """A film that is being written by ffmpeg, picture by picture; a context removes its file."""
 
     def __init__(self, file: Path, per_second: float) -> None:
         """Begin at the first picture, which says how large all are."""
@@ -237,6 +206,22 @@ class _Reel:
             stderr=self._said,
             process_group=0,  # Ctrl-C is for this process
         )
+
+    def kept(self, file: Path, seen: Shown, length: int, max_episode_steps: int) -> Film:
+        """Rename the whole film to ``file``; the rest describes its episodes."""
+        self.file.replace(file)
+        returns, num_cut = seen.returns.tolist(), int((seen.lengths >= max_episode_steps).sum())
+        return Film(file, tuple(returns), length, self.num_pictures, self._per_second, num_cut)
+
+    def __enter__(self) -> _Reel:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self.close()
+        finally:
+            with suppress(OSError):
+                self.file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let ffmpeg finish; may be called twice.

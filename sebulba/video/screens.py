@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -17,18 +17,7 @@ HALF_BLOCK = "▀"
 """Its colour is the upper of two pixels, the background's the lower."""
 
 
-class Screen(Protocol):
-    """Shows pictures. A context manager."""
-
-    def show(self, picture: np.ndarray, caption: str) -> bool:
-        """Show a picture, ``[height, width, 3]`` uint8; False once nobody watches any more."""
-
-    def __enter__(self) -> Screen: ...
-
-    def __exit__(self, *exception: object) -> None: ...
-
-
-def open_screen(where: str | None) -> Screen:
+def open_screen(where: str | None) -> Window | Terminal:
     """Return a screen: the window where there is a display, else the terminal.
 
     Args:

@@ -31,10 +31,10 @@ class ActingNetworks(NamedTuple):
     """``ObservationNormalizer.scaling``."""
 
 
-def observation_normalizer(spec: EnvSpec, torso: TorsoConfig) -> ObservationNormalizer | None:
-    """Return the normaliser of what policies see, or None if that has no vector of numbers."""
-    normalizer = ObservationNormalizer(spec.policy_spec, images_are_flattened=torso.kind == "mlp")
-    return normalizer if normalizer else None
+def observation_normalizer(spec: EnvSpec, torso: TorsoConfig, is_on: bool) -> ObservationNormalizer:
+    """Return the normaliser of what policies see."""
+    flattened = torso.kind == "mlp"
+    return ObservationNormalizer(spec.policy_spec, images_are_flattened=flattened, is_on=is_on)
 
 
 class Statistics(NamedTuple):
@@ -56,21 +56,21 @@ class Normalization:
         self._discount = config.discount
         self._rewards = config.normalize_rewards
         self._eval_only = spec.eval_only
-        self._observations: ObservationNormalizer | None = None
+        is_on = config.normalize_observations
+        self._observations = observation_normalizer(spec, config.torso, is_on)
         self._hidden: ObservationNormalizer | None = None
-        if config.normalize_observations:
-            self._observations = observation_normalizer(spec, config.torso)
+        if is_on:
             self._hidden = _of_hidden(spec, images_are_flattened=config.torso.kind == "mlp")
 
     @property
     def scales_observations(self) -> bool:
         """Whether observations are normalised."""
-        return self._observations is not None
+        return bool(self._observations)
 
     def new(self, run: RunSpec) -> Statistics:
         """Return statistics without samples."""
         return Statistics(
-            observations=self._observations.new() if self._observations else (),
+            observations=self._observations.new(),
             rewards=new_reward_statistics(run.num_inferencers, run.num_envs)
             if self._rewards
             else (),
@@ -95,11 +95,11 @@ class Normalization:
 
     def scaling(self, statistics: Statistics) -> PyTree:
         """Return what policies scale observations with; ``()`` where they do not."""
-        return self._observations.scaling(statistics.observations) if self._observations else ()
+        return self._observations.scaling(statistics.observations)
 
     def scaled(self, scaling: PyTree, obs: PyTree) -> PyTree:
         """Return what policies see of observations ``[T, B, ...]`` as their networks see it."""
-        return self._observations(scaling, obs) if self._observations else obs
+        return self._observations(scaling, obs)
 
     def metrics(self, obs: PyTree) -> dict[str, jax.Array]:
         """Return the share of ``obs``, as networks see them, ``[T, B, ...]``, that was clipped."""
@@ -140,9 +140,8 @@ class Normalization:
     def _counted(self, statistics: Statistics, obs: PyTree, counts: jax.Array | None) -> Statistics:
         """Return the statistics with observations ``[T, B, ...]``, or with those that count."""
         seen, hidden = self._apart(obs)
-        if self._observations:
-            new = self._observations.update(statistics.observations, seen, counts)
-            statistics = statistics._replace(observations=new)
+        new = self._observations.update(statistics.observations, seen, counts)
+        statistics = statistics._replace(observations=new)
         if self._hidden:
             new = self._hidden.update(statistics.hidden, hidden, counts)
             statistics = statistics._replace(hidden=new)

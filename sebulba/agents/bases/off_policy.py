@@ -13,7 +13,6 @@ import optax
 from sebulba.agent import Agent
 from sebulba.agents.bases.normalization import ActingNetworks, observation_normalizer
 from sebulba.agents.configs.off_policy import OffPolicyConfig
-from sebulba.agents.kernels.normalization import ObservationNormalizer
 from sebulba.agents.nets.torso import has_convolutions
 from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.remote_sample import DrawnLayout
@@ -58,12 +57,9 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
           UsageError: An observation space that the networks cannot take.
         """
         super().__init__(spec, config)
-        self.replay = replay
-        self.normalizer: ObservationNormalizer | None = None
-        if config.normalize_observations:
-            self.normalizer = observation_normalizer(spec, config.torso)
-        if self.normalizer:
-            self.replay = dataclasses.replace(replay, normalizer=self.normalizer)
+        is_on = config.normalize_observations
+        self.normalizer = observation_normalizer(spec, config.torso, is_on)
+        self.replay = dataclasses.replace(replay, normalizer=self.normalizer)
         self.optimizer = optimizer
         # An observation space that does not fit raises here and not later in a thread.
         networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
@@ -110,7 +106,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return networks, Opt(optimizer, target, opt.updates + 1)
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> Replay:
-        scaling = self.normalizer.scaling(self.normalizer.new()) if self.normalizer else ()
+        scaling = self.normalizer.scaling(self.normalizer.new())
         trajectory = self.empty_trajectory(self._acting_networks(networks, scaling), run)
         core = self.recurrent_state(self.new_step_state(key, run, 0))
         return self.replay.new(trajectory, core, run)
@@ -131,7 +127,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     def acting_networks(self, networks: PyTree, experience: Replay) -> PyTree:
         """Return what acts, with the scaling of observations where they are normalised."""
-        scaling = self.normalizer.scaling(experience.statistics) if self.normalizer else ()
+        scaling = self.normalizer.scaling(experience.statistics)
         return self._acting_networks(networks, scaling)
 
     def _acting_networks(self, networks: PyTree, scaling: PyTree) -> PyTree:
@@ -183,7 +179,6 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         """
         if not isinstance(networks, ActingNetworks):
             return networks, env_step
-        assert self.normalizer is not None
         obs = self.normalizer(networks.scaling, env_step.obs)
         return networks.networks, env_step._replace(obs=obs)
 
@@ -193,9 +188,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         self: OffPolicyAgent[ConfigT, TransitionReplay], experience: Replay, draw: Draw
     ) -> Transition:
         """Return the transitions that begin at ``draw``, with observations as networks see them."""
-        drawn = self.replay.transitions(experience, draw, self.config.discount)
-        if not self.normalizer:
-            return drawn
+        drawn = self.replay.gathered(experience, draw, self.config.discount)
         scaling = self.normalizer.scaling(experience.statistics)
         obs, next_obs = (self.normalizer(scaling, obs) for obs in (drawn.obs, drawn.next_obs))
         return drawn._replace(obs=obs, next_obs=next_obs)
@@ -204,9 +197,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         self: OffPolicyAgent[ConfigT, SequenceReplay], experience: Replay, draw: Draw
     ) -> Sequence:
         """Return the sequences that begin at ``draw``, with observations as networks see them."""
-        drawn = self.replay.sequences(experience, draw)
-        if not self.normalizer:
-            return drawn
+        drawn = self.replay.gathered(experience, draw, self.config.discount)
         scaling = self.normalizer.scaling(experience.statistics)
         row, final = drawn.env_step, drawn.env_step.final
         if isinstance(final, FinalObs):

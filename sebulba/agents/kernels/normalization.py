@@ -113,10 +113,13 @@ class ObservationNormalizer:
     Statistics and scalings are tuples, one entry for each array that is normalised.
     """
 
-    def __init__(self, spec: EnvSpec, *, images_are_flattened: bool) -> None:
-        """Find the vectors of numbers in the observation space; there may be none."""
+    def __init__(self, spec: EnvSpec, *, images_are_flattened: bool, is_on: bool = True) -> None:
+        """Find the vectors of numbers in the observation space; there may be none.
+
+        One that is not ``is_on`` has none, and returns observations as they are.
+        """
         spaces = _parts(spec.observation_space)
-        self._chosen = [_is_numbers(space, images_are_flattened) for space in spaces]
+        self._chosen = [is_on and _is_numbers(space, images_are_flattened) for space in spaces]
         self._shapes = [
             space.shape or () for space, chosen in zip(spaces, self._chosen, strict=True) if chosen
         ]

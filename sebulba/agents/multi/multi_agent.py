@@ -281,18 +281,12 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return by_group
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        own = self._of_each(experience)
-        return {
-            name: m.agent.acting_networks(networks[name], self._inner(name, own[name]))
-            for name, m in self.members.items()
-        }
+        own = self._inner_of_each(experience)
+        return {n: m.agent.acting_networks(networks[n], own[n]) for n, m in self.members.items()}
 
     def value_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        own = self._of_each(experience)
-        return {
-            name: m.agent.value_networks(networks[name], self._inner(name, own[name]))
-            for name, m in self.members.items()
-        }
+        own = self._inner_of_each(experience)
+        return {n: m.agent.value_networks(networks[n], own[n]) for n, m in self.members.items()}
 
     # Rows of a member.
 
@@ -511,6 +505,10 @@ class MultiAgent(Agent[MultiAgentConfig]):
         """Return the experience of the agent of a member, or of an auxiliary."""
         return experience.agent if self._waits(name) else experience
 
+    def _inner_of_each(self, experience: PyTree) -> dict[str, PyTree]:
+        """Return the experiences of the agents of all members, and of the auxiliaries, by name."""
+        return {name: self._inner(name, own) for name, own in self._of_each(experience).items()}
+
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return the number of updates of the learner that has most.
 
@@ -543,11 +541,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return PacedExperience(specs, P(), P()) if self._schedules else specs  # type: ignore[arg-type]
 
     def lasting_experience(self, experience: PyTree) -> PyTree:
-        own = self._of_each(experience)
-        return {
-            name: m.agent.lasting_experience(self._inner(name, own[name]))
-            for name, m in self.members.items()
-        }
+        own = self._inner_of_each(experience)
+        return {name: m.agent.lasting_experience(own[name]) for name, m in self.members.items()}
 
     def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
         own = dict(self._of_each(experience))
@@ -558,24 +553,22 @@ class MultiAgent(Agent[MultiAgentConfig]):
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
         """Keep what every member can keep; None if one cannot."""
-        kept = {}
-        for name, one in self._all().items():
-            before = self._of_each(saved)[name]
-            fresh = self._inner(name, self._of_each(new)[name])
-            own = one.refit_experience(fresh, self._inner(name, before))
+        kept, before = dict(self._of_each(saved)), self._inner_of_each(saved)
+        for name, fresh in self._inner_of_each(new).items():
+            own = self._all()[name].refit_experience(fresh, before[name])
             if own is None:
                 return None
-            kept[name] = before._replace(agent=own) if self._waits(name) else own
+            kept[name] = kept[name]._replace(agent=own) if self._waits(name) else own
         return saved._replace(of_each=kept) if self._schedules else kept
 
 
 def _agent_of(name: str, spec: EnvSpec, config: AgentConfig | FrozenConfig) -> Agent:
     """Return the agent of a member; an error of a frozen one names it."""
-    if not isinstance(config, FrozenConfig):
-        return make_agent(spec, config)
     try:
         return make_agent(spec, config)
     except UsageError as error:
+        if not isinstance(config, FrozenConfig):
+            raise
         raise UsageError(f"frozen member {name!r}: {error}") from error
 
 
@@ -635,15 +628,17 @@ def _repeated(x: Any, count: int, num_leading: int) -> jax.Array:
 
 def _rows_of_step_state(agent: Agent, step_state: PyTree) -> list[jax.Array]:
     """Return the leaves of a step state that are ``[N, ...]``."""
-    specs = jax.tree.leaves(spec_of_each_leaf(agent.step_state_spec(), step_state), is_leaf=is_spec)
-    leaves = jax.tree.leaves(step_state)
-    return [leaf for leaf, spec in zip(leaves, specs, strict=True) if any(spec)]
+    return [leaf for leaf, is_rows in _leaves(agent, step_state) if is_rows]
 
 
 def _with_rows(agent: Agent, step_state: PyTree, rows: list[jax.Array]) -> PyTree:
     """Return a step state with other rows."""
-    specs = jax.tree.leaves(spec_of_each_leaf(agent.step_state_spec(), step_state), is_leaf=is_spec)
-    leaves, structure = jax.tree.flatten(step_state)
     new = iter(rows)
-    merged = [next(new) if any(spec) else leaf for leaf, spec in zip(leaves, specs, strict=True)]
-    return jax.tree.unflatten(structure, merged)
+    merged = [next(new) if is_rows else leaf for leaf, is_rows in _leaves(agent, step_state)]
+    return jax.tree.unflatten(jax.tree.structure(step_state), merged)
+
+
+def _leaves(agent: Agent, step_state: PyTree) -> list[tuple[jax.Array, bool]]:
+    """Return the leaves of a step state, and whether they are ``[N, ...]``."""
+    specs = jax.tree.leaves(spec_of_each_leaf(agent.step_state_spec(), step_state), is_leaf=is_spec)
+    return list(zip(jax.tree.leaves(step_state), map(any, specs), strict=True))

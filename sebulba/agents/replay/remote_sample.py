@@ -128,11 +128,8 @@ class DrawnLayout:
         """Return where this device's share of the batch is; the managers drew it by this key."""
         return drawn.draw
 
-    def transitions(self, drawn: Drawn, draw: Draw, gamma: float) -> PyTree:
-        return drawn.batch
-
-    def sequences(self, drawn: Drawn, draw: Draw) -> PyTree:
-        """Return the sequences that begin at ``draw``."""
+    def gathered(self, drawn: Drawn, draw: Draw, discount: float) -> PyTree:
+        """Return the transitions or sequences that begin at ``draw``."""
         return drawn.batch
 
     def set_priority(self, drawn: Drawn, draw: Draw, priority: jax.Array) -> Drawn:
