@@ -137,14 +137,8 @@ class Policy:
         Raises:
           UsageError: ``obs`` does not fit the observation space, or ``state`` is of another batch.
         """
-        env_step, state, single = self._row(
-            obs,
-            state,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            is_first=is_first,
-        )
+        flags = {"terminated": terminated, "truncated": truncated, "is_first": is_first}
+        env_step, state, single = self._row(obs, state, reward=reward, **flags)
         action, state = self.act(env_step, state)
         return (action[0] if single else action), state
 
@@ -357,10 +351,7 @@ def save_policy(
             "name": spec.name,
             "frame_stack": spec.frame_stack,
             "frame_skip": spec.frame_skip,
-            "channels_first": spec.channels_first,
-            "observation_space": space_to_json(spec.observation_space),
-            "action_space": space_to_json(spec.action_space),
-            **({"legal_actions": legal} if (legal := spec.legal_actions) else {}),
+            **_spec_to_json(spec),
         },
         "run": dataclasses.asdict(run),
         CODE_FOLDERS: code_folders(type(agent), type(agent.config)),
@@ -371,8 +362,32 @@ def save_policy(
     _write_arrays(folder / ARRAYS_FILE, arrays)
     if value_arrays:
         _write_arrays(folder / VALUE_ARRAYS_FILE, value_arrays)
-    (folder / CARD_FILE).write_text(policy_card(agent, spec, about or {}), encoding="utf-8")
+    _write_record(folder, record, policy_card(agent, spec, about or {}))
+
+
+def _write_record(folder: Path, record: Mapping[str, Any], card: str) -> None:
+    (folder / CARD_FILE).write_text(card, encoding="utf-8")
     (folder / CONFIG_FILE).write_text(json.dumps(signed(KIND, record), indent=2) + "\n")
+
+
+def _spec_to_json(spec: EnvSpec) -> dict[str, Any]:
+    """Return what a policy and each group of agents say of what they observe and do."""
+    return {
+        "channels_first": spec.channels_first,
+        "observation_space": space_to_json(spec.observation_space),
+        "action_space": space_to_json(spec.action_space),
+        **({"legal_actions": legal} if (legal := spec.legal_actions) else {}),
+    }
+
+
+def _spec_from_json(record: Mapping[str, Any], **fields: Any) -> EnvSpec:
+    return EnvSpec(
+        space_from_json(record["observation_space"]),
+        space_from_json(record["action_space"]),
+        channels_first=_channels_first(record),
+        legal_actions=record.get("legal_actions"),
+        **fields,
+    )
 
 
 def _named_arrays(networks: PyTree) -> dict[str, np.ndarray]:
@@ -443,9 +458,8 @@ def load_policy(
         agent, run_spec = _agent_of(record, file, trusted)
         shapes = _shapes(agent, agent.acting_networks, run_spec)
         checksums = {entry["name"]: entry.get("sha256") for entry in record["arrays"]}
-        value_checksums = value_shapes = None
-        if "value_arrays" in record:
-            value_checksums = {one["name"]: one["sha256"] for one in record["value_arrays"]}
+        value_checksums = {one["name"]: one["sha256"] for one in record.get("value_arrays", ())}
+        if value_checksums:
             value_shapes = _shapes(agent, agent.value_networks, run_spec)
     except UsageError:
         raise
@@ -455,7 +469,7 @@ def load_policy(
         ) from error
     networks = _read_arrays(folder / ARRAYS_FILE, shapes, checksums)
     value_networks = None
-    if value_checksums is not None:
+    if value_checksums:
         file = folder / VALUE_ARRAYS_FILE
         value_networks = _read_arrays(file, value_shapes, value_checksums)
     return Policy(
@@ -493,10 +507,7 @@ def _save_members(
             "slots": list(group.slots),
             "waits": group.waits,
             "eval_only": list(group.spec.eval_only),
-            "legal_actions": group.spec.legal_actions,
-            "channels_first": group.spec.channels_first,
-            "observation_space": space_to_json(group.spec.observation_space),
-            "action_space": space_to_json(group.spec.action_space),
+            **_spec_to_json(group.spec),
         }
         for name, group in spec.groups.items()
     }
@@ -510,9 +521,7 @@ def _save_members(
         "name": spec.name,
         "run": dataclasses.asdict(run),
     }
-    card = population_card(agent.members, spec, about)
-    (folder / CARD_FILE).write_text(card, encoding="utf-8")
-    (folder / CONFIG_FILE).write_text(json.dumps(signed(KIND, record), indent=2) + "\n")
+    _write_record(folder, record, population_card(agent.members, spec, about))
 
 
 def _load_members(
@@ -547,14 +556,7 @@ def _load_members(
 
 
 def _group(record: Mapping[str, Any], name: str) -> Group:
-    spec = EnvSpec(
-        space_from_json(record["observation_space"]),
-        space_from_json(record["action_space"]),
-        name=name,
-        channels_first=_channels_first(record),
-        eval_only=tuple(record["eval_only"]),
-        legal_actions=record["legal_actions"],
-    )
+    spec = _spec_from_json(record, name=name, eval_only=tuple(record["eval_only"]))
     return Group(spec, tuple(record["slots"]), record["waits"])
 
 
@@ -570,15 +572,8 @@ def _agent_of(record: Mapping[str, Any], file: Path, trust: Trust) -> tuple[Agen
     config = dataclass_from_json(config_class, record["agent_config"]["fields"])
     for name in own_torsos(config):
         trust.check(f"{file} names the network {shown(name)}, which would be imported")
-    spec = EnvSpec(
-        space_from_json(record["spec"]["observation_space"]),
-        space_from_json(record["spec"]["action_space"]),
-        frame_stack=record["spec"]["frame_stack"],
-        frame_skip=record["spec"]["frame_skip"],
-        name=record["spec"]["name"],
-        channels_first=_channels_first(record["spec"]),
-        legal_actions=record["spec"].get("legal_actions"),
-    )
+    names = "name", "frame_stack", "frame_skip"
+    spec = _spec_from_json(record["spec"], **{name: record["spec"][name] for name in names})
     return agent_class(spec, config), RunSpec(**record["run"])
 
 

@@ -106,8 +106,8 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return networks, Opt(optimizer, target, opt.updates + 1)
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> Replay:
-        scaling = self.normalizer.scaling(self.normalizer.new())
-        trajectory = self.empty_trajectory(self._acting_networks(networks, scaling), run)
+        acting = self._acting_networks(networks, self.normalizer.new())
+        trajectory = self.empty_trajectory(acting, run)
         core = self.recurrent_state(self.new_step_state(key, run, 0))
         return self.replay.new(trajectory, core, run)
 
@@ -127,12 +127,11 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     def acting_networks(self, networks: PyTree, experience: Replay) -> PyTree:
         """Return what acts, with the scaling of observations where they are normalised."""
-        scaling = self.normalizer.scaling(experience.statistics)
-        return self._acting_networks(networks, scaling)
+        return self._acting_networks(networks, experience.statistics if self.normalizer else ())
 
-    def _acting_networks(self, networks: PyTree, scaling: PyTree) -> PyTree:
-        acting = self.acting_part(networks)
-        return ActingNetworks(acting, scaling) if self.normalizer else acting
+    def _acting_networks(self, networks: PyTree, statistics: PyTree) -> PyTree:
+        acting, normalizer = self.acting_part(networks), self.normalizer
+        return ActingNetworks(acting, normalizer.scaling(statistics)) if normalizer else acting
 
     def lasting_experience(self, experience: Replay) -> PyTree:
         return experience.statistics
