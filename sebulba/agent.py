@@ -89,7 +89,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """
         if lacks := sorted(cls.__abstractmethods__):
             raise UsageError(
-                f"{cls.__name__} lacks {', '.join(lacks)}; define what sebulba.Agent describes"
+                f"{cls.__name__} lacks {', '.join(lacks)}; define it as sebulba.Agent describes"
             )
         return super().__new__(cls)
 
@@ -241,7 +241,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
         except ValueError as error:
             raise UsageError(
                 f"{type(self).__name__}.step_state_spec() does not fit its step state ({error}); "
-                "return a prefix tree of PartitionSpec for what new_step_state returns"
+                "return a prefix tree of PartitionSpec for the result of new_step_state"
             ) from error
         return jax.tree.map(
             lambda spec, leaf: jax.device_put(leaf, NamedSharding(mesh, spec)),
@@ -294,7 +294,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
         del networks, value_networks, step_state, env_step
         name = type(self).__name__
         raise UsageError(
-            f"{name} does not say what observations are worth; define {name}.acting_value("
+            f"{name} does not define the value of observations; define {name}.acting_value("
             "networks, value_networks, step_state, env_step)"
         )
 
@@ -318,7 +318,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
         del networks, step_state, env_step
         name = type(self).__name__
         raise UsageError(
-            f"{name} does not say how its actions are distributed; define "
+            f"{name} does not define the distribution of its actions; define "
             f"{name}.acting_distribution(networks, step_state, env_step)"
         )
 

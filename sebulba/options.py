@@ -145,7 +145,7 @@ class ClusterOptions:
             "cluster.address",
             self.address,
             f"must be {', '.join(names)} or HOST:PORT",
-            "use processes on one machine, and auto on a machine of a cluster of Ray",
+            "use processes on one machine, and auto on a machine of a Ray cluster",
         )
         at_least(0, "cluster.nodes", self.nodes)
         at_least(1, "cluster.inferencers_per_node", self.inferencers_per_node)
@@ -154,14 +154,15 @@ class ClusterOptions:
             self.address != "threads" or self.inferencers_per_node == 1,
             "cluster.inferencers_per_node",
             self.inferencers_per_node,
-            "cannot go with cluster.address=threads, where all Inferencers are here",
+            "cannot be combined with cluster.address=threads, where all Inferencers are in this "
+            "process",
             "add --cluster.address processes",
         )
         require(
             not self.nodes or self.address not in names[:3],
             "cluster.nodes",
             self.nodes,
-            f"cannot go with cluster.address={self.address!r}, which has one",
+            f"cannot be combined with cluster.address={self.address!r}, which has one",
             "leave it at 0, or use cluster.address=auto",
         )
 
@@ -209,7 +210,7 @@ class DistributedOptions:
                 value is None or not one_host,
                 f"distributed.{name}",
                 value,
-                "needs the place where hosts meet",
+                "needs the address where hosts meet",
                 "give --distributed.coordinator HOST:PORT, or auto",
             )
             require(
@@ -323,8 +324,9 @@ class LoopOptions:
             not self.cluster.trajectory_managers,
             "cluster.trajectory_managers",
             self.cluster.trajectory_managers,
-            f"does not go with distributed.coordinator={shown(self.distributed.coordinator)}: each "
-            "host keeps a replay of its own",
+            "cannot be combined with "
+            f"distributed.coordinator={shown(self.distributed.coordinator)}: each host has its "
+            "own replay",
             "use one of the two",
         )
 

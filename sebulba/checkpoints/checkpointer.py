@@ -130,7 +130,7 @@ class Checkpointer:
         if numbers := self._store.numbers():
             raise UsageError(
                 f"folder={self.folder} has checkpoints of another run, up to {numbers[-1]:,} env "
-                "steps, and a new run needs a folder without any; go on from there with "
+                "steps, and a new run needs an empty folder; resume with "
                 "loop.restore(checkpointer.load_newest()), or give a new folder"
             )
         self._go_on_from(-1, None)  # parts of hosts whose checkpoint was never whole are of no use
@@ -196,7 +196,7 @@ class Checkpointer:
         if experience is not None:
             self._experience_saved_at = time.monotonic()
         if not self._saver.submit(partial(self._write, env_steps, snapshot, experience, score)):
-            raise CheckpointError("another checkpoint is still being written; ask is_due first")
+            raise CheckpointError("another checkpoint is still being written; call is_due first")
 
     def wait(self) -> None:
         """Wait for what is being written.
@@ -207,7 +207,7 @@ class Checkpointer:
         if not self._saver.wait(FINAL_SAVE_S):
             raise CheckpointError(
                 f"the checkpoint in {self.folder} was not written within {FINAL_SAVE_S:.0f} s; "
-                "check the disk, and resume from the checkpoint before"
+                "check the disk, and resume from the previous checkpoint"
             )
 
     def save_now(
@@ -277,8 +277,8 @@ class Checkpointer:
         if error is None or isinstance(error, CheckpointError):
             return error
         wrapped = CheckpointError(
-            f"no checkpoint was saved in {self.folder}: {type(error).__name__}: {error}; training "
-            "can be resumed from the checkpoint before"
+            f"no checkpoint was saved in {self.folder}: {type(error).__name__}: {error}; resume "
+            "from the previous checkpoint"
         )
         wrapped.__cause__ = error
         return wrapped
@@ -347,7 +347,7 @@ class Checkpointer:
         if saved != self._num_hosts:
             raise UsageError(
                 f"distributed.num_hosts={self._num_hosts}, but the checkpoint in {self.folder} has "
-                f"the parts of {saved}; go on with as many hosts as it was saved by"
+                f"the parts of {saved}; resume with the same number of hosts"
             )
 
     def _check_others(self, number: int, experience: int | None, trust: bool) -> None:

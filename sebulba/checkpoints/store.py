@@ -92,8 +92,8 @@ class CheckpointStore:
             return []
         except OSError as error:
             raise CheckpointError(
-                f"{self.folder} cannot be read ({error.strerror}); it should be the folder of "
-                "the checkpoints of a run"
+                f"{self.folder} cannot be read ({error.strerror}); name the checkpoint folder of "
+                "a run"
             ) from error
         numbers = (int(name) for name in names if name.isdecimal())
         return sorted(number for number in numbers if self._folder_of(number).name in names)
@@ -184,8 +184,8 @@ class CheckpointStore:
                 (new if new.exists() else old).rename(folder)  # a new one was whole by then
             except OSError as error:
                 raise CheckpointError(
-                    f"{old} cannot be renamed to {folder.name} ({error.strerror}), as which it was "
-                    "saved; rename it by hand"
+                    f"{old} cannot be renamed to {folder.name} ({error.strerror}); rename it by "
+                    "hand"
                 ) from error
 
     def abandon(self, numbers: Iterable[int]) -> None:
@@ -265,7 +265,7 @@ class CheckpointStore:
         """
         folder = self._folder_of(number)
         if not folder.is_dir():
-            raise CheckpointError(f"there is no checkpoint {folder}; there are {self.numbers()}")
+            raise CheckpointError(f"checkpoint not found: {folder}; there are {self.numbers()}")
         with self._noting_damage(number):
             manifest = self._manifest(number)
             Trust(manifest.doubt, trust).check(f"checkpoint {folder} is to be opened")
@@ -318,8 +318,8 @@ class CheckpointStore:
             return number, loaded
         if passed_over:
             raise CheckpointError(
-                f"all {len(passed_over)} checkpoints in {self.folder} are of no use, the newest "
-                f"because {passed_over[0].problem}; restore one from a copy, or train again"
+                f"all {len(passed_over)} checkpoints in {self.folder} cannot be restored, the "
+                f"newest because {passed_over[0].problem}; restore one from a copy, or train again"
             ) from passed_over[0]
         return None
 
@@ -332,6 +332,6 @@ class CheckpointStore:
 
 def _unsaved_error(number: int, folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(
-        f"checkpoint {number} cannot be saved in {folder} ({cause_of(error)}); see that the disk "
-        "has room and that the folder is writable. All older checkpoints are as they were"
+        f"checkpoint {number} cannot be saved in {folder} ({cause_of(error)}); check that the "
+        "disk has space and that the folder is writable. Older checkpoints are unchanged"
     )

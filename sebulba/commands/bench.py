@@ -120,8 +120,8 @@ def main(argv: list[str]) -> int:
     """
     if argv[:1] and argv[0] in STUDIES:
         raise UsageError(
-            f"sebulba bench {argv[0]} has moved: it measures the project itself, not a run of "
-            f"yours; use python -m benchmarks {argv[0]} in a checkout of sebulba"
+            f"sebulba bench {argv[0]} has moved, because it measures the project itself; use "
+            f"python -m benchmarks {argv[0]} in a checkout of sebulba"
         )
     return run_benchmark(
         argv, BENCHMARKS, "sebulba bench", "Measure speed and memory on this machine."

@@ -69,7 +69,7 @@ def plot(argv: list[str]) -> int:
     pictures.check_picture(given.out)
     found = tables.read_runs(run_folders(given.places))
     if not found:
-        raise UsageError("none of the runs can be read; give others")
+        raise UsageError("no run can be read; name others")
     kind = given.of or curves.kind_of(found)
     groups = curves.grouped(found, given.by, kind)
     pictures.print_groups(groups)

@@ -140,7 +140,8 @@ def _opened(folder: Path, about: dict[str, Any], resume: bool) -> Any:
     if file.exists():
         if not resume:
             raise UsageError(
-                f"{folder} holds a sweep; --resume goes on with it, --sweep-dir DIR takes another"
+                f"{folder} holds a sweep; continue it with --resume, or choose another "
+                "--sweep-dir DIR"
             )
         before = read_json_object(file)
         for name, value in about.items():

@@ -243,7 +243,7 @@ class ExperimentConfig(LoopOptions):
             not self.video_every_env_steps or self.eval_every_env_steps > 0,
             "video_every_env_steps",
             self.video_every_env_steps,
-            "films what is evaluated, but eval_every_env_steps is 0",
+            "needs evaluations, but eval_every_env_steps is 0",
             f"use --eval-every-env-steps {self.video_every_env_steps}",
         )
         for writer in self.writers:
@@ -290,7 +290,7 @@ class ExperimentConfig(LoopOptions):
             self.name is not None or self.run_dir is not None,
             "run_dir",
             None,
-            f"is needed with {where}: all hosts save into one folder, which they share",
+            f"is needed with {where}: all hosts save into one shared folder",
             "give --run-dir DIR, or --name NAME if they share the folder runs/",
         )
 
@@ -302,14 +302,14 @@ class ExperimentConfig(LoopOptions):
                 self.anneal_learning_rate and hasattr(self.agent, "learning_rate"),
                 "extension_learning_rate",
                 rate,
-                "is for a run whose learning rate falls, of an agent that has a learning_rate",
+                "needs anneal_learning_rate=True, and an agent with a learning_rate",
                 "leave it out",
             )
         require(
             self.anneal_env_steps is None or rate is not None,
             "anneal_env_steps",
             self.anneal_env_steps,
-            "needs the learning rate after them",
+            "needs a learning rate after the fall",
             "give an extension_learning_rate",
         )
         if self.anneal_learning_rate:

@@ -57,7 +57,7 @@ def check_family(env_id: str, family: str) -> None:
     if (reason := LEFT_OUT.get(family)) is None:
         return
     raise UsageError(
-        f"env={env_id!r} is of {family}, which cannot be loaded here: {reason}; {remedy_of(reason)}"
+        f"env={env_id!r} is of {family}, which cannot be loaded: {reason}; {remedy_of(reason)}"
     )
 
 

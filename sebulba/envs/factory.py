@@ -471,7 +471,9 @@ def _parameters(make_env: Callable, name: str) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(make_env).parameters)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"env={name!r} has no signature to read; wrap it in a function") from error
+        raise UsageError(
+            f"env={name!r} has no readable signature; wrap it in a function"
+        ) from error
 
 
 def _check_single(

@@ -81,8 +81,8 @@ class VectorPromises:
     def _tell(self, what: str) -> None:
         self._ends_left = 0
         warnings.warn(
-            f"vector environment {self._name!r} {what}; returns and what is learned may be wrong; "
-            "`sebulba check-env` tells more",
+            f"vector environment {self._name!r} {what}; returns and learning may be wrong; run "
+            "`sebulba check-env`",
             BrokenPromiseWarning,
             stacklevel=2,
         )

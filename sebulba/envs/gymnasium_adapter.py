@@ -261,7 +261,7 @@ class GymnasiumAdapter:
         try:
             self._vector_env = saved_env.restore(saved, self._vector_env)
         except Exception as error:  # a user's code may raise anything here
-            raise EnvError(f"{self._who()} could not be put back: {text_of(error)}") from error
+            raise EnvError(f"{self._who()} could not be restored: {text_of(error)}") from error
 
     def _reset_raw(self, **arguments: Any) -> tuple:
         env = self._vector_env
@@ -369,8 +369,8 @@ class GymnasiumAdapter:
         except multiprocessing.TimeoutError as error:
             workers = guilty_workers(self._vector_env, lambda pipe, process: not pipe.poll())
             raise EnvError(
-                f"environment {workers} gave no answer within {self._step_timeout_s:g} s; mend it "
-                "or pass a larger step_timeout_s"
+                f"environment {workers} did not answer within {self._step_timeout_s:g} s; repair "
+                "it, or pass a larger step_timeout_s"
             ) from error
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:
             if not isinstance(self._vector_env.unwrapped, AsyncVectorEnv):
@@ -386,8 +386,8 @@ def checked_pictures(frames: Any, num_envs: int, who: str) -> np.ndarray:
     """Return what environments drew as one array; raise EnvError if it is anything else."""
     if frames is None or any(frame is None for frame in frames):
         raise EnvError(
-            f"{who} draws nothing; it needs a parameter render_mode, which is 'rgb_array' here, "
-            "and a method render() that returns an array [height, width, 3] of uint8"
+            f"{who} cannot be filmed; it needs a parameter render_mode, here 'rgb_array', and a "
+            "method render() that returns an array [height, width, 3] of uint8"
         )
     arrays = [np.asarray(frame) for frame in frames]
     shape = arrays[0].shape if arrays else ()
@@ -424,7 +424,7 @@ def _autoreset_mode(vector_env: VectorEnv) -> AutoresetMode:
         modes = ", ".join(str(m) for m in AutoresetMode)
         raise UsageError(
             f"metadata['autoreset_mode']={shown(mode)} of {vector_env} must be one of {modes}; "
-            "set it to what the vector environment does"
+            "set the mode of the vector environment"
         ) from error
 
 

@@ -57,8 +57,9 @@ def prepared(
     if SPEC in (env.metadata or {}):
         if action_mask:
             raise UsageError(
-                f"action_mask={action_mask!r} is for one agent, and {type(env.unwrapped).__name__} "
-                "has many; say it in the tree, by Obs(MultiBinary(n), legal_actions=True)"
+                f"action_mask={action_mask!r} is for a single agent, and "
+                f"{type(env.unwrapped).__name__} has many; use Obs(MultiBinary(n), "
+                "legal_actions=True) in its tree"
             )
         return env
     if env.has_wrapper_attr("tree") and isinstance(env.get_wrapper_attr("tree"), AgentNode):
@@ -124,7 +125,7 @@ class ActionMaskEnv(ObsWrapper):
                 "action_mask='observation'"
             )
         if not parts:
-            raise UsageError(f"{self._who} observes nothing but its {MASK}; give it another part")
+            raise UsageError(f"{self._who} observes only its {MASK}; add another part")
         self._is_bare = not isinstance(space, spaces.Dict)
         self.observation_space = spaces.Dict({**parts, MASK: spaces.MultiBinary(size)})
         tags = {**tags_of(env), "legal_actions": MASK}
@@ -206,7 +207,7 @@ def warn_of_unused_mask(env: gymnasium.Env, name: str) -> None:
     else:
         return
     warnings.warn(
-        f"{name!r} offers a mask of legal actions {how}, and it is not used: agents may take "
+        f"{name!r} offers a mask of legal actions {how}, but no option uses it: agents may take "
         f"illegal actions; {remedy}",
         stacklevel=3,
     )
@@ -231,14 +232,14 @@ def marked(
         return spec
     who = f"privileged={list(privileged)} of {spec.name!r}"
     if spec.eval_only:
-        raise UsageError(f"{who}, whose tree says what is eval_only; drop it")
+        raise UsageError(f"{who}, whose tree declares eval_only parts; drop it")
     space = spec.observation_space
     if not isinstance(space, spaces.Dict):
         raise UsageError(f"{who} names parts of a Dict, and observations are {space}; drop it")
     for name in privileged:
         if name not in space.spaces or name == spec.legal_actions:
             has = ", ".join(sorted(part for part in space.spaces if part != spec.legal_actions))
-            raise UsageError(f"{who}: {name!r} is none of its parts, which are {has}")
+            raise UsageError(f"{who}: {name!r} is not one of its parts; use {has}")
     if not space.spaces.keys() - set(privileged) - {spec.legal_actions}:
         raise UsageError(f"{who} leaves nothing that the policy sees; leave a part out")
     return dataclasses.replace(spec, eval_only=tuple(dict.fromkeys(privileged)))
@@ -301,6 +302,6 @@ class LegalActions:
         if stuck.any():
             raise EnvError(
                 f"environment {int(np.argmax(stuck))}, step {self._num_steps}: "
-                f"{spec.legal_actions} allows no action, and the episode goes on; allow one, or "
+                f"{spec.legal_actions} allows no action, but the episode continues; allow one, or "
                 "end the episode"
             )

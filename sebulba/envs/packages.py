@@ -60,8 +60,8 @@ def package_env(env: str) -> Any:
     package = plugins.package_of(plugins.ENVIRONMENTS, entry.name)
     if not isinstance(found, Mapping):
         raise UsageError(
-            f"env={env!r}: the package {package} has {shown(found)} for {entry.name!r}; it must be "
-            "a mapping from names to what make_env_factory takes"
+            f"env={env!r}: the package {package} has {shown(found)} for {entry.name!r}; it must "
+            "be a mapping from names to environments as make_env_factory takes them"
         )
     if name not in found:
         known = [f"{env[: -len(name)]}{one}" for one in found] if name else [*map(str, found)]

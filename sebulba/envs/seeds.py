@@ -95,17 +95,17 @@ def seed_block(
         )
     if first + num_envs > _MASK + 1:
         raise UsageError(
-            f"environments {first} to {first + num_envs - 1} need more than the 2^31 seeds there "
-            "are; use fewer environments"
+            f"environments {first} to {first + num_envs - 1} need more than 2^31 seeds; use fewer "
+            "environments"
         )
     if not 0 <= generation <= LAST_GENERATION:
         raise UsageError(
-            f"generation={generation} must be in 0 to {LAST_GENERATION}: there are no further "
-            "seeds; begin a run with another seed"
+            f"generation={generation} must be in 0 to {LAST_GENERATION}: no seeds are left; begin "
+            "a run with another seed"
         )
     if generation and first + num_envs > ENVS_A_GENERATION:
         raise UsageError(
-            f"environments {first} to {first + num_envs - 1} cannot be made anew: a run with more "
+            f"environments {first} to {first + num_envs - 1} cannot be replaced: a run with more "
             f"than {ENVS_A_GENERATION} environments has seeds for one generation only; use fewer"
         )
     first += generation * ENVS_A_GENERATION

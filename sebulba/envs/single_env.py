@@ -76,8 +76,8 @@ class SingleEnv(gymnasium.Env):
         """
         if options:
             raise UsageError(
-                f"options={shown(options)} cannot be given to one reset here; make the environment "
-                "with them, or leave them out"
+                f"options={shown(options)} cannot be given to reset; give them when the "
+                "environment is made, or leave them out"
             )
         if seed is not None and not 0 <= seed <= MOST_SEED:
             raise UsageError(f"seed={seed} must be from 0 to {MOST_SEED}; use 0")

@@ -104,7 +104,7 @@ def _canonical_box(space: spaces.Box, path: str) -> spaces.Box:
     low, high = space.low, space.high
     dtype: Any = _NARROW.get(space.dtype.name, space.dtype.type)
     if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
-        raise UsageError(f"{path}={space} has bounds that are NaN or crossed; mend low and high")
+        raise UsageError(f"{path}={space} has bounds that are NaN or crossed; correct low and high")
     if space.dtype.kind != "f":
         return spaces.Box(*_narrow_int_bounds(path, space, dtype), dtype=dtype)
     # Ask this of the bounds that the environment declared, before they are rounded.
@@ -130,7 +130,7 @@ def _narrow_int_bounds(path: str, space: spaces.Box, dtype: Any) -> tuple[np.nda
     high = np.where(space.high == wide.max, narrow.max, space.high)
     if (low < narrow.min).any() or (high > narrow.max).any():
         raise UsageError(
-            f"{path}={space} must have bounds that fit 32 bits; JAX has no 64-bit ones"
+            f"{path}={space} must have bounds that fit into 32 bits, which JAX uses; scale it"
         )
     return low.astype(dtype), high.astype(dtype)
 
@@ -205,8 +205,8 @@ def check_legal(
     if wrong.any():
         row = int(np.argmax(wrong))
         raise ActionError(
-            f"action {action[row]} of {who(row)} is not legal; the agent must choose among those "
-            "that its mask of legal actions allows"
+            f"action {action[row]} of {who(row)} is not legal; the agent must choose an action "
+            "that its mask allows"
         )
 
 

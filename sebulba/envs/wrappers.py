@@ -148,8 +148,8 @@ def wrapped(
         except Exception as error:  # a user's code may raise anything here
             env.close()
             raise UsageError(
-                f"{who} cannot be made: {text_of(error)}; give it what it needs, as in {EXAMPLE}, "
-                "or leave it out"
+                f"{who} cannot be made: {text_of(error)}; give its arguments, as in {EXAMPLE}, or "
+                "leave it out"
             ) from error
         if not isinstance(outer, gymnasium.Env):
             env.close()

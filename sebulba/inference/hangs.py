@@ -44,7 +44,7 @@ def silence_error(inferencer: Inferencer, phase: str, silent_s: float) -> HangEr
     in_env = phase in ENV_PHASES
     kind = EnvHangError if in_env else HangError
     where = "its environment did not return" if in_env else f"it did not leave {phase!r}"
-    remedy = "mend the environment, or raise hang_timeout_s if it is just slow"
+    remedy = "repair the environment, or raise hang_timeout_s if it is only slow"
     if phase == "compile":
         where = "XLA has been compiling the program of its fused cycle"
         remedy = "raise hang_timeout_s, or use cycle='stepped', whose programs are smaller"

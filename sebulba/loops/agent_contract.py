@@ -46,7 +46,8 @@ def check_is_agent(agent: Any) -> None:
     if not isinstance(agent, Agent):
         what = f"the class {agent.__name__}" if isinstance(agent, type) else shown(agent)
         raise UsageError(
-            f"agent={what} is not an agent; make one of a subclass of sebulba.Agent, such as "
+            f"agent={what} is not an agent; use an instance of a subclass of sebulba.Agent, such "
+            "as "
             "MyAgent(sebulba.env_spec(env), MyConfig())"
         )
     if not (hasattr(agent, "spec") and hasattr(agent, "config")):

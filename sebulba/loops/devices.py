@@ -133,7 +133,7 @@ def _device(name: str, item: int | str | jax.Device, devices: list[jax.Device]) 
     if not 0 <= item < len(devices):
         raise UsageError(
             f"{name} names device {shown(item)}, but there are {len(devices)} "
-            f"{devices[0].platform} devices (0 to {len(devices) - 1}); on CPU more can be "
-            "had with --num-cpu-devices or jax.config.update('jax_num_cpu_devices', n)"
+            f"{devices[0].platform} devices (0 to {len(devices) - 1}); for more CPU devices use "
+            "--num-cpu-devices or jax.config.update('jax_num_cpu_devices', n)"
         )
     return devices[item]

@@ -329,8 +329,8 @@ class EvaluationPlayer:
     def _replace_envs(self, error: Exception) -> None:
         self.env_restarts += 1
         warnings.warn(
-            "an environment of the evaluation failed; all of them are replaced by new ones "
-            f"(restart {self.env_restarts} of {self._max_env_restarts}): {text_of(error)}",
+            "an environment of the evaluation failed; all its environments are replaced (restart "
+            f"{self.env_restarts} of {self._max_env_restarts}): {text_of(error)}",
             RuntimeWarning,
             stacklevel=2,
         )

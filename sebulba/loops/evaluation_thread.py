@@ -243,8 +243,8 @@ class Evaluations:
             metrics = self._evaluator.play(pending.networks, stop)
             if metrics is None and not stop.is_set():
                 raise TypeError(
-                    f"evaluator.play={self._evaluator.play!r} returned None, which says it was "
-                    "stopped, and nobody stopped it; return a dict of metrics"
+                    f"evaluator.play={self._evaluator.play!r} returned None, which means stopped, "
+                    "although it was not stopped; return a dict of metrics"
                 )
             if metrics is not None and self._evaluator.after is not None:
                 self._evaluator.after(pending.networks, pending.env_steps, stop)

@@ -356,7 +356,7 @@ class GymnasiumLoop:
         if self._session.inferencers:
             raise UsageError(
                 "the last run of this loop failed; make a new GymnasiumLoop, with a checkpointer "
-                "to train on from where that run was saved"
+                "to resume from its newest checkpoint"
             )
         checkpointer = self._session.attached.checkpointer
         checkpoint = None if checkpointer is None else checkpointer.load_newest()

@@ -131,7 +131,7 @@ class Records:
             writer.write(record)
         except Exception as error:
             warnings.warn(
-                f"the metric writer raised, and the run goes on without this record: "
+                f"the metric writer raised, and the run continues without this record: "
                 f"{''.join(traceback.format_exception(error))}",
                 RuntimeWarning,
                 stacklevel=2,
@@ -143,6 +143,6 @@ def _checked(reason: Any) -> str | None:
     if reason is None or isinstance(reason, str):
         return reason
     raise UsageError(
-        f"a callback returned {shown(reason)}; it must return None, or a sentence that says why "
-        "the run is to end"
+        f"a callback returned {shown(reason)}; it must return None, or a sentence with the reason "
+        "to end the run"
     )

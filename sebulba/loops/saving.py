@@ -272,7 +272,7 @@ class Saving:
     def _warn_of_failure(checkpointer: Checkpointer) -> None:
         if error := checkpointer.pop_error():
             warnings.warn(
-                f"a checkpoint could not be saved, and the run goes on without it: {error}",
+                f"a checkpoint could not be saved, and the run continues without it: {error}",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -286,8 +286,8 @@ def _position_at_the_end(inferencer: Inferencer) -> InferencerPosition:
         if not is_env_failure(error):
             raise
         warnings.warn(
-            f"the environment of Inferencer {inferencer.index} failed as it was to be saved, and "
-            f"begins new episodes when the run goes on: {text_of(error)}",
+            f"the environment of Inferencer {inferencer.index} failed while it was saved, and "
+            f"begins new episodes when the run is resumed: {text_of(error)}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -121,8 +121,9 @@ class Supervisor:
         if not self._is_new(EVALUATOR_THREAD):
             return
         error = HangError(
-            f"thread {EVALUATOR_THREAD!r} is silent: what plays did not look at its stop event for "
-            f"{silent_s:.0f} s; mend the environment, or raise hang_timeout_s if it is just slow"
+            f"thread {EVALUATOR_THREAD!r} is silent: the evaluation did not check its stop event "
+            "for "
+            f"{silent_s:.0f} s; repair the environment, or raise hang_timeout_s if it is only slow"
         )
         self._print_stacks(str(error))
         self._running.silent += self._evaluations.threads

@@ -250,9 +250,9 @@ class UpdateLoop:
         self._warned = True
         if self._session.agent.uses_final_obs:
             warnings.warn(
-                "the last step before a truncation is not learned from: the environment resets in "
-                "the same step and does not say what was observed before that; give it in "
-                "info['final_obs'], or use AutoresetMode.NEXT_STEP (masked_truncations counts "
+                "the last step before a truncation cannot be learned from: the environment resets "
+                "in the same step without its last observation; give it in info['final_obs'], or "
+                "use AutoresetMode.NEXT_STEP (masked_truncations counts "
                 "such steps)",
                 stacklevel=2,
             )

@@ -198,9 +198,9 @@ class Policy:
             return
         if jax.tree.leaves(_shapes(self.agent, self.agent.value_networks, self.run)):
             raise UsageError(
-                f"this policy has no value networks, which values of {type(self.agent).__name__} "
-                "need; they are saved in policy/ when a run ends well, not in best_policy/, nor by "
-                "older versions; load such a policy, or train again"
+                f"this policy has no value networks, which {type(self.agent).__name__} needs for "
+                "values; runs save them in policy/ at their end, but not in best_policy/; load "
+                "policy/, or train again"
             )
         self.value_networks = ()
 
@@ -440,9 +440,7 @@ def load_policy(
     check_regular(file, links=False)
     record = read_json_object(file)
     if "format" not in record and "total_env_steps" in record:
-        raise UsageError(
-            f"{folder} has no policy yet; it is saved when the run ends, or is stopped by Ctrl-C"
-        )
+        raise UsageError(f"{folder} has no policy yet; a run saves it at its end or after Ctrl-C")
     if "members" in record:
         return _load_members(folder, record, explore=explore, seed=seed, trust=trust)
     if record.get("format") != FORMAT:
@@ -530,7 +528,7 @@ def _load_members(
     """Return the policy of all members together."""
     file = folder / CONFIG_FILE
     if was_changed(record):
-        raise UsageError(f"{file} was edited after it had been saved; restore it or train again")
+        raise UsageError(f"{file} was changed after it was saved; restore it or train again")
     if functions := record.get("functions"):
         raise UsageError(
             f"{folder} lacks members that are functions ({shown(functions)}), which are not saved; "
@@ -586,8 +584,8 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
     if theirs is not None and ours is not None and theirs != ours:
         raise UsageError(
             f"{folder} holds the policy of another run ({shown(theirs)}) than {run_file} "
-            f"({shown(ours)}); put back the folder of one run, or give that of the policy alone "
-            "from elsewhere"
+            f"({shown(ours)}); restore the folder of one run, or give a copy of the policy folder "
+            "alone"
         )
     if not was_changed(record):
         return
@@ -602,7 +600,7 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
             if fields[name] != trained[name] and name != "optimizer"  # which says how long it falls
         ]
     raise UsageError(
-        f"{folder / CONFIG_FILE} was edited after it had been saved"
+        f"{folder / CONFIG_FILE} was changed after it was saved"
         f"{': ' if different else ''}{'; '.join(different)}; restore it or train again"
     )
 
@@ -659,13 +657,13 @@ def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str | None]
                 array = _read_array(archive, there[name], leaf, file)
                 if checksums.get(name) not in (None, _sha256(_storable(array))):
                     raise UsageError(
-                        f"{file} has another {name} than {CONFIG_FILE} beside it says, so it is "
-                        "another policy's; restore it or train again"
+                        f"{file} has another {name} than {CONFIG_FILE} has, so it belongs to "
+                        "another policy; restore it or train again"
                     )
                 if not np.isfinite(array).all():
                     raise UsageError(
-                        f"{file} has {name} with values that are not finite (NaN or infinity), "
-                        "with which no policy can act; take an older checkpoint, or train again"
+                        f"{file} has {name} with values that are not finite (NaN or infinity); "
+                        "use an older checkpoint, or train again"
                     )
                 restored.append(jax.numpy.array(array, copy=True))
     except UsageError:
@@ -783,8 +781,8 @@ def space_from_json(record: Mapping[str, Any]) -> gymnasium.Space:
             raise ValueError(f"it would be read as {space}")
     except Exception as error:  # Gymnasium and NumPy may raise any
         raise UsageError(
-            f"{shown(record)} does not describe a space ({text_of(error)}); restore the file that "
-            "says so, or train again"
+            f"{shown(record)} does not describe a space ({text_of(error)}); restore the file, or "
+            "train again"
         ) from error
     return space
 

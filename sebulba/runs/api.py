@@ -204,9 +204,7 @@ def _configured(
     try:
         preset, experiment = read_config(words, "sebulba.train")
     except SystemExit as error:
-        raise UsageError(
-            f"{config} has an option that is refused; see what is said above"
-        ) from error
+        raise UsageError(f"{config} has an option that is refused, as printed above") from error
     return preset, _changed(experiment, changes)
 
 
@@ -239,7 +237,7 @@ def _replaced(value: Any, changes: Mapping[str, Any], prefix: str) -> Any:
     fields = {field.name for field in dataclasses.fields(value) if field.init}
     for name in changes:
         if name not in fields:
-            raise UsageError(f"{prefix}{name} is no field{nearest(name, fields)}")
+            raise UsageError(f"{prefix}{name} is not a field{nearest(name, fields)}")
     return dataclasses.replace(
         value,
         **{
@@ -268,7 +266,7 @@ def _name_of(field: str, code: Callable[..., Any]) -> str:
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:
         raise UsageError(
-            f"{field}={name} is defined where no run on disk can find it again; put it into a file "
-            "and import it, or train it with GymnasiumLoop"
+            f"{field}={name} cannot be found again by a run on disk; define it in a file and "
+            "import it, or train it with GymnasiumLoop"
         )
     return f"{os.path.abspath(file)}:{name}"

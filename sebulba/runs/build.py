@@ -179,7 +179,7 @@ def load_policy_of(
     """
     if best and not folder.best_policy.exists():
         raise UsageError(
-            f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
+            f"{folder.path} has no best policy, because it made no evaluations during training; "
             "train with --eval-every-env-steps, or leave --best out"
         )
     if best:

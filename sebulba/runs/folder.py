@@ -243,8 +243,8 @@ class RunFolder:
         for name, strategy in getattr(config.agent, "frozen", {}).items():
             if not isinstance(strategy, str):
                 raise UsageError(
-                    f"frozen[{name!r}]={shown(strategy)} cannot be kept in {self.config}, from "
-                    "which a run goes on; save it and use the folder of the policy, or train it "
+                    f"frozen[{name!r}]={shown(strategy)} cannot be saved in {self.config}, which "
+                    "resume needs; save the policy and use its folder, or train it "
                     "with GymnasiumLoop"
                 )
         before = self.record() if self.config.exists() else {}
@@ -310,8 +310,8 @@ class RunFolder:
         trust = trust_of(KIND, record, is_given)
         if was_changed(record) and not is_given:
             raise UsageError(
-                f"{self.config} was edited after the run had written it; put back what it was, or "
-                "say --trust (in Python: trust=True) if you mean it"
+                f"{self.config} was changed after the run wrote it; restore it, or use --trust "
+                "(in Python: trust=True)"
             )
         links, before = links_in(self.root), {} if trust.doubt else record[LINKS]
         if strange := [name for name in links if links[name] != before.get(name)]:
@@ -419,7 +419,7 @@ class RunFolder:
         if theirs is not None and ours is not None and theirs != ours:
             raise UsageError(
                 f"{self.checkpoints} holds checkpoints of another run ({theirs[:8]}) than "
-                f"{self.config} ({ours[:8]}); put back the folder of one run"
+                f"{self.config} ({ours[:8]}); restore the folder of one run"
             )
         if "config" in record:
             # Fields that it does not know are of a newer version of Sebulba, and no difference.
@@ -430,8 +430,8 @@ class RunFolder:
         if self.has_checkpoints:
             return
         raise UsageError(
-            f"{self.path} has no checkpoint to go on from: the run ended before the first was "
-            "saved. Begin it again with sebulba train --resume --run-dir and the same options"
+            f"{self.path} has no checkpoint: the run ended before it saved one. Begin it again "
+            "with sebulba train --resume --run-dir and the same options"
         )
 
     def drop_metrics_after(self, env_steps: int) -> int:
@@ -456,8 +456,8 @@ class RunFolder:
         """
         if "env" not in record and "agent_config" in record:
             raise UsageError(
-                f"{self.path} is the folder of a policy, which does not say its environment; name "
-                "the folder of its run, or load it with sebulba.load_policy"
+                f"{self.path} is the folder of a policy, which does not name its environment; "
+                "name the folder of its run, or load it with sebulba.load_policy"
             )
         try:
             config = dataclass_from_json(EnvConfig, {**record["env"]})

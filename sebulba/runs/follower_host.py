@@ -107,8 +107,8 @@ def _meet_first(hosts: Hosts, folder: RunFolder) -> int:
     here = folder.run_id()
     if here != run_id:
         raise UsageError(
-            f"run folder {folder.path} on {hosts} is not that of host 0; hosts save into one "
-            "folder, so give --run-dir a folder that all of them share, such as one on NFS"
+            f"run folder {folder.path} on {hosts} is not that of host 0; give --run-dir a folder "
+            "that all hosts share, such as one on NFS"
         )
     return num_cycles
 

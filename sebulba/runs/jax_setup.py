@@ -146,7 +146,7 @@ def _use_compile_cache(folder: str) -> None:
         folder = auto_compile_cache()
     try:
         if folder.startswith("~"):
-            raise OSError(f"there is no home folder {folder.partition('/')[0]}; set HOME")
+            raise OSError(f"the home folder is missing: {folder.partition('/')[0]}; set HOME")
         os.makedirs(folder, exist_ok=True)
         if is_ours:
             _remove_old_files(folder)

@@ -56,7 +56,7 @@ def open_regular(file: Path) -> IO[bytes]:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise UsageError(
-            f"{file} cannot be read ({error.strerror}); a run writes a file there, and no link"
+            f"{file} cannot be read ({error.strerror}); a run writes a file, not a link"
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

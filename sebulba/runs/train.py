@@ -462,8 +462,8 @@ class _Run:
             replace_folder(folder, lambda new: self._write_policy(new, networks, values))
         except OSError as error:
             raise CheckpointError(
-                f"the policy cannot be saved in {folder} ({error.strerror or error}); see that the "
-                f"disk has room and the folder is writable, then: {resuming(folder.parent)}"
+                f"the policy cannot be saved in {folder} ({error.strerror or error}); check that "
+                f"the disk has space and the folder is writable, then: {resuming(folder.parent)}"
             ) from error
 
     def _write_policy(

@@ -67,7 +67,9 @@ def check_regular(file: Path, *, links: bool = True) -> None:
 def check_no_link(path: Path) -> None:
     """Raise UsageError if a file or folder is a link, which may lead anywhere."""
     if os.path.islink(path):
-        raise UsageError(f"{path} is a link, which no run makes; put there what it leads to")
+        raise UsageError(
+            f"{path} is a link, which no run makes; replace it by the file that it points to"
+        )
 
 
 def read_json_object(file: Path) -> dict[str, Any]:
@@ -136,7 +138,7 @@ def _parse_edited(data: bytes) -> Any:
         if len(given) < len(pairs):
             keys = [key for key, _ in pairs]
             key = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {shown(key)} is there twice, {_in_lines(text, {key})}")
+            raise ValueError(f"the key {shown(key)} occurs twice, {_in_lines(text, {key})}")
         return given
 
     return parse_json(text, once)

@@ -80,8 +80,8 @@ def find(group: Group, name: str, ours: Iterable[str] = ()) -> EntryPoint | None
     packages = _packages(entries)
     if entries and name in ours:
         raise UsageError(
-            f"{group.what} {name!r} is Sebulba's own, and the package {' and '.join(packages)} "
-            f"brings one of that name; pip uninstall {packages[0]}, or give its entry point "
+            f"{group.what} {name!r} belongs to Sebulba, and the package {' and '.join(packages)} "
+            f"also brings it; pip uninstall {packages[0]}, or give its entry point "
             "another name"
         )
     if len(entries) > 1:

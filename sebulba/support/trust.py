@@ -55,8 +55,8 @@ class Trust(NamedTuple):
             return
         if not self.is_given:
             raise UsageError(
-                f"{what}, and {self.doubt}. If you trust whoever made it, say so with --trust "
-                "(in Python: trust=True)"
+                f"{what}, and {self.doubt}. If you trust its author, use --trust (in Python: "
+                "trust=True)"
             )
         with contextlib.suppress(OSError, ValueError):  # no standard error to print to
             print(f"sebulba: trusted, as you say: {what}", file=sys.stderr, flush=True)

@@ -126,8 +126,8 @@ def class_name(cls: type) -> str:
     """
     if "<locals>" in cls.__qualname__:
         raise UsageError(
-            f"class {cls.__qualname__} is inside a function, from where no saved policy can "
-            "import it; move it to the top of its module"
+            f"class {cls.__qualname__} is inside a function, so no saved policy can import it; "
+            "move it to the top level of its module"
         )
     return f"{cls.__module__}:{cls.__qualname__}"
 
@@ -149,7 +149,7 @@ def import_from_here() -> None:
         here = os.getcwd()
     except OSError as error:
         raise UsageError(
-            f"the current folder is gone ({error.strerror}); change into one that exists"
+            f"the current folder was deleted ({error.strerror}); change to an existing folder"
         ) from error
     if "" not in sys.path:
         import_from(here)
@@ -190,8 +190,8 @@ def find_code_in(folders: Any) -> None:
         for folder in there:
             if Path(folder, f"{module}.py").exists() or Path(folder, module).is_dir():
                 raise UsageError(
-                    f"the run has a module {module!r} in {folder}, and this process has that of "
-                    f"another run, in {loaded}; use a process for each, or rename one of them"
+                    f"the run has a module {module!r} in {folder}, and this process has loaded "
+                    f"another one, in {loaded}; use separate processes, or rename one of them"
                 )
     sys.path += [one for one in there if one not in sys.path]
     _folders_of_runs[:] = [*there, *(one for one in _folders_of_runs if one not in there)]

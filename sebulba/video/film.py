@@ -241,8 +241,8 @@ class _Reel:
             why = self._said.read(LONGEST_WORDS).decode(errors="replace").strip()
         if code:
             raise UsageError(
-                f"ffmpeg cannot write into {self.file.parent} ({shown(why or code)}); see that the "
-                "disk has room, or choose another file"
+                f"ffmpeg cannot write into {self.file.parent} ({shown(why or code)}); check that "
+                "the disk has space, or choose another file"
             )
 
 

@@ -43,7 +43,7 @@ def drawing_factory(env: EnvConfig) -> EnvFactory:
     """
     arguments = env.factory_arguments()
     if library_of(env.id) or _is_vector_kind(env.id):
-        raise UsageError(f"{env.id!r} cannot draw itself, so there is nothing to film or watch")
+        raise UsageError(f"{env.id!r} cannot be rendered, so it cannot be filmed or watched")
     if is_package_id(env.id) or is_attribute(env.id):
         made_by = package_env(env.id) if is_package_id(env.id) else load_attribute("env", env.id)
         wanted = RENDER_MODE if _takes_render_mode(made_by) else {}
@@ -54,8 +54,8 @@ def drawing_factory(env: EnvConfig) -> EnvFactory:
     if known is not None and not draws(known):
         if not has_gymnasium_id(env.id):
             raise UsageError(
-                f"envpool cannot draw {env.id!r}, and Gymnasium does not know it, so there is "
-                "nothing to film or watch"
+                f"envpool cannot draw {env.id!r}, and Gymnasium does not have it, so it cannot be "
+                "filmed or watched"
             )
         arguments |= {"backend": "gymnasium", "num_threads": None}
         _use_egl()
@@ -139,7 +139,7 @@ class Stage:
     def _check_draws(self) -> None:
         name = self.adapter.spec.name
         if not hasattr(self.adapter, "pictures"):
-            raise UsageError(f"{name!r} cannot draw itself, so there is nothing to film or watch")
+            raise UsageError(f"{name!r} cannot be rendered, so it cannot be filmed or watched")
         self.adapter.reset()
         try:
             self.adapter.pictures()

@@ -33,8 +33,8 @@ def open_screen(where: str | None) -> Window | Terminal:
         return Window()
     if not sys.stdout.isatty():
         raise UsageError(
-            f"there is no window ({fault or 'not asked for'}), and the output is no terminal; use "
-            "sebulba video, and look at the file"
+            f"no window is available ({fault or 'not asked for'}), and the output is not a "
+            "terminal; use sebulba video, which writes a file"
         )
     return Terminal()
 

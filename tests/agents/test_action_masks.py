@@ -110,7 +110,7 @@ class MethodMask(InfoMask):
 
 
 def test_a_method_of_masks_that_is_not_used_is_said():
-    with pytest.warns(UserWarning, match=r"action_masks\(\), and it is not used.*-mask info"):
+    with pytest.warns(UserWarning, match=r"action_masks\(\), but no option uses it.*-mask info"):
         sebulba.env_spec(MethodMask)
     sebulba.env_spec(MethodMask, action_mask="info")
 
@@ -342,7 +342,7 @@ class WideMask(JaxMask):
         (InfoMask, {"action_mask": "infos"}, "'infos' must be one of 'observation', 'info'"),
         (InfoMask, {"action_mask": "observation"}, "the observation must be a Dict with"),
         (ObsMask, {"action_mask": "info"}, "use action_mask='observation'"),
-        (OnlyMask, {"action_mask": "observation"}, "observes nothing but its action_mask"),
+        (OnlyMask, {"action_mask": "observation"}, "observes only its action_mask"),
         (WrongSize, {"action_mask": "observation"}, r"MultiBinary\(4\) .* it is MultiBinary\(5\)"),
         (Continuous, {"action_mask": "info"}, "is for Discrete and MultiDiscrete actions"),
         (JaxMask, {"action_mask": "info"}, "give the mask in the observation"),
@@ -350,8 +350,8 @@ class WideMask(JaxMask):
         ("CartPole-v1", {"action_mask": "info"}, "or pass backend='gymnasium'"),
         ("CartPole-v1", {"action_mask": "observation"}, "there is none"),
         (functools.partial(same_step, InfoMask), {"action_mask": "info"}, "is a vector"),
-        (Turns, {"action_mask": "info"}, "is for one agent"),
-        (Turns, {"action_mask": "observation"}, "is for one agent"),
+        (Turns, {"action_mask": "info"}, "is for a single agent"),
+        (Turns, {"action_mask": "observation"}, "is for a single agent"),
     ],
 )
 def test_a_mask_that_cannot_be_found_is_refused(env, options, words):

@@ -128,12 +128,12 @@ def test_a_tree_may_have_a_dict_of_actions():
 @pytest.mark.parametrize(
     ("env", "privileged", "words"),
     [
-        (HiddenBit, ("hiden",), "'hiden' is none of its parts, which are hidden, seen"),
+        (HiddenBit, ("hiden",), "'hiden' is not one of its parts; use hidden, seen"),
         (HiddenBit, ("seen", "hidden"), "leaves nothing that the policy sees"),
         (HiddenBit, "hidden", "privileged='hidden' must be a tuple of text"),
         (HiddenBit, (1,), "must be a tuple of text each"),
         ("CartPole-v1", ("x",), "names parts of a Dict"),
-        (TreeMask, ("time",), "whose tree says what is eval_only"),
+        (TreeMask, ("time",), "whose tree declares eval_only parts"),
         (Visitors, ("secret",), "is for one agent"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_cannot_be_privileged_is_refused(env, privileged, words):
 
 
 def test_the_mask_of_legal_actions_is_not_privileged():
-    with pytest.raises(UsageError, match="'action_mask' is none of its parts"):
+    with pytest.raises(UsageError, match="'action_mask' is not one of its parts"):
         sebulba.env_spec(InfoMask, action_mask="info", privileged=("action_mask",))
 
 
@@ -162,7 +162,7 @@ def test_a_policy_of_everything_is_refused_where_parts_are_privileged():
 
 
 def test_a_central_critic_with_an_lstm_is_refused():
-    with pytest.raises(UsageError, match="central_critic=True cannot go with lstm_size=8"):
+    with pytest.raises(UsageError, match="central_critic=True cannot be combined with lstm_size=8"):
         PPOConfig(lstm_size=8, central_critic=True)
 
 
@@ -238,7 +238,7 @@ def test_the_saved_policy_has_no_such_input(trained, tmp_path):
     direct = Policy(agent, result.acting_networks, policy.run)
     np.testing.assert_array_equal(policy(seen)[0], direct(seen)[0])
     np.testing.assert_array_equal(policy.distribution(seen), direct.distribution(seen))
-    with pytest.raises(UsageError, match="whose critic was central has no values"):
+    with pytest.raises(UsageError, match="with a central critic has no values"):
         policy.value(seen)
     env = sebulba.make_env_factory(HiddenBit, **PRIVILEGED)
     assert len(sebulba.evaluate(policy, env, num_episodes=3, num_envs=2).returns) == 3

@@ -79,7 +79,7 @@ def test_refuses_a_linear_schedule_without_an_end() -> None:
 
 
 def test_refuses_an_lstm_with_a_separate_value_torso() -> None:
-    with pytest.raises(UsageError, match="cannot go with lstm_size=8"):
+    with pytest.raises(UsageError, match="cannot be combined with lstm_size=8"):
         ImpalaConfig(separate_value_torso=True, lstm_size=8)
 
 

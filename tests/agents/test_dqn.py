@@ -117,7 +117,7 @@ def test_refuses_continuous_actions_by_name() -> None:
 
 def test_refuses_a_warm_up_that_leaves_nothing_to_draw() -> None:
     config = dataclasses.replace(TINY, num_steps=9)
-    with pytest.raises(UsageError, match=r"warm_up_cycles=2 gathers too little.*use 3 or more"):
+    with pytest.raises(UsageError, match=r"warm_up_cycles=2 is too small.*use 3 or more"):
         DQN(SPEC, config).check_run(run_spec())
 
 

@@ -332,7 +332,7 @@ def test_a_configuration_of_others_is_checked(changes, words):
 def test_names_and_learners_are_checked():
     spec = sebulba.env_spec(Pairs)
     repeats = lambda obs, key: obs["observation"]  # noqa: E731
-    with pytest.raises(UsageError, match="nobody learns"):
+    with pytest.raises(UsageError, match="nothing can learn"):
         make_agent(spec, MultiAgentConfig({"*": PPO}, frozen={"red": repeats, "blue": repeats}))
     with pytest.raises(UsageError, match="auxiliary 'red' has the name of a member"):
         make_agent(spec, MultiAgentConfig({"*": PPO}, auxiliary={"red": RND}))
@@ -352,7 +352,7 @@ def test_a_strangers_policy_is_frozen_only_if_trusted(trained, tmp_path, monkeyp
     assert make_agent(spec, MultiAgentConfig({"*": PPO}, frozen={"blue": trusted}))
     file = tmp_path / "p" / "config.json"
     file.write_text(file.read_text().replace('"epochs": 2', '"epochs": 3'))
-    with pytest.raises(UsageError, match="was edited"):
+    with pytest.raises(UsageError, match="was changed"):
         make_agent(spec, MultiAgentConfig({"*": PPO}, frozen={"blue": str(tmp_path / "p")}))
 
 

@@ -92,8 +92,8 @@ def test_names_say_who_plays_whom(names, members):
     ("names", "words"),
     [
         (["red"], "has none for blue/blue"),
-        (["green", "*"], "has 'green', which is no group or slot"),
-        (["red/blue", "*"], "has 'red/blue', which is no group or slot"),
+        (["green", "*"], "has 'green', which is not a group or slot"),
+        (["red/blue", "*"], "has 'red/blue', which is not a group or slot"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(names, words):
@@ -109,10 +109,16 @@ def test_names_that_do_not_fit_are_refused(names, words):
         ({3: PPO_SMALL}, "has the name 3"),
         ({"": PPO_SMALL}, "has the name ''"),
         ({"a/b/c": PPO_SMALL}, "has the name 'a/b/c'"),
-        ({"a-b": PPO_SMALL, "a_b": PPO_SMALL}, "'a-b' and 'a_b' are the same on the command line"),
+        (
+            {"a-b": PPO_SMALL, "a_b": PPO_SMALL},
+            "'a-b' and 'a_b' are the same name on the command line",
+        ),
         ({"*": PPOConfig}, None),
-        ({"*": 3}, "must be the hyper-parameters of an agent"),
-        ({"*": MultiAgentConfig({"*": PPO_SMALL})}, "must be the hyper-parameters of an agent"),
+        ({"*": 3}, "must be the hyper-parameters of a single agent"),
+        (
+            {"*": MultiAgentConfig({"*": PPO_SMALL})},
+            "must be the hyper-parameters of a single agent",
+        ),
     ],
 )
 def test_a_configuration_of_members_is_checked(agents, words):
@@ -277,7 +283,7 @@ def test_an_edited_list_of_members_is_refused(tmp_path):
     sebulba.save_policy(tmp_path, agent, result.acting_networks)
     file = tmp_path / "config.json"
     file.write_text(file.read_text().replace('"seat"', '"../seat"', 1))
-    with pytest.raises(UsageError, match="was edited"):
+    with pytest.raises(UsageError, match="was changed"):
         sebulba.load_policy(tmp_path)
 
 

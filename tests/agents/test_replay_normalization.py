@@ -207,7 +207,9 @@ def test_pixels_and_choices_leave_no_statistics() -> None:
 def test_what_is_scaled_by_its_bounds_is_not_normalised_as_well() -> None:
     torso = TorsoConfig(scale_bounded_observations=True)
     for config in (DQNConfig, SACConfig):
-        with pytest.raises(UsageError, match=r"normalize_observations=True cannot go with torso\."):
+        with pytest.raises(
+            UsageError, match=r"normalize_observations=True cannot be combined with torso\."
+        ):
             config(normalize_observations=True, torso=torso)
 
 

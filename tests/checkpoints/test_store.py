@@ -170,7 +170,7 @@ def test_orbax_is_imported_by_the_first_save_only():
 def test_there_is_nothing_at_first(store):
     assert store.numbers() == []
     assert store.load_newest() is None
-    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="checkpoint not found"):
         store.load(3)
 
 
@@ -396,7 +396,7 @@ def test_all_damaged_is_an_error(store):
     folder = store.save(1, snapshot_of())
     shutil.rmtree(folder)
     folder.mkdir()  # an empty folder
-    with pytest.raises(CheckpointError, match=r"all 1 checkpoints in .* are of no use"):
+    with pytest.raises(CheckpointError, match=r"all 1 checkpoints in .* cannot be restored"):
         store.load_newest()
 
 
@@ -455,7 +455,7 @@ def test_a_full_disk_leaves_nothing_behind(store, monkeypatch, where):
 
     with monkeypatch.context() as patch:
         patch.setattr(where, fail)
-        with pytest.raises(CheckpointError, match=r"No space left on device\).*has room"):
+        with pytest.raises(CheckpointError, match=r"No space left on device\).*has space"):
             store.save(2, snapshot_of(2))
     assert store.numbers() == [1] and partials(store.folder) == []
     assert_equal(store.load(1), snapshot_of(1))
@@ -479,7 +479,7 @@ for i in range(int(sys.argv[2])):
     try:
         store.save(2, big)
     except CheckpointError as error:
-        assert "(File too large); see that the disk has room" in str(error), error
+        assert "(File too large); check that the disk has space" in str(error), error
     else:
         raise SystemExit("it was saved")
     assert [path.name for path in store.folder.iterdir()] == ["000000000001"]

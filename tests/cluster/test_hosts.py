@@ -104,7 +104,7 @@ def test_auto_needs_no_more():
 
 
 def test_what_hosts_cannot_do_yet_is_refused():
-    with pytest.raises(UsageError, match=r"^cluster\.trajectory_managers=1 does not go with dist"):
+    with pytest.raises(UsageError, match=r"^cluster\.trajectory_managers=1 cannot be combined"):
         LoopOptions(
             distributed=DistributedOptions(**TWO), cluster=ClusterOptions(trajectory_managers=1)
         )
@@ -279,7 +279,7 @@ def test_a_failure_ends_all_hosts_before_the_same_round():
 def test_a_late_host_is_named_in_a_warning():
     rounds = make_rounds(0, FakeNotes(), (Word(), Word()))
     rounds._lateness.add = lambda waited_s, now: (1, 0.6)  # type: ignore[method-assign]
-    with pytest.warns(RuntimeWarning, match="host 1 of 2 is late: for 60% of the time"):
+    with pytest.warns(RuntimeWarning, match="host 1 of 2 is slow: for 60% of the time"):
         agree(rounds, Word())
 
 
@@ -296,7 +296,7 @@ def test_a_host_without_signs_of_life_is_named_and_the_others_are_not():
         watch.look(now=float(second))
         error = watch.lost(30.0, now=float(second))
         assert (error is None) == (second <= 39), second
-    assert "host 1 of 3 (machine-1) is gone: it has given no sign of life for 50 s" in str(error)
+    assert "host 1 of 3 (machine-1) is lost: it has been silent for 50 s" in str(error)
     assert "sebulba resume" in str(error)
 
 
@@ -316,7 +316,7 @@ def test_the_coordinator_is_named_if_it_does_not_answer():
     watch.look(now=0.0)
     notes.is_gone = True
     watch.look(now=40.0)
-    assert "host 0 of 2, where all hosts meet, is gone" in str(watch.lost(30.0, now=40.0))
+    assert "host 0 of 2, the coordinator, is lost" in str(watch.lost(30.0, now=40.0))
 
 
 def test_a_loop_that_is_stuck_is_ended_by_the_watch_after_a_grace():
@@ -367,7 +367,7 @@ def test_hosts_that_differ_are_refused_by_name_on_both():
 
 
 def test_a_host_that_does_not_come_is_named():
-    with pytest.raises(HostError, match="host 1 of 2 did not come within 0 s"):
+    with pytest.raises(HostError, match="host 1 of 2 did not arrive within 0 s"):
         make_hosts(FakeNotes(), start_timeout_s=0.2).meet(None)
 
 

@@ -117,7 +117,7 @@ def test_who_asks_for_a_version_that_never_comes_is_told(monkeypatch):
     monkeypatch.setattr(inferencer_server, "TAKE_S", 0.1)
     shared = Shared(b"")
     shared.put(1, lambda: [np.zeros(3)], {1})
-    with pytest.raises(EnvError, match=r"version 2 did not come.*versions \[1\] are here"):
+    with pytest.raises(EnvError, match=r"version 2 did not arrive.*versions \[1\] arrived"):
         shared.take(2)
 
 
@@ -544,7 +544,7 @@ def test_lockstep_of_two_in_a_process_is_the_same_and_a_version_is_sent_once():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"inferencers_per_node": 2}, "cannot go with cluster.address=threads"),
+        ({"inferencers_per_node": 2}, "cannot be combined with cluster.address=threads"),
         ({"address": "processes", "inferencers_per_node": 0}, "at least 1"),
     ],
 )

@@ -176,7 +176,7 @@ class HangingAtReset(Broken):
 @pytest.mark.parametrize("env", [Hanging, HangingAtReset])
 def test_a_hung_worker_is_named_and_ended(env):
     adapter = make_env_factory(env, vectorization="async", step_timeout_s=0.5)(1, [1])
-    with pytest.raises(EnvError, match=r"environment 0 gave no answer within 0.5 s"):
+    with pytest.raises(EnvError, match=r"environment 0 did not answer within 0.5 s"):
         three_steps(adapter)
     adapter.close()
 

@@ -40,7 +40,7 @@ def test_families_that_cannot_be_loaded_are_left_out_and_only_who_asks_is_told()
     code = "print(tried('CartPole-v1'), tried('HalfCheetah-v4'), sep='\\n')"
     spec, said = run(("envpool.mujoco", "envpool.gfootball"), code).stdout.splitlines()
     assert spec == "EnvSpec"
-    assert "is of envpool.mujoco.gym, which cannot be loaded here: libEGL.so.1" in said
+    assert "is of envpool.mujoco.gym, which cannot be loaded: libEGL.so.1" in said
     assert "apt install libegl1 libopengl0" in said
 
 

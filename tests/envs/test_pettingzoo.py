@@ -331,7 +331,7 @@ def test_what_all_are_shown_must_be_the_same():
     adapter.close()
     with pytest.raises(UsageError, match=r"agent 'a_0' observes Box.* and 'a_1' Box"):
         sebulba.env_spec(OneIsBlind)
-    with pytest.raises(UsageError, match="agents have an action_mask of their own"):
+    with pytest.raises(UsageError, match="agents have their own action_mask"):
         sebulba.env_spec(Masks)
 
 
@@ -431,7 +431,7 @@ def test_masks_in_the_infos_of_reset_are_heeded_without_an_attribute():
 
 
 def test_masks_that_only_steps_have_are_not_passed_over():
-    with pytest.raises(EnvError, match=r"agent '.' has an action_mask now.*infos of reset"):
+    with pytest.raises(EnvError, match=r"agent '.' has an action_mask in step.*infos of reset"):
         begun("", "abc", "step")
 
 

@@ -129,7 +129,7 @@ def test_generations_end_where_the_next_and_evaluations_begin():
     first = block(0, 1, 2) + evaluation_seeds(5, 2**17)
     assert not set(last) & set(first)
     assert block(ENVS_A_GENERATION, 1, 0) == block(0, 1, 1)  # what the limit is there for
-    with pytest.raises(UsageError, match="cannot be made anew"):
+    with pytest.raises(UsageError, match="cannot be replaced"):
         block(ENVS_A_GENERATION, 1, 1)
     for generation in (-1, LAST_GENERATION + 1):
         with pytest.raises(UsageError, match=f"generation={generation} must be in 0 to 8190"):

@@ -372,7 +372,7 @@ def test_environments_in_worker_processes_are_put_back_there_and_elsewhere():
 @pytest.mark.slow
 def test_worker_processes_say_why_not_and_live_on():
     workers = make_env_factory(SulkingEnv, vectorization="async")(2, SEEDS[:2])
-    with pytest.raises(EnvError, match=r"environment 0 could not be put back: KeyError: 'sulking'"):
+    with pytest.raises(EnvError, match=r"environment 0 could not be restored: KeyError: 'sulking'"):
         workers.put_back(state_of(OfferingEnv, 2))
     workers.reset()
     workers.close()

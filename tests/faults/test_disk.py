@@ -72,7 +72,7 @@ def test_a_disk_that_is_full_at_the_end_is_an_error_and_older_checkpoints_stay_w
     disk, tmp_path
 ):
     disk.is_full_at = lambda number: number == 18 * A_CYCLE
-    with pytest.raises(CheckpointError, match=r"No space left on device.*older checkpoints are"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*Older checkpoints are"):
         run_tiny(tmp_path, 18)
     assert newest_whole(tmp_path).env_steps == 16 * A_CYCLE
     disk.is_full_at = lambda number: False

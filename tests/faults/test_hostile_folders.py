@@ -686,4 +686,4 @@ def test_a_config_that_is_exchanged_after_the_check_is_not_used(
 
     monkeypatch.setattr(RunFolder, "trust", while_checked)
     assert commands(place.run)[command]() == 2
-    assert "was edited after the run had written it" in capsys.readouterr().err
+    assert "was changed after the run wrote it" in capsys.readouterr().err

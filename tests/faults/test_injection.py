@@ -421,9 +421,9 @@ def test_a_disk_that_fails_costs_checkpoints_and_at_the_end_the_exit_code(
             with pytest.raises(CheckpointError) as failed:
                 loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
     assert exit_code_of(failed.value) == EXIT_CHECKPOINT
-    assert "resumed from the checkpoint before" in str(failed.value)
+    assert "resume from the previous checkpoint" in str(failed.value)
     assert loop._session.counters.cycles == CYCLES, "the run itself came to its end"
-    assert any("the run goes on without it" in str(w.message) for w in caught)
+    assert any("the run continues without it" in str(w.message) for w in caught)
 
 
 def test_a_disk_that_hangs_does_not_hold_training_up(make_trap, monkeypatch, tmp_path):
@@ -491,9 +491,7 @@ def test_an_environment_that_fails_as_it_is_saved_at_the_end_costs_its_episodes_
         loop, _ = make_tiny_loop(checkpointer=checkpointer, **MODES[mode])
         with loop:
             monkeypatch.setattr(SteppedCycle, "position", position)
-            with pytest.warns(
-                RuntimeWarning, match="failed as it was to be saved.*process is gone"
-            ):
+            with pytest.warns(RuntimeWarning, match="failed while it was saved.*process is gone"):
                 result = loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
         saved = checkpointer.load_newest()
         assert saved is not None and saved.env_steps == result.counters.env_steps

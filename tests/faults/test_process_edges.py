@@ -376,7 +376,7 @@ def test_a_current_folder_that_is_gone_is_named(tmp_path, capsys, monkeypatch):
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    assert "folder is gone" in one_sentence(capsys, 2, "train", "cartpole", *SMALL)
+    assert "folder was deleted" in one_sentence(capsys, 2, "train", "cartpole", *SMALL)
     monkeypatch.chdir(tmp_path)
 
 

@@ -204,7 +204,7 @@ def test_a_failure_of_the_evaluation_fails_the_run(schedule, per_device):
 
 @pytest.mark.parametrize("per_device", [2, 0])
 def test_a_play_that_returns_nothing_without_being_stopped_is_an_error(per_device):
-    with pytest.raises(TypeError, match="returned None, which says it was stopped"):
+    with pytest.raises(TypeError, match="returned None, which means stopped"):
         run(lambda networks, stop: None, 20, ROUND, num_inferencers_per_device=per_device)
 
 

@@ -173,7 +173,7 @@ def test_a_configuration_keeps_all_but_the_agent():
         (["--agent", "MyAgent"], "agent='MyAgent' must be 'module:attribute'"),
         (
             ["--agent", "tests.support.own:MyEnv"],
-            "tests.support.own:MyEnv' names .* no class of agents",
+            "tests.support.own:MyEnv' names .* not a subclass of sebulba.Agent",
         ),
         (["--agent", "tests.support.own:MyAgnt"], "no attribute 'MyAgnt'; the nearest are MyAgent"),
         (["--agent", "no.such:Agent"], "the module 'no.such', which is not found"),
@@ -289,7 +289,7 @@ def test_a_network_of_several_parts_is_given_all():
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("tests.support.own:Flat", r"returns \(1,\); it must return features, \[N, F\]"),
+        ("tests.support.own:Flat", r"returns \(1,\); it must return features \[N, F\]"),
         ("tests.support.own:NeedsFeatures", "cannot be made without arguments .*'features'"),
         (
             "tests.support.own:MyEnv",

@@ -194,7 +194,7 @@ def test_two_packages_of_one_name_are_refused_and_others_not(path):
 )
 def test_a_package_cannot_take_a_name_of_sebulba(path, group, name, ask, capsys):
     install(path, "theirs", {group: {name: f"{HERE}:ENVIRONMENTS"}})
-    words = f"'{name}' is Sebulba's own, and the package theirs brings one of that name; pip uninst"
+    words = f"'{name}' belongs to Sebulba, and the package theirs also brings it; pip uninst"
     with pytest.raises(UsageError, match=words):
         ask()
     assert cli.main(["--help"]) == 0

@@ -276,7 +276,7 @@ def test_a_policy_alone_is_exported(run, capsys, tmp_path):
     record = json.loads((tmp_path / "config.json").read_text())
     record["run_id"] = "another"
     (tmp_path / "config.json").write_text(json.dumps(record))
-    assert "edited" in refused(capsys, "export", str(tmp_path), "--to", "stablehlo")
+    assert "was changed" in refused(capsys, "export", str(tmp_path), "--to", "stablehlo")
 
 
 def test_wrong_words_are_refused(run, capsys, tmp_path, monkeypatch):

@@ -81,7 +81,7 @@ def test_running_normalisation_of_rewards_is_undone(tmp_path):
     np.testing.assert_allclose(policy.value(OBS), np.full(5, 12.0), rtol=1e-5)
     old = saved(tmp_path / "old", agent, networks, experience, with_values=False)
     assert old.distribution(OBS).shape == (5, 3)
-    with pytest.raises(UsageError, match="no value networks, which values of PPO need"):
+    with pytest.raises(UsageError, match="no value networks, which PPO needs for values"):
         old.value(OBS)
 
 
@@ -239,7 +239,7 @@ def test_agents_that_do_not_say_it_are_named_with_the_method_to_write():
     agent, networks, _ = make(SimplePolicyGradientConfig())
     policy = Policy(agent, networks, RUN)
     assert policy.distribution(OBS).shape == (5, 3)
-    with pytest.raises(UsageError, match="SimplePolicyGradient learns no values"):
+    with pytest.raises(UsageError, match="SimplePolicyGradient has no values"):
         policy.value(OBS)
     spec = EnvSpec(VECTOR, DISCRETE, name="test")
     own = TargetNetworkAgent(spec, TargetConfig())

@@ -170,8 +170,8 @@ def test_ctrl_c_saves_everything_and_is_raised_then(tmp_path):
     [
         ("cartpol", {}, "configuration 'cartpol' is unknown"),
         (3, {}, "config=3 must be the name of a preset"),
-        ("cartpole", {"num_env": 3}, "num_env is no field; the nearest are num_envs,"),
-        ("cartpole", {"agent": {"learning": 1.0}}, "agent.learning is no field"),
+        ("cartpole", {"num_env": 3}, "num_env is not a field; the nearest are num_envs,"),
+        ("cartpole", {"agent": {"learning": 1.0}}, "agent.learning is not a field"),
         ("cartpole", {"env": lambda: None}, "cannot be found again by its name"),
         ("cartpole", {"total_env_steps": 0}, "total_env_steps=0"),
     ],

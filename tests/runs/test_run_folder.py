@@ -92,7 +92,7 @@ def test_a_fixed_strategy_is_kept_and_named_if_it_is_a_folder(tmp_path):
     assert folder.read_config()[1].agent.frozen == {"agent/agent_1": str(tmp_path / "a")}
     named = with_strategy(tmp_path / "a").named_code()
     assert named == [f"the policy in {str(tmp_path / 'a')!r}"]
-    with pytest.raises(UsageError, match=r"frozen\['agent/agent_1'\]=.*cannot be kept in"):
+    with pytest.raises(UsageError, match=r"frozen\['agent/agent_1'\]=.*cannot be saved in"):
         folder.write_config(with_strategy(lambda obs, key: obs), "lbf", [])
 
 
@@ -190,11 +190,11 @@ def test_a_run_that_is_not_extended_keeps_its_schedule(begun):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"anneal_env_steps": 5}, "anneal_env_steps=5 needs the learning rate after them"),
+        ({"anneal_env_steps": 5}, "anneal_env_steps=5 needs a learning rate after the fall"),
         ({"extension_learning_rate": 0.0}, "extension_learning_rate=0.0 must be"),
         (
             {"extension_learning_rate": 1e-4, "anneal_learning_rate": False},
-            "is for a run whose learning rate falls",
+            "needs anneal_learning_rate=True",
         ),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_winner_that_does_not_win_again_is_not_taken(contest, monkeypatch):
 
 
 def test_a_start_that_cannot_run_is_refused(contest):
-    with pytest.raises(UsageError, match=r"start from cannot run here \(too much memory\)"):
+    with pytest.raises(UsageError, match=r"cannot run on this machine \(too much memory"):
         contest(lambda config: 1.0, limit_mb=31)
 
 

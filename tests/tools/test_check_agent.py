@@ -167,7 +167,7 @@ def test_agents_of_the_package_are_not_traced(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_no_agent_or_half_of_one_is_refused() -> None:
     with pytest.raises(UsageError, match="LacksLoss lacks experience_spec, loss; define"):
         broken_agents.LacksLoss(SPEC, GoodConfig())  # type: ignore[abstract]
-    with pytest.raises(UsageError, match="agent=the class Good is not an agent; make one"):
+    with pytest.raises(UsageError, match="agent=the class Good is not an agent; use an instance"):
         sebulba.GymnasiumLoop(CountingEnv, Good, 4)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"ForgetsSuper.__init__ .*super\(\).__init__"):
         sebulba.GymnasiumLoop(CountingEnv, broken_agents.ForgetsSuper(SPEC, GoodConfig()), 4)
@@ -321,9 +321,9 @@ def test_its_environment_and_its_configuration_can_be_named() -> None:
         ("my agents:Agent", "must be 'module:attribute'"),
         ("no_such_package:Agent", "names the module 'no_such_package', which is not found"),
         ("tests.support.broken_agents:God", "no attribute 'God'; the nearest are Good"),
-        ("tests.support.broken_agents:GoodConfig", "is no agent; use a subclass"),
+        ("tests.support.broken_agents:GoodConfig", "is not an agent; use a subclass"),
         ("tests.support.broken_agents:NeedsSize", "NeedsConfig needs arguments"),
-        (3, "agent=3 is no agent"),
+        (3, "agent=3 is not an agent"),
     ],
 )
 def test_what_names_no_agent_is_refused(agent: Any, words: str) -> None:

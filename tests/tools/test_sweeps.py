@@ -209,7 +209,7 @@ def test_a_sweep_whose_first_trials_fail_ends_and_says_why(run_sweep, capsys):
 def test_a_folder_that_holds_a_sweep_goes_on_with_that_one_only(run_sweep, capsys):
     assert run_sweep("--trials", "1")[0] == 0
     assert run_sweep("--trials", "1")[0] == 2
-    assert "--resume goes on with it" in capsys.readouterr().err
+    assert "continue it with --resume" in capsys.readouterr().err
     assert run_sweep("--trials", "1", "--resume", space={"num-envs": [16]})[0] == 2
     assert "repeat its command" in capsys.readouterr().err
 
@@ -237,7 +237,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(
     ("entry", "said"),
     [
         (3, "must be a list of values or a range"),
-        ([], "one value at least"),
+        ([], "at least one value"),
         ([1, None], "a list of numbers, words, true or false"),
         ([1, 1], "a value twice"),
         ({"low": 1}, "high=None must be a finite number"),

@@ -182,7 +182,7 @@ def test_many_agents_are_drawn():
         ("tests.video.test_video:Silent", "a parameter render_mode"),
         ("tests.video.test_video:Breaks", "no paint is left"),
         ("tests.video.test_video:Grey", "got 1 of shape (8, 12)"),
-        ("tests.support.populations:Pairs", "draws nothing"),
+        ("tests.support.populations:Pairs", "cannot be filmed"),
     ],
 )
 def test_what_cannot_draw_is_named(env_id, words):

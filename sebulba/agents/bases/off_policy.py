@@ -279,7 +279,7 @@ def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None
     least = (trajectories - 1) * run.num_inferencers + 1
     if warm_up_cycles < least:
         raise UsageError(
-            f"replay.warm_up_cycles={warm_up_cycles} gathers too little to draw from: a start "
-            f"needs {rows_of_start} rows, {trajectories} trajectories of one of "
+            f"replay.warm_up_cycles={warm_up_cycles} is too small: a draw needs {rows_of_start} "
+            f"rows, {trajectories} trajectories of one of "
             f"{run.num_inferencers} Inferencers; use {least} or more"
         )

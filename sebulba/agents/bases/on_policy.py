@@ -262,13 +262,11 @@ class OnPolicyAgent(Agent[ConfigT]):
           UsageError: The agent learns no values.
         """
         if not self.config.value_head:
-            raise UsageError(
-                f"{type(self).__name__} learns no values; train Impala or PPO for some"
-            )
+            raise UsageError(f"{type(self).__name__} has no values; use Impala or PPO")
         if self.config.central_critic:
             raise UsageError(
-                "a policy whose critic was central has no values: the critic sees what the policy "
-                "does not, and is not saved with it"
+                "a policy that was trained with a central critic has no values: the critic sees "
+                "more than the policy, and is not saved with it"
             )
         output, _ = self._evaluate_step(networks, step_state, env_step)
         value = output.value[0] / self.config.reward_scale

@@ -62,8 +62,8 @@ def _check_named_by(config: AgentConfig | FrozenConfig, agent_class: type[Agent]
     """Raise UsageError unless the hyper-parameters name the class, by which members are made."""
     if getattr(config, "agent_class", "") != class_name(agent_class):
         raise UsageError(
-            f"agent={class_name(agent_class)!r} is to play in an environment of many agents, and "
-            f"its hyper-parameters, {type(config).__name__}, do not name it; make them a subclass "
+            f"agent={class_name(agent_class)!r} cannot play in an environment of many agents: its "
+            f"hyper-parameters, {type(config).__name__}, do not name it; make them a subclass "
             f"of AgentConfig with agent_class = {class_name(agent_class)!r}"
         )
 
@@ -88,8 +88,7 @@ def own_agent_class(name: str) -> Any:
     found = load_attribute("agent", name)
     if not is_agent_class(found):
         raise UsageError(
-            f"agent={name!r} names {shown(found)}, which is no class of agents; name a subclass of "
-            "sebulba.Agent"
+            f"agent={name!r} names {shown(found)}, not a subclass of sebulba.Agent; name one"
         )
     return found
 

@@ -30,6 +30,6 @@ class FrozenConfig:
         if not callable(self.strategy) or isinstance(self.strategy, type):
             raise UsageError(
                 f"a frozen strategy={shown(self.strategy)} must be the folder of a policy, such as "
-                "'runs/x/policy/agent', what sebulba.load_policy returned, or a function (obs, "
+                "'runs/x/policy/agent', the result of sebulba.load_policy, or a function (obs, "
                 "key) -> action"
             )

@@ -47,8 +47,8 @@ class MultiAgentConfig(AgentConfig):
         for field in ("frozen", "auxiliary"):
             if not isinstance(getattr(self, field), Mapping):
                 raise UsageError(
-                    f"{field}={shown(getattr(self, field))} must be a dict by member; leave it out "
-                    "where there is none"
+                    f"{field}={shown(getattr(self, field))} must be a dict by member; leave it "
+                    "out if it is empty"
                 )
         frozen = {n: str(one) if isinstance(one, Path) else one for n, one in self.frozen.items()}
         object.__setattr__(self, "frozen", frozen)
@@ -68,8 +68,8 @@ class MultiAgentConfig(AgentConfig):
             other = options.setdefault(name.replace("_", "-"), name)
             if other != name:
                 raise UsageError(
-                    f"{other!r} and {name!r} are the same on the command line, which has '-' for "
-                    "'_'; give one of them another name"
+                    f"{other!r} and {name!r} are the same name on the command line, which writes "
+                    "'-' for '_'; rename one of them"
                 )
         if twice := sorted(self.agents.keys() & self.frozen.keys()):
             raise UsageError(f"{twice[0]!r} is in agents and in frozen; leave it out of one")
@@ -83,8 +83,8 @@ class MultiAgentConfig(AgentConfig):
         for name, config in self.agents.items():
             if not getattr(config, "agent_class", "") or isinstance(config, MultiAgentConfig):
                 raise UsageError(
-                    f"agents[{name!r}]={shown(config)} must be the hyper-parameters of an agent "
-                    "for one; use for example PPOConfig()"
+                    f"agents[{name!r}]={shown(config)} must be the hyper-parameters of a single "
+                    "agent; use for example PPOConfig()"
                 )
         for name, auxiliary in self.auxiliary.items():
             if not getattr(auxiliary, "auxiliary_class", ""):
@@ -141,7 +141,7 @@ def _check_known(groups: Mapping[str, tuple[str, ...]], names: Mapping[str, Any]
     for name in names:
         if name not in known:
             raise UsageError(
-                f"agents has {name!r}, which is no group or slot of this environment; it has "
-                f"{', '.join(sorted(known))}; name those, or on the command line begin with a "
-                "configuration of one policy, such as ppo"
+                f"agents has {name!r}, which is not a group or slot of this environment; use "
+                f"{', '.join(sorted(known))}, or begin with a configuration of one policy, such "
+                "as ppo"
             )

@@ -147,7 +147,7 @@ def check_normalization(normalize_observations: bool, torso: TorsoConfig) -> Non
         not (normalize_observations and torso.scale_bounded_observations),
         "normalize_observations",
         normalize_observations,
-        "cannot go with torso.scale_bounded_observations=True, which scales by the bounds",
+        "cannot be combined with torso.scale_bounded_observations=True, which scales by the bounds",
         "set one of them to False",
     )
 

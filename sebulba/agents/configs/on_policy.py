@@ -77,14 +77,14 @@ class ActorCriticConfig(OnPolicyConfig):
             not (self.separate_value_torso and self.lstm_size),
             "separate_value_torso",
             self.separate_value_torso,
-            f"cannot go with lstm_size={self.lstm_size}, which policy and value share",
+            f"cannot be combined with lstm_size={self.lstm_size}, which policy and value share",
             "use separate_value_torso=False (--agent.no-separate-value-torso), or lstm_size=0",
         )
         require(
             not (self.central_critic and self.lstm_size),
             "central_critic",
             self.central_critic,
-            f"cannot go with lstm_size={self.lstm_size}, which policy and value share",
+            f"cannot be combined with lstm_size={self.lstm_size}, which policy and value share",
             "set one of them to False or 0",
         )
         check_normalization(self.normalize_observations, self.torso)

@@ -44,7 +44,7 @@ class ReplayConfig:
             self.updates_per_cycle == 1 or self.cycles_per_update == 1,
             "replay.updates_per_cycle",
             self.updates_per_cycle,
-            f"cannot go with cycles_per_update={self.cycles_per_update}",
+            f"cannot be combined with cycles_per_update={self.cycles_per_update}",
             "set one of them to 1",
         )
         require_size("replay.warm_up_cycles", self.warm_up_cycles, 1, "use 1")

@@ -74,7 +74,7 @@ def make_distribution(space: gymnasium.Space) -> Distribution:
         return Gaussian(space)
     raise UsageError(
         f"action_space={space} must be a Discrete, a MultiDiscrete or a Box of floats; "
-        "wrap the environment to give one"
+        "use a wrapper that gives one"
     )
 
 

@@ -95,9 +95,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
         """
         if not isinstance(spec, MultiAgentSpec):
             raise UsageError(
-                f"MultiAgent needs an environment of many agents; {shown(spec)} has one: give its "
-                "agent the configuration of one, such as PPOConfig(), or on the command line begin "
-                "with one such as ppo"
+                f"MultiAgent needs an environment of many agents; {shown(spec)} has one agent; "
+                "use the configuration of a single agent, such as PPOConfig() or ppo"
             )
         super().__init__(spec, config)  # type: ignore[arg-type]
         self.population = spec
@@ -525,9 +524,9 @@ class MultiAgent(Agent[MultiAgentConfig]):
         planned = {name: one.due_after(cycle) for name, one in self._schedules.items()}
         if due != (planned or dict.fromkeys(due, most)):
             raise UsageError(
-                f"members have other numbers of updates after trajectory {cycle} ({due}) than "
-                "their first trajectories let expect; let num_off_policy_optims_per_cycle of each "
-                "be 0 before some trajectory, and from there on the same after every k-th"
+                f"members have different numbers of updates after trajectory {cycle} ({due}) than "
+                "their first trajectories imply; num_off_policy_optims_per_cycle of each must be "
+                "0 before some trajectory, and then equal after every k-th"
             )
         return most
 
@@ -579,7 +578,7 @@ def _check_names(
         raise UsageError(f"auxiliary {twice[0]!r} has the name of a member; give it another")
     if not trained:
         raise UsageError(
-            "all members are frozen, so that nobody learns; leave one out of frozen, or play them "
+            "all members are frozen, so nothing can learn; leave one out of frozen, or play them "
             "with sebulba.evaluate"
         )
 

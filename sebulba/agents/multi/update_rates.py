@@ -79,8 +79,8 @@ def schedule_of(name: str, due_after: Callable[[int], int]) -> Schedule:
     if first is None or second is None:
         raise UsageError(
             f"member {name!r} has {'no update' if first is None else 'one update only'} after "
-            f"{MOST_TRAJECTORIES:,} trajectories; let it have fewer warm_up_cycles and "
-            "cycles_per_update, or have it frozen"
+            f"{MOST_TRAJECTORIES:,} trajectories; use fewer warm_up_cycles and cycles_per_update, "
+            "or freeze it"
         )
     return Schedule(first[0], second[0] - first[0], first[1])
 

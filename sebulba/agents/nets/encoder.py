@@ -77,7 +77,7 @@ class ObservationEncoder:
         elif not isinstance(space, gymnasium.spaces.Box):
             raise UsageError(
                 f"observation_space={space} must be a Box, Discrete, MultiDiscrete, MultiBinary "
-                "or a Dict of these; wrap the environment to give one"
+                "or a Dict of these; use a wrapper that gives one"
             )
         elif self._images and is_image(space):
             images.append(self._image(x, name))

@@ -197,7 +197,7 @@ def _checked_features(name: str, features: Any) -> jax.Array:
         return features
     got = getattr(features, "shape", type(features).__name__)
     raise UsageError(
-        f"torso.kind={name!r} returns {got}; it must return features, [N, F] for N observations"
+        f"torso.kind={name!r} returns {got}; it must return features [N, F] for N observations"
     )
 
 

@@ -196,8 +196,8 @@ class ReplayLayout(abc.ABC):
         if self.num_rows(run) * row_size < needed:
             hosts = f"{run.num_hosts} hosts x " if run.num_hosts > 1 else ""
             raise UsageError(
-                f"capacity={self.capacity} must be at least {needed} env steps: what is drawn "
-                f"spans {self.rows_of_start} rows, and {hosts}{run.num_inferencers} Inferencers x "
+                f"capacity={self.capacity} must be at least {needed} env steps: a draw spans "
+                f"{self.rows_of_start} rows, and {hosts}{run.num_inferencers} Inferencers x "
                 f"{run.num_envs} environments insert trajectories of {steps}; use {needed} or more"
             )
         devices = run.num_update_devices * run.num_hosts

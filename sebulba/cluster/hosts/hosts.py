@@ -65,9 +65,8 @@ class Hosts:
             if time.monotonic() > deadline:
                 missing = sorted(set(range(self.number)) - there.keys())
                 raise HostError(
-                    f"{self.watch.name_of(missing[0])} did not come within "
-                    f"{wait_s:.0f} s; see what it waits for there, or raise "
-                    "distributed.start_timeout_s"
+                    f"{self.watch.name_of(missing[0])} did not arrive within "
+                    f"{wait_s:.0f} s; check its output, or raise distributed.start_timeout_s"
                 )
             time.sleep(POLL_S)
         return [there[host] for host in range(self.number)]
@@ -88,8 +87,8 @@ class Hosts:
             ]
             if different:
                 raise UsageError(
-                    f"hosts that learn together differ: {'; '.join(different)}. Start all of them "
-                    "with the same options, and the same versions"
+                    f"hosts that learn together differ: {'; '.join(different)}. Start all hosts "
+                    "with the same options and versions"
                 )
 
     def explained(self, error: BaseException) -> BaseException:

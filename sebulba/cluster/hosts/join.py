@@ -47,9 +47,7 @@ def join_hosts(options: DistributedOptions) -> Hosts:
     """
     global _joined
     if not options.is_on:
-        raise UsageError(
-            "distributed.coordinator=None names no place where hosts meet; use HOST:PORT or auto"
-        )
+        raise UsageError("distributed.coordinator=None is not an address; use HOST:PORT or auto")
     if _joined is None:
         if not jax.distributed.is_initialized():
             _initialize(options)
@@ -104,13 +102,13 @@ def _initialize(options: DistributedOptions) -> None:
     except RuntimeError as error:
         if "must be called before" in str(error):
             raise UsageError(
-                "JAX runs already in this process, and hosts have to be joined before; call "
-                "sebulba.join_hosts(options) first"
+                "JAX already runs in this process; call sebulba.join_hosts(options) before "
+                "anything starts it"
             ) from error
         raise HostError(
             f"the hosts did not meet at {options.coordinator} within "
-            f"{options.start_timeout_s:.0f} s: {str(error).partition(chr(10))[0]}. See that all of "
-            "them are started, that host 0 has this address, and that its port is free and open"
+            f"{options.start_timeout_s:.0f} s: {str(error).partition(chr(10))[0]}. Check that all "
+            "hosts are started, that host 0 has this address, and that its port is free and open"
         ) from error
 
 

@@ -97,8 +97,8 @@ def devices_of_hosts(local: Sequence[jax.Device], num_hosts: int) -> list[jax.De
         there = jax.local_devices(process_index=host)
         if len(there) != len(here):
             raise UsageError(
-                f"host {host} has {len(there)} devices and this one has {len(here)}; hosts that "
-                "learn together need as many"
+                f"host {host} has {len(there)} devices and this one has {len(here)}; all hosts "
+                "need the same number"
             )
         devices += [there[place] for place in places]
     return devices

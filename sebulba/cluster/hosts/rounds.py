@@ -126,8 +126,9 @@ class Rounds(Peers):
         if late is not None:
             host, share = late
             warnings.warn(
-                f"{self.hosts.watch.name_of(host)} is late: for {share:.0%} of the time the others "
-                "wait for its trajectories; give it more cores, or all hosts fewer environments",
+                f"{self.hosts.watch.name_of(host)} is slow: for {share:.0%} of the time the other "
+                "hosts wait for its trajectories; give it more cores, or fewer environments to "
+                "all hosts",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -99,7 +99,7 @@ class Watch:
         now = time.monotonic() if now is None else now
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if now - self._answered_at > timeout_s:
-            return HostError(f"{self.name_of(0)}, where all hosts meet, is gone. {self._way_on()}")
+            return HostError(f"{self.name_of(0)}, the coordinator, is lost. {self._way_on()}")
         try:
             failed, done = self._notes.read(FAILED), self._notes.read(DONE)
         except Exception:  # jaxlib's own
@@ -110,7 +110,7 @@ class Watch:
             silent_s = now - since
             if host not in done and silent_s > timeout_s:
                 return HostError(
-                    f"{self.name_of(host)} is gone: it has given no sign of life for "
+                    f"{self.name_of(host)} is lost: it has been silent for "
                     f"{silent_s:.0f} s. {self._way_on()}"
                 )
         return None
@@ -131,8 +131,8 @@ class Watch:
     @staticmethod
     def _way_on() -> str:
         return (
-            "Start all hosts again by sebulba resume RUN and the same --distributed options; they "
-            "go on from the newest checkpoint that all of them have saved"
+            "Run sebulba resume RUN on all hosts with the same --distributed options; it "
+            "continues from the newest checkpoint that all hosts have saved"
         )
 
     def explain(self) -> HostError | None:

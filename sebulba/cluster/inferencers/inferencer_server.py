@@ -106,14 +106,13 @@ class Shared:
         """Return the leaves of a version, which is on its way or here.
 
         Raises:
-          EnvError: It did not come within ``TAKE_S`` seconds.
+          EnvError: It did not arrive within ``TAKE_S`` seconds.
         """
         with self._came:
             if not self._came.wait_for(lambda: version in self._versions, TAKE_S):
                 raise EnvError(
-                    f"networks of version {version} did not come within {TAKE_S:.0f} s; versions "
-                    f"{sorted(self._versions)} are here. See whether the network between the "
-                    "machines is up"
+                    f"networks of version {version} did not arrive within {TAKE_S:.0f} s; versions "
+                    f"{sorted(self._versions)} arrived. Check the network between the machines"
                 )
             return self._versions[version]
 

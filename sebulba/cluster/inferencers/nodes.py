@@ -289,8 +289,8 @@ class Worker(abc.ABC):
                 self.kill()
                 raise EnvError(
                     f"the {self.name} did not answer {name!r} for {self.limit_s * most:.0f} s and "
-                    "was killed; mend what makes the environments, or raise faults.hang_timeout_s "
-                    "if it is just slow"
+                    "was killed; repair the environment, or raise faults.hang_timeout_s if it is "
+                    "only slow"
                 )
 
     def begin(self, name: str, *arguments: Any) -> None:

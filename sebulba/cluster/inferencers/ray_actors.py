@@ -233,10 +233,10 @@ def _connect(ray: Any, cluster: ClusterOptions, number: int) -> bool:
             ray.init(cluster.address, **quiet)
         except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise UsageError(
-                f"cluster.address={cluster.address!r}: no cluster of Ray answers ({error}); start "
-                "one with `ray start --head` on one machine and `ray start --address=HOST:6379` on "
-                "the others, and train on one of them; for one that asks for a token, which `ray "
-                "get-auth-token` shows, set RAY_AUTH_MODE=token, or use auto there"
+                f"cluster.address={cluster.address!r}: no Ray cluster answers ({error}); start "
+                "one with `ray start --head` on one machine and `ray start --address=HOST:6379` "
+                "on the others, and train on one of them; if the cluster asks for a token (`ray "
+                "get-auth-token`), set RAY_AUTH_MODE=token, or use auto on its machines"
             ) from error
     try:
         _wait_for_machines(ray, cluster)
@@ -251,9 +251,9 @@ def _wait_for_machines(ray: Any, cluster: ClusterOptions) -> None:
     while (there := sum(node["Alive"] for node in ray.nodes())) < cluster.nodes:
         if time.monotonic() > deadline:
             raise UsageError(
-                f"cluster.nodes={cluster.nodes} must be there, and the cluster at "
+                f"cluster.nodes={cluster.nodes} machines are needed, but the cluster at "
                 f"{cluster.address!r} has had {there} for {MACHINES_S:.0f} s; start `ray start "
-                "--address=HOST:6379` on the others, or ask for fewer"
+                "--address=HOST:6379` on other machines, or ask for fewer"
             )
         time.sleep(WAKE_S)
 

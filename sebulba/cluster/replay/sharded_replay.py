@@ -87,8 +87,8 @@ class ManagerElsewhere:
             return call(*arguments)
         except EnvError as error:
             raise ReplayError(
-                f"a trajectory manager is gone, and its part of the replay with it: {error}; "
-                "`sebulba resume` goes on from the newest checkpoint"
+                f"a trajectory manager ended, and its part of the replay is lost: {error}; "
+                "`sebulba resume` continues from the newest checkpoint"
             ) from error
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ def _checked(env: str) -> tuple[Any, str]:
         except Exception as error:  # a library that does not fit this JAX
             version = importlib.metadata.version(library)
             raise UsageError(
-                f"env={env!r} needs {library}, and version {version} cannot be imported here: "
+                f"env={env!r} needs {library}, and version {version} cannot be imported: "
                 f"{text_of(error)}"
             ) from error
     if env_id not in known:

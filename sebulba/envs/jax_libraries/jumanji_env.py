@@ -61,7 +61,7 @@ class JumanjiEnv:
         if env.reward_spec.shape != ():
             raise UsageError(
                 f"{type(env).__name__} has several agents (its rewards are "
-                f"{env.reward_spec.shape}), which cannot be trained here yet; use another"
+                f"{env.reward_spec.shape}), which is not supported yet; use another environment"
             )
         self._env = self._unlimited = env
         if hasattr(env, _LIMIT):

@@ -184,8 +184,8 @@ class PettingZooEnv(MultiAgentEnv):
             if not self._said_lingering:
                 self._said_lingering = True
                 warnings.warn(
-                    f"{', '.join(map(repr, sorted(new)))} ended and stays in agents; it is taken "
-                    "as gone for the episode; remove agents from the list when they end",
+                    f"{', '.join(map(repr, sorted(new)))} ended and stays in agents; it counts as "
+                    "ended for the episode; remove agents from the list when they end",
                     stacklevel=2,
                 )
 
@@ -225,8 +225,8 @@ class PettingZooEnv(MultiAgentEnv):
             has_own = isinstance(seen[agent], Mapping) and MASK in seen[agent]
             if MASK in (infos.get(agent) or ()) and not has_own:
                 raise EnvError(
-                    f"the info of agent {agent!r} has an {MASK} now, and that of reset had none, "
-                    "so it cannot be heeded; give it in the infos of reset, too"
+                    f"the info of agent {agent!r} has an {MASK} in step but not in reset, so it "
+                    "cannot be used; give it in the infos of reset, too"
                 )
         for agent in seen.keys() & self._masked.keys():
             mask = (infos.get(agent) or {}).get(MASK)
@@ -242,7 +242,7 @@ class PettingZooEnv(MultiAgentEnv):
             if not _equal(observations[name], observations[names[0]]):
                 raise EnvError(
                     f"same_observation=True, but agents {names[0]!r} and {name!r} observe "
-                    "different things; say same_observation=False"
+                    "different things; use same_observation=False"
                 )
         if names:
             self._shown = observations[names[0]]
@@ -331,9 +331,7 @@ def _tree(env: Any, names: Mapping[Any, str], masked: Mapping[str, int]) -> Popu
 def _agents_of(env: Any) -> list[str]:
     agents = getattr(env, "possible_agents", None)
     if not agents:
-        raise UsageError(
-            f"{env} has no possible_agents, and who can be there must be known; list them"
-        )
+        raise UsageError(f"{env} has no possible_agents; list all agents there")
     return agents
 
 
@@ -345,12 +343,11 @@ def _tree_of_same(env: Any, names: Mapping[Any, str], masked: Mapping[str, int])
         if (other := env.observation_space(agent)) != shown:
             raise UsageError(
                 f"same_observation=True, but agent {agents[0]!r} observes {shown} and {agent!r} "
-                f"{other}; say same_observation=False"
+                f"{other}; use same_observation=False"
             )
     if masked or (isinstance(shown, spaces.Dict) and MASK in shown.spaces):
         raise UsageError(
-            f"same_observation=True, but agents have an {MASK} of their own; say "
-            "same_observation=False"
+            f"same_observation=True, but agents have their own {MASK}; use same_observation=False"
         )
     number = Obs(spaces.Discrete(len(agents)))
     return Population(

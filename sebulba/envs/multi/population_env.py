@@ -169,7 +169,7 @@ class PopulationEnv(gymnasium.Env):
         for name in names:
             if name not in self._agents and not (name == also and self._common):
                 raise EnvError(
-                    f"{what} name {shown(name)}, which the tree has not; it has "
+                    f"{what} name {shown(name)}, which is not in the tree; use "
                     f"{', '.join(self._agents)}"
                 )
 
@@ -218,7 +218,7 @@ class PopulationEnv(gymnasium.Env):
         if self.env.all_act and len(agents) not in (0, len(self._agents)):
             missing = ", ".join(sorted(self._agents.keys() - set(agents)))
             raise EnvError(
-                f"all_act=True, but {missing} does not act; observe every agent, or say "
+                f"all_act=True, but {missing} does not act; observe every agent, or set "
                 "all_act=False"
             )
         self._acting = tuple(agents)

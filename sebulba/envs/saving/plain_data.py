@@ -39,7 +39,7 @@ def pack(value: Any) -> bytes:
 def check_copy(value: Any) -> None:
     """Raise NotPlainError if plain data, packed and unpacked, would not be as it was.
 
-    A bytearray would be bytes, and an object that is there twice would be two objects.
+    A bytearray would be bytes, and an object that occurs twice would be two objects.
     """
     seen, rest = set(), [value]
     while rest:
@@ -49,7 +49,7 @@ def check_copy(value: Any) -> None:
             raise NotPlainError(f"{kind.__name__} is not plain data")
         if kind in (list, dict, deque, np.ndarray):
             if id(one) in seen:
-                raise NotPlainError(f"a {kind.__name__} is there twice")
+                raise NotPlainError(f"a {kind.__name__} occurs twice")
             seen.add(id(one))
         if kind in (list, tuple, deque):
             rest.extend(one)

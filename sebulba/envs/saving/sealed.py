@@ -40,7 +40,7 @@ def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
         something else or of another number of environments.
     """
     if not isinstance(data, bytes) or not data.startswith(_MAGIC):
-        raise EnvError(f"this is not the saved state of {of}; give what a run has saved")
+        raise EnvError(f"this is not the saved state of {of}; use the state that the run saved")
     version, _, rest = data[len(_MAGIC) :].partition(b"\n")
     if version not in (b"%d" % VERSION, b"%d" % PICKLED_VERSION):
         raise EnvError(

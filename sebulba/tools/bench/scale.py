@@ -244,7 +244,7 @@ def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: fl
         measured = measure_in_turn(trials, repeats, failed)
     if not measured:
         value, why = next(iter(failed.items()))
-        raise UsageError(f"no value of {axis.name} can run here; {label(value)}: {why}")
+        raise UsageError(f"no value of {axis.name} can run on this machine; {label(value)}: {why}")
     points = (Point(v, trials[v].parameters, series) for v, series in measured.items())
     return AxisResult(axis, tuple(points), failed)
 

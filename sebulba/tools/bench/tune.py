@@ -204,7 +204,7 @@ def choose_knobs(
             raise UsageError(f"keep={name!r} is unknown; use {', '.join(names)}")
     chosen = [knob for knob in knobs if knob.name not in keep and len(knob.values) > 1]
     if not chosen:
-        raise UsageError(f"keep={' '.join(keep)!r} leaves nothing to tune; leave out one of them")
+        raise UsageError(f"keep={' '.join(keep)!r} leaves nothing to tune; keep fewer")
     return chosen
 
 
@@ -292,8 +292,8 @@ class Contest:
             self._trial = self._ready(start)
         except WorkerError as error:
             raise UsageError(
-                f"the configuration to start from cannot run here ({error}); "
-                "start from a smaller one, such as with --num-envs 8"
+                f"the initial configuration cannot run on this machine ({error}); "
+                "use a smaller one, for example --num-envs 8"
             ) from error
 
     def _ready(self, config: ExperimentConfig) -> Trial:

@@ -86,7 +86,7 @@ def check_making(subject: AgentSubject) -> Iterator[Finding]:
             f"{spec.action_space}; steps_per_cycle={subject.num_steps}"
         )
     except Exception as error:
-        remedy = "mend it, or name an environment that it takes (--env), or a configuration"
+        remedy = "repair it, or name an environment that it takes (--env), or a configuration"
         yield problem(describe_error(error), remedy)
 
 

@@ -234,7 +234,8 @@ def how_to_make(agent: Any, config: Any = None) -> MakeAgent:
     if callable(found) and not isinstance(found, type):
         return functools.partial(_made_by, found)
     raise UsageError(
-        f"agent={shown(agent)} is no agent; use a subclass of sebulba.Agent, a configuration with "
+        f"agent={shown(agent)} is not an agent; use a subclass of sebulba.Agent, a configuration "
+        "with "
         "agent_class, or a function of an EnvSpec that returns an agent"
     )
 

@@ -94,4 +94,4 @@ def _findings(check: Check) -> Iterator[Finding]:
         for finding in check.run():
             yield finding if finding.name else dataclasses.replace(finding, name=check.name)
     except (Exception, SystemExit) as error:
-        yield problem(describe_error(error), "mend what raises it", check.name)
+        yield problem(describe_error(error), "correct the code that raises it", check.name)

@@ -198,7 +198,7 @@ def check_compile_cache() -> Iterator[Finding]:
     if reason := _why_not_writable(machine.nearest_folder(Path(cache))):
         yield problem(
             f"{cache} cannot be written: {reason}",
-            "mend that, or pass --compile-cache DIR (or off: every start compiles again)",
+            "repair it, or pass --compile-cache DIR (or off: every start compiles again)",
         )
     else:
         yield ok(cache)

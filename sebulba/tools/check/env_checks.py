@@ -85,7 +85,7 @@ def check_making(subject: Subject) -> Iterator[Finding]:
             first, second = _made(one), _made(another)
     except UsageError as error:
         seen, wrap, how = str(error).partition(WRAP)
-        yield problem(seen, wrap[2:] + how if wrap else "mend the environment as it says")
+        yield problem(seen, wrap[2:] + how if wrap else "correct the environment accordingly")
         return
     if first is second:
         yield problem(
@@ -140,7 +140,7 @@ def check_steps(subject: Subject) -> Iterator[Finding]:
     """Walk, and look at what reset and step return."""
     seen = subject.walk
     if "steps" in seen.broken:
-        yield problem(seen.broken["steps"], "mend reset or step")
+        yield problem(seen.broken["steps"], "correct reset or step")
     else:
         times = "" if subject.plays_one else f" of {subject.num_envs} environments"
         yield ok(f"{seen.steps} random steps{times} without an error")
@@ -236,7 +236,7 @@ def check_agents(subject: Subject) -> Iterator[Finding]:
     if whole and whole.payoff == "zero_sum" and abs(seen.sum_of_rewards) > ZERO_SUM:
         yield note(
             f"the payoff is zero_sum, and rewards add up to {seen.sum_of_rewards:g}",
-            "say payoff='general', or mend the rewards",
+            "use payoff='general', or correct the rewards",
         )
 
 
@@ -247,7 +247,7 @@ def check_close(subject: Subject) -> Iterator[Finding]:
     try:
         player.close()
     except Exception as error:
-        yield problem(describe_error(error), "mend close")
+        yield problem(describe_error(error), "correct close")
         return
     try:
         player.close()

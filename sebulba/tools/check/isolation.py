@@ -45,7 +45,7 @@ def isolated_findings(suite: str, arguments: tuple, timeout_s: float) -> Iterato
         payload = cloudpickle.dumps((suite, arguments, timeout_s))
     except Exception as error:
         raise UsageError(
-            f"what is to be checked cannot be sent to another process ({error}); name it as "
+            f"the object to check cannot be sent to another process ({error}); name it as "
             "'module:attribute'"
         ) from error
     passed: dict[str, bool] = {}
@@ -138,12 +138,12 @@ class _Child:
         if how == "hung":
             return problem(
                 f"no answer within {timeout_s:g} s{said}",
-                "mend what waits there, or pass a larger --timeout",
+                "repair the code that waits, or pass a larger --timeout",
                 name,
             )
         return problem(
             f"the process {self._end()} in this check{said}",
-            "mend the native code, or what it is given; it would end a run in the same way",
+            "repair the native code or its input; it would end a run in the same way",
             name,
         )
 

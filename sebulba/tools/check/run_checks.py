@@ -43,7 +43,7 @@ def check_vector(subject: Subject) -> Iterator[Finding]:
     finally:
         player.close()
     if seen.broken:
-        yield problem("; ".join(seen.broken.values()), "mend what it names")
+        yield problem("; ".join(seen.broken.values()), "correct it")
     elif seen.after_end or seen.rewritten:
         what = seen.after_end or "observations changed after they were handed out"
         yield problem(what, "report it, with the environment")
@@ -66,7 +66,7 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
     except Exception as error:
         yield note(
             f"vectorization='async' does not work: {describe_error(error)}",
-            "only if steps are slow: mend it",
+            "only if steps are slow: correct it",
         )
         return
     yield ok(f"vectorization='async' works ({NUM_WORKERS} processes)")

@@ -138,8 +138,8 @@ def points_of(run: RunSummary, kind: str) -> Points:
     ]
     if not rows:
         raise UsageError(
-            f"{run.folder} has no returns of {kind}; leave it out, or take "
-            f"--of {KINDS[1 - KINDS.index(kind)]}"
+            f"{run.folder} has no returns of {kind}; leave it out, or use --of "
+            f"{KINDS[1 - KINDS.index(kind)]}"
         )
     table = np.array(sorted(rows), float)
     return Points(*table[np.unique(table[:, 0], return_index=True)[1]].T)

@@ -92,8 +92,8 @@ def space_of(record: Mapping[str, Any], file: str) -> dict[str, Choices | Range]
 def _domain(name: str, value: Any, where: str) -> Choices | Range:
     if name.startswith("-") or name.replace("_", "-") in NOT_SEARCHED:
         raise UsageError(
-            f"{where} cannot be searched; name an option of sebulba train without its dashes, and "
-            f"none of {', '.join(NOT_SEARCHED)}"
+            f"{where} cannot be searched; name an option of sebulba train without its dashes, "
+            f"except {', '.join(NOT_SEARCHED)}"
         )
     if isinstance(value, list):
         return _choices(value, where)
@@ -109,8 +109,8 @@ def _choices(values: list[Any], where: str) -> Choices:
     kinds = [type(value) for value in values]
     if not values or not all(kind in (bool, int, float, str) for kind in kinds):
         raise UsageError(
-            f"{where} is {shown(values)}, which must be a list of numbers, words, true or false "
-            "with one value at least"
+            f"{where} is {shown(values)}, which must be a list of numbers, words, true or false, "
+            "with at least one value"
         )
     if len({repr(value) for value in values}) < len(values):
         raise UsageError(f"{where} is {shown(values)}, which has a value twice; leave one out")

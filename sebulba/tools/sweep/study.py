@@ -102,7 +102,7 @@ class Study:
             what = f"{wrong}={shown(trial.values.get(wrong))}" if wrong else "impossible returns"
             raise UsageError(
                 f"{file}: trial {trial.number} has {shown(what)}, which this sweep does not "
-                "search; begin it in another --sweep-dir"
+                "search; use another --sweep-dir"
             )
 
     def _allows(self, name: str, value: Any) -> bool:
