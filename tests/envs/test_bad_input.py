@@ -345,7 +345,7 @@ def with_space(**members):
         ({"observation_space": spaces.Discrete(2**40)}, "must have values that fit 32 bits"),
         (
             {"observation_space": spaces.Box(0, 2**40, (2,), np.int64)},
-            "must have bounds that fit 32 bits",
+            "must have bounds that fit into 32 bits",
         ),
         ({"action_space": DICT}, "action_space=Dict.*must be Box of floats, Discrete or Multi"),
         ({"action_space": spaces.MultiBinary(3)}, "action_space=MultiBinary.*is not supported"),
