@@ -177,8 +177,8 @@ def test_many_agents_are_drawn():
     ("env_id", "words"),
     [
         ("Catch-v0", "'Catch-v0'"),
-        ("gymnax:CartPole-v1", "'gymnax:CartPole-v1' cannot draw itself"),
-        ("sebulba/CongestionControl-v0", "cannot draw itself"),
+        ("gymnax:CartPole-v1", "'gymnax:CartPole-v1' cannot be rendered"),
+        ("sebulba/CongestionControl-v0", "cannot be rendered"),
         ("tests.video.test_video:Silent", "a parameter render_mode"),
         ("tests.video.test_video:Breaks", "no paint is left"),
         ("tests.video.test_video:Grey", "got 1 of shape (8, 12)"),
