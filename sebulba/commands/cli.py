@@ -32,6 +32,7 @@ from sebulba.runs.exit_codes import (
     EXIT_OTHER,
     EXIT_USAGE,
     exit_code_of,
+    joined_hosts,
     tell_hosts,
 )
 from sebulba.runs.huge_pages import COMMANDS as LONG_COMMANDS
@@ -95,13 +96,6 @@ def main(
         return code
 
 
-def _hosts_failed() -> bool:
-    """Tell whether hosts learned together and do not end together."""
-    join = sys.modules.get("sebulba.cluster.hosts.join")
-    hosts = join.joined() if join is not None else None
-    return hosts is not None and hosts.has_failed
-
-
 def _is_of_the_system(error: BaseException) -> bool:
     """Tell whether a disk or a limit of the system is at fault, which a traceback says nothing of.
 
@@ -158,7 +152,8 @@ def entry_point(
     if any(thread.name.startswith(ours) for thread in threading.enumerate()):
         # One that hangs inside XLA would abort the interpreter's own way out.
         os._exit(code)
-    if _hosts_failed():
+    hosts = joined_hosts()
+    if hosts is not None and hosts.has_failed:
         os._exit(code)  # jax.distributed would wait for hosts that are gone
     sys.exit(code)
 

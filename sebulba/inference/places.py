@@ -71,7 +71,6 @@ class Places:
           make: Makes it; what it raises is raised.
           make_again: Makes it after its place was lost; None calls ``make`` again.
         """
-        del make_again
         return make()
 
     def begin(self) -> None:
@@ -99,12 +98,10 @@ class Places:
           elapsed_s: How long it lasted.
           policy_version: Number of publishes so far.
         """
-        del elapsed_s, policy_version
         return {}
 
     def lines(self, inferencers: Sequence[Inferencer]) -> list[str]:
         """Return a line for people on each node."""
-        del inferencers
         return []
 
     def close(self) -> None:

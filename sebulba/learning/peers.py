@@ -98,7 +98,6 @@ class Peers:
           run: Runs.
           on_lost: Called with the error where another host is gone and ``run`` does not raise.
         """
-        del on_lost
         return run()
 
     def check_same(self, about: Mapping[str, Any]) -> None:
@@ -125,7 +124,6 @@ class Peers:
           HostError: Another host has failed.
           Exception: ``error``, once the others know.
         """
-        del stop_requested, wants, ready
         if error is not None:
             raise error
         return Agreed((word,))

@@ -80,7 +80,6 @@ class Updater:
 
     def begin(self, run: RunSpec) -> None:
         """Prepare for runs of these sizes; programs are compiled again."""
-        del run
         self._take, self._programs = None, {}
 
     def clear(self) -> None:
@@ -93,7 +92,6 @@ class Updater:
           read: Reads the state of the agent that it is given.
           run: The sizes of this run.
         """
-        del run
         return read(self._agent)
 
     def put_back(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from sebulba.errors import (
     CheckpointError,
@@ -61,9 +62,13 @@ def exit_code_of(error: BaseException) -> int:
     return EXIT_ENV if is_env_failure(error) else EXIT_OTHER
 
 
+def joined_hosts() -> Any:
+    """Return the hosts that learn with this one; None if it has joined none. Imports nothing."""
+    join = sys.modules.get("sebulba.cluster.hosts.join")
+    return join.joined() if join is not None else None
+
+
 def tell_hosts(error: BaseException) -> None:
     """Tell the hosts that learn with this one, if there are any, that it ends and why."""
-    join = sys.modules.get("sebulba.cluster.hosts.join")
-    hosts = join.joined() if join is not None else None
-    if hosts is not None:
+    if (hosts := joined_hosts()) is not None:
         hosts.end_after(error)

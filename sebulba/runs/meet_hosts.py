@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import faulthandler
 import os
 import signal
-from collections.abc import Iterator
 
 from sebulba.cluster.hosts.join import join_hosts
 from sebulba.configs.experiment import ExperimentConfig
@@ -30,8 +28,12 @@ def joined_config(config: ExperimentConfig) -> ExperimentConfig:
     where = config.distributed
     print(f"sebulba: waiting for the other hosts at {where.coordinator}", flush=True)
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
-    with _ctrl_c_ends():
+    # Python would see Ctrl-C only when all hosts have come.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
         hosts = join_hosts(where)
+    finally:
+        signal.signal(signal.SIGINT, before)
     print(f"sebulba: {hosts}", flush=True)
     explain_aborts(hosts.index)
     distributed = dataclasses.replace(where, num_hosts=hosts.number, host=hosts.index)
@@ -65,13 +67,3 @@ def explain_aborts(host: int) -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     libc.signal(signal.SIGABRT, ctypes.cast(aborted, ctypes.c_void_p))
-
-
-@contextlib.contextmanager
-def _ctrl_c_ends() -> Iterator[None]:
-    """Let Ctrl-C end the process at once: Python would see it only when all hosts have come."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -46,7 +46,6 @@ class UpdateMesh:
 
     def lift(self, tree: PyTree, specs: PyTree) -> PyTree:
         """Return arrays over all hosts, of which those of ``tree`` are this host's parts."""
-        del specs
         return tree
 
     def parts(self, tree: PyTree) -> PyTree:

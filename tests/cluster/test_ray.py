@@ -68,7 +68,7 @@ def test_lockstep_is_the_same_bit_for_bit_and_a_version_is_sent_once(per_node):
         there = loop.run(loop.new_state(0, STEPS), 6, STEPS)
         assert "in actors on" in loop.describe()
         # Of three rounds of two Inferencers each, all with networks of their own.
-        assert loop._parts.inferencers.transfers == 3
+        assert loop._parts.inferencers._store.transfers == 3
         for node in loop._parts.inferencers.nodes:
             assert node.traffic.versions == 3
         assert len(loop._parts.inferencers.nodes) == 2 // per_node

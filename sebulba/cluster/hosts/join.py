@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from sebulba.cluster.hosts.hosts import Hosts
-from sebulba.cluster.hosts.notes import CoordinatorNotes
+from sebulba.cluster.hosts.notes import Notes
 from sebulba.cluster.hosts.watch import Watch
 from sebulba.errors import HostError, UsageError
 from sebulba.options import DistributedOptions
@@ -62,7 +62,7 @@ def _hosts(options: DistributedOptions) -> Hosts:
 
     state = distributed.global_state
     index, number = state.process_id, state.num_processes
-    notes = CoordinatorNotes()
+    notes = Notes()
     watch = Watch(notes, index, number, options.heartbeat_timeout_s)
     return Hosts(index, number, notes, start_timeout_s=options.start_timeout_s, watch=watch)
 

@@ -54,7 +54,6 @@ class HostMesh(UpdateMesh):
         return _map_specs(one, specs, tree)
 
     def parts(self, tree: PyTree) -> PyTree:
-        """Return this host's parts of arrays over all hosts; other leaves stay as they are."""
 
         def one(leaf: PyTree) -> PyTree:
             if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from typing import Any
 
 _PREFIX = "sebulba"
 
 
-class Notes(Protocol):
-    """Where every host can leave a text under a topic, and read those of all hosts."""
-
-    def leave(self, topic: str, host: int, about: Any) -> None:
-        """Leave ``about``, as JSON, in the place of what this host left under ``topic`` before."""
-        ...
-
-    def read(self, topic: str) -> dict[int, Any]:
-        """Return what hosts left under ``topic``, by host."""
-        ...
-
-
-class CoordinatorNotes:
-    """Notes in the store of keys and values of ``jax.distributed``.
+class Notes:
+    """Notes in the store of keys and values of ``jax.distributed``, a JSON text for each host.
 
     JAX has no public name for it; orbax and flax use the same one.
     """
@@ -40,11 +28,11 @@ class CoordinatorNotes:
         self._client: Any = client
 
     def leave(self, topic: str, host: int, about: Any) -> None:
-        """Leave a note; see ``Notes``."""
+        """Leave ``about`` in the place of what this host left under ``topic`` before."""
         key = f"{_PREFIX}/{topic}/{host}"
         self._client.key_value_set(key, json.dumps(about), allow_overwrite=True)
 
     def read(self, topic: str) -> dict[int, Any]:
-        """Read notes; see ``Notes``."""
+        """Return what hosts left under ``topic``, by host."""
         found = self._client.key_value_dir_get(f"{_PREFIX}/{topic}/")
         return {int(key.rpartition("/")[2]): json.loads(text) for key, text in found}

@@ -61,7 +61,6 @@ class Rounds(Peers):
             hosts.watch.on_lost = None
 
     def check_same(self, about: Mapping[str, Any]) -> None:
-        """Raise UsageError, on every host, unless all give the same."""
         self.hosts.check_same(about)
 
     def agree(
@@ -72,7 +71,6 @@ class Rounds(Peers):
         wants: Callable[[], Wants],
         ready: Callable[[], None],
     ) -> Agreed:
-        """Tell this host's word and return those of all; see ``Peers.agree``."""
         if error is not None:
             self.hosts.note_reason(error)
         wanted = wants()
@@ -87,14 +85,12 @@ class Rounds(Peers):
         return agreed
 
     def ends(self, stop_requested: threading.Event) -> bool:
-        """Tell whether a stop was requested, here or elsewhere, before this round."""
         if self._agreed.stop:
             stop_requested.set()
         return self._agreed.stop
 
     def checkpoint(self, wants: Callable[[], Wants]) -> Wants:
         """Tell whether all hosts begin one now; they have said what they want in their words."""
-        del wants
         agreed = self._agreed
         begins = agreed.checkpoint and not agreed.stop
         self._is_due = self._is_due and not begins

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -33,7 +34,11 @@ def main() -> None:
     sys.path[:] = path
     use_search_path(path, folders)
     servers = make_servers(name, given, config, len(connections))
-    threading.Thread(target=_receive, args=(control, servers[0]), daemon=True).start()
+
+    def receive(version: int, leaves: list, keep: Collection[int]) -> None:
+        servers[0].shared.put(version, lambda: leaves, keep)
+
+    threading.Thread(target=_listen, args=(control, receive), daemon=True).start()
     for connection, server in zip(connections[1:], servers[1:], strict=True):
         threading.Thread(target=_serve, args=(connection, server), daemon=True).start()
     _serve(connections[0], servers[0])  # some environments want the main thread
@@ -42,7 +47,14 @@ def main() -> None:
 def _serve(connection: Connection, server: Any) -> NoReturn:
     """Answer the requests of one Inferencer, one after the other."""
     requests: queue.SimpleQueue[tuple[str, tuple]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, requests, server), daemon=True).start()
+
+    def take(name: str, arguments: tuple) -> None:
+        if name == "stop":  # at once, while a cycle runs
+            server.stop(*arguments)
+        else:
+            requests.put((name, arguments))
+
+    threading.Thread(target=_listen, args=(connection, take), daemon=True).start()
     try:
         while True:
             _send(connection, server.answer(*requests.get()))
@@ -60,34 +72,13 @@ def _send(connection: Connection, answer: Any) -> None:
         connection.send(failure_of(raised))
 
 
-def _read(
-    connection: Connection, requests: queue.SimpleQueue[tuple[str, tuple]], server: Any
-) -> None:
-    """Pass requests on, and tell a cycle to stop at once; end the process with the connection."""
+def _listen(connection: Connection, take: Callable[..., None]) -> NoReturn:
+    """Give each message to ``take``; end the process with the connection, or if one is damaged."""
     try:
         while True:
-            name, arguments = connection.recv()
-            if name == "stop":
-                server.stop(*arguments)
-            else:
-                requests.put((name, arguments))
+            take(*connection.recv())
     except (EOFError, OSError):
-        # Threads inside XLA or an environment must not delay the end.
-        os._exit(0)
-    except BaseException:  # a request that cannot be read
-        traceback.print_exc()
-        os._exit(1)
-
-
-def _receive(control: Connection, server: Any) -> None:
-    """Receive networks; end the process with the connection, or if they cannot be received."""
-    try:
-        while True:
-            version, leaves, keep = control.recv()
-            server.shared.put(version, lambda leaves=leaves: leaves, keep)
-            del leaves
-    except (EOFError, OSError):
-        os._exit(0)
+        os._exit(0)  # threads inside XLA or an environment must not delay the end
     except BaseException:
         traceback.print_exc()
         os._exit(1)

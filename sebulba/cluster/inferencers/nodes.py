@@ -43,8 +43,6 @@ class Traffic:
     """Bytes of trajectories and step states that came."""
     versions: int = 0
     """Versions of the networks that were sent."""
-    cycle_s: float = 0.0
-    """Seconds that its cycles took there, summed over Inferencers."""
     relay_s: float = 0.0
     """Seconds that their way took: from each request to its answer, without the cycle itself."""
     cpu_s: float = 0.0
@@ -211,7 +209,6 @@ class Node(abc.ABC):
         with self._lock:
             traffic = self.traffic
             traffic.items += 1
-            traffic.cycle_s += spent.seconds
             traffic.relay_s += max(0.0, wall_s - spent.seconds)
             traffic.cpu_s = max(traffic.cpu_s, spent.cpu_s)
             traffic.bytes_out += bytes_out
@@ -249,16 +246,6 @@ class Worker(abc.ABC):
         self._closing = threading.Lock()
         self._closed = False
 
-    @property
-    def name(self) -> str:
-        """Which node it is in, such as "process 4711"."""
-        return self.node.name
-
-    @property
-    def where(self) -> str:
-        """Where that is, for people, such as "in processes"."""
-        return self.node.where
-
     def ask(self, name: str, *arguments: Any) -> Any:
         """Return the answer to a request, which is a method of ``Server``."""
         self.begin(name, *arguments)
@@ -283,14 +270,14 @@ class Worker(abc.ABC):
                 if self.node.room == 1:
                     self.node.close()
                 self.close()  # an answer that still comes is nobody's
-                raise EnvError(f"the run ended before the {self.name} had answered {name!r}")
+                raise EnvError(f"the run ended before the {self.node.name} had answered {name!r}")
             most = max(most, self.node.num_preparing)
             if self.limit_s is not None and time.monotonic() > began + self.limit_s * most:
                 self.kill()
                 raise EnvError(
-                    f"the {self.name} did not answer {name!r} for {self.limit_s * most:.0f} s and "
-                    "was killed; repair the environment, or raise faults.hang_timeout_s if it is "
-                    "only slow"
+                    f"the {self.node.name} did not answer {name!r} for {self.limit_s * most:.0f} s "
+                    "and was killed; repair the environment, or raise faults.hang_timeout_s if it "
+                    "is only slow"
                 )
 
     def begin(self, name: str, *arguments: Any) -> None:
@@ -300,7 +287,7 @@ class Worker(abc.ABC):
           EnvError: The node has ended, or the worker was closed, and another may have its place.
         """
         if self._closed:
-            raise EnvError(f"the environments in the {self.name} were closed")
+            raise EnvError(f"the environments in the {self.node.name} were closed")
         self.send(name, *arguments)
 
     def answer(self, stop: threading.Event | None = None, number: int = 0) -> Any:
@@ -320,7 +307,7 @@ class Worker(abc.ABC):
         answer = self.receive()
         if isinstance(answer, Failure):
             raised: BaseException = cloudpickle.loads(answer.error)
-            raised.add_note(f"in {self.name}:\n{answer.stack}")
+            raised.add_note(f"in {self.node.name}:\n{answer.stack}")
             raise raised
         return answer
 

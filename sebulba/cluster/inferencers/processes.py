@@ -75,16 +75,13 @@ class ProcessNode(Node):
             self.raise_ended(error)
 
     def runs(self) -> bool:
-        """Tell whether the process is there."""
         return self._process.poll() is None
 
     def worker(self, slot: int) -> ProcessWorker:
-        """Return the end of a socket."""
         return ProcessWorker(self, slot, self._connections[slot])
 
     def send(self, version: Version, networks: PyTree, device: jax.Device) -> int:
         """Send them over the socket for all; whoever asks with the number waits for them there."""
-        del device
         if version.is_new:
             leaves = jax.device_get(jax.tree.leaves(networks))
             try:
@@ -107,7 +104,6 @@ class ProcessNode(Node):
         return f"ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
 
     def kill(self) -> None:
-        """Kill it."""
         self.is_lost = True
         self._process.kill()
 
@@ -137,19 +133,16 @@ class ProcessWorker(Worker):
         self._unanswered = 0
 
     def send(self, name: str, *arguments: Any) -> None:
-        """Send it over the socket."""
         self._send((name, arguments))
         self._unanswered += 1
 
     def has_answer(self) -> bool:
-        """Tell whether it is there, within ``WAKE_S``."""
         try:
             return self._connection.poll(WAKE_S)
         except OSError as error:
             self.node.raise_ended(error)
 
     def receive(self) -> Any:
-        """Take it from the socket."""
         try:
             answer = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -158,7 +151,6 @@ class ProcessWorker(Worker):
         return answer
 
     def stop(self, number: int) -> None:
-        """Say it over the socket."""
         self._send(("stop", (number,)))
 
     def _send(self, message: tuple) -> None:

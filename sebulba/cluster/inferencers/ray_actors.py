@@ -197,11 +197,6 @@ class ActorPlaces(RemotePlaces):
             self.close()
             raise
 
-    @property
-    def transfers(self) -> int:
-        """Versions of the networks that were put into the object store."""
-        return self._store.transfers
-
     def close(self) -> None:
         """End the actors that nobody took, and the cluster if it was started here."""
         super().close()
@@ -349,7 +344,6 @@ class ActorNode(Node):
         self._ended = threading.Event()
 
     def worker(self, slot: int) -> ActorWorker:
-        """Return the way to one of its servers."""
         return ActorWorker(self, slot)
 
     def send(self, version: Version, networks: PyTree, device: jax.Device) -> Sent:
@@ -359,7 +353,6 @@ class ActorNode(Node):
 
     @property
     def is_placed(self) -> bool:
-        """Whether its process is there."""
         return self._about is None
 
     def wait_until_placed(self) -> None:
@@ -410,7 +403,6 @@ class ActorNode(Node):
             raise LostNodeError(f"the {self.name} ended: {words[0]}") from error
 
     def kill(self) -> None:
-        """Kill it."""
         self.is_lost = True
         self.ray.kill(self.actor)
 
@@ -443,7 +435,6 @@ class ActorWorker(Worker):
         return answer.remote(self._slot, name, *arguments)
 
     def has_answer(self) -> bool:
-        """Tell whether it is there, within ``WAKE_S``."""
         return bool(self.node.ray.wait([self._asked], timeout=WAKE_S)[0])
 
     def receive(self) -> Any:
@@ -474,5 +465,4 @@ class ActorWorker(Worker):
         return False
 
     def is_free(self, wait_s: float = 0.0) -> bool:
-        """Tell whether its last call has ended."""
         return bool(self.node.ray.wait([self._asked], timeout=wait_s)[0])

@@ -85,7 +85,7 @@ class RemoteInferencer:
         self.worker = worker
         self.num_envs = num_envs
         self.spec, self.draws = worker.prepare("make", num_envs, list(seeds))
-        self.why = worker.where
+        self.why = worker.node.where
         """Where it is, and the reason for the kind of its cycles."""
 
     def begin(self, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer) -> None:
@@ -112,7 +112,7 @@ class RemoteInferencer:
         self._programs = programs
         self.kind, why = self.worker.prepare("use", programs.run)
         if why:
-            self.why = f"{self.worker.where}; {why}"
+            self.why = f"{self.worker.node.where}; {why}"
         self._sent: PyTree = None
         shapes = programs.shapes
         self._structure = jax.tree.structure((shapes.env_step, shapes.action, shapes.extras))

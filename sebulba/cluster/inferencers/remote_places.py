@@ -67,7 +67,6 @@ class RemotePlaces(Places):
 
     def cores(self, number: int, *, pin: bool) -> list[Cores | None]:
         """Pin nothing: a process in the place of one that was lost would have its cores, too."""
-        del pin
         return [None] * number
 
     def make(self, num_envs: int, seeds: list[int]) -> RemoteInferencer:  # type: ignore[override]
@@ -103,7 +102,6 @@ class RemotePlaces(Places):
     def make_cycle(
         self, env: Any, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
     ) -> tuple[Cycle, str]:
-        """Prepare the cycles of an Inferencer, and return it and where it is."""
         env.begin(programs, device, timer)
         return env, env.why
 
@@ -138,16 +136,13 @@ class RemotePlaces(Places):
         )
 
     def begin(self) -> None:
-        """Prepare for a run: wait for environments again."""
         self.stopping.clear()
 
     def started(self, policy_version: int, limit_s: float | None, *, patient: bool) -> None:
-        """Begin a run; see ``Places.started``."""
         self.limit_s, self._patient = limit_s, patient
         self._published, self._before = policy_version, self._read()
 
     def stop(self) -> None:
-        """Wait for no new environments any more."""
         self.stopping.set()
 
     def waits_for(self, node: Node) -> bool:
@@ -155,11 +150,9 @@ class RemotePlaces(Places):
         return self._patient and self.num_living > (node.lives and node.is_placed)
 
     def kill(self, env: Any) -> None:
-        """End the node in which environments hang."""
         env.kill()
 
     def close(self) -> None:
-        """End all nodes; may be called twice."""
         self.stopping.set()
         with self._lock:
             self._closed = True
@@ -189,7 +182,6 @@ class RemotePlaces(Places):
         }
 
     def figures(self, elapsed_s: float, policy_version: int) -> dict[str, Any]:
-        """Return the metrics of a window; see ``Places.figures``."""
         now, before = self._read(), self._before
         since = {name: now[name] - before[name] for name in now}
         living = self.num_living
@@ -205,7 +197,6 @@ class RemotePlaces(Places):
         }
 
     def lines(self, inferencers: Sequence[Inferencer]) -> list[str]:
-        """Return what each node does, and what became of those that were lost."""
         # Those that live come last, of which fewer are left out.
         living = [node for node in self.nodes if node.lives]
         nodes = [node for node in self.nodes if node.is_lost and node not in living] + living

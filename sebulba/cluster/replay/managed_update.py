@@ -40,12 +40,10 @@ class ManagedUpdater(Updater):
         """A replay that was read and not put back yet."""
 
     def begin(self, run: RunSpec) -> None:
-        """Prepare for runs of these sizes, with an empty store."""
         super().begin(run)
         self._store.make(run)
 
     def clear(self) -> None:
-        """Forget what is in the store."""
         self._store.clear()
 
     def read(self, read: Callable[[Agent], Any], run: RunSpec) -> Any:
@@ -60,12 +58,10 @@ class ManagedUpdater(Updater):
         return resumed._replace(state=resumed.state._replace(experience=drawn))
 
     def put_back(self) -> None:
-        """Put the replay that was read into the store."""
         restored, self._restored = self._restored, ()
         self._store.put_back(restored)
 
     def close(self) -> None:
-        """End the managers."""
         self._store.close()
 
     def place(self, state: AgentState) -> None:
@@ -74,11 +70,9 @@ class ManagedUpdater(Updater):
         self._store.begin(jax.device_get(self._key_data), str(self._key_impl))
 
     def experience_bytes(self) -> int:
-        """Return the size of the replay."""
         return self._store.num_bytes()
 
     def experience(self) -> PyTree:
-        """Return the replay, on the host."""
         return self._store.state()
 
     def acting_networks(self) -> PyTree:
@@ -91,14 +85,9 @@ class ManagedUpdater(Updater):
         return super().acting_networks()
 
     def lasting_experience(self) -> PyTree:
-        """Return the part of the replay that a checkpoint keeps even without the rest."""
         return self._store.lasting()
 
     def consume(self, item: Item, *, updates: int, due: int) -> PyTree | None:
-        """Give one trajectory to the store and take the optimizer steps that are then due.
-
-        The arguments are those of ``Updater.consume``; the trajectory is on the host.
-        """
         self._store.insert(item.trajectory, item.initial_step_state)
         if not due:
             return None
@@ -125,6 +114,4 @@ class ManagedUpdater(Updater):
         )
 
     def prepare(self, item: Item, *, due: int) -> None:
-        """Find the names of the metrics, before there is a trajectory."""
-        del item, due
         self._find_metrics(())

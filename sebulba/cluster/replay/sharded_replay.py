@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +21,8 @@ from sebulba.support.checks import check_divisible
 from sebulba.types import PyTree, RunSpec, Trajectory
 
 
-class Asked(Protocol):
-    """A manager, and the way to it. One thread may ask."""
-
-    def begin(self, name: str, *arguments: Any) -> None:
-        """Send a request, once the one before is answered; do not wait for its own answer."""
-        ...
-
-    def answer(self) -> Any:
-        """Return the answer to the request that was begun last."""
-        ...
-
-    def close(self) -> None:
-        """End the manager; may be called twice."""
-        ...
-
-
 class ManagerHere:
-    """A manager in this process."""
+    """A manager in this process. One thread may ask it, a request after the other is answered."""
 
     def __init__(self, agent: OffPolicyAgent) -> None:
         """Prepare one; ``make`` makes it."""
@@ -63,7 +47,10 @@ class ManagerHere:
 
 
 class ManagerElsewhere:
-    """A manager in another process, or in an actor: ``ManagerServer`` behind a ``Worker``."""
+    """A manager in another process, or in an actor: ``ManagerServer`` behind a ``Worker``.
+
+    It is asked as one here, but ``begin`` does not wait.
+    """
 
     def __init__(self, worker: Worker) -> None:
         """Ask ``worker`` from now on."""
@@ -96,6 +83,9 @@ class ManagerElsewhere:
         self._worker.close()
 
 
+Manager = ManagerHere | ManagerElsewhere
+
+
 class ShardedReplay:
     """A replay in M managers, each of which has that of as many neighbouring Inferencers.
 
@@ -104,7 +94,7 @@ class ShardedReplay:
     all parts together and are counted here.
     """
 
-    def __init__(self, agent: OffPolicyAgent, managers: Sequence[Asked]) -> None:
+    def __init__(self, agent: OffPolicyAgent, managers: Sequence[Manager]) -> None:
         """Take the managers; ``make`` comes next.
 
         Args:
