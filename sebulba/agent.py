@@ -76,10 +76,10 @@ class Agent(abc.ABC, Generic[ConfigT]):
     reset in the step that ends an episode. Otherwise the last step before a truncation is masked in
     such runs."""
     updates_in_one_program: bool = False
-    """Whether the updates after a trajectory run as a loop in one program. Python and the launch of
-    a program then cost once a trajectory, and XLA computes once what no update changes. Networks
-    may differ in rounding from those of one program an update. Not for convolutions: in a loop,
-    XLA's are 20 times slower on a CPU."""
+    """Whether the updates after a trajectory run as a loop in one program on a CPU; accelerators
+    always do it. Python and the launch of a program then cost once a trajectory, and XLA computes
+    once what no update changes. Networks may differ in rounding from those of one program an
+    update. Not for convolutions: in a loop, XLA's are 20 times slower on a CPU."""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
         """Refuse a class that lacks methods.

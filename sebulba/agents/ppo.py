@@ -17,6 +17,7 @@ from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import gae, transitions
 from sebulba.errors import UsageError
+from sebulba.support.platforms import cond_on_cpu
 from sebulba.types import PyTree, RunSpec, Trajectory
 
 Metrics = dict[str, jax.Array]
@@ -155,7 +156,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
     ) -> tuple[jax.Array, tuple[PPOExperience, Metrics]]:
         """Return the loss of the next minibatch; the first of an epoch draws a permutation."""
         number, order = experience.minibatch, experience.order
-        order = jax.lax.cond(
+        order = cond_on_cpu(
             number == 0,
             lambda: jax.random.permutation(key, order.shape[0]).astype(jnp.int32),
             lambda: order,

@@ -23,6 +23,7 @@ from sebulba.envs.spaces import (
 )
 from sebulba.envs.valid_actions import clamp
 from sebulba.errors import EnvError, UsageError, shown
+from sebulba.support.platforms import cond_on_cpu
 from sebulba.support.trees import KeyData, host_copy, named_leaves
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree, empty_env_step
 
@@ -201,7 +202,7 @@ class JaxAdapter:
         keys = jax.vmap(_fold_in)(state.key, num_steps)
         obs, inside, reward, *ends = jax.vmap(self._step_one)(keys, state.inside, action)
         # A reset costs nothing while no episode ends, which a map over a condition would not give.
-        obs, inside = jax.lax.cond(
+        obs, inside = cond_on_cpu(
             ended.any(),
             lambda: _where(ended, jax.vmap(self._reset_one)(keys), (obs, inside)),
             lambda: (obs, inside),

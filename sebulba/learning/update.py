@@ -76,7 +76,7 @@ class Updater:
         """By whether the program begins with a trajectory, and the number of its updates."""
         self._metric_sums: dict[str, jax.Array] | None = None
         self._updates_summed = 0
-        self._one_in_flight = first.platform == "cpu"
+        self._on_cpu = first.platform == "cpu"
 
     def begin(self, run: RunSpec) -> None:
         """Prepare for runs of these sizes; programs are compiled again."""
@@ -163,8 +163,9 @@ class Updater:
         """Give one trajectory to the agent and take the optimizer steps that are then due.
 
         A single update is one program with what comes before and after it, so that the device does
-        not wait for Python in between. So are several updates of an agent that allows it
-        (``Agent.updates_in_one_program``); of any other they are one program each.
+        not wait for Python in between. So are several updates on an accelerator, and on a CPU
+        those of an agent that allows it (``Agent.updates_in_one_program``); of any other agent they
+        are one program each.
 
         Args:
           item: On the update devices, split over B; its trajectory and step states are donated.
@@ -187,7 +188,7 @@ class Updater:
             self._take = DonatingProgram(mapped, donated, self._experience, self._shardings)
         self._experience = self._take(donated, self._networks)
         for number in range(updates, updates + due):
-            if self._one_in_flight:
+            if self._on_cpu:
                 self.wait()
             self._learn((), number, 1)
         return self.acting_networks() if due else None
@@ -210,7 +211,9 @@ class Updater:
             self._program(given, due).compile(self._owned(given), self._key_data, np.uint32(0))
 
     def _in_one_program(self, due: int) -> bool:
-        return due == 1 or (due > 1 and self._agent.updates_in_one_program)
+        # XLA computes a convolution in a loop in one thread of a CPU; an accelerator does not mind.
+        several = self._agent.updates_in_one_program or not self._on_cpu
+        return due == 1 or (due > 1 and several)
 
     def _find_metrics(self, given: tuple) -> None:
         """Begin the sums of the metrics; an update is traced to learn their names and shapes."""

@@ -24,6 +24,7 @@ from sebulba.agents.replay.transitions_and_sequences import (
     TransitionReplay,
 )
 from sebulba.errors import UsageError
+from sebulba.support.platforms import cond_on_cpu
 from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
 
 ConfigT = TypeVar("ConfigT", bound=OffPolicyConfig)
@@ -263,7 +264,7 @@ def moved_target(
     moved = networks if rate == 1.0 else optax.incremental_update(networks, target, rate)
     if period == 1:
         return moved
-    return optax.periodic_update(moved, target, updates, period)
+    return cond_on_cpu(updates % period == 0, lambda: moved, lambda: target)
 
 
 def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None:

@@ -55,11 +55,26 @@ def pick_in_rows(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     Returns:
       ``[N]``; the index of a weight of 0 only where a row has no other.
     """
-    # One addition after the other: such sums never fall, and a weight of 0 does not make them rise.
-    # On a CPU parallel sums and an argmax took four times as long.
-    total, sums = jax.lax.scan(_add, jnp.zeros_like(uniform), weight.T, unroll=128)
-    index = jnp.sum(sums <= (uniform * total)[None], axis=0)
+    sums = jax.lax.platform_dependent(weight.T, cpu=_sums_one_by_one, default=_parallel_sums)
+    index = jnp.sum(sums <= (uniform * sums[-1])[None], axis=0)
     return jnp.minimum(index, weight.shape[1] - 1)
+
+
+def _sums_one_by_one(weight: jax.Array) -> jax.Array:
+    """Return cumulative sums along axis 0: they never fall, and a weight of 0 leaves them alone.
+
+    On a CPU parallel sums and an argmax took four times as long.
+    """
+    return jax.lax.scan(_add, jnp.zeros_like(weight[0]), weight, unroll=128)[1]
+
+
+def _parallel_sums(weight: jax.Array) -> jax.Array:
+    """Return cumulative sums along axis 0, in one kernel of an accelerator.
+
+    The last bits of a parallel sum need not be monotone, and a weight of 0 could be the first whose
+    sum exceeds a share.
+    """
+    return jax.lax.cummax(jnp.where(weight > 0, jnp.cumsum(weight, axis=0), 0.0), axis=0)
 
 
 def _add(total: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -69,8 +84,6 @@ def _add(total: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def pick(weight: jax.Array, uniform: jax.Array) -> jax.Array:
     """Return the same as ``pick_in_rows`` for one row ``[L]`` without repeating it N times."""
-    # The last bits of a parallel sum need not be monotone, and a weight of 0 could be the first
-    # whose sum exceeds a share.
-    sums = jax.lax.cummax(jnp.where(weight > 0, jnp.cumsum(weight), 0.0))
+    sums = _parallel_sums(weight)
     index = jnp.searchsorted(sums, uniform * sums[-1], side="right")
     return jnp.minimum(index, weight.size - 1)
