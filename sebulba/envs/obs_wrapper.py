@@ -5,7 +5,7 @@ This module needs no JAX: worker processes import it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -46,11 +46,11 @@ class ObsWrapper(gymnasium.Wrapper):
         raise NotImplementedError
 
 
-def part_of(obs: Any, path: tuple[str | int, ...]) -> Any:
+def part_of(obs: Any, path: Sequence[str | int], where: str = "the observation") -> Any:
     """Return a part of an observation; numbers in ``path`` are places in a tuple or list.
 
     Raises:
-      EnvError: There is no such part.
+      EnvError: There is no such part; the message begins with ``where``.
     """
     for key in path:
         is_there = (
@@ -61,6 +61,6 @@ def part_of(obs: Any, path: tuple[str | int, ...]) -> Any:
         if not is_there:
             name = ".".join(map(str, path))
             got = list(obs) if isinstance(obs, Mapping) else obs
-            raise EnvError(f"the observation must have the part {name!r}; got {shown(got)}")
+            raise EnvError(f"{where} must have the part {name!r}; got {shown(got)}")
         obs = obs[key]
     return obs

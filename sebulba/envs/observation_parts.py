@@ -94,7 +94,7 @@ class NodeEnv(ObsWrapper):
         """Return the parts of the observation side by side."""
         if self._names == [""]:
             return obs
-        return {name: part_of(obs, tuple(name.split("."))) for name in self._names}
+        return {name: part_of(obs, name.split(".")) for name in self._names}
 
 
 class ActionMaskEnv(ObsWrapper):

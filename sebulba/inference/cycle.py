@@ -294,8 +294,8 @@ def info_columns(
     return true_reward, episode_end, inserted, inserted & ~inserted, acting
 
 
-def find_not_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> str | None:
-    """Describe the first observation or reward ``[T+1, B, ...]`` not finite; None if all are.
+def check_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> None:
+    """Raise EnvError that names the first observation or reward ``[T+1, B, ...]`` not finite.
 
     With many agents the slot is named, too.
     """
@@ -307,11 +307,11 @@ def find_not_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> str | 
         row, env, *rest = np.argwhere(~np.isfinite(array))[0]
         name = jax.tree_util.keystr(path, simple=True, separator=".")
         index = [int(i) for i in rest]
-        return (
+        raise EnvError(
+            "an environment returned a value that is not finite: "
             f"environment {env} at row {row} of the cycle, {name}{index if index else ''} = "
             f"{array[(row, env, *rest)]}{_of_agent(spec, path, index)}; expected finite numbers"
         )
-    return None
 
 
 def _of_agent(spec: EnvSpec | MultiAgentSpec, path: tuple, index: list[int]) -> str:
@@ -319,9 +319,3 @@ def _of_agent(spec: EnvSpec | MultiAgentSpec, path: tuple, index: list[int]) -> 
     groups = spec.groups if isinstance(spec, MultiAgentSpec) else {}
     group = groups.get(getattr(path[1], "key", "")) if len(path) > 1 else None
     return f" of agent {group.slots[index[0]]!r}" if group is not None and index else ""
-
-
-def check_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> None:
-    """Raise EnvError that names the first value that is not finite, if there is one."""
-    if where := find_not_finite(env_step, spec):
-        raise EnvError(f"an environment returned a value that is not finite: {where}")

@@ -15,7 +15,6 @@ from sebulba.inference.cycle import (
     LocalCycle,
     check_finite,
     env_step_of,
-    find_not_finite,
     info_columns,
 )
 from sebulba.metrics.timer import PhaseTimer
@@ -176,10 +175,10 @@ class SteppedCycle(LocalCycle):
 
     def _raise_if_not_finite(self, rows: list[np.ndarray], cause: ActionError) -> None:
         """Raise EnvError if a NaN or infinity from the environment explains an invalid action."""
-        if where := find_not_finite(self._stack(rows), self._env.spec):
-            raise EnvError(
-                f"an environment returned a value that is not finite: {where}"
-            ) from cause
+        try:
+            check_finite(self._stack(rows), self._env.spec)
+        except EnvError as error:
+            raise error from cause
 
 
 def _upload(leaves: list[np.ndarray], device: jax.Device) -> list[jax.Array]:

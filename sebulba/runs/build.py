@@ -108,7 +108,8 @@ def note_of_unbounded_actions(spec: EnvSpec | MultiAgentSpec) -> str | None:
     which = "all components" if len(found) == squashing.size else f"components {found[:8]}"
     return (
         f"{which} of the action have no bounds: the policy's numbers, about 1 at first, go to the "
-        "environment as they are; where its actions are of another size, give the space two bounds"
+        "environment as they are; where the best are of another size, such as 50, agents hardly "
+        "find them: give the space two bounds"
     )
 
 

@@ -12,6 +12,9 @@ import importlib.util
 import warnings
 from typing import Any
 
+import gymnasium
+import numpy as np
+
 from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv
 from sebulba.errors import UsageError, text_of
 from sebulba.options import JAX_LIBRARIES
@@ -43,6 +46,12 @@ def make_library_env(env: str, options: dict[str, Any]) -> JaxEnv | MultiAgentJa
             raise
         except Exception as error:  # of the library: files that are not there, bad values, ...
             raise UsageError(f"env={env!r} cannot be made: {text_of(error)}") from error
+
+
+def box(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype) -> gymnasium.spaces.Box:
+    """Return a Box whose bounds, arrays of a library or numbers, are spread over ``shape``."""
+    low, high = (np.broadcast_to(np.asarray(x), shape).astype(dtype) for x in (low, high))
+    return gymnasium.spaces.Box(low, high, dtype=dtype.type)
 
 
 def library_versions(env: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from sebulba.envs.jax_env import JaxEnv
+from sebulba.envs.jax_libraries import box
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.errors import UsageError, shown
 from sebulba.types import PyTree
@@ -114,5 +115,4 @@ def _space(space: Any, shown: PyTree = None) -> gymnasium.Space:
         return gymnasium.spaces.MultiBinary(shape)
     if dtype.kind != "f" and np.dtype(getattr(shown, "dtype", dtype)).kind == "f":
         dtype = np.dtype(np.float32)
-    low, high = (np.broadcast_to(np.asarray(x), shape) for x in (space.low, space.high))
-    return gymnasium.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
+    return box(space.low, space.high, shape, dtype)

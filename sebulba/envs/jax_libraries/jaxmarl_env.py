@@ -13,18 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.jax_env import MultiAgentJaxEnv, TimeLimit
+from sebulba.envs.jax_libraries import box
+from sebulba.envs.observation_parts import MASK
 from sebulba.envs.option_checks import check_option_names
-from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
+from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population, compile_tree
 from sebulba.errors import UsageError
 from sebulba.types import MultiAgentSpec, PyTree
 
 NO_LIMIT = np.iinfo(np.int32).max
 LIMIT = "max_steps"
 """Attribute of jaxmarl's environments: their time limit."""
-MASK = "action_mask"
-"""The part of an observation that says which actions are legal."""
-OBSERVATION = "observation"
-"""The other part, where there is a mask."""
 IDS = (
     "MPE_simple_adversary_v3",
     "MPE_simple_crypto_v3",
@@ -167,6 +165,4 @@ def _space(space: Any) -> gymnasium.Space:
         return gymnasium.spaces.MultiDiscrete(np.asarray(space.num_categories), dtype=np.int32)
     if kind != "Box":
         raise UsageError(f"jaxmarl's space {kind} is not supported; it must be Discrete or Box")
-    shape, dtype = tuple(space.shape), np.dtype(space.dtype)
-    low, high = (np.broadcast_to(np.asarray(x), shape) for x in (space.low, space.high))
-    return gymnasium.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
+    return box(space.low, space.high, tuple(space.shape), np.dtype(space.dtype))

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.jax_env import JaxEnv, TimeLimit
+from sebulba.envs.jax_libraries import box
 from sebulba.envs.option_checks import check_option_names
 from sebulba.errors import UsageError
 from sebulba.types import PyTree
@@ -131,5 +132,4 @@ def _space(spec: Any) -> gymnasium.Space:
         low, high = -np.inf, np.inf
     else:
         low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    low, high = (np.broadcast_to(np.asarray(x, dtype), spec.shape) for x in (low, high))
-    return gymnasium.spaces.Box(low, high, dtype=dtype.type)
+    return box(low, high, spec.shape, dtype)

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv, TimeLimit
+from sebulba.envs.observation_parts import MASK
 from sebulba.envs.option_checks import check_option_names
-from sebulba.envs.tree import Act, AgentNode, Obs, Population
+from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population
 from sebulba.types import PyTree
 
 SEAT = "seat"
 """Name of the group of players."""
-MASK = "action_mask"
-"""The part of an observation that says which actions are legal."""
 
 
 def ids() -> Collection[str]:
@@ -46,7 +45,7 @@ def _spaces(env: Any) -> tuple[dict[str, gymnasium.Space], gymnasium.Space]:
     flags = gymnasium.spaces.MultiBinary
     observed: dict[str, gymnasium.Space] = {
         MASK: flags(state.legal_action_mask.shape),
-        "observation": flags(obs.shape)
+        OBSERVATION: flags(obs.shape)
         if obs.dtype == np.bool_
         else gymnasium.spaces.Box(-np.inf, np.inf, obs.shape),
     }
@@ -80,7 +79,7 @@ class PgxEnv:
 
     @staticmethod
     def _obs(state: Any) -> PyTree:
-        return {MASK: state.legal_action_mask, "observation": state.observation}
+        return {MASK: state.legal_action_mask, OBSERVATION: state.observation}
 
 
 class PgxGame:
@@ -126,4 +125,4 @@ class PgxGame:
             players = jnp.arange(self._env.num_players)
             observed = jax.vmap(lambda player: self._env.observe(state, player))(players)
         mask = self.acting(state)[SEAT][:, None] & state.legal_action_mask[None]
-        return {SEAT: {MASK: mask, "observation": observed}}
+        return {SEAT: {MASK: mask, OBSERVATION: observed}}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs.observation_parts import MASK
 from sebulba.envs.policy_view import View
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
 from sebulba.types import COMMON, EnvAdapter, EnvOutput, EnvSpec, MultiAgentSpec, PyTree
@@ -22,7 +23,6 @@ OF_AGENTS = {
 }
 """Parts of the observation that have a row for each agent, by id: sizes do not tell, since the 10 x
 10 grid of Connector has 10 agents and no such row. All other parts are common."""
-MASK = "action_mask"
 AGENT = "agent"
 """Name of the group."""
 

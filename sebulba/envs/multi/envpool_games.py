@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs.observation_parts import MASK
 from sebulba.envs.pool import PoolAdapter, scattered
 from sebulba.envs.spaces import canonical_observation_space, check_legal_of_slots, make_action_check
 from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population, compile_tree
 from sebulba.types import EnvOutput, MultiAgentSpec
 
-MASK = "action_mask"
-"""Part of the observation that has the legal actions of the player who is to move."""
 PLAYER = "player"
 """Name of the group."""
 _MOVER, _LEGAL = "info:current_player", "info:legal_action_mask"

@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
+from sebulba.envs.observation_parts import MASK
 from sebulba.envs.tree import (
     OBSERVATION,
     Act,
@@ -43,8 +44,6 @@ FAMILIES = {
     "sisl": "pettingzoo.sisl",
 }
 """Packages of the families; particles have one of their own."""
-MASK = "action_mask"
-"""Part of an observation, or of an info, that says which actions are legal."""
 _MOST_SEED = 2**31 - 1
 
 

@@ -17,6 +17,7 @@ from sebulba.envs.checked_env import LARGEST_REWARD, make_leaf_check
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
 from sebulba.envs.multi.pettingzoo_env import PettingZooEnv, is_pettingzoo
+from sebulba.envs.obs_wrapper import part_of
 from sebulba.envs.policy_view import View
 from sebulba.envs.spaces import check_legal_of_slots, make_action_check
 from sebulba.envs.tree import (
@@ -366,11 +367,7 @@ def _fill(space: gymnasium.Space) -> np.ndarray:
 
 def _checked(obs: Any, name: str, space: gymnasium.Space, where: str) -> np.ndarray:
     """Return the part ``name`` (with dots where it is nested) of an observation, as an array."""
-    for key in name.split(".") if name else ():
-        if not isinstance(obs, Mapping) or key not in obs:
-            got = list(obs) if isinstance(obs, Mapping) else obs
-            raise EnvError(f"{where} must have the part {name!r}; got {shown(got)}")
-        obs = obs[key]
+    obs = part_of(obs, name.split(".") if name else (), where)
     array, problem = make_leaf_check(space)(obs, f"{where}{f' [{name!r}]' if name else ''}")
     if problem is not None:
         what, expected, got = problem
