@@ -19,11 +19,11 @@ from typing import Any
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.metrics.counters import EPISODES_AVERAGED
+from sebulba.metrics.figures import BLUE, GREY, open_frame, picture
 from sebulba.metrics.plots import learning_curves, read_records
 from sebulba.runs.folder import file_name
 from sebulba.support.checks import require
 from sebulba.support.files import read_json_object
-from sebulba.tools.bench.pictures import BLUE, GREY, open_frame, picture
 
 RESULTS = "benchmarks/results"
 """Folder that ``learn`` writes to and ``report`` reads."""

@@ -16,8 +16,8 @@ from benchmarks.studies.tables import show, table
 from benchmarks.studies.train import PROTOTYPE
 from sebulba.commands.bench import STUDIES
 from sebulba.errors import UsageError
+from sebulba.metrics.figures import BLUE, RED, open_frame, picture
 from sebulba.support.files import read_json_object
-from sebulba.tools.bench.pictures import BLUE, RED, open_frame, picture
 
 BARS = "bars.png"
 """File of the picture of the bars, beside the page."""

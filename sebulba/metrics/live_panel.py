@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rich import box
@@ -197,14 +197,18 @@ class PanelView:
         return value + Text(spark, "cyan") + text
 
 
-def _groups(means: Mapping[str, float], width: int) -> Text:
+def _fitting(parts: Iterable[Text], width: int) -> Text:
+    """Return the first parts side by side, as many as fit."""
     text = Text()
-    for name, mean in means.items():
-        part = f"{name} {number(mean)}  "
+    for part in parts:
         if len(text) + len(part) > width:
             break
         text.append(part)
     return text
+
+
+def _groups(means: Mapping[str, float], width: int) -> Text:
+    return _fitting((Text(f"{name} {number(mean)}  ") for name, mean in means.items()), width)
 
 
 def _speed(metrics: Mapping[str, Any]) -> Text:
@@ -246,15 +250,12 @@ def _nodes(metrics: Mapping[str, Any]) -> Text:
 
 
 def _loss(metrics: Mapping[str, Any], width: int) -> Text:
-    text = Text(number(metrics.get("loss")), style="bold")
-    for name, value in metrics.items():
-        if name in KNOWN or "/" in name or not isinstance(value, int | float):
-            continue
-        part = f"  {name.removesuffix('_loss')} {number(value)}"
-        if len(text) + len(part) > width:
-            break
-        text.append(part, DIM)
-    return text
+    others = (
+        Text(f"  {name.removesuffix('_loss')} {number(value)}", DIM)
+        for name, value in metrics.items()
+        if name not in KNOWN and "/" not in name and isinstance(value, int | float)
+    )
+    return _fitting((Text(number(metrics.get("loss")), "bold"), *others), width)
 
 
 def _phases(metrics: Mapping[str, Any], side: str) -> dict[str, float]:
@@ -288,14 +289,12 @@ def stacked_bar(phases: Mapping[str, float], width: int) -> Text:
 
 def legend(phases: Mapping[str, float], width: int) -> Text:
     """Return names and shares of the segments of ``stacked_bar``, largest first, as many as fit."""
-    text = Text()
     colors = dict(zip(phases, _colors(phases), strict=True))
-    for name in sorted(phases, key=phases.__getitem__, reverse=True):
-        part = f" {name} {phases[name]:.0%}  "
-        if len(text) + 1 + len(part) > width + 2:
-            break
-        text.append("■", colors[name]).append(part)
-    return text
+    parts = (
+        Text.assemble(("■", colors[name]), f" {name} {phases[name]:.0%}  ")
+        for name in sorted(phases, key=phases.__getitem__, reverse=True)
+    )
+    return _fitting(parts, width + 2)
 
 
 def _colors(phases: Mapping[str, float]) -> list[str]:

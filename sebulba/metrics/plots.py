@@ -13,7 +13,8 @@ import numpy as np
 from sebulba.errors import UsageError
 from sebulba.metrics.counters import of_groups
 from sebulba.metrics.episode_sample import Episodes, episodes_of
-from sebulba.metrics.short_text import duration, short
+from sebulba.metrics.figures import new_figure, open_frame, shorten
+from sebulba.metrics.short_text import duration
 from sebulba.support.files import parse_json
 
 if TYPE_CHECKING:
@@ -159,12 +160,7 @@ def running_mean(sample: Episodes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _new_figure(title: str, subtitle: str = "") -> tuple[Figure, Axes]:
-    # matplotlib's object interface draws without a display and leaves pyplot's state alone.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 4.2)
     axes = figure.add_subplot()
     axes.set_title(title, loc="left", fontweight="bold", fontsize=11)
     axes.set_title(subtitle, loc="right", fontsize=9, color=GREY)
@@ -257,14 +253,11 @@ def _add_wall_clock(axes: Axes, clock: Sequence[tuple[int, float]]) -> None:
 
 def _finish(figure: Figure, axes: Axes, nothing: str | None) -> None:
     """Add labels, ticks, grid and legend; or say why there is nothing."""
-    from matplotlib.ticker import FuncFormatter
-
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
+    shorten(axes.xaxis)
     if max(map(abs, axes.get_ylim())) >= 10_000:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: short(y)))
+        shorten(axes.yaxis)
     axes.set(xlabel="environment steps", ylabel="return")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_frame(axes, "both")
     num = len([label for label in axes.get_legend_handles_labels()[1] if label])
     if num:
         columns = {4: 2}.get(num, min(num, 3))  # wider than this, long words are cut off

@@ -25,12 +25,12 @@ from sebulba.agent import Agent
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
+from sebulba.metrics.figures import BLUE, GREY, RED, open_frame, picture
 from sebulba.metrics.writers import CompositeWriter, JsonLinesWriter, TensorBoardWriter
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.memory_use import MB, allocator_mb, device_bytes, rss_bytes
-from sebulba.tools.bench.pictures import BLUE, GREY, RED, open_frame, picture
 from sebulba.types import PyTree, RunSpec
 
 SETTLE_S = 60.0

@@ -13,9 +13,9 @@ from sebulba.agents.configs import TorsoConfig
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.errors import UsageError
 from sebulba.loops.devices import local_devices
+from sebulba.metrics.figures import BLUE, picture
 from sebulba.runs.jax_setup import configure_jax
 from sebulba.tools.bench import harness
-from sebulba.tools.bench.pictures import BLUE, picture
 from sebulba.tools.bench.trial import Series, Trial, measure_in_turn
 from sebulba.tools.bench.worker import WorkerError, share_accelerator
 

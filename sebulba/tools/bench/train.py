@@ -19,12 +19,12 @@ from typing import Any, Protocol
 from sebulba.agent import Agent, AgentState
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.metrics.figures import open_frame, picture
 from sebulba.options import ClusterOptions
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.tools.bench import ceiling, harness
 from sebulba.tools.bench.ceiling import Cost, Setup, Training
 from sebulba.tools.bench.gil import CycleProcesses, gil_share
-from sebulba.tools.bench.pictures import open_frame, picture
 from sebulba.tools.bench.stages import Stages
 from sebulba.types import EnvFactory, StepInfos, Trajectory
 

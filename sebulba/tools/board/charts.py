@@ -13,7 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sebulba.metrics.plots import COLOURS, GREY, short
+from sebulba.metrics.plots import COLOURS, GREY
+from sebulba.metrics.short_text import short
 from sebulba.tools.board.html import Html, joined, tag
 
 LARGE = (1000, 320)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sebulba.errors import UsageError
-from sebulba.metrics.plots import COLOURS, marker_of, short
+from sebulba.metrics.figures import new_figure, open_frame, shorten
+from sebulba.metrics.plots import COLOURS, marker_of
+from sebulba.metrics.short_text import short
 from sebulba.runs.summary import plain
 from sebulba.tools.board.html import Html, page, section, table
 from sebulba.tools.compare.curves import CONFIDENCE, Curve, Group
@@ -98,13 +100,9 @@ def draw(groups: Sequence[Group], file: str, kind: str) -> None:
 
 
 def _figure(groups: Sequence[Group], kind: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     envs = list(dict.fromkeys(group.env for group in groups))
     names = list(dict.fromkeys(group.name for group in groups))
-    figure = Figure(figsize=(10, 0.6 + 3.4 * len(envs)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 0.6 + 3.4 * len(envs))
     all_axes = figure.subplots(len(envs), 2, sharey="row", squeeze=False)
     for env, (over_steps, over_seconds) in zip(envs, all_axes, strict=True):
         for group in (group for group in groups if group.env == env):
@@ -128,13 +126,10 @@ def _draw_curve(axes: Axes, curve: Curve, colour: str, label: str) -> None:
 
 
 def _finish(axes: Axes, xlabel: str, ylabel: str) -> None:
-    from matplotlib.ticker import FuncFormatter
-
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
+    shorten(axes.xaxis)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_xlim(left=0)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    open_frame(axes, "both")
 
 
 def _literal(text: str) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sebulba.metrics.plots import COLOURS, GREY, marker_of, short
+from sebulba.metrics.figures import new_figure, open_frame, shorten
+from sebulba.metrics.plots import COLOURS, GREY, marker_of
 from sebulba.tools.sweep.space import Choices, Range, Space
 from sebulba.tools.sweep.study import Ended, Trial
 from sebulba.tools.sweep.sweep import described, shown_value
@@ -53,22 +54,13 @@ def draw(
     return drawn
 
 
-def _figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
 def _save(figure: Figure, file: Path) -> Path:
     figure.savefig(file, dpi=150)
     return file
 
 
 def _importance(importances: Mapping[str, float], num_done: int) -> Figure:
-    figure = _figure(7, 1.4 + 0.4 * len(importances))
+    figure = new_figure(7, 1.4 + 0.4 * len(importances))
     axes = figure.subplots()
     names, shares = list(importances), list(importances.values())
     bars = axes.barh(names, shares, color=COLOURS[0], height=0.6)
@@ -89,7 +81,7 @@ def _parallel(space: Space, done: Sequence[Trial]) -> Figure:
     from matplotlib.colors import Normalize
 
     names = list(space)
-    figure = _figure(max(5.0, 2.2 * len(names) + 2.5), 4.2)
+    figure = new_figure(max(5.0, 2.2 * len(names) + 2.5), 4.2)
     axes = figure.subplots()
     scores = np.array([trial.score for trial in done])
     low, high = scores.min(), scores.max()
@@ -145,9 +137,7 @@ def _marks(domain: Choices | Range) -> list[tuple[float, str]]:
 
 
 def _curves(trials: Sequence[Trial], every: float) -> Figure:
-    from matplotlib.ticker import FuncFormatter
-
-    figure = _figure(8.5, 4.6)
+    figure = new_figure(8.5, 4.6)
     axes = figure.subplots()
     with_returns = [trial for trial in ranked(trials) if trial.returns]
     best = [trial for trial in with_returns if trial.ended == Ended.DONE][:MOST_CURVES]
@@ -161,11 +151,10 @@ def _curves(trials: Sequence[Trial], every: float) -> Figure:
         colour = COLOURS[place % len(COLOURS)]
         marker = marker_of(y)
         axes.plot(x, y, color=colour, linewidth=1.8, marker=marker, label=label, zorder=3)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    shorten(axes.xaxis)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean return of the first seed")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
+    open_frame(axes, "both")
     axes.legend(frameon=False, fontsize=8)
     axes.set_title("the best trials; grey: the others", loc="left", fontsize=10)
     return figure

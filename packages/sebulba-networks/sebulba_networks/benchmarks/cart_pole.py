@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from sebulba.errors import UsageError
+from sebulba.metrics.figures import BLUE, RED, open_frame, picture
 from sebulba.support.checks import at_least
 from sebulba.tools.bench.harness import machine, write_json
-from sebulba.tools.bench.pictures import BLUE, RED, open_frame, picture
 from sebulba_networks import CART_POLE
 
 GOAL = 450

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
+from sebulba.metrics.figures import GREY, open_frame, picture
 from sebulba.policies.policy import Policy
-from sebulba.tools.bench.pictures import GREY, open_frame, picture
 from sebulba_networks.native import PACKET_BYTES, PAYLOAD_BYTES
 from sebulba_networks.options import CongestionControlOptions, SharedBottleneckOptions
 from sebulba_networks.tools.playing import (

@@ -11,8 +11,8 @@ import numpy as np
 from rich.table import Table
 
 from sebulba.loops.evaluation import evaluation_seeds
+from sebulba.metrics.figures import BLUE, GREY, RED, open_frame, picture
 from sebulba.policies.policy import Policy
-from sebulba.tools.bench.pictures import BLUE, GREY, RED, open_frame, picture
 from sebulba_networks.options import CongestionControlOptions
 from sebulba_networks.tools.playing import (
     FIXED,
