@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from sebulba.policies.policy import Policy, load_policy, save_policy
     from sebulba.runs.api import resume, train
     from sebulba.runs.environment import load_env
-    from sebulba.tools.check.agent_check import check_agent
-    from sebulba.tools.check.env_check import check_env
+    from sebulba.tools.check.python_api import check_agent, check_env
     from sebulba.types import (
         ActionOutput,
         EnvSpec,
@@ -52,8 +51,7 @@ _ROOMS = {
     "sebulba.checkpoints.checkpointer": ("Checkpoint", "Checkpointer"),
     "sebulba.runs.api": ("resume", "train"),
     "sebulba.runs.environment": ("load_env",),
-    "sebulba.tools.check.agent_check": ("check_agent",),
-    "sebulba.tools.check.env_check": ("check_env",),
+    "sebulba.tools.check.python_api": ("check_agent", "check_env"),
     "sebulba.envs": ("env_spec", "make_env_factory"),
     "sebulba.envs.jax_env": ("JaxEnv", "MultiAgentJaxEnv"),
     "sebulba.envs.multi.multi_agent_env": ("MultiAgentEnv",),

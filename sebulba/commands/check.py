@@ -27,7 +27,7 @@ def doctor(argv: Sequence[str]) -> int:
 
 def check_env(argv: Sequence[str]) -> int:
     """Check an environment; return 1 if something is wrong with it, else 0."""
-    from sebulba.tools.check.env_check import env_findings
+    from sebulba.tools.check.python_api import env_findings
 
     what = "Play an environment as a run does, and report its problems."
     mask = "where the mask of legal actions is"
@@ -58,7 +58,7 @@ def check_env(argv: Sequence[str]) -> int:
 
 def check_agent(argv: Sequence[str]) -> int:
     """Check an agent; return 1 if something is wrong with it, else 0."""
-    from sebulba.tools.check.agent_check import agent_findings
+    from sebulba.tools.check.python_api import agent_findings
 
     what = (
         "Look at what an agent's methods return, train it a little, and say what is wrong with it."

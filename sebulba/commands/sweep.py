@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sebulba.commands.options import flag, json_of, number, option
 from sebulba.configs.files import config_options, write_config_file
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError, shown
@@ -80,31 +81,22 @@ def _parser() -> argparse.ArgumentParser:
         "compares evaluations, otherwise training returns.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--space",
-        metavar="FILE",
-        required=True,
-        help='JSON of options and values: {"learning-rate": {"low": 1e-4, "high": 1e-2, "log": '
-        'true}, "num-envs": [16, 32]}',
+    space = (
+        'JSON of options and values: {"learning-rate": {"low": 1e-4, "high": 1e-2, "log": true}, '
+        '"num-envs": [16, 32]}'
     )
-    for name, default, text in (
-        ("trials", 20, "trials in total, including those before --resume"),
-        ("parallel", 1, "trainings that run at the same time"),
-        ("seeds", 1, "seeds per trial, from --seed on; the trial's return is their mean"),
-        ("prune-after", 5, "complete trials before any ends early; 0: none ends early"),
+    folder = "folder of the runs and the result; default: sweeps/CONFIG"
+    for name, keywords in (
+        option("--space", space, metavar="FILE", required=True),
+        number("--trials", 20, "trials in total, including those before --resume"),
+        number("--parallel", 1, "trainings that run at the same time"),
+        number("--seeds", 1, "seeds per trial, from --seed on; the trial's return is their mean"),
+        number("--prune-after", 5, "complete trials before any ends early; 0: none ends early"),
+        option("--sweep-dir", folder, metavar="DIR"),
+        flag("--resume", "continue the sweep in the folder, or begin it"),
+        json_of("the table"),
     ):
-        parser.add_argument(
-            f"--{name}", type=int, default=default, metavar="N", help=f"{text}; default: {default}"
-        )
-    parser.add_argument(
-        "--sweep-dir",
-        metavar="DIR",
-        help="folder of the runs and the result; default: sweeps/CONFIG",
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the sweep in the folder, or begin it"
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write the table to FILE")
+        parser.add_argument(name, **keywords)
     return parser
 
 

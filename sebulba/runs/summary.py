@@ -168,9 +168,7 @@ def read_run(folder: Path, read: Callable[[Path], Metrics] = read_all) -> RunSum
 
 
 def _read_run(run: RunFolder, read: Callable[[Path], Metrics]) -> RunSummary:
-    check_regular(run.config, links=False)
-    if run.config.exists() and run.config.stat().st_size > MOST_CONFIG_BYTES:
-        raise UsageError(f"{run.config} has more than {MOST_CONFIG_BYTES:,} bytes; no run wrote it")
+    check_regular(run.config, links=False, most=MOST_CONFIG_BYTES)
     record = run.record()
     newest = run.metrics if run.metrics.exists() else run.config
     return RunSummary(

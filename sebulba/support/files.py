@@ -50,18 +50,21 @@ def parse_json(text: str | bytes, make_object: Callable | None = None) -> Any:
         raise ValueError("its JSON is nested too deeply") from error
 
 
-def check_regular(file: Path, *, links: bool = True) -> None:
+def check_regular(file: Path, *, links: bool = True, most: int | None = None) -> None:
     """Raise UsageError if a file is a pipe or a device, reading which might never end.
 
     Args:
       file: It need not exist.
       links: Let it be a link, which may lead anywhere.
+      most: Bytes that it may have; None lets it have any number.
     """
     if not links:
         check_no_link(file)
     # os.path's functions are False for names that no file can have.
     if os.path.exists(file) and not os.path.isfile(file):
         raise UsageError(f"{file} is not a regular file; give the folder of a run")
+    if most is not None and os.path.exists(file) and os.path.getsize(file) > most:
+        raise UsageError(f"{file} has more than {most:,} bytes; no run wrote it")
 
 
 def check_no_link(path: Path) -> None:

@@ -28,10 +28,9 @@ from sebulba.agents.configs import (
 from sebulba.agents.kernels.legal_actions import ILLEGAL
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs.spaces import legal_action
-from sebulba.tools.check.checks import run_checks
+from sebulba.tools.check.checks import Finding, Level, run_checks
 from sebulba.tools.check.env_checks import checks_of
 from sebulba.tools.check.env_under_test import Subject
-from sebulba.tools.check.finding import Finding, Level
 from sebulba.types import FinalObs, RunSpec
 from tests.support import masked_envs
 from tests.support.loop_helpers import Recorder, leaves_equal

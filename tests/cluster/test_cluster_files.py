@@ -15,7 +15,7 @@ from sebulba.cluster.inferencers import ray_actors
 from sebulba.errors import UsageError
 from sebulba.runs.read_config import read_config
 from sebulba.tools.check import doctor
-from sebulba.tools.check.finding import Level
+from sebulba.tools.check.checks import Level
 
 FOLDER = Path(__file__).parents[2] / "examples" / "cluster"
 

@@ -15,8 +15,7 @@ from sebulba.tools.check import training_checks
 from sebulba.tools.check.agent_checks import checks_of
 from sebulba.tools.check.agent_driver import run_spec
 from sebulba.tools.check.agent_under_test import AgentSubject
-from sebulba.tools.check.checks import Done, run_checks
-from sebulba.tools.check.finding import Finding, Level
+from sebulba.tools.check.checks import Done, Finding, Level, run_checks
 from tests.support import broken_agents
 from tests.support.agent_driver import SPEC
 from tests.support.agent_suite import AGENTS

@@ -14,10 +14,9 @@ from sebulba import Population
 from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.tools.check import env_checks
-from sebulba.tools.check.checks import Done, run_checks
+from sebulba.tools.check.checks import Done, Finding, Level, run_checks
 from sebulba.tools.check.env_checks import checks_of
 from sebulba.tools.check.env_under_test import Subject
-from sebulba.tools.check.finding import Finding, Level
 from tests.support import broken_envs
 from tests.support.broken_envs import PID_FILE, Good
 from tests.support.populations import Turns

@@ -146,7 +146,8 @@ def _versions(files: RunFolder, checkpoints: Sequence[CheckpointLine]) -> dict[s
         return {}
     folder = _folder_of(files.checkpoints, whole[0].env_steps)
     try:
-        versions = _read_small(folder / RECORD_FILE).get("versions")
+        check_regular(folder / RECORD_FILE, links=False, most=MOST_RECORD_BYTES)
+        versions = read_json_object(folder / RECORD_FILE).get("versions")
     except UsageError:
         return {}
     return {k: str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
@@ -194,7 +195,7 @@ def _checkpoint(folder: Path, number: int) -> CheckpointLine:
         for path in (folder, folder / MANIFEST_FILE):
             check_no_link(path)
         if (folder / MANIFEST_FILE).is_file():
-            _check_small(folder / MANIFEST_FILE)
+            check_regular(folder / MANIFEST_FILE, links=False, most=MOST_RECORD_BYTES)
         manifest = read_manifest(folder, number)
         check_sizes(folder, manifest.files)
     except (CheckpointError, UsageError) as error:
@@ -202,17 +203,6 @@ def _checkpoint(folder: Path, number: int) -> CheckpointLine:
     num_bytes = sum(entry.num_bytes for entry in manifest.files)
     score = manifest.score if is_number(manifest.score) else None
     return CheckpointLine(number, saved, num_bytes, score, None)
-
-
-def _read_small(file: Path) -> dict[str, Any]:
-    _check_small(file)
-    return read_json_object(file)
-
-
-def _check_small(file: Path) -> None:
-    check_regular(file, links=False)
-    if file.exists() and file.stat().st_size > MOST_RECORD_BYTES:
-        raise UsageError(f"{file} has more than {MOST_RECORD_BYTES:,} bytes; no run wrote it")
 
 
 def _policies(files: RunFolder, run: RunSummary) -> dict[str, str]:

@@ -25,8 +25,7 @@ from sebulba.tools.check.agent_driver import (
     with_other_rewards,
 )
 from sebulba.tools.check.agent_under_test import DEVICES, MOST_WARM_UP, AgentSubject, feed
-from sebulba.tools.check.checks import Check, suite
-from sebulba.tools.check.finding import Finding, note, ok, problem
+from sebulba.tools.check.checks import Check, Finding, note, ok, problem, suite
 from sebulba.types import PyTree
 
 RUNS = ("state", "step", "update_experience", "loss", "optimize", "updates due")

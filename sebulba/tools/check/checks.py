@@ -1,14 +1,102 @@
-"""Checks that run one after the other; the failure of one does not end the report."""
+"""Checks that run one after the other, what they find, and reports of it.
+
+The failure of a check does not end the report.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sebulba.errors import UsageError, describe_error
-from sebulba.tools.check.finding import Finding, Level, problem
+
+
+class Level(enum.StrEnum):
+    """How bad a finding is."""
+
+    OK = "OK"
+    """All is well."""
+    NOTE = "note"
+    """Worth knowing, but nothing has to be done."""
+    PROBLEM = "PROBLEM"
+    """Something is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of a report."""
+
+    level: Level
+    """How bad it is."""
+    seen: str
+    """What was seen, with values."""
+    remedy: str = ""
+    """What to do about it."""
+    name: str = ""
+    """What was looked at; empty for the name of the check."""
+
+
+def ok(seen: str, remedy: str = "", name: str = "") -> Finding:
+    """Return a finding that all is well."""
+    return Finding(Level.OK, seen, remedy, name)
+
+
+def note(seen: str, remedy: str = "", name: str = "") -> Finding:
+    """Return a finding that is worth knowing."""
+    return Finding(Level.NOTE, seen, remedy, name)
+
+
+def problem(seen: str, remedy: str, name: str = "") -> Finding:
+    """Return a finding that something is wrong."""
+    return Finding(Level.PROBLEM, seen, remedy, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The findings about one thing."""
+
+    title: str
+    """What was looked at."""
+    findings: tuple[Finding, ...]
+    """All findings, in order."""
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings that something is wrong."""
+        return tuple(f for f in self.findings if f.level is Level.PROBLEM)
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        """The findings that are worth knowing."""
+        return tuple(f for f in self.findings if f.level is Level.NOTE)
+
+    def summary(self) -> str:
+        """Return the title with the numbers of problems and notes."""
+        counts = ((len(self.problems), "problem"), (len(self.notes), "note"))
+        words = [f"{n or 'no'} {word}{'' if n == 1 else 's'}" for n, word in counts]
+        return f"{self.title}: {', '.join(words)}"
+
+    def record(self) -> dict[str, Any]:
+        """Return the report as JSON."""
+        return {
+            "title": self.title,
+            "problems": len(self.problems),
+            "notes": len(self.notes),
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*map(plain_line, self.findings), self.summary()])
+
+
+def plain_line(finding: Finding) -> str:
+    """Return a finding as text, with its remedy on a line of its own."""
+    seen = finding.seen.replace("\n", f"\n{'':<9}")
+    line = f"{finding.level:<8} {finding.name}: {seen}"
+    return f"{line}\n{'':<8} -> {finding.remedy}" if finding.remedy else line
 
 
 @dataclasses.dataclass(frozen=True)

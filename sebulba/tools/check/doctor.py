@@ -22,8 +22,7 @@ from sebulba.runs import huge_pages
 from sebulba.runs.jax_setup import Platform, auto_compile_cache, configure_jax
 from sebulba.support import machine
 from sebulba.tools.check import self_tests
-from sebulba.tools.check.checks import Check
-from sebulba.tools.check.finding import Finding, note, ok, problem
+from sebulba.tools.check.checks import Check, Finding, note, ok, problem
 from sebulba.tools.check.versions import check_versions
 
 GB = 1e9

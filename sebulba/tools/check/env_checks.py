@@ -18,10 +18,9 @@ from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
 from sebulba.errors import UsageError, describe_error
 from sebulba.tools.check import run_checks
-from sebulba.tools.check.checks import Check, suite
+from sebulba.tools.check.checks import Check, Finding, note, ok, problem, suite
 from sebulba.tools.check.env_players import SinglePlayer, first_difference
 from sebulba.tools.check.env_under_test import Subject
-from sebulba.tools.check.finding import Finding, note, ok, problem
 from sebulba.types import MultiAgentSpec
 
 HUGE_REWARD = 100.0

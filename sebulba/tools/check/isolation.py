@@ -18,8 +18,7 @@ from typing import IO, Any
 import cloudpickle  # a dependency of Gymnasium
 
 from sebulba.errors import UsageError, signal_name
-from sebulba.tools.check.checks import Begun, Done, Event
-from sebulba.tools.check.finding import Finding, note, problem
+from sebulba.tools.check.checks import Begun, Done, Event, Finding, note, problem
 
 POLL_S = 0.25
 STACK_SHARE = 0.9

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sebulba.tools.check.checks import Begun, Event
-from sebulba.tools.check.finding import Finding, Level, Report, plain_line
+from sebulba.tools.check.checks import Begun, Event, Finding, Level, Report, plain_line
 
 _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sebulba.envs.seeds import seed_block
 from sebulba.errors import describe_error
+from sebulba.tools.check.checks import Finding, note, ok, problem
 from sebulba.tools.check.env_players import (
     Fingerprint,
     Player,
@@ -20,7 +21,6 @@ from sebulba.tools.check.env_players import (
 )
 from sebulba.tools.check.env_under_test import Subject
 from sebulba.tools.check.env_walk import walk
-from sebulba.tools.check.finding import Finding, note, ok, problem
 
 ASYNC_PAYS_S = 0.3e-3
 """Seconds of a step from which on worker processes pay."""

@@ -19,7 +19,7 @@ from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.loops.devices import local_devices
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.support.trees import owned_copy
-from sebulba.tools.check.finding import Finding, note, ok, problem
+from sebulba.tools.check.checks import Finding, note, ok, problem
 
 ALIGNMENT = 64
 """Bytes; JAX may read an array that begins at a multiple of this without copying it."""

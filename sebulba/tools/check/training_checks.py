@@ -18,7 +18,7 @@ from sebulba.policies.policy import Policy, load_policy, save_policy
 from sebulba.support.trees import named_leaves
 from sebulba.tools.check.agent_driver import NUM_INFERENCERS
 from sebulba.tools.check.agent_under_test import NUM_TRAINED, AgentSubject, trained_run
-from sebulba.tools.check.finding import Finding, note, ok, problem
+from sebulba.tools.check.checks import Finding, note, ok, problem
 from sebulba.tools.check.probe_envs import Questions, wrong_answers
 from sebulba.types import RunSpec
 

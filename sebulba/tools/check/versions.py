@@ -12,7 +12,7 @@ from packaging.requirements import Requirement  # as matplotlib and tensorboardX
 from packaging.specifiers import SpecifierSet
 
 import sebulba
-from sebulba.tools.check.finding import Finding, Level, note, ok, problem
+from sebulba.tools.check.checks import Finding, Level, note, ok, problem
 
 CORE = (
     *("jax", "jaxlib", "flax", "optax", "chex", "gymnasium", "envpool", "numpy"),
