@@ -24,9 +24,11 @@ def flag(name: str, what: str) -> Option:
 
 
 def number(name: str, default: float, what: str = "", **keywords: Any) -> Option:
-    """Return an option for a number; its help ends with the default."""
+    """Return an option for a number, N or X; its help ends with the default."""
     what = f"{what}; default: %(default)s" if what else "default: %(default)s"
-    return option(name, what, type=type(default), default=default, **keywords)
+    kind = type(default)
+    keywords = {"metavar": "N" if kind is int else "X", **keywords}
+    return option(name, what, type=kind, default=default, **keywords)
 
 
 def json_of(what: str) -> Option:

@@ -46,12 +46,7 @@ MOST_ENVS = 65_536
 PLAYED = (
     option("run", "folder of the run, such as runs/NAME, or pretrained:NAME", metavar="RUN"),
     number("--seed", 1),
-    number(
-        "--max-episode-steps",
-        MOST_EPISODE_STEPS,
-        "cut episodes after N steps",
-        metavar="N",
-    ),
+    number("--max-episode-steps", MOST_EPISODE_STEPS, "cut episodes after N steps"),
     flag("--explore", "sample actions as in training, instead of the most probable ones"),
     *(BEST, TRUST, PLATFORM),
 )
@@ -262,7 +257,7 @@ def _played(
       UsageError: A number is out of range.
     """
     run, *others = PLAYED
-    every = (run, number("--episodes", episodes, metavar="N"), *others, *options)
+    every = (run, number("--episodes", episodes), *others, *options)
     given = parse(command, what, argv, every)
     if most is not None and not 1 <= given.episodes <= most:
         raise UsageError(f"episodes={given.episodes} must be from 1 to {most}; use 4")

@@ -45,7 +45,7 @@ KNOWN = frozenset(
 
 
 class PanelWriter:
-    """Shows the newest record in a panel that redraws itself."""
+    """Shows the newest record in a panel, for which rich asks at every redraw, in a thread."""
 
     def __init__(
         self, title: str, folder: str, describe: Callable[[], str], console: Console | None = None
@@ -58,39 +58,6 @@ class PanelWriter:
           describe: Says which devices do what; called at every redraw.
           console: Where to draw; None takes the terminal.
         """
-        self._view = PanelView(title, folder, describe)
-        self._live = Live(self._view, console=console, refresh_per_second=REFRESH_PER_S)
-        self._started = False
-
-    def start(self) -> None:
-        """Show the panel; before the first record it says that programs are being compiled."""
-        self._view.began = time.perf_counter()
-        self._live.start()
-        self._started = True
-        show_notices_by(self.notify)
-
-    def notify(self, words: str) -> None:
-        """Show these words below the figures, until the end."""
-        self._view.notice = words
-
-    def write(self, metrics: Mapping[str, Any]) -> None:
-        """Show this record."""
-        self._view.add(metrics)
-
-    def close(self) -> None:
-        """Draw the last record once more and leave the panel on the screen."""
-        if self._started:
-            self._started = False
-            show_notices_by(None)
-            self._view.finished = True
-            self._live.stop()
-
-
-class PanelView:
-    """What the panel shows; rich asks for it at every redraw, in another thread."""
-
-    def __init__(self, title: str, folder: str, describe: Callable[[], str]) -> None:
-        """Begin without a record; the arguments are those of ``PanelWriter``."""
         self._title = title
         self._folder = folder
         self._describe = describe
@@ -99,12 +66,24 @@ class PanelView:
         self._returns: list[float] = []
         self._evaluation: Mapping[str, Any] | None = None
         self._eval_returns: list[float] = []
-        self.began = time.perf_counter()
-        self.finished = False
-        self.notice = ""
+        self._notice = ""
+        self._began = time.perf_counter()
+        self._started = self._finished = False
+        self._live = Live(self, console=console, refresh_per_second=REFRESH_PER_S)
 
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """Add a record."""
+    def start(self) -> None:
+        """Show the panel; before the first record it says that programs are being compiled."""
+        self._began = time.perf_counter()
+        self._live.start()
+        self._started = True
+        show_notices_by(self.notify)
+
+    def notify(self, words: str) -> None:
+        """Show these words below the figures, until the end."""
+        self._notice = words
+
+    def write(self, metrics: Mapping[str, Any]) -> None:
+        """Show this record."""
         mean = metrics.get("episode_return_mean")
         if mean is not None:
             self._returns = [*self._returns, mean]
@@ -115,14 +94,21 @@ class PanelView:
         self._metrics = metrics
         self._num_records += 1
 
+    def close(self) -> None:
+        """Draw the last record once more and leave the panel on the screen."""
+        if self._started:
+            self._started, self._finished = False, True
+            show_notices_by(None)
+            self._live.stop()
+
     def __rich_console__(self, console: Console, options: Any) -> Any:
         """Draw for the width of the console."""
         width = min(options.max_width - ECHO_WIDTH, MAX_WIDTH)
         inner = width - 6
         metrics = self._metrics
         body = self._waiting() if metrics is None else self._body(metrics, inner)
-        if self.notice and not self.finished:
-            body = Group(body, Text(self.notice, style="bold yellow", overflow="fold"))
+        if self._notice and not self._finished:
+            body = Group(body, Text(self._notice, style="bold yellow", overflow="fold"))
         yield Panel(
             body,
             title=Text.assemble((" sebulba ", ACCENT), (f"{self._title} ", "bold")),
@@ -136,7 +122,7 @@ class PanelView:
         )
 
     def _waiting(self) -> RenderableType:
-        seconds = time.perf_counter() - self.began
+        seconds = time.perf_counter() - self._began
         return Group(
             Text(self._describe(), style=DIM),
             Text(f"compiling and collecting the first trajectories, {seconds:.0f} s"),
@@ -174,7 +160,7 @@ class PanelView:
         left = seconds_left(metrics)
         text = f" {share:4.0%}  {count(metrics.get('env_steps'))} env steps  {duration(elapsed)}"
         # The first window is mostly compiling, so its pace says nothing about the time left.
-        if left is not None and self._num_records > 1 and not self.finished:
+        if left is not None and self._num_records > 1 and not self._finished:
             text += f", {duration(left)} left"
         return bar(share, max(8, width - len(text) - 1), "green") + Text(text)
 

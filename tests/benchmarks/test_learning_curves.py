@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from sebulba.configs.presets import PRESETS, goal_of
 from sebulba.loops.records import Records
-from sebulba.metrics import plots
+from sebulba.metrics import plots, short_text
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.episode_log import MOST_PENDING, EpisodeLog
 from sebulba.metrics.episode_sample import MOST_EPISODES, Episodes, episodes_of, is_sampled
@@ -258,7 +258,7 @@ def test_running_mean_and_band_are_those_of_the_episodes_around():
 
 
 def test_numbers_and_times_on_axes():
-    shown = [plots.short(x) for x in (0, 0.5, 500, -2500, 150_000, 1.25e6, 3e9)]
+    shown = [short_text.short(x) for x in (0, 0.5, 500, -2500, 150_000, 1.25e6, 3e9)]
     assert shown == ["0", "0.5", "500", "-2.5k", "150k", "1.25M", "3G"]
     assert [plots._time(x) for x in (0, 2.54, 45.3, 119.6, 750, 11_100)] == [
         *("0 s", "2.5 s", "45.3 s", "119.6 s", "12:30", "3:05:00"),

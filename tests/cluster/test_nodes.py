@@ -255,8 +255,8 @@ def test_the_panel_shows_nodes_only_where_there_are_any():
     ]
     console = Console(record=True, width=100, file=io.StringIO())
     for metrics, is_shown in ((record, True), ({}, False)):
-        view = live_panel.PanelView("run", "folder", str)
-        view.add(metrics)
+        view = live_panel.PanelWriter("run", "folder", str)
+        view.write(metrics)
         console.print(view)
         assert ("0.5 ms an item" in console.export_text()) == is_shown
 

@@ -22,7 +22,7 @@ from sebulba.errors import EnvError, HangError, UsageError
 from sebulba.inference import hangs
 from sebulba.loops.evaluation import EvaluationPlayer, evaluation_seeds
 from sebulba.loops.evaluation_thread import Evaluator, Heartbeat
-from sebulba.metrics.live_panel import PanelView
+from sebulba.metrics.live_panel import PanelWriter
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import LinesWriter, TensorBoardWriter
 from tests.support.loop_helpers import counting, inferencer_threads, leaves_equal, make_tiny_loop
@@ -506,9 +506,9 @@ def test_lines_panel_and_curve_show_evaluations(tmp_path):
     assert "1:01  evaluation: return 41.5 ± 2.25" in stream.getvalue()
     assert "at 640 env steps" in stream.getvalue()
 
-    view = PanelView("title", "folder", lambda: "devices")
-    view.add(EVALUATED)
-    view.add({"env_steps": 1000, "loss": 0.25})
+    view = PanelWriter("title", "folder", lambda: "devices")
+    view.write(EVALUATED)
+    view.write({"env_steps": 1000, "loss": 0.25})
     console = Console(file=io.StringIO(), width=100)
     console.print(view)
     shown = console.file.getvalue()

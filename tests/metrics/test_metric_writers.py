@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from sebulba.metrics.live_panel import PanelView, PanelWriter, sparkline, stacked_bar
+from sebulba.metrics.live_panel import PanelWriter, sparkline, stacked_bar
 from sebulba.metrics.plots import learning_curve, read_records
 from sebulba.metrics.writers import (
     CompositeWriter,
@@ -209,10 +209,10 @@ def test_time_left_goes_by_the_last_window_and_not_by_the_compile():
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_panel_fits_the_terminal(width):
-    view = PanelView("cartpole", "runs/cartpole", lambda: "2 Inferencers x 64 environments")
+    view = PanelWriter("cartpole", "runs/cartpole", lambda: "2 Inferencers x 64 environments")
     for metrics in (None, {}, record(1) | {"episode_return_mean": None}, record(2), record(12)):
         if metrics is not None:
-            view.add(metrics)
+            view.write(metrics)
         console = Console(width=width, file=io.StringIO(), record=True)
         console.print(view)
         lines = console.export_text().splitlines()
@@ -226,8 +226,8 @@ def test_panel_fits_the_terminal(width):
 
 def test_panel_has_a_line_for_groups_of_agents():
     def shown(*groups: str) -> str:
-        view = PanelView("x", "runs/x", lambda: "devices")
-        view.add(record(2) | {f"episode_return_mean/{name}": 1.5 for name in groups})
+        view = PanelWriter("x", "runs/x", lambda: "devices")
+        view.write(record(2) | {f"episode_return_mean/{name}": 1.5 for name in groups})
         console = Console(width=80, file=io.StringIO(), record=True)
         console.print(view)
         return console.export_text()
@@ -250,7 +250,7 @@ def test_panel_writer_shows_and_closes_twice():
 def test_a_stop_is_said_within_the_panel_which_a_line_on_its_terminal_would_tear(capfd):
     def shown(writer: PanelWriter) -> str:
         console = Console(width=80, file=io.StringIO(), record=True)
-        console.print(writer._view)
+        console.print(writer)
         return console.export_text()
 
     writer = PanelWriter("x", "runs/x", lambda: "devices", Console(file=io.StringIO()))

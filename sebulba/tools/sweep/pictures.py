@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -142,15 +142,13 @@ def _curves(trials: Sequence[Trial], every: float) -> Figure:
     with_returns = [trial for trial in ranked(trials) if trial.returns]
     best = [trial for trial in with_returns if trial.ended == Ended.DONE][:MOST_CURVES]
     for trial in with_returns:
+        look: dict[str, Any] = {"color": GREY, "alpha": 0.3, "linewidth": 0.9}
+        if trial in best:
+            label = f"{trial.number}: {described(trial.values)}".replace("$", r"\$")
+            colour = COLOURS[best.index(trial) % len(COLOURS)]
+            look = {"color": colour, "linewidth": 1.8, "label": label, "zorder": 3}
         x, y = every * np.array(list(trial.returns)), list(trial.returns.values())
-        if trial not in best:
-            axes.plot(x, y, color=GREY, alpha=0.3, linewidth=0.9, marker=marker_of(y))
-    for place, trial in enumerate(best):
-        x, y = every * np.array(list(trial.returns)), list(trial.returns.values())
-        label = f"{trial.number}: {described(trial.values)}".replace("$", r"\$")
-        colour = COLOURS[place % len(COLOURS)]
-        marker = marker_of(y)
-        axes.plot(x, y, color=colour, linewidth=1.8, marker=marker, label=label, zorder=3)
+        axes.plot(x, y, marker=marker_of(y), **look)
     shorten(axes.xaxis)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean return of the first seed")
