@@ -1,4 +1,4 @@
-"""Modules that are in a package of their own by now: their old names import them still."""
+"""Modules that have other names by now, some in other packages: the old names import them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ MOVED = {
     "sebulba.envs.networks": "sebulba_networks",
     "sebulba.tools.networks": "sebulba_networks.tools",
     "sebulba.commands.networks": "sebulba_networks.command",
+    "sebulba.tools.check.env_check": "sebulba.tools.check.python_api",
+    "sebulba.tools.check.agent_check": "sebulba.tools.check.python_api",
 }
 """New names by old ones; what is below moved with them. Configurations, saved policies and programs
 of users may have the old ones."""
@@ -70,8 +72,8 @@ class _Loader:
 def _new_name(name: str) -> str | None:
     if not name.startswith("sebulba."):
         return None
-    old = ".".join(name.split(".")[:3])
-    return MOVED[old] + name[len(old) :] if old in MOVED else None
+    olds = (old for old in MOVED if f"{name}.".startswith(f"{old}."))
+    return next((MOVED[old] + name[len(old) :] for old in olds), None)
 
 
 def find_moved_modules() -> None:

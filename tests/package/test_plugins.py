@@ -261,6 +261,17 @@ def test_old_names_of_modules_that_moved_import_the_new_ones():
     assert done.stdout.endswith(".so\n"), done.stderr
 
 
+def test_old_names_within_the_package_import_the_new_ones():
+    code = (
+        "import sebulba\n"
+        "from sebulba.tools.check.agent_check import check_agent\n"
+        "from sebulba.tools.check.env_check import check_env\n"
+        "print(check_env is sebulba.check_env, check_agent is sebulba.check_agent)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True True\n", done.stderr
+
+
 def test_an_old_name_says_which_package_has_the_module(monkeypatch):
     find = importlib.util.find_spec
     missing = lambda name: None if name == "sebulba_networks" else find(name)  # noqa: E731
