@@ -243,7 +243,7 @@ class GymnasiumLoop:
             contract.
         """
         key = jax.random.key(key) if isinstance(key, int) else key
-        run_spec = self._new_run_spec(steps_per_cycle)
+        run_spec = self.run_spec(steps_per_cycle)
         # As one program: initializers run operation by operation take twice as long to compile.
         return jax.jit(lambda key: self._new_state(key, run_spec))(key)
 
@@ -259,7 +259,8 @@ class GymnasiumLoop:
         )
         return state._replace(step=tuple(step))
 
-    def _new_run_spec(self, steps_per_cycle: int) -> RunSpec:
+    def run_spec(self, steps_per_cycle: int) -> RunSpec:
+        """Return the sizes of a run; UsageError if the agent breaks its contract at these."""
         check_count("steps_per_cycle", steps_per_cycle)
         run_spec = RunSpec(
             self.num_envs,
@@ -429,7 +430,7 @@ class GymnasiumLoop:
         """Run from the state in ``given``, which is taken out of it."""
         state, session = given.pop(), self._session
         session.began = time.perf_counter() - session.seconds_before
-        run_spec = self._new_run_spec(steps_per_cycle)
+        run_spec = self.run_spec(steps_per_cycle)
         self._check_run(state, num_cycles, run_spec)
         self._check_hosts(num_cycles, run_spec)
         self._parts.inferencers.begin()
@@ -556,7 +557,7 @@ class GymnasiumLoop:
             )
         reader = SnapshotReader(checkpoint.snapshot)
         saved = reader.run_spec()
-        run_spec = self._new_run_spec(saved.steps_per_cycle)
+        run_spec = self.run_spec(saved.steps_per_cycle)
         self._envs.num_generations = reader.record["generations"]
         generation = self._envs.begin_generation()
         key = fold_in_count(self._envs.fresh_key(generation), checkpoint.env_steps)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ from sebulba.runs.writers import find_callback, find_writer, made_writer
 from sebulba.support.files import PARTIAL, replace_folder, write_whole
 from sebulba.support.trees import is_finite
 from sebulba.support.trust import KEY_VARIABLE, key_problem
-from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo, RunSpec
+from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo
 
 
 def train_in_folder(
@@ -227,7 +227,6 @@ class _Run:
                 on_hang=self._end_hung,
             )
         )
-        self._run_spec = _run_spec(config, self.loop)
         if checkpoint is None:
             self._state = [self.loop.new_state(config.seed, config.steps_per_cycle)]
         else:
@@ -297,9 +296,7 @@ class _Run:
         try:
             with self._writing():
                 loop = self.loop
-                self._writers.add(
-                    _progress_writer(self._title, folder, loop.describe, loop.describe_nodes)
-                )
+                self._writers.add(_progress_writer(self._title, folder, loop))
                 # Nobody keeps the state, whose replay would be in memory twice.
                 try:
                     result = self.loop.run(
@@ -477,7 +474,7 @@ class _Run:
             folder,
             self._agent,
             networks,
-            self._run_spec,
+            self.loop.run_spec(self._config.steps_per_cycle),
             run_id=self._folder.run_id(),
             value_networks=values,
             about={**self._facts(), **(more or {})},
@@ -524,33 +521,17 @@ class _Run:
             os._exit(exit_code_of(error))
 
 
-def _run_spec(config: ExperimentConfig, loop: GymnasiumLoop) -> RunSpec:
-    return RunSpec(
-        config.num_envs,
-        loop.num_inferencers,
-        config.steps_per_cycle,
-        len(loop.update_devices),
-        config.distributed.hosts,
-    )
-
-
-def _progress_writer(
-    title: str,
-    folder: RunFolder,
-    describe: Callable[[], str],
-    describe_nodes: Callable[[], list[str]] = list,
-) -> MetricWriter:
+def _progress_writer(title: str, folder: RunFolder, loop: GymnasiumLoop) -> MetricWriter:
     """Return a live panel on a terminal that can show one, plain lines elsewhere."""
     can_draw = (os.environ.get("TERM") or "dumb") not in ("dumb", "unknown")
     is_unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
     if not (sys.stdout.isatty() and can_draw and is_unicode):
-        return LinesWriter(sys.stdout, describe)
+        return LinesWriter(sys.stdout, loop.describe)
     from sebulba.metrics.live_panel import PanelWriter
 
-    def describe_all() -> str:
-        return "\n".join([describe(), *describe_nodes()])
-
-    panel = PanelWriter(title, str(folder.path), describe_all)
+    panel = PanelWriter(
+        title, str(folder.path), lambda: "\n".join([loop.describe(), *loop.describe_nodes()])
+    )
     panel.start()
     return panel
 

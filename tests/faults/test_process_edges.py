@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -193,7 +194,8 @@ def test_what_can_show_no_panel_gets_plain_lines(terminal, encoding, term, monke
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setenv("TERM", term)
-    writer = train_command._progress_writer("run", RunFolder(tmp_path), str)
+    loop = SimpleNamespace(describe=str, describe_nodes=list)
+    writer = train_command._progress_writer("run", RunFolder(tmp_path), loop)
     assert isinstance(writer, LinesWriter)
 
 

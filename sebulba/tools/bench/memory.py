@@ -262,9 +262,7 @@ def watch_training(
             GymnasiumLoop(factory, agent, config.num_envs, options=config, metric_writer=writers)
         )
         stack.enter_context(contextlib.closing(writers))
-        run_spec = RunSpec(
-            config.num_envs, loop.num_inferencers, config.steps_per_cycle, len(loop.update_devices)
-        )
+        run_spec = loop.run_spec(config.steps_per_cycle)
         state = loop.new_state(config.seed, config.steps_per_cycle)
         ended = threading.Event()
         with concurrent.futures.ThreadPoolExecutor(1) as watcher:
