@@ -108,7 +108,7 @@ def test_versions_are_compared_by_their_rule(version, rule, level):
 
 
 def test_a_platform_that_cannot_start_is_explained(monkeypatch):
-    def no_backend():
+    def no_backend(backend=None):
         raise AssertionError
 
     monkeypatch.setattr(jax, "local_devices", no_backend)
