@@ -41,6 +41,8 @@ class Saver:
         """
         if self.is_busy or self._is_closed:
             return False
+        if self._thread is not None:
+            self._thread.join()  # it has done its job
         self._done.clear()
         box = [job]  # which the thread empties: its own arguments live as long as it does
         self._thread = threading.Thread(
@@ -55,8 +57,8 @@ class Saver:
         except BaseException as error:  # SystemExit would end the thread silently
             self._error = error
         box.clear()
-        self._done.set()
         give_back_memory()
+        self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no job is being done; False after ``timeout_s`` seconds."""
