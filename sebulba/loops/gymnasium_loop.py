@@ -25,25 +25,24 @@ from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.cluster.parts import join, parts
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
-from sebulba.errors import ActionError, EnvHangError, UsageError, is_env_failure, shown
+from sebulba.errors import ActionError, UsageError, is_env_failure, shown
 from sebulba.inference.choose_cycle import MakeCycle
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.hangs import AnyThread
-from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
 from sebulba.inference.loop_envs import LoopEnvs
 from sebulba.inference.places import Given
 from sebulba.loops.agent_contract import check_contract, check_is_agent
 from sebulba.loops.devices import choose_devices, what_fits
 from sebulba.loops.evaluation_thread import Evaluator
+from sebulba.loops.inferencer_maker import InferencerMaker
 from sebulba.loops.interrupt import KeptInterrupt
 from sebulba.loops.jax_settings import check_jax_settings
-from sebulba.loops.resuming import Resumed, put_session_back, read_state
+from sebulba.loops.resuming import put_session_back, read_state
 from sebulba.loops.run import Run
 from sebulba.loops.session import Attached, ObserveCycle, OnHang, Session
 from sebulba.loops.snapshot_trees import SnapshotReader
 from sebulba.loops.state_check import check_state
 from sebulba.metrics.counters import Counters
-from sebulba.metrics.timer import PhaseTimer
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.options import CycleKind, LoopKeywords, LoopOptions
 from sebulba.support.checks import check_count, check_divisible
@@ -195,7 +194,7 @@ class GymnasiumLoop:
         self._checked: RunSpec | None = None
         """Sizes for which the agent keeps its contract."""
         self._last_state: AgentState | None = None
-        self._cycle_reasons: set[str] = set()
+        self._maker = InferencerMaker(self._session, self._parts.inferencers)
         self.resume_notes: list[str] = []
         """What ``restore`` could not put back, for people."""
         self._envs = self._session.envs = self._make_envs()
@@ -225,11 +224,7 @@ class GymnasiumLoop:
     @property
     def num_inferencers(self) -> int:
         """Inferencers over all inference devices."""
-        return self._num_per_device * len(self.inference_devices)
-
-    @property
-    def _num_per_device(self) -> int:
-        return max(1, self._options.num_inferencers_per_device)
+        return max(1, self._options.num_inferencers_per_device) * len(self.inference_devices)
 
     def new_state(self, key: int | jax.Array, steps_per_cycle: int) -> AgentState:
         """Return a new agent state for this loop.
@@ -281,7 +276,7 @@ class GymnasiumLoop:
             return ", ".join(f"{d.platform}:{d.id}" for d in devices)
 
         kinds = {inferencer.run_cycle.kind for inferencer in self._session.inferencers}
-        how = f"; {'/'.join(sorted(kinds))} cycles ({'; '.join(sorted(self._cycle_reasons))})"
+        how = f"; {'/'.join(sorted(kinds))} cycles ({'; '.join(sorted(self._maker.reasons))})"
         return (
             f"{self.num_inferencers} Inferencer{'s' * (self.num_inferencers > 1)} x "
             f"{self.num_envs} environment{'s' * (self.num_envs > 1)} on "
@@ -440,7 +435,7 @@ class GymnasiumLoop:
         self._last_state = None  # until this run has ended well
         del state  # so that a large replay is in memory once, unless the caller keeps the state
         session.target, session.stop_reason = session.counters.cycles + num_cycles, None
-        run = Run(session, self._parts, self._replace_inferencer)
+        run = Run(session, self._parts, self._maker.replace)
         try:
             metrics = run()
         finally:
@@ -490,7 +485,7 @@ class GymnasiumLoop:
             for inferencer in session.inferencers:
                 inferencer.run_cycle.use(programs)
             if not session.inferencers:
-                new = (self._first_inferencer(j, programs) for j in range(self.num_inferencers))
+                new = (self._maker.first(j, programs) for j in range(self.num_inferencers))
                 session.inferencers = list(new)
             session.programs = programs
             # A round that was kept has the length of the run before.
@@ -499,25 +494,6 @@ class GymnasiumLoop:
             self._parts.updater.begin(run_spec)
         if state is not self._last_state:
             self._begin_anew(state)
-
-    def _first_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
-        """Return an Inferencer for a run that has not begun; nodes that are lost are replaced."""
-
-        def again() -> Inferencer:
-            self._envs.make_again(index)
-            return self._new_inferencer(index, programs)
-
-        first = functools.partial(self._new_inferencer, index, programs)
-        return self._parts.inferencers.start(first, again)
-
-    def _new_inferencer(self, index: int, programs: CyclePrograms) -> Inferencer:
-        device = self.inference_devices[index // self._num_per_device]
-        timer = PhaseTimer(*INFERENCER_PHASES)
-        env = self._envs[index]
-        cycle, why = self._parts.inferencers.make_cycle(env, programs, device, timer)
-        self._cycle_reasons.add(why)
-        staging = self._session.staging[device]
-        return Inferencer(index, device, env, cycle, staging, timer, self._envs.thread_of(index))
 
     def _begin_anew(self, state: AgentState) -> None:
         session = self._session
@@ -564,11 +540,14 @@ class GymnasiumLoop:
         # An experience in the place of one that is dropped is alike on all hosts.
         dropped = jax.random.fold_in(jax.random.key(self._options.seed), DROPPED_STREAM)
         keys = key, fold_in_count(dropped, checkpoint.env_steps)
-        updater, places = self._parts.updater, self._parts.inferencers
+        updater = self._parts.updater
         resumed = updater.read(
             lambda agent: read_state(agent, reader, run_spec, keys, drop_replay), run_spec
         )
-        self._make_envs_anew(resumed, reader, generation)
+        for index in range(self.num_inferencers):
+            if not (resumed.layout_fits and isinstance(reader.env(index), bytes)):
+                # It has the seeds with which the run began, and would play the same episodes again.
+                self._maker.make_envs_anew(index, generation)
         self._prepare(resumed.state, run_spec)
         updater.put_back()
         self.resume_notes = [
@@ -578,10 +557,10 @@ class GymnasiumLoop:
                 reader,
                 resumed,
                 self._parts.hand_off,
-                lambda old: places.start(lambda: self._replace_inferencer(old)),
+                self._maker.replace_at_start,
             ),
         ]
-        self._session.counters.env_restarts += places.num_restarts
+        self._session.counters.env_restarts += self._parts.inferencers.num_restarts
         if checkpoint.experience_env_steps < checkpoint.env_steps:
             self.resume_notes.append(
                 f"the replay is that of {checkpoint.experience_env_steps:,} env steps"
@@ -592,47 +571,6 @@ class GymnasiumLoop:
                 self._session.attached.checkpointer.begin_experience_anew()
         self._last_state = resumed.state
         return resumed.state
-
-    def _make_envs_anew(self, resumed: Resumed, reader: SnapshotReader, generation: int) -> None:
-        """Replace the environments that cannot be put back: they have the seeds with which the run
-        began, and would play the same episodes again."""
-        lost = [
-            index
-            for index in range(self.num_inferencers)
-            if not (resumed.layout_fits and isinstance(reader.env(index), bytes))
-        ]
-        for index in lost:
-            self._envs.close_of(index)
-            make = functools.partial(self._envs.make_anew, [index], generation)
-            self._parts.inferencers.start(make)
-
-    def _replace_inferencer(self, old: Inferencer) -> Inferencer:
-        """Return an Inferencer with new environments and a new step state in the place of one."""
-        programs = self._session.programs
-        assert programs is not None
-        index = old.index
-        if not isinstance(old.failure, EnvHangError):
-            with contextlib.suppress(Exception):  # it has failed already
-                self._envs.close_of(index)
-        else:  # its thread closes it, if it comes back
-            self._parts.inferencers.kill(self._envs[index])
-            self._envs.leave_thread(index)
-        generation = self._envs.begin_generation()
-        key = self._envs.fresh_key(generation)
-        self._envs.make_anew([index], generation)
-        new, run = self._new_inferencer(index, programs), programs.run
-        all_envs = run.num_envs * run.num_inferencers * run.num_hosts
-        step_state = self.agent.advance_step_state(
-            self.agent.new_step_state(jax.random.fold_in(key, index), run, index),
-            self._session.counters.env_steps // all_envs,
-        )
-        new.step_state = owned_copy(step_state, new.device)
-        new.cycle = old.cycle + 2  # a gap: what it makes continues nothing
-        new.dropped_cycles = old.dropped_cycles
-        if old.position_wanted.is_set():
-            new.position_wanted.set()
-        new.left_position = old.left_position
-        return new
 
     def last_transition(self) -> dict[str, np.ndarray]:
         """Return what the environments that failed were given last: ``obs`` and ``action`` by name.

@@ -629,7 +629,7 @@ def test_a_stop_of_an_earlier_cycle_does_not_stop_those_of_who_gets_the_place(no
         (node,) = nodes_here
         node.servers[1].stop(next(node.cycle_numbers))
         inferencers = loop._session.inferencers
-        inferencers[1] = loop._replace_inferencer(inferencers[1])
+        inferencers[1] = loop._maker.replace(inferencers[1])
         assert inferencers[1].env.worker._slot == 1  # type: ignore[attr-defined]
         assert loop.run(first.state, 4, STEPS).counters.cycles == 8
 
