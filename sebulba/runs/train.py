@@ -19,15 +19,17 @@ import jax
 
 import sebulba
 from sebulba.agent import AgentState
-from sebulba.checkpoints.checkpointer import Checkpoint
+from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.cluster.hosts.join import join_hosts
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
 from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import CheckpointError, HangError, HostError, UsageError, text_of
 from sebulba.loops.callbacks import Of, stop_at_return
+from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.loops.evaluation_thread import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.loops.session import ObserveCycle
 from sebulba.metrics.counters import EPISODES_AVERAGED
 from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.metrics.plots import learning_curve, read_records
@@ -51,7 +53,6 @@ from sebulba.runs.build import (
 from sebulba.runs.ended import write_end
 from sebulba.runs.exit_codes import EXIT_OK, exit_code_of
 from sebulba.runs.folder import RunFolder, as_json
-from sebulba.runs.follower_host import make_checkpointer, say_hung, train_beside
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.runs.signals import StopOnSignal
 from sebulba.runs.wording import resuming, setting
@@ -90,44 +91,23 @@ def train_in_folder(
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
     given, config = config, set_up_jax(config)
-    if config.distributed.host:
-        train_beside(config, folder, stop_on_signal)
-        return None
-    run = _Run(config, folder, preset or config.env.id, ends_hung=stop_on_signal is not None)
+    kind = _Follower if config.distributed.host else _Run
+    run = kind(config, folder, preset or config.env.id, ends_hung=stop_on_signal is not None)
     with contextlib.closing(run):
         run.resume_or_begin()
         if not run.num_cycles:
-            print(
-                f"nothing to do: {run.env_steps_done:,} env steps are done; "
-                f"{_of_extension(config)} trains on",
-                flush=True,
-            )
-            run.meet_others()
             result = run.complete()
-            run.meet("the end", math.inf)  # the other hosts have waited for this one
+            run.meet("the end", math.inf)  # host 0 may have an evaluation to play
             return result
-        folder.ended.unlink(missing_ok=True)
-        given = dataclasses.replace(given, env=run.env)
-        folder.write_config(given, preset, command, dataclasses.asdict(run.source))
-        run.watch_folder()
-        run.meet_others()
-        if problem := key_problem():
-            print(
-                f"the run is not signed, and resuming it will need {setting('trust', True)}: "
-                f"{problem}; "
-                f"{KEY_VARIABLE} names another place",
-                flush=True,
-            )
+        run.begin(given, preset, command)
         if stop_on_signal is not None:
             stop_on_signal.attach(run.loop)
         try:
             result = run.train()
-            code = EXIT_OK if stop_on_signal is None else stop_on_signal.exit_code
-            write_end(folder, code=code, reason=result.stop_reason, metrics=result.metrics)
+            run.note_end(result, EXIT_OK if stop_on_signal is None else stop_on_signal.exit_code)
         finally:
             run.draw()  # last, since whoever sent a signal may kill this process soon
-    _print_summary(result, folder, config)
-    return dataclasses.replace(result, folder=folder.root)
+    return run.result(result)
 
 
 def _of_extension(config: ExperimentConfig) -> str:
@@ -171,6 +151,8 @@ class _Run:
             self._folder.tidy()
         try:
             self._make()
+            self._writers.add(SpacedJsonLinesWriter(self._folder.metrics))
+            self._make_writers = [find_writer(name) for name in self._config.writers]
         except Exception as error:
             if goes_on:  # what is there of an earlier end is no longer why
                 write_end(self._folder, error=error, metrics={})
@@ -186,13 +168,21 @@ class _Run:
     def _make(self) -> None:
         """Make agent, environments and loop, and put them where the run is resumed."""
         config, folder = self._config, self._folder
-        checkpointer = self._stack.enter_context(make_checkpointer(config, folder, self._about))
-        checkpoint = None
-        if config.resume:
-            checkpoint = checkpointer.load_newest(strict=config.strict, trust=config.trust)
-        if checkpoint is not None:
-            folder.check_of_this_run(checkpoint.snapshot.record, config)
-        self.meet(None if checkpoint is None else checkpoint.env_steps)
+        options = config.checkpoint
+        checkpointer = self._stack.enter_context(
+            Checkpointer(
+                folder.checkpoints,
+                every_s=options.every_s,
+                every_updates=options.every_updates,
+                experience_every_s=options.replay_every_s,
+                keep_last=options.keep_last,
+                milestone_every=options.milestone_env_steps,
+                about=self._about,
+                host=config.distributed.host or 0,
+                num_hosts=config.distributed.hosts,
+            )
+        )
+        checkpoint = self._load(checkpointer)
         self._is_resumed = checkpoint is not None
         self._saved_by = checkpoint.snapshot.record["versions"] if checkpoint else self._versions
         env = folder.chosen_env(config)
@@ -209,10 +199,7 @@ class _Run:
         warn_of_rate_0(config, self._agent)
         if note := note_of_unbounded_actions(self._agent.spec):
             print(f"sebulba: {note}", flush=True)
-        self._player = build_player(config, factory, self._agent, self._keep_best)
-        if self._player is not None:
-            self._stack.enter_context(self._player)
-            self._player.best = folder.best_return()
+        self._player = self._make_player(factory)
         self.loop = self._stack.enter_context(
             GymnasiumLoop(
                 factory,
@@ -221,7 +208,7 @@ class _Run:
                 options=config,
                 metric_writer=self._writers,
                 callbacks=self._make_callbacks(),
-                observe_cycle=self._make_episode_log(checkpoint).observe,
+                observe_cycle=self._make_observer(checkpoint),
                 evaluator=self._make_evaluator(checkpoint),
                 checkpointer=checkpointer,
                 on_hang=self._end_hung,
@@ -233,17 +220,49 @@ class _Run:
             self._state = [self.loop.restore(checkpoint, drop_replay=config.drop_replay)]
             self.env_steps_done = checkpoint.env_steps
         self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
-        self._writers.add(SpacedJsonLinesWriter(folder.metrics))
-        self._make_writers = [find_writer(name) for name in config.writers]
 
-    def meet_others(self) -> None:
-        """Tell the other hosts, if there are any, which run this is, and how long it is."""
-        self.meet([self._folder.run_id(), self.num_cycles])
+    def meet(self, *said: Any) -> Any:
+        """Return what host 0 says at a meeting of all hosts; alone, what this one says."""
+        return said[0] if self._hosts is None else self._hosts.meet(*said)[0]
 
-    def meet(self, *said: Any) -> None:
-        """Meet the other hosts, if there are any."""
-        if self._hosts is not None:
-            self._hosts.meet(*said)
+    def begin(self, given: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
+        """Write what was asked for, and tell the other hosts which run this is, and how long.
+
+        Args:
+          given: The configuration as it was given.
+          preset: Its name.
+          command: The words of the command line.
+        """
+        folder = self._folder
+        folder.ended.unlink(missing_ok=True)
+        given = dataclasses.replace(given, env=self.env)
+        folder.write_config(given, preset, command, dataclasses.asdict(self.source))
+        self._config_text = folder.config.read_text()  # from now on a deleted folder ends the run
+        self.meet([folder.run_id(), self.num_cycles])
+        if problem := key_problem():
+            print(
+                f"the run is not signed, and resuming it will need {setting('trust', True)}: "
+                f"{problem}; "
+                f"{KEY_VARIABLE} names another place",
+                flush=True,
+            )
+
+    def _load(self, checkpointer: Checkpointer) -> Checkpoint | None:
+        """Return the checkpoint to resume from, which host 0 chooses."""
+        config, checkpoint = self._config, None
+        if config.resume:
+            checkpoint = checkpointer.load_newest(strict=config.strict, trust=config.trust)
+        if checkpoint is not None:
+            self._folder.check_of_this_run(checkpoint.snapshot.record, config)
+        self.meet(None if checkpoint is None else checkpoint.env_steps)
+        return checkpoint
+
+    def _make_player(self, factory: Any) -> EvaluationPlayer | None:
+        player = build_player(self._config, factory, self._agent, self._keep_best)
+        if player is not None:
+            self._stack.enter_context(player)
+            player.best = self._folder.best_return()
+        return player
 
     def _make_callbacks(self) -> list[Callback]:
         """Return what may end the run early."""
@@ -253,15 +272,15 @@ class _Run:
             made.append(stop_at_return(config.stop_at_return, of))
         return made + [find_callback(name) for name in config.callbacks]
 
-    def _make_episode_log(self, checkpoint: Checkpoint | None) -> EpisodeLog:
-        """Return what notes the episodes of training, which is a writer of the run."""
+    def _make_observer(self, checkpoint: Checkpoint | None) -> ObserveCycle | None:
+        """Return what notes the episodes of training, in a writer of the run."""
         num_episodes, env_steps = 0, 0
         if checkpoint is not None:
             num_episodes = checkpoint.snapshot.record["counters"].get("episodes", 0)
             env_steps = checkpoint.env_steps
         log = EpisodeLog(self._folder.episodes, num_episodes, env_steps)
         self._writers.add(log)
-        return log
+        return log.observe
 
     def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
         if self._player is None:
@@ -340,10 +359,6 @@ class _Run:
             finally:
                 self._writers.end("failed" if self._is_deleted else self._end)
 
-    def watch_folder(self) -> None:
-        """End the run from now on if somebody deletes its folder."""
-        self._config_text = self._folder.config.read_text()
-
     def _mend_folder(self) -> None:
         """If somebody deleted the folder, end the run, and make a folder to save it in."""
         if not self._config_text or not self._folder.is_deleted():
@@ -367,12 +382,27 @@ class _Run:
             f"on: {resuming(path)}"
         )
 
-    def complete(self) -> Result:
+    def note_end(self, result: Result, code: int) -> None:
+        """Write into the folder how the run ended."""
+        write_end(self._folder, code=code, reason=result.stop_reason, metrics=result.metrics)
+
+    def result(self, result: Result) -> Result | None:
+        """Say how it went; return the result."""
+        _print_summary(result, self._folder, self._config)
+        return dataclasses.replace(result, folder=self._folder.root)
+
+    def complete(self) -> Result | None:
         """Leave what a process did not that was killed between its last checkpoint and its end.
 
         Returns:
           The result of the run as it was saved.
         """
+        print(
+            f"nothing to do: {self.env_steps_done:,} env steps are done; "
+            f"{_of_extension(self._config)} trains on",
+            flush=True,
+        )
+        self.meet([self._folder.run_id(), self.num_cycles])
         folder, state = self._folder, self._state.pop()
         done = self.env_steps_done
         to_play = self._player is not None and folder.evaluated_at(done) < done
@@ -516,9 +546,68 @@ class _Run:
     def _end_hung(self, error: HangError | HostError) -> None:
         """Say so, and end the process: its main thread is in a program that does not return."""
         write_end(self._folder, error=error, metrics=self._writers.last)
-        say_hung(error)
+        _say_hung(error)
         if self._ends_hung:
             os._exit(exit_code_of(error))
+
+
+class _Follower(_Run):
+    """The run on a host other than host 0: it learns, and saves its parts of checkpoints."""
+
+    def resume_or_begin(self) -> None:
+        self._make()
+        for note in self.loop.resume_notes:
+            print(f"  {self._hosts}: {note}", flush=True)
+        folder = self._folder
+        run_id, self.num_cycles = self.meet(None)
+        if folder.run_id() != run_id:
+            raise UsageError(
+                f"run folder {folder.path} on {self._hosts} is not that of host 0; hosts save into "
+                "one folder, so give --run-dir a folder that all of them share, such as one on NFS"
+            )
+
+    def _load(self, checkpointer: Checkpointer) -> Checkpoint | None:
+        number = self.meet(None)
+        return None if number is None else checkpointer.load(number, trust=self._config.trust)
+
+    def _make_player(self, factory: Any) -> None:
+        """Leave evaluations, callbacks, episodes, files and the screen to host 0."""
+
+    def _make_callbacks(self) -> list[Callback]:
+        return []
+
+    def _make_observer(self, checkpoint: Checkpoint | None) -> None:
+        pass
+
+    def begin(self, given: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
+        pass
+
+    def train(self) -> Result:
+        return self.loop.run(self._state.pop(), self.num_cycles, self._config.steps_per_cycle)
+
+    def note_end(self, result: Result, code: int) -> None:
+        pass
+
+    def draw(self) -> None:
+        pass
+
+    def complete(self) -> None:
+        pass
+
+    def result(self, result: Result) -> None:
+        how = "stopped" if result.stopped else "done"
+        steps = f"{result.counters.env_steps:,} env steps of all hosts"
+        print(f"{how}: {self._hosts}, {steps}", flush=True)
+
+    def _end_hung(self, error: HangError | HostError) -> None:
+        _say_hung(error)
+        if self._ends_hung:
+            os._exit(exit_code_of(error))
+
+
+def _say_hung(error: HangError | HostError) -> None:
+    what = "hosts" if isinstance(error, HostError) else "hang"
+    print(f"sebulba: {what}: {error}", file=sys.stderr, flush=True)
 
 
 def _progress_writer(title: str, folder: RunFolder, loop: GymnasiumLoop) -> MetricWriter:
