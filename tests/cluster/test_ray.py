@@ -236,7 +236,7 @@ def test_what_an_actor_answered_outlives_it_and_what_it_put_does_not(two_nodes):
         ray.shutdown()
 
 
-def test_a_head_that_goes_ends_the_run_with_what_goes_on(two_nodes, tmp_path, monkeypatch):
+def test_a_head_that_goes_ends_the_run_which_is_saved(two_nodes, tmp_path, monkeypatch):
     # Ray itself ends the process, after a minute if nothing else is said.
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
     said, run = tmp_path / "said", tmp_path / "run"
@@ -257,5 +257,4 @@ def test_a_head_that_goes_ends_the_run_with_what_goes_on(two_nodes, tmp_path, mo
     finally:
         train.kill()
         train.wait()
-    words = said.read_text()
-    assert "or Ray if its head is gone" in words and "sebulba resume" in words
+    assert not (run / "ended.txt").exists()
