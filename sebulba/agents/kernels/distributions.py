@@ -5,13 +5,15 @@ class indices, or Gaussian numbers before any squashing. ``action`` turns raw sa
 environment receives. Log-probability is that of the raw sample: ratios of probabilities between two
 policies are the same for raw samples and for actions, because the map from one to the other does
 not change. Entropy is that of the action that is played.
+
+Networks compute ``num_params`` parameters from the observation. The last ``num_free_params`` are
+the same for every observation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import gymnasium
 import jax
@@ -21,46 +23,13 @@ import numpy as np
 from sebulba.agents.configs.on_policy import LOG_STD_RANGE
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.errors import UsageError
-from sebulba.types import ActionMoments, PyTree
+from sebulba.types import ActionMoments
 
 _POINTS, _WEIGHTS = (x.astype(np.float32) for x in np.polynomial.hermite_e.hermegauss(32))
 _WEIGHTS /= _WEIGHTS.sum()
 
 
-class Distribution(Protocol):
-    """Pure functions of distribution parameters, ``[..., num_params + num_free_params]``."""
-
-    num_params: int
-    """Parameters that a network computes from the observation."""
-    num_free_params: int
-    """Parameters that are the same for every observation."""
-
-    def sample(self, params: jax.Array, key: jax.Array) -> jax.Array:
-        """Draw a raw sample, ``[...]`` or ``[..., K]``."""
-        ...
-
-    def mode(self, params: jax.Array) -> jax.Array:
-        """Return the likeliest raw sample."""
-        ...
-
-    def action(self, raw: jax.Array) -> jax.Array:
-        """Return the action, ``[..., *action_shape]``, in dtype and bounds of the space."""
-        ...
-
-    def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:
-        """Return the log-probability (density) of a raw sample, ``[...]``, in nats."""
-        ...
-
-    def entropy(self, params: jax.Array) -> jax.Array:
-        """Return the (differential) entropy of the action, ``[...]``, in nats."""
-        ...
-
-    def of_actions(self, params: jax.Array) -> PyTree:
-        """Return probabilities or moments of actions; see ``Agent.acting_distribution``."""
-        ...
-
-
-def make_distribution(space: gymnasium.Space) -> Distribution:
+def make_distribution(space: gymnasium.Space) -> Categorical | MultiCategorical | Gaussian:
     """Return the distribution for an action space.
 
     Raises:

@@ -78,7 +78,7 @@ def acting_of(policy: Policy, batch: int) -> Acting:
     row: Any = empty_env_step(policy.spec, batch)
     row = row._replace(prev_action=(), final=())
     example, tree = jax.tree.flatten((row, state))
-    traced = _Traced(policy, tree, jax.tree.structure(state))
+    traced = functools.partial(_step, policy, tree)
     with left_alone():
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*example)
     names = _input_names(row, state)
@@ -105,26 +105,18 @@ def acting_of(policy: Policy, batch: int) -> Acting:
     )
 
 
-class _Traced:
-    """All that a policy looks at, to all that it answers and carries, as flat arrays."""
-
-    def __init__(self, policy: Policy, tree: Any, state_tree: Any) -> None:
-        self._policy = policy
-        self._tree = tree
-        self._state_tree = state_tree
-
-    def __call__(self, *leaves: Any) -> list[Any]:
-        policy = self._policy
-        row, state = jax.tree.unflatten(self._tree, leaves)
-        env_step: EnvStep = row._replace(prev_action=state.prev_action)
-        networks, agent = policy.acting_networks, policy.agent
-        output, step_state = agent.act(networks, state.step, env_step, explore=False)
-        answers = [output.action]
-        if isinstance(policy.spec.action_space, spaces.Discrete):
-            answers.append(agent.acting_distribution(networks, state.step, env_step))
-        after = PolicyState(step_state, output.action)
-        assert jax.tree.structure(after) == self._state_tree
-        return [*answers, *jax.tree.leaves(after)]
+def _step(policy: Policy, tree: Any, *leaves: Any) -> list[Any]:
+    """Return all that a policy answers and carries, of all that it looks at, as flat arrays."""
+    row, state = jax.tree.unflatten(tree, leaves)
+    env_step: EnvStep = row._replace(prev_action=state.prev_action)
+    networks, agent = policy.acting_networks, policy.agent
+    output, step_state = agent.act(networks, state.step, env_step, explore=False)
+    answers = [output.action]
+    if isinstance(policy.spec.action_space, spaces.Discrete):
+        answers.append(agent.acting_distribution(networks, state.step, env_step))
+    after = PolicyState(step_state, output.action)
+    assert jax.tree.structure(after) == jax.tree.structure(state)  # type: ignore[operator]
+    return [*answers, *jax.tree.leaves(after)]
 
 
 def _reduced(whole: Jaxpr, num_rows: int, num_answers: int) -> tuple[Jaxpr, list[int], list[int]]:
