@@ -45,7 +45,7 @@ class GivenReplay:
         agent.set_priority = lambda experience, draw, priority: priority
         agent.replay_metrics = lambda experience, opt: {}
 
-    def transitions(self, experience: Any, draw: Any, gamma: float) -> Transition:
+    def gathered(self, experience: Any, draw: Any, discount: float) -> Transition:
         return TRANSITIONS
 
 

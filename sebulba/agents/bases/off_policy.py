@@ -184,12 +184,15 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     # For a loss.
 
+    def _scaling(self, experience: Replay) -> PyTree:
+        return self.normalizer.scaling(experience.statistics) if self.normalizer else ()
+
     def transitions(
         self: OffPolicyAgent[ConfigT, TransitionReplay], experience: Replay, draw: Draw
     ) -> Transition:
         """Return the transitions that begin at ``draw``, with observations as networks see them."""
         drawn = self.replay.gathered(experience, draw, self.config.discount)
-        scaling = self.normalizer.scaling(experience.statistics)
+        scaling = self._scaling(experience)
         obs, next_obs = (self.normalizer(scaling, obs) for obs in (drawn.obs, drawn.next_obs))
         return drawn._replace(obs=obs, next_obs=next_obs)
 
@@ -198,7 +201,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     ) -> Sequence:
         """Return the sequences that begin at ``draw``, with observations as networks see them."""
         drawn = self.replay.gathered(experience, draw, self.config.discount)
-        scaling = self.normalizer.scaling(experience.statistics)
+        scaling = self._scaling(experience)
         row, final = drawn.env_step, drawn.env_step.final
         if isinstance(final, FinalObs):
             final = final._replace(obs=self.normalizer(scaling, final.obs))
