@@ -61,10 +61,9 @@ class EpisodeStatistics:
           The rows with the returns and lengths of the episodes that ended in them, ordered by
           time and then by environment.
         """
-        totals = np.empty((2, *true_reward.shape), np.float64)
-        totals[0], totals[1] = true_reward, 1.0
-        totals[:, inserted] = 0.0
-        returns, lengths = self._summed(totals, episode_end)
+        is_step = ~inserted
+        reward = np.where(is_step, true_reward, np.float32(0))
+        returns, lengths = self.add_apart(reward, episode_end, is_step)
         return StepInfos(
             true_reward, episode_end, inserted, masked_truncation, returns, lengths.astype(np.int64)
         )
@@ -82,10 +81,7 @@ class EpisodeStatistics:
         Returns:
           Returns and lengths of the E episodes that ended, ``[2, E]``, ordered as by ``add``.
         """
-        return self._summed(np.stack([reward, counts]).astype(np.float64), episode_end)
-
-    def _summed(self, totals: np.ndarray, episode_end: np.ndarray) -> np.ndarray:
-        """Return the totals of episodes that ended, given the addends of rows ``[2, T, B]``."""
+        totals = np.stack([reward, counts]).astype(np.float64)
         np.cumsum(totals, axis=1, out=totals)
         totals += self._running[:, None]
         self._running = totals[:, -1].copy()
