@@ -22,6 +22,7 @@ from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
     make_native_action,
+    require_spaces,
 )
 from sebulba.errors import EnvError, UsageError, shown, text_of
 
@@ -65,12 +66,7 @@ class CheckedEnv(gymnasium.Env):
                 "gymnasium.Env, or take the parameters num_envs and seeds and return a "
                 "gymnasium.vector.VectorEnv"
             )
-        for attribute in ("observation_space", "action_space"):
-            if not isinstance(getattr(env, attribute, None), gymnasium.Space):
-                raise UsageError(
-                    f"{type(env).__name__} must have an attribute {attribute} that is a "
-                    f"gymnasium.Space; got {shown(getattr(env, attribute, 'nothing'))}"
-                )
+        require_spaces(env, type(env).__name__)
         self.env = env
         self.metadata = env.metadata or {}
         self.render_mode = env.render_mode

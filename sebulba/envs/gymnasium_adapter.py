@@ -24,6 +24,7 @@ from sebulba.envs.spaces import (
     canonical_observation_space,
     make_action_check,
     make_native_action,
+    require_spaces,
 )
 from sebulba.envs.vectorize import (
     end_workers,
@@ -404,9 +405,7 @@ def checked_pictures(frames: Any, num_envs: int, who: str) -> np.ndarray:
 
 def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:
     """Return the spec of one environment of ``vector_env``."""
-    for attribute in ("single_observation_space", "single_action_space"):
-        if not isinstance(getattr(vector_env, attribute, None), gymnasium.Space):
-            raise UsageError(f"{name or vector_env} must have a {attribute}")
+    require_spaces(vector_env, str(name or vector_env), "single_")
     return EnvSpec(
         observation_space=canonical_observation_space(vector_env.single_observation_space),
         action_space=canonical_action_space(vector_env.single_action_space),

@@ -20,9 +20,10 @@ from sebulba.envs.spaces import (
     canonical_action_space,
     canonical_observation_space,
     make_action_check,
+    require_spaces,
 )
 from sebulba.envs.valid_actions import clamp
-from sebulba.errors import EnvError, UsageError, shown
+from sebulba.errors import EnvError, shown
 from sebulba.support.platforms import cond_on_cpu
 from sebulba.support.trees import KeyData, host_copy, named_leaves
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree, empty_env_step
@@ -49,12 +50,7 @@ def jax_env_spec(env: JaxEnv, name: str) -> EnvSpec:
     Raises:
       UsageError: It has no spaces, or one that is not supported.
     """
-    for space in ("observation_space", "action_space"):
-        if not isinstance(found := getattr(env, space, None), gymnasium.Space):
-            raise UsageError(
-                f"env={name!r}: {space}={shown(found)} must be a gymnasium.spaces.Space; give the "
-                "environment one"
-            )
+    require_spaces(env, f"env={name!r}")
     return EnvSpec(
         observation_space=canonical_observation_space(env.observation_space),
         action_space=canonical_action_space(env.action_space),

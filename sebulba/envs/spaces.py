@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.errors import ActionError, UsageError
+from sebulba.errors import ActionError, UsageError, shown
 from sebulba.types import Group
 
 OBSERVATION_SPACES = "Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
@@ -46,6 +46,15 @@ def canonical_observation_space(space: Any) -> gymnasium.Space:
             for name in sorted(space.spaces)
         }
     )
+
+
+def require_spaces(env: Any, who: str, prefix: str = "") -> None:
+    """Raise UsageError unless an environment has the two spaces, as attributes after ``prefix``."""
+    for name in (f"{prefix}observation_space", f"{prefix}action_space"):
+        if not isinstance(found := getattr(env, name, "nothing"), gymnasium.Space):
+            raise UsageError(
+                f"{who} must have an attribute {name} that is a gymnasium.Space; got {shown(found)}"
+            )
 
 
 def canonical_action_space(space: Any) -> gymnasium.Space:

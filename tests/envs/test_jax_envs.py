@@ -275,7 +275,11 @@ def returns(*values: Any) -> Any:
 @pytest.mark.parametrize(
     ("env", "error", "words"),
     [
-        (broken(observation_space=None), UsageError, "observation_space=None must be a"),
+        (
+            broken(observation_space=None),
+            UsageError,
+            r"must have an attribute observation_space .*; got None",
+        ),
         (broken(action_space=spaces.Text(3)), UsageError, "action_space=.* is not supported"),
         (broken(reset=lambda self, key: jnp.zeros(1)), EnvError, "reset must return .obs, state"),
         (broken(step=returns(0, 0, 1)), EnvError, "step must return .obs, state, reward, .*got 3"),
