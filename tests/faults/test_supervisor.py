@@ -35,7 +35,7 @@ class World:
         self.inferencer = Inferencer(0, *[None] * 4, timer, CallingThread())  # type: ignore[arg-type,list-item]
         queue = types.SimpleNamespace(fail=self.told.append)
         running = types.SimpleNamespace(
-            fail=self.fail, silent=[], queue=queue, in_nodes=all_in_nodes
+            fail=self.fail, silent=[], queue=queue, replacing_takes_long=all_in_nodes
         )
         evaluations = types.SimpleNamespace(
             silent_s=lambda: self.evaluator_silent_s, threads=[], end=self.end_evaluations
