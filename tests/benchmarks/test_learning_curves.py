@@ -10,6 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from sebulba.configs.presets import PRESETS, goal_of
+from sebulba.inference.places import Places
 from sebulba.loops.records import Records
 from sebulba.metrics import plots, short_text
 from sebulba.metrics.counters import Counters
@@ -150,7 +151,7 @@ def test_the_first_windows_are_short_and_each_twice_as_long_as_the_one_before():
         episodes=SimpleNamespace(means=dict),
     )
     updater = SimpleNamespace(take_metrics=dict, pop_skipped=lambda: 0)
-    records = Records(session, updater, SimpleNamespace(pop=dict))
+    records = Records(session, updater, SimpleNamespace(pop=dict), Places(None))
     records.window = Window(counters, 0.0)
     for tick in range(1000):
         now[0] = tick / 400
