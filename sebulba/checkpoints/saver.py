@@ -45,10 +45,13 @@ class Saver:
             self._thread.join()  # it has done its job
         self._done.clear()
         box = [job]  # which the thread empties: its own arguments live as long as it does
-        self._thread = threading.Thread(
-            target=self._do, args=(box,), name=SAVER_THREAD, daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._do, args=(box,), name=SAVER_THREAD, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system allows no more threads: save in this one
+            self._do(box)
+        else:
+            self._thread = thread
         return True
 
     def _do(self, box: list[Job]) -> None:

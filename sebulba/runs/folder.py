@@ -22,7 +22,7 @@ from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import config_parts
 from sebulba.errors import UsageError, shown
 from sebulba.metrics.plots import record_of
-from sebulba.options import ENV_LIBRARIES, DistributedOptions
+from sebulba.options import ENV_LIBRARIES, SUBTRACT_OFFSET, DistributedOptions
 from sebulba.runs.wording import setting
 from sebulba.support.files import (
     PARTIAL,
@@ -358,12 +358,19 @@ class RunFolder:
     def continued(self, config: ExperimentConfig) -> ExperimentConfig:
         """Return ``config`` as it goes on with the run that is here, if it does.
 
-        In a run that is longer now and has an ``extension_learning_rate``, the learning rate falls
-        as it did.
+        The wrapper that the run found for observations far from 0 stays. In a run that is longer
+        now and has an ``extension_learning_rate``, the learning rate falls as it did.
         """
-        if not (config.resume and self.config.exists()) or config.extension_learning_rate is None:
+        if not (config.resume and self.config.exists()):
             return config
-        annealed = self.read_config(trust=config.trust)[1].annealed_env_steps
+        saved = self.read_config(trust=config.trust)[1]
+        found = tuple(one for one in saved.env.wrappers if one.startswith(f"{SUBTRACT_OFFSET}("))
+        if found and (*config.env.wrappers, *found) == saved.env.wrappers:
+            env = dataclasses.replace(config.env, wrappers=saved.env.wrappers)
+            config = dataclasses.replace(config, env=env)
+        if config.extension_learning_rate is None:
+            return config
+        annealed = saved.annealed_env_steps
         if config.total_env_steps <= annealed:
             return config
         return dataclasses.replace(config, anneal_env_steps=annealed)

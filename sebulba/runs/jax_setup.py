@@ -51,7 +51,8 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
     """
     check_jax_settings()
     num_devices = num_cpu_devices_for(config)
-    placement = placement_of(config) if has_accelerator() else None
+    is_free = not _is_platform_named() and has_accelerator()
+    placement = placement_of(config) if is_free else None
     platform = "cpu" if placement is not None and placement.updates_on_cpu else config.platform
     configure_jax(platform, config.num_cpu_devices, config.compile_cache)
     if num_devices > 1:
@@ -61,8 +62,10 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
     if config.platform is not None:
         _check_platform(config.platform)
     if placement is not None:
-        print(f"sebulba: {placement.why}", flush=True)
-        if jax.default_backend() != "cpu":  # or it had started before
+        is_on_cpu = jax.default_backend() == "cpu"
+        if placement.updates_on_cpu or not is_on_cpu:
+            print(f"sebulba: {placement.why}", flush=True)
+        if not is_on_cpu:  # on both, or JAX had started before
             updates = ("cpu:0",) if placement.updates_on_cpu else None
             return dataclasses.replace(config, inference_devices=("cpu:0",), update_devices=updates)
     if num_devices == 1:
@@ -75,6 +78,11 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
         inference_devices=(0,),
         update_devices=tuple(range(num_devices)),
     )
+
+
+def _is_platform_named() -> bool:
+    """Tell whether JAX was told where to run, as by ``JAX_PLATFORMS``."""
+    return bool(getattr(jax.config, "jax_platforms", None))
 
 
 def _check_platform(platform: Platform) -> None:

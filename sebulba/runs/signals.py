@@ -21,6 +21,10 @@ class Stoppable(Protocol):
         """Come to an end soon, with everything saved."""
 
 
+def _end_now(which: int, frame: types.FrameType | None) -> None:
+    os._exit(EXIT_SIGNAL + which)
+
+
 class StopOnSignal:
     """Turns a signal into ``loop.stop()``; Ctrl-C after that ends the process at once.
 
@@ -56,8 +60,8 @@ class StopOnSignal:
         self._signal = which
         self._loop.stop()
         # A second Ctrl-C is left to the system: a handler in Python would have to wait for the
-        # program in flight.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # program in flight. The system ignores it for process 1, as in a container.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if os.getpid() != 1 else _end_now)
         notify(STOPPING)
 
     def __enter__(self) -> StopOnSignal:

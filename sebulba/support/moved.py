@@ -15,6 +15,7 @@ MOVED = {
     "sebulba.commands.networks": "sebulba_networks.command",
     "sebulba.tools.check.env_check": "sebulba.tools.check.python_api",
     "sebulba.tools.check.agent_check": "sebulba.tools.check.python_api",
+    "sebulba.tools.check.finding": "sebulba.tools.check.checks",
 }
 """New names by old ones; what is below moved with them. Configurations, saved policies and programs
 of users may have the old ones."""

@@ -594,6 +594,18 @@ def test_a_job_is_refused_while_another_is_done(saver):
     assert done == [2]
 
 
+def test_where_no_thread_can_be_started_it_saves_in_the_calling_one(saver, monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    done = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert saver.submit(lambda: done.append(threading.current_thread()))
+    assert done == [threading.main_thread()] and not saver.is_busy
+    assert saver.submit(lambda: done.append(2)) and saver.wait(DEADLINE_S) and done[1] == 2
+
+
 @pytest.mark.parametrize("kind", [CheckpointError, SystemExit, KeyboardInterrupt])
 def test_an_error_is_handed_over_once_and_the_thread_lives_on(saver, kind):
     def fail() -> None:

@@ -119,6 +119,10 @@ def test_the_wrapper_of_a_run_names_no_code_of_a_stranger():
     assert EnvConfig("CartPole-v1", wrappers=("x:SubtractOffset",)).named_code()
 
 
+RESUMES: dict = {}
+"""Further options of ``trained``."""
+
+
 def trained(name, env_steps, normalizes):
     return sebulba.train(
         "cartpole-ppo",
@@ -126,7 +130,8 @@ def trained(name, env_steps, normalizes):
         agent={"normalize_observations": normalizes},
         total_env_steps=env_steps,
         anneal_learning_rate=False,
-        name=name,
+        run_dir=name,
+        **RESUMES,
     )
 
 
@@ -147,5 +152,11 @@ def test_a_clock_of_64_bits_is_learned_with_an_offset_and_not_without(
     assert cli.main(["eval", str(result.folder), "--episodes", "5"]) == 0
     assert "mean return 17.00" in capsys.readouterr().out  # three seconds early
     sebulba.resume(result.folder, total_env_steps=41_000)
+    again = json.loads((result.folder / "config.json").read_text())
+    assert again["env"] == config["env"]
+    # The command that began it, with --resume, as a job does that is queued again.
+    monkeypatch.setattr("tests.envs.test_offsets.RESUMES", {"resume": True})
+    result = trained("with", 42_000, True)
+    assert result.counters.env_steps >= 42_000
     again = json.loads((result.folder / "config.json").read_text())
     assert again["env"] == config["env"]

@@ -144,13 +144,19 @@ def test_the_place_on_a_machine_with_an_accelerator(monkeypatch, capsys, name, i
     configured = []
     monkeypatch.setattr(jax_setup, "configure_jax", lambda *given: configured.append(given[0]))
     monkeypatch.setattr(jax_setup, "has_accelerator", lambda: True)
+    monkeypatch.setattr(jax_setup, "_is_platform_named", lambda: True)
     config = PRESETS[name].make()
+    assert jax_setup.set_up_jax(config) == config  # JAX_PLATFORMS decides
+    assert not capsys.readouterr().out
+    configured.clear()
+    monkeypatch.setattr(jax_setup, "_is_platform_named", lambda: False)
     assert jax_setup.set_up_jax(config) == config  # JAX starts on the CPU
     monkeypatch.setattr(jax_setup.jax, "default_backend", lambda: "gpu")
     chosen = jax_setup.set_up_jax(config)
     assert (chosen.inference_devices, chosen.update_devices) == (inference, update)
     assert configured == ["cpu" if update else None] * 2
-    assert capsys.readouterr().out.count("a small network acts") == 2
+    # Where JAX finds no accelerator, nothing is said that is not so.
+    assert capsys.readouterr().out.count("a small network acts") == 1 + bool(update)
 
 
 def test_without_an_accelerator_nothing_is_said(monkeypatch, capsys):

@@ -111,7 +111,7 @@ def check_devices() -> Iterator[Finding]:
     shown = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     seen = f"{shown} (platform {devices[0].platform})"
     has_nvidia = Path("/proc/driver/nvidia/version").exists()
-    is_cpu_wanted = (jax.config.read("jax_platforms") or "").startswith("cpu")
+    is_cpu_wanted = (getattr(jax.config, "jax_platforms", None) or "").startswith("cpu")
     if devices[0].platform == "cpu" and has_nvidia and not is_cpu_wanted:
         remedy = "pip install 'sebulba[cuda]', if it is to be used"
         yield note(f"{seen}, although there is an NVIDIA driver", remedy)
