@@ -34,7 +34,7 @@ LONGEST_S = 300.0
 
 MARKS = (
     ("sebulba.runs.train:set_up_jax", "JAX configured"),
-    ("sebulba.runs.train:env_spec", "environment described"),
+    ("sebulba.runs.train:build_envs", "environment described"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.__init__", "environments made"),
     ("sebulba.loops.gymnasium_loop:GymnasiumLoop.new_state", "agent state made"),
     ("sebulba.runs.folder:RunFolder.write_config", "run folder made"),

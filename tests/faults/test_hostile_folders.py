@@ -27,8 +27,8 @@ from sebulba.checkpoints import manifest
 from sebulba.commands import cli
 from sebulba.envs.saving import sealed
 from sebulba.errors import CheckpointError, UsageError
+from sebulba.loops import evaluation
 from sebulba.policies.policy import KIND as POLICY
-from sebulba.runs import build as experiment
 from sebulba.runs.folder import KIND as RUN
 from sebulba.runs.folder import RunFolder
 from sebulba.support import trust
@@ -583,7 +583,7 @@ def test_a_hostile_folder_does_nothing(
     monkeypatch.setenv(trust.KEY_VARIABLE, str(keys["mine"]))
     monkeypatch.chdir(place.here)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(experiment, "evaluate", lambda *args, **kwargs: "played")  # takes seconds
+    monkeypatch.setattr(evaluation, "evaluate", lambda *args, **kwargs: "played")  # takes seconds
     before = content_of(place.outside)
     watched.outside = place.outside
     codes = {command: run() for command, run in commands(place.run).items()}
