@@ -133,7 +133,7 @@ class CheckedEnv(gymnasium.Env):
             num_steps, has_ended, saved = read(state)
             env = saved_env.restore(saved, self.env)
         except Exception as error:  # a user's code may raise anything here
-            return f"environment {self._index} could not be put back: {text_of(error)}"
+            return f"environment {self._index} could not be restored: {text_of(error)}"
         self.env = env
         self._num_steps, self._has_ended, self._resets_next = num_steps, False, has_ended
         return None

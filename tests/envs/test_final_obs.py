@@ -142,7 +142,7 @@ def trained(name: str, mode: AutoresetMode, num_cycles: int) -> tuple[Any, Any, 
 
 def values_of(agent: Any, networks: Any, obs: np.ndarray) -> np.ndarray:
     num = len(obs)
-    if hasattr(agent, "nets"):
+    if isinstance(agent.config, SACConfig):
         encoded = agent.encode(obs, 1)
         unit = agent.squashing.unit(agent.policy(networks["actor"], encoded)[:, :1])
         return np.asarray(agent.values(networks["critics"], encoded, unit)[0])
@@ -321,7 +321,7 @@ def test_the_loss_of_sequences_is_that_of_next_step_resets():
         trajectory = trajectory_of(same_step)
         sequence = Sequence(trajectory.env_step, trajectory.action, (), core)
         agent.draw = lambda experience, key: ((), jnp.ones(NUM_ENVS))
-        agent.replay = SimpleNamespace(sequences=lambda experience, draw, s=sequence: s)
+        agent.replay = SimpleNamespace(gathered=lambda experience, draw, discount, s=sequence: s)
         agent.replay_metrics = lambda *_: {}
         agent.set_priority = lambda experience, draw, priority: priority
         opt = state.opt._replace(target=jax.tree.map(lambda x: 1.1 * x + 0.05, state.networks))

@@ -316,7 +316,7 @@ class SulkingEnv(OfferingEnv):
         (functools.partial(state_of, OracleEnv), WalkEnv, "is of environment 'OracleEnv'"),
         (functools.partial(state_of, WalkEnv, 2), WalkEnv, "num_envs=2, not of 3"),
         (functools.partial(state_of, WalkEnv), NowOfferingEnv, "no get_state.. when it was saved"),
-        (functools.partial(state_of, OfferingEnv), SulkingEnv, "put back: KeyError: 'sulking'"),
+        (functools.partial(state_of, OfferingEnv), SulkingEnv, "restored: KeyError: 'sulking'"),
     ],
 )
 def test_the_state_of_another_environment_is_refused(saved, factory, message):
