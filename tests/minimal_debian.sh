@@ -19,7 +19,8 @@ git clone -q "$checkout" "$root/root/sebulba"
 
 mount --bind /proc "$root/proc"
 mount --bind /dev "$root/dev"
-trap 'umount "$root/proc" "$root/dev"' EXIT
+mount --bind /dev/pts "$root/dev/pts"
+trap 'umount "$root/proc" "$root/dev/pts" "$root/dev"' EXIT
 for goal in train test; do
   began=$SECONDS
   status=0

@@ -10,6 +10,7 @@ import pytest
 from sebulba.agents.configs import TorsoConfig
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
 from sebulba.runs import jax_setup, placement
+from tests.support.needs import needs_mujoco
 
 PONG = PRESETS["pong"].make()
 
@@ -100,8 +101,17 @@ def test_the_devices_that_were_chosen(cores, monkeypatch):
     assert jax_setup.set_up_jax(PONG) == PONG
 
 
-ON_THE_CPU = ["cartpole", "cartpole-dqn", "acrobot-ppo", "halfcheetah"]
-ON_BOTH = ["pendulum-sac", "halfcheetah-sac", "pendulum-ddpg"]
+ON_THE_CPU = [
+    "cartpole",
+    "cartpole-dqn",
+    "acrobot-ppo",
+    pytest.param("halfcheetah", marks=needs_mujoco),
+]
+ON_BOTH = [
+    "pendulum-sac",
+    pytest.param("halfcheetah-sac", marks=needs_mujoco),
+    "pendulum-ddpg",
+]
 ON_THE_ACCELERATOR = ["pong", "atari-dqn", "breakout-minatar", "kuhn", "cartpole-r2d2"]
 
 
