@@ -233,7 +233,10 @@ def _changed(config: ExperimentConfig, changes: Mapping[str, Any]) -> Experiment
 
 
 def _replaced(value: Any, changes: Mapping[str, Any], prefix: str) -> Any:
-    """Return a dataclass with fields changed; a mapping changes fields of a field."""
+    """Return a dataclass with fields changed; a mapping changes fields of a field.
+
+    No field is a list, so that a list stands for a tuple, as in JSON.
+    """
     fields = {field.name for field in dataclasses.fields(value) if field.init}
     for name in changes:
         if name not in fields:
@@ -243,7 +246,7 @@ def _replaced(value: Any, changes: Mapping[str, Any], prefix: str) -> Any:
         **{
             name: _replaced(getattr(value, name), change, f"{prefix}{name}.")
             if isinstance(change, Mapping) and dataclasses.is_dataclass(getattr(value, name))
-            else change
+            else (tuple(change) if isinstance(change, list) else change)
             for name, change in changes.items()
         },
     )

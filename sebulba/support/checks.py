@@ -130,11 +130,12 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 def _words(hint: Any) -> str:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(one) for one in arguments)
+        comma = ", or " if any(typing.get_origin(one) is tuple for one in arguments) else " or "
+        return comma.join(_words(one) for one in arguments)
     if origin is typing.Literal:
         return f"one of {', '.join(map(repr, arguments))}"
     if origin is tuple:
-        return f"a tuple of {_words(arguments[0])} each"
+        return f"a tuple, each of it {_words(arguments[0])}"
     if origin is dict:
         return f"a dict of names and {_words(arguments[1])}"
     if hint is type(None):

@@ -130,8 +130,8 @@ def test_a_tree_may_have_a_dict_of_actions():
     [
         (HiddenBit, ("hiden",), "'hiden' is not one of its parts; use hidden, seen"),
         (HiddenBit, ("seen", "hidden"), "leaves nothing that the policy sees"),
-        (HiddenBit, "hidden", "privileged='hidden' must be a tuple of text"),
-        (HiddenBit, (1,), "must be a tuple of text each"),
+        (HiddenBit, "hidden", "privileged='hidden' must be a tuple, each of it text"),
+        (HiddenBit, (1,), "must be a tuple, each of it text"),
         ("CartPole-v1", ("x",), "names parts of a Dict"),
         (TreeMask, ("time",), "whose tree declares eval_only parts"),
         (Visitors, ("secret",), "is for one agent"),

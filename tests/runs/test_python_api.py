@@ -20,6 +20,7 @@ from sebulba.agents.impala import Impala
 from sebulba.commands import cli
 from sebulba.configs.files import config_options
 from sebulba.configs.presets import PRESETS
+from sebulba.errors import UsageError
 from sebulba.runs import api
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.wording import in_python, setting
@@ -180,6 +181,14 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path, config, changes,
     with pytest.raises(sebulba.UsageError, match=None) as caught:
         sebulba.train(config, **changes)
     assert says in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_a_list_stands_for_a_tuple():
+    changes = {"inference_devices": ["cpu:0", 1], "agent": {"torso": {"hidden_sizes": [8, 8]}}}
+    config = api._changed(PRESETS["cartpole"].make(), changes)
+    assert config.inference_devices == ("cpu:0", 1) and config.agent.torso.hidden_sizes == (8, 8)
+    with pytest.raises(UsageError, match="must be a tuple, each of it a whole number or text, or"):
+        api._changed(config, {"update_devices": [0.5]})
 
 
 def test_an_environment_takes_the_place_of_the_id_alone(monkeypatch):
