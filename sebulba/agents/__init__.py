@@ -6,48 +6,31 @@ without JAX.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sebulba.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from sebulba.agents.ddpg import DDPG
-    from sebulba.agents.dqn import DQN
-    from sebulba.agents.impala import Impala
-    from sebulba.agents.multi.multi_agent import MultiAgent
-    from sebulba.agents.ppo import PPO
-    from sebulba.agents.r2d2 import R2D2
-    from sebulba.agents.sac import SAC
-    from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
+    from sebulba.agents.ddpg import DDPG as DDPG
+    from sebulba.agents.dqn import DQN as DQN
+    from sebulba.agents.impala import Impala as Impala
+    from sebulba.agents.multi.multi_agent import MultiAgent as MultiAgent
+    from sebulba.agents.ppo import PPO as PPO
+    from sebulba.agents.r2d2 import R2D2 as R2D2
+    from sebulba.agents.sac import SAC as SAC
+    from sebulba.agents.simple_policy_gradient import SimplePolicyGradient as SimplePolicyGradient
 
 _MODULES = {
-    "DDPG": "ddpg",
-    "DQN": "dqn",
-    "Impala": "impala",
-    "MultiAgent": "multi.multi_agent",
-    "PPO": "ppo",
-    "R2D2": "r2d2",
-    "SAC": "sac",
-    "SimplePolicyGradient": "simple_policy_gradient",
+    "sebulba.agents.ddpg": "DDPG",
+    "sebulba.agents.dqn": "DQN",
+    "sebulba.agents.impala": "Impala",
+    "sebulba.agents.multi.multi_agent": "MultiAgent",
+    "sebulba.agents.ppo": "PPO",
+    "sebulba.agents.r2d2": "R2D2",
+    "sebulba.agents.sac": "SAC",
+    "sebulba.agents.simple_policy_gradient": "SimplePolicyGradient",
 }
-
-__all__ = [
-    "DDPG",
-    "DQN",
-    "PPO",
-    "R2D2",
-    "SAC",
-    "Impala",
-    "MultiAgent",
-    "SimplePolicyGradient",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(
-            f"module 'sebulba.agents' has no attribute {name!r}; use {', '.join(__all__)}"
-        )
-    return getattr(importlib.import_module(f"sebulba.agents.{_MODULES[name]}"), name)
+__all__, __getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

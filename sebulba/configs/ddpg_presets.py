@@ -7,7 +7,9 @@ from typing import Any
 
 from sebulba.agents.configs import DDPGConfig, ReplayConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset, for_task
+from sebulba.configs.preset import Presets, for_task
+
+PRESETS = Presets()
 
 _PLAIN: dict[str, Any] = {"num_critics": 1, "target_noise": 0.0}
 """DDPG without the refinements of TD3."""
@@ -16,6 +18,7 @@ _PENDULUM_REPLAY = ReplayConfig(
 )
 
 
+@PRESETS.add("ddpg", "DDPG for any task with continuous actions")
 def neutral() -> ExperimentConfig:
     """Return DDPG for any task with continuous actions, with two of the refinements of TD3.
 
@@ -27,12 +30,9 @@ def neutral() -> ExperimentConfig:
     return ExperimentConfig(
         env=EnvConfig("Pendulum-v1"),
         agent=DDPGConfig(
-            learning_rate=3e-4,
             critic_learning_rate=3e-4,
-            discount=0.99,
             num_critics=2,
             target_noise=0.2,
-            noise_scale=0.1,
             random_env_steps=5_000,
             replay=ReplayConfig(
                 capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
@@ -45,6 +45,7 @@ def neutral() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("pendulum-ddpg", "DDPG, MLP, envpool Pendulum-v1", goal=-200)
 def pendulum() -> ExperimentConfig:
     """Return DDPG on envpool's Pendulum-v1.
 
@@ -64,6 +65,7 @@ def pendulum() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("pendulum-ddpg-apex", "DDPG in its Ape-X form, MLP, envpool Pendulum-v1")
 def pendulum_apex() -> ExperimentConfig:
     """Return DDPG in its Ape-X form on envpool's Pendulum-v1.
 
@@ -81,6 +83,7 @@ def pendulum_apex() -> ExperimentConfig:
     return for_task(plain, plain.env.id, agent, num_inferencers_per_device=2)
 
 
+@PRESETS.add("halfcheetah-ddpg", "DDPG, MLP, envpool HalfCheetah-v4")
 def halfcheetah() -> ExperimentConfig:
     """Return DDPG on MuJoCo's HalfCheetah-v4, with CleanRL's hyper-parameters.
 
@@ -95,14 +98,3 @@ def halfcheetah() -> ExperimentConfig:
         ),
     }
     return for_task(neutral(), "HalfCheetah-v4", agent, eval_every_env_steps=50_000)
-
-
-NEUTRAL = Preset("DDPG for any task with continuous actions", neutral)
-"""For any task, until one of its own is written."""
-
-PRESETS: dict[str, Preset] = {
-    "pendulum-ddpg": Preset("DDPG, MLP, envpool Pendulum-v1", pendulum, goal=-200),
-    "pendulum-ddpg-apex": Preset("DDPG in its Ape-X form, MLP, envpool Pendulum-v1", pendulum_apex),
-    "halfcheetah-ddpg": Preset("DDPG, MLP, envpool HalfCheetah-v4", halfcheetah),
-}
-"""For one task each, by the name that the command line knows."""

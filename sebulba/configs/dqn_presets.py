@@ -13,9 +13,12 @@ from sebulba.agents.configs import (
 )
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import ATARI as ATARI_ENV
-from sebulba.configs.preset import Preset, for_task
+from sebulba.configs.preset import Presets, for_task
+
+PRESETS = Presets()
 
 
+@PRESETS.add("dqn", "DQN for any task with discrete actions")
 def neutral() -> ExperimentConfig:
     """Return DQN for any task with discrete actions.
 
@@ -28,17 +31,10 @@ def neutral() -> ExperimentConfig:
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
         agent=DQNConfig(
-            learning_rate=5e-4,
-            discount=0.99,
             num_steps=3,
             dueling=True,
-            initial_epsilon=1.0,
-            final_epsilon=0.05,
-            exploration_env_steps=10_000,
             torso=TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
-            replay=ReplayConfig(
-                capacity=100_000, batch_size=128, updates_per_cycle=64, warm_up_cycles=16
-            ),
+            replay=ReplayConfig(batch_size=128, updates_per_cycle=64, warm_up_cycles=16),
             target=TargetConfig(rate=0.005),
         ),
         total_env_steps=100_000,
@@ -48,6 +44,7 @@ def neutral() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("cartpole-dqn", "DQN, MLP, envpool CartPole-v1", goal=475)
 def cartpole() -> ExperimentConfig:
     """Return DQN with all its refinements and a small MLP on envpool's CartPole-v1.
 
@@ -70,6 +67,7 @@ def cartpole() -> ExperimentConfig:
     return for_task(start, "CartPole-v1", agent, eval_every_env_steps=10_000)
 
 
+@PRESETS.add("atari-dqn", "DQN, Nature CNN, any Atari game")
 def atari() -> ExperimentConfig:
     """Return DQN on Pong, or with ``--env.id`` on any other game of Atari.
 
@@ -97,15 +95,3 @@ def atari() -> ExperimentConfig:
         num_envs=32,
         steps_per_cycle=8,
     )
-
-
-ATARI = Preset("DQN, Nature CNN, any Atari game", atari)
-"""For any game."""
-
-NEUTRAL = Preset("DQN for any task with discrete actions", neutral)
-"""For any task, until one of its own is written."""
-
-PRESETS: dict[str, Preset] = {
-    "cartpole-dqn": Preset("DQN, MLP, envpool CartPole-v1", cartpole, goal=475),
-}
-"""For one task each, by the name that the command line knows."""

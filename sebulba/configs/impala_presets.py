@@ -7,9 +7,12 @@ import dataclasses
 from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import ATARI as ATARI_ENV
-from sebulba.configs.preset import Preset
+from sebulba.configs.preset import Presets
+
+PRESETS = Presets()
 
 
+@PRESETS.add("impala", "Impala for any task")
 def neutral() -> ExperimentConfig:
     """Return Impala for any task: a vector or an image, discrete or continuous actions.
 
@@ -25,17 +28,14 @@ def neutral() -> ExperimentConfig:
         env=EnvConfig("CartPole-v1"),
         agent=ImpalaConfig(
             learning_rate=5e-4,
-            discount=0.99,
             trace_decay=0.95,
             epochs=8,
             minibatches=4,
             ratio_clip=0.2,
-            entropy_coefficient=0.01,
             normalize_observations=True,
             normalize_rewards=True,
             normalize_advantages=True,
             initial_std=1.0,
-            torso=TorsoConfig(hidden_sizes=(64, 64)),
             separate_value_torso=True,
         ),
         total_env_steps=3_000_000,
@@ -45,6 +45,7 @@ def neutral() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("cartpole", "Impala, small MLP, envpool CartPole-v1", goal=475)
 def cartpole() -> ExperimentConfig:
     """Return Impala with a small MLP on envpool's CartPole-v1.
 
@@ -67,6 +68,7 @@ def cartpole() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("pendulum", "Impala, Gaussian policy, envpool Pendulum-v1", goal=-400)
 def pendulum() -> ExperimentConfig:
     """Return Impala with a Gaussian policy on Pendulum-v1.
 
@@ -89,6 +91,8 @@ def pendulum() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("atari-impala", "Impala, Nature CNN, any Atari game")
+@PRESETS.add("pong", "Impala, Nature CNN, envpool Pong-v5")
 def atari() -> ExperimentConfig:
     """Return Impala on Pong, or with ``--env.id`` on any other game of Atari.
 
@@ -106,9 +110,6 @@ def atari() -> ExperimentConfig:
         env=ATARI_ENV,
         agent=ImpalaConfig(
             learning_rate=6e-4,
-            discount=0.99,
-            entropy_coefficient=0.01,
-            value_coefficient=0.5,
             torso=TorsoConfig(kind="nature_cnn"),
             optimizer=OptimizerConfig(
                 "rmsprop", epsilon=0.01 / 640, epsilon_in_root=False, max_grad_norm=40 / 640
@@ -121,6 +122,13 @@ def atari() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("breakout", "Impala, Nature CNN, envpool Breakout-v5")
+def breakout() -> ExperimentConfig:
+    """Return Impala on Breakout, as ``atari-impala`` has it."""
+    return dataclasses.replace(atari(), env=dataclasses.replace(ATARI_ENV, id="Breakout-v5"))
+
+
+@PRESETS.add("halfcheetah", "Impala, Gaussian policy, envpool HalfCheetah-v4")
 def halfcheetah() -> ExperimentConfig:
     """Return Impala with a Gaussian policy on MuJoCo's HalfCheetah-v4.
 
@@ -139,24 +147,3 @@ def halfcheetah() -> ExperimentConfig:
         num_envs=16,
         steps_per_cycle=16,
     )
-
-
-def breakout() -> ExperimentConfig:
-    """Return Impala on Breakout, as ``atari-impala`` has it."""
-    return dataclasses.replace(atari(), env=dataclasses.replace(ATARI_ENV, id="Breakout-v5"))
-
-
-ATARI = Preset("Impala, Nature CNN, any Atari game", atari)
-"""For any game."""
-
-NEUTRAL = Preset("Impala for any task", neutral)
-"""For any task, until one of its own is written."""
-
-PRESETS: dict[str, Preset] = {
-    "cartpole": Preset("Impala, small MLP, envpool CartPole-v1", cartpole, goal=475),
-    "pendulum": Preset("Impala, Gaussian policy, envpool Pendulum-v1", pendulum, goal=-400),
-    "pong": Preset("Impala, Nature CNN, envpool Pong-v5", atari),
-    "breakout": Preset("Impala, Nature CNN, envpool Breakout-v5", breakout),
-    "halfcheetah": Preset("Impala, Gaussian policy, envpool HalfCheetah-v4", halfcheetah),
-}
-"""For one task each, by the name that the command line knows."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from sebulba.agents.configs import TorsoConfig
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.ppo_presets import neutral
-from sebulba.configs.preset import Preset, for_task
+from sebulba.configs.preset import Presets, for_task
+
+PRESETS = Presets()
 
 
+@PRESETS.add("simple-spread", "PPO, a policy for all, jaxmarl simple_spread", goal=-21.5)
 def simple_spread() -> ExperimentConfig:
     """Return PPO for three agents who cover three landmarks, which needs the extra ``jaxmarl``.
 
@@ -29,6 +32,7 @@ def simple_spread() -> ExperimentConfig:
     return for_task(neutral(), "jaxmarl:MPE_simple_spread_v3", agent, num_envs=32)
 
 
+@PRESETS.add("simple-spread-mappo", "PPO, a central critic, jaxmarl simple_spread", goal=-21.5)
 def simple_spread_mappo() -> ExperimentConfig:
     """Return ``simple-spread`` with a central critic, which needs the extra ``jaxmarl``.
 
@@ -39,6 +43,7 @@ def simple_spread_mappo() -> ExperimentConfig:
     return for_task(spread, spread.env, {"central_critic": True})
 
 
+@PRESETS.add("speaker-listener", "PPO, a policy for each, jaxmarl speaker and listener", goal=-10)
 def speaker_listener() -> ExperimentConfig:
     """Return PPO for a speaker and a listener, who differ, which needs the extra ``jaxmarl``.
 
@@ -62,6 +67,7 @@ def speaker_listener() -> ExperimentConfig:
     return for_task(simple_spread(), env, agent, anneal_learning_rate=False, steps_per_cycle=64)
 
 
+@PRESETS.add("connect-four-pgx", "PPO against itself, pgx connect_four")
 def connect_four() -> ExperimentConfig:
     """Return PPO against itself in pgx's Connect Four, which needs the extra ``pgx``.
 
@@ -79,18 +85,3 @@ def connect_four() -> ExperimentConfig:
     return for_task(
         simple_spread(), "pgx:connect_four", agent, num_envs=64, total_env_steps=env_steps
     )
-
-
-PRESETS: dict[str, Preset] = {
-    "simple-spread": Preset(
-        "PPO, a policy for all, jaxmarl simple_spread", simple_spread, goal=-21.5
-    ),
-    "simple-spread-mappo": Preset(
-        "PPO, a central critic, jaxmarl simple_spread", simple_spread_mappo, goal=-21.5
-    ),
-    "speaker-listener": Preset(
-        "PPO, a policy for each, jaxmarl speaker and listener", speaker_listener, goal=-10
-    ),
-    "connect-four-pgx": Preset("PPO against itself, pgx connect_four", connect_four),
-}
-"""For one task each, by the name that the command line knows."""

@@ -7,19 +7,21 @@ from typing import Any
 
 from sebulba.agents.configs import (
     MultiAgentConfig,
-    OptimizerConfig,
     PPOConfig,
     RandomNetworkDistillationConfig,
     TorsoConfig,
 )
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.preset import ATARI as ATARI_ENV
-from sebulba.configs.preset import Preset, for_task
+from sebulba.configs.preset import Presets, for_task
 from sebulba.options import FaultOptions
+
+PRESETS = Presets()
 
 _NOT_NORMALIZED = {"normalize_observations": False, "normalize_rewards": False}
 
 
+@PRESETS.add("ppo", "PPO for any task")
 def neutral() -> ExperimentConfig:
     """Return PPO for any task: a vector or an image, discrete or continuous actions.
 
@@ -32,16 +34,10 @@ def neutral() -> ExperimentConfig:
     return ExperimentConfig(
         env=EnvConfig("CartPole-v1"),
         agent=PPOConfig(
-            learning_rate=3e-4,
-            discount=0.99,
-            trace_decay=0.95,
-            epochs=10,
             minibatches=32,
             normalize_observations=True,
             normalize_rewards=True,
             separate_value_torso=True,
-            torso=TorsoConfig(hidden_sizes=(64, 64)),
-            optimizer=OptimizerConfig(epsilon=1e-5, max_grad_norm=0.5),
         ),
         total_env_steps=1_000_000,
         anneal_learning_rate=True,
@@ -52,6 +48,7 @@ def neutral() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("cartpole-ppo", "PPO, small MLP, envpool CartPole-v1", goal=475)
 def cartpole() -> ExperimentConfig:
     """Return PPO with a small MLP on envpool's CartPole-v1.
 
@@ -74,6 +71,7 @@ def cartpole() -> ExperimentConfig:
     return for_task(neutral(), "CartPole-v1", agent, **run)
 
 
+@PRESETS.add("pendulum-ppo", "PPO, Gaussian policy, envpool Pendulum-v1")
 def pendulum() -> ExperimentConfig:
     """Return PPO with a Gaussian policy on Pendulum-v1.
 
@@ -90,6 +88,7 @@ def pendulum() -> ExperimentConfig:
     return for_task(neutral(), "Pendulum-v1", agent, total_env_steps=200_000, steps_per_cycle=256)
 
 
+@PRESETS.add("halfcheetah-ppo", "PPO, Gaussian policy, envpool HalfCheetah-v4", goal=1400)
 def halfcheetah() -> ExperimentConfig:
     """Return PPO with a Gaussian policy on MuJoCo's HalfCheetah-v4.
 
@@ -99,6 +98,7 @@ def halfcheetah() -> ExperimentConfig:
     return for_task(neutral(), "HalfCheetah-v4", {"value_clip": 0.2})
 
 
+@PRESETS.add("atari-ppo", "PPO, Nature CNN, any Atari game")
 def atari() -> ExperimentConfig:
     """Return PPO on Pong, or with ``--env.id`` on any other game of Atari.
 
@@ -124,6 +124,7 @@ def atari() -> ExperimentConfig:
     return for_task(neutral(), ATARI_ENV, agent, total_env_steps=10_000_000, num_envs=8)
 
 
+@PRESETS.add("breakout-minatar", "PPO, small MLP, gymnax Breakout-MinAtar", goal=28)
 def breakout_minatar() -> ExperimentConfig:
     """Return PPO on gymnax's MinAtar Breakout, which needs the extra ``gymnax``.
 
@@ -147,6 +148,7 @@ def breakout_minatar() -> ExperimentConfig:
     return for_task(neutral(), env, agent, total_env_steps=10_000_000, num_envs=64)
 
 
+@PRESETS.add("hopper-brax", "PPO, Gaussian policy, brax hopper")
 def hopper_brax() -> ExperimentConfig:
     """Return PPO with a Gaussian policy on brax's hopper, which needs the extra ``brax``.
 
@@ -189,6 +191,7 @@ def _self_play(env_id: str, env_steps: int = 2_000_000, **agent: Any) -> Experim
     return for_task(neutral(), env_id, fields, **run)
 
 
+@PRESETS.add("kuhn", "PPO, self-play, envpool KuhnPoker-v1")
 def kuhn() -> ExperimentConfig:
     """Return self-play in Kuhn poker.
 
@@ -197,11 +200,13 @@ def kuhn() -> ExperimentConfig:
     return _self_play("KuhnPoker-v1", 800_000, entropy_coefficient=0.2)
 
 
+@PRESETS.add("leduc", "PPO, self-play, envpool LeducHoldem-v1")
 def leduc() -> ExperimentConfig:
     """Return self-play in Leduc hold'em."""
     return _self_play("LeducHoldem-v1", 800_000, entropy_coefficient=0.2)
 
 
+@PRESETS.add("tic-tac-toe", "PPO, self-play, envpool TicTacToe-v1")
 def tic_tac_toe() -> ExperimentConfig:
     """Return self-play in TicTacToe.
 
@@ -220,6 +225,7 @@ def tic_tac_toe() -> ExperimentConfig:
     return dataclasses.replace(config, anneal_learning_rate=True)
 
 
+@PRESETS.add("connect-four", "PPO, self-play, envpool ConnectFour-v1")
 def connect_four() -> ExperimentConfig:
     """Return self-play in ConnectFour.
 
@@ -240,6 +246,7 @@ def connect_four() -> ExperimentConfig:
     return dataclasses.replace(config, anneal_learning_rate=True)
 
 
+@PRESETS.add("lbf", "PPO, a policy for all, envpool LevelBasedForaging-v0", goal=0.55)
 def level_based_foraging() -> ExperimentConfig:
     """Return PPO for two agents who have to fetch food together, which share a policy.
 
@@ -264,6 +271,7 @@ def level_based_foraging() -> ExperimentConfig:
     return dataclasses.replace(config, agent=members, anneal_learning_rate=False)
 
 
+@PRESETS.add("rware", "PPO, a policy for all, envpool RobotWarehouse-v0")
 def robot_warehouse() -> ExperimentConfig:
     """Return PPO for the robots of a warehouse, which share a policy.
 
@@ -273,31 +281,3 @@ def robot_warehouse() -> ExperimentConfig:
     """
     agent = {"entropy_coefficient": 0.01}
     return for_task(neutral(), "RobotWarehouse-v0", agent, total_env_steps=2_000_000, num_envs=64)
-
-
-ATARI = Preset("PPO, Nature CNN, any Atari game", atari)
-"""For any game."""
-
-NEUTRAL = Preset("PPO for any task", neutral)
-"""For any task, until one of its own is written."""
-
-PRESETS: dict[str, Preset] = {
-    "cartpole-ppo": Preset("PPO, small MLP, envpool CartPole-v1", cartpole, goal=475),
-    "pendulum-ppo": Preset("PPO, Gaussian policy, envpool Pendulum-v1", pendulum),
-    "halfcheetah-ppo": Preset(
-        "PPO, Gaussian policy, envpool HalfCheetah-v4", halfcheetah, goal=1400
-    ),
-    "breakout-minatar": Preset(
-        "PPO, small MLP, gymnax Breakout-MinAtar", breakout_minatar, goal=28
-    ),
-    "connect-four": Preset("PPO, self-play, envpool ConnectFour-v1", connect_four),
-    "kuhn": Preset("PPO, self-play, envpool KuhnPoker-v1", kuhn),
-    "leduc": Preset("PPO, self-play, envpool LeducHoldem-v1", leduc),
-    "lbf": Preset(
-        "PPO, a policy for all, envpool LevelBasedForaging-v0", level_based_foraging, goal=0.55
-    ),
-    "rware": Preset("PPO, a policy for all, envpool RobotWarehouse-v0", robot_warehouse),
-    "tic-tac-toe": Preset("PPO, self-play, envpool TicTacToe-v1", tic_tac_toe),
-    "hopper-brax": Preset("PPO, Gaussian policy, brax hopper", hopper_brax),
-}
-"""For one task each, by the name that the command line knows."""

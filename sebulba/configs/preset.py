@@ -1,12 +1,14 @@
-"""What a ready experiment is."""
+"""What a ready experiment is. Each names only what differs from what it begins with."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+
+Make: TypeAlias = Callable[[], ExperimentConfig]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +17,23 @@ class Preset:
 
     summary: str
     """What it is, in a line."""
-    make: Callable[[], ExperimentConfig]
+    make: Make
     """Makes its configuration."""
     goal: float | None = None
     """Mean return by which it is said to have learned; None where no such is known."""
+
+
+class Presets(dict[str, Preset]):
+    """Ready experiments by the name that the command line knows."""
+
+    def add(self, name: str, summary: str, goal: float | None = None) -> Callable[[Make], Make]:
+        """Return a decorator that makes a preset of a function, with the fields of ``Preset``."""
+
+        def decorated(make: Make) -> Make:
+            self[name] = Preset(summary, make, goal)
+            return make
+
+        return decorated
 
 
 ATARI = EnvConfig(

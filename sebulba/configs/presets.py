@@ -19,36 +19,23 @@ from sebulba.configs.preset import Preset
 from sebulba.errors import UsageError, shown
 from sebulba.support import plugins
 
-NEUTRAL: dict[str, Preset] = {
-    "impala": impala_presets.NEUTRAL,
-    "ppo": ppo_presets.NEUTRAL,
-    "dqn": dqn_presets.NEUTRAL,
-    "r2d2": r2d2_presets.NEUTRAL,
-    "sac": sac_presets.NEUTRAL,
-    "ddpg": ddpg_presets.NEUTRAL,
-}
+_ROOMS = (
+    *(impala_presets, ppo_presets, dqn_presets, r2d2_presets, sac_presets, ddpg_presets),
+    jax_many_agents_presets,
+)
+_WRITTEN = {name: preset for room in _ROOMS for name, preset in room.PRESETS.items()}
+
+NEUTRAL = {agent: _WRITTEN[agent] for agent in ("impala", "ppo", "dqn", "r2d2", "sac", "ddpg")}
 """For any task that an agent can take, by the name that the command line knows."""
 
-ATARI: dict[str, Preset] = {
-    "ppo": ppo_presets.ATARI,
-    "impala": impala_presets.ATARI,
-    "dqn": dqn_presets.ATARI,
-    "r2d2": r2d2_presets.ATARI,
-}
+ATARI = {agent: _WRITTEN[f"atari-{agent}"] for agent in ("ppo", "impala", "dqn", "r2d2")}
 """For any game of Atari, by agent."""
 
-OWN_NUMBERS: dict[str, Preset] = {
+OWN_NUMBERS = {
     **NEUTRAL,
-    **impala_presets.PRESETS,
-    **ppo_presets.PRESETS,
-    **dqn_presets.PRESETS,
-    **r2d2_presets.PRESETS,
-    **sac_presets.PRESETS,
-    **ddpg_presets.PRESETS,
-    **jax_many_agents_presets.PRESETS,
-    **{f"atari-{agent}": preset for agent, preset in ATARI.items()},
+    **dict(sorted(_WRITTEN.items(), key=lambda item: item[1] in ATARI.values())),
 }
-"""Those that are written out, by the name that the command line knows."""
+"""Those that are written out, by the name that the command line knows; any game's are last."""
 
 _OTHER_NAMES = ("pong-impala", "breakout-impala")
 """Of ``pong`` and ``breakout``."""

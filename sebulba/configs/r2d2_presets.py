@@ -6,12 +6,15 @@ import dataclasses
 
 from sebulba.agents.configs import OptimizerConfig, R2D2Config, TargetConfig, TorsoConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset, for_task
+from sebulba.configs.preset import Presets, for_task
+
+PRESETS = Presets()
 
 _REPLAY = R2D2Config.replay
 """Batches of 64 and the exponents of table 2."""
 
 
+@PRESETS.add("r2d2", "R2D2 for any task that needs memory, discrete actions")
 def neutral() -> ExperimentConfig:
     """Return R2D2 for any task with discrete actions, above all where memory is needed.
 
@@ -45,6 +48,7 @@ def neutral() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("cartpole-r2d2", "R2D2, LSTM, CartPole-v1 without velocities", goal=450)
 def cartpole() -> ExperimentConfig:
     """Return R2D2 on envpool's CartPole-v1, of which only position and angle are observed.
 
@@ -55,6 +59,7 @@ def cartpole() -> ExperimentConfig:
     return for_task(neutral(), neutral().env, {}, **run)
 
 
+@PRESETS.add("repeat-r2d2", "R2D2, LSTM, repeat the observation of 8 steps ago", goal=53.2)
 def repeat_observation() -> ExperimentConfig:
     """Return R2D2 on a task whose reward is for the observation of 8 steps ago.
 
@@ -78,6 +83,7 @@ def repeat_observation() -> ExperimentConfig:
     return for_task(neutral(), env, agent, **run)
 
 
+@PRESETS.add("atari-r2d2", "R2D2, Nature CNN and LSTM, any Atari game")
 def atari() -> ExperimentConfig:
     """Return R2D2 on Pong, or with ``--env.id`` on any other game of Atari.
 
@@ -103,18 +109,3 @@ def atari() -> ExperimentConfig:
         num_envs=32,
         steps_per_cycle=40,
     )
-
-
-ATARI = Preset("R2D2, Nature CNN and LSTM, any Atari game", atari)
-"""For any game."""
-
-NEUTRAL = Preset("R2D2 for any task that needs memory, discrete actions", neutral)
-"""For any task, until one of its own is written."""
-
-PRESETS: dict[str, Preset] = {
-    "cartpole-r2d2": Preset("R2D2, LSTM, CartPole-v1 without velocities", cartpole, goal=450),
-    "repeat-r2d2": Preset(
-        "R2D2, LSTM, repeat the observation of 8 steps ago", repeat_observation, goal=53.2
-    ),
-}
-"""For one task each, by the name that the command line knows."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from sebulba.agents.configs import ReplayConfig, SACConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Preset, for_task
+from sebulba.configs.preset import Presets, for_task
+
+PRESETS = Presets()
 
 
+@PRESETS.add("sac", "SAC for any task with continuous actions")
 def neutral() -> ExperimentConfig:
     """Return SAC for any task with continuous actions.
 
@@ -16,9 +19,6 @@ def neutral() -> ExperimentConfig:
     return ExperimentConfig(
         env=EnvConfig("Pendulum-v1"),
         agent=SACConfig(
-            learning_rate=3e-4,
-            critic_learning_rate=1e-3,
-            temperature_learning_rate=1e-3,
             random_env_steps=5_000,
             replay=ReplayConfig(
                 capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
@@ -31,6 +31,7 @@ def neutral() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("pendulum-sac", "SAC, MLP, envpool Pendulum-v1", goal=-200)
 def pendulum() -> ExperimentConfig:
     """Return SAC on envpool's Pendulum-v1.
 
@@ -50,16 +51,7 @@ def pendulum() -> ExperimentConfig:
     )
 
 
+@PRESETS.add("halfcheetah-sac", "SAC, MLP, envpool HalfCheetah-v4", goal=5000)
 def halfcheetah() -> ExperimentConfig:
     """Return SAC on MuJoCo's HalfCheetah-v4: the neutral preset, evaluated as it trains."""
     return for_task(neutral(), "HalfCheetah-v4", {}, eval_every_env_steps=50_000)
-
-
-NEUTRAL = Preset("SAC for any task with continuous actions", neutral)
-"""For any task, until one of its own is written."""
-
-PRESETS: dict[str, Preset] = {
-    "pendulum-sac": Preset("SAC, MLP, envpool Pendulum-v1", pendulum, goal=-200),
-    "halfcheetah-sac": Preset("SAC, MLP, envpool HalfCheetah-v4", halfcheetah, goal=5000),
-}
-"""For one task each, by the name that the command line knows."""

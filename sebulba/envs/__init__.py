@@ -6,25 +6,19 @@ vector environments import this package and need neither JAX nor envpool.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sebulba.support.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from sebulba.envs.factory import EnvSource, env_source, env_spec, make_env_factory
-    from sebulba.envs.seeds import seed_block
+    from sebulba.envs.factory import EnvSource as EnvSource
+    from sebulba.envs.factory import env_source as env_source
+    from sebulba.envs.factory import env_spec as env_spec
+    from sebulba.envs.factory import make_env_factory as make_env_factory
+    from sebulba.envs.seeds import seed_block as seed_block
 
-__all__ = ["EnvSource", "env_source", "env_spec", "make_env_factory", "seed_block"]
-
-_ROOM_OF = {
-    "EnvSource": "sebulba.envs.factory",
-    "env_source": "sebulba.envs.factory",
-    "env_spec": "sebulba.envs.factory",
-    "make_env_factory": "sebulba.envs.factory",
-    "seed_block": "sebulba.envs.seeds",
+_MODULES = {
+    "sebulba.envs.factory": "EnvSource env_source env_spec make_env_factory",
+    "sebulba.envs.seeds": "seed_block",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOM_OF:
-        raise AttributeError(f"module 'sebulba.envs' has no attribute {name!r}")
-    return getattr(importlib.import_module(_ROOM_OF[name]), name)
+__all__, __getattr__ = lazy_names(__name__, _MODULES)
