@@ -69,7 +69,7 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         policy_loss = masked_mean(-advantage * log_prob, step.valid)
         value_error = targets.value_target - output.value[:-1]
         value_loss = 0.5 * masked_mean(jnp.square(value_error), step.valid)
-        entropy = masked_mean(self.distribution.entropy(params), step.valid)
+        entropy = masked_mean(self.entropy(params, trajectory.extras.raw), step.valid)
         loss = (
             policy_loss
             + config.value_coefficient * value_loss

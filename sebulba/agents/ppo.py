@@ -208,7 +208,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
 
         policy_loss = masked_mean(-gain, batch.valid)
         value_loss = 0.5 * masked_mean(square, batch.valid)
-        entropy = masked_mean(self.distribution.entropy(output.params), batch.valid)
+        entropy = masked_mean(self.entropy(output.params, batch.raw), batch.valid)
         loss = (
             policy_loss
             + config.value_coefficient * value_loss

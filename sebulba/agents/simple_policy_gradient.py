@@ -36,7 +36,7 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
         advantage = _normalized(returns, step.valid) if config.normalize_returns else returns
 
         policy_loss = masked_mean(-advantage * log_prob, step.valid)
-        entropy = masked_mean(self.distribution.entropy(params), step.valid)
+        entropy = masked_mean(self.entropy(params, trajectory.extras.raw), step.valid)
         loss = policy_loss - config.entropy_coefficient * entropy
         metrics = {
             "policy_loss": policy_loss,

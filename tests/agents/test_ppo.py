@@ -164,6 +164,18 @@ def test_loss_by_hand() -> None:
     assert loss == pytest.approx(total, rel=1e-4)
 
 
+def test_an_entropy_without_a_coefficient_is_estimated_and_has_no_gradient() -> None:
+    agent = PPO(BOX_SPEC, PPOConfig(entropy_coefficient=0.0))
+    params = jnp.broadcast_to(jnp.asarray([0.3, -0.5, -0.2, 0.4]), (20_000, 4))
+    raw = agent.distribution.sample(params, jax.random.key(0))
+    exact = float(agent.distribution.entropy(params[0]))
+    assert jnp.mean(agent.entropy(params, raw)) == pytest.approx(exact, abs=0.03)
+    gradient = jax.grad(lambda p: jnp.mean(agent.entropy(p, raw)))(params)
+    assert not jnp.any(gradient)
+    with_bonus = PPO(BOX_SPEC, PPOConfig(entropy_coefficient=0.1))
+    assert jnp.mean(with_bonus.entropy(params, raw)) == pytest.approx(exact)
+
+
 def test_advantages_are_normalized_over_valid_transitions() -> None:
     fed = Fed(PPOConfig(minibatches=1, **SGD), SPEC)
     batch = fed.experience.batch

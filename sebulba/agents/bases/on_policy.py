@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
 from sebulba.agents.bases.normalization import ActingNetworks, Normalization, Statistics
 from sebulba.agents.configs.on_policy import OnPolicyConfig
-from sebulba.agents.kernels.distributions import make_distribution
+from sebulba.agents.kernels.distributions import Gaussian, make_distribution
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.normalization import reward_deviation
 from sebulba.agents.kernels.optimizer import make_optimizer
@@ -165,6 +165,18 @@ class OnPolicyAgent(Agent[ConfigT]):
         inputs = self._inputs(row.obs, core, row.is_first, row.final.obs)
         output = self.network.apply({"params": networks}, *inputs)
         return output._replace(params=only_legal(self.spec, row.obs, output.params))  # type: ignore[union-attr]
+
+    def entropy(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return the entropy of policies for a loss, ``[...]``.
+
+        Without a coefficient it is only a metric: an estimate by the samples ``raw``, without
+        gradient. The quadrature of a Gaussian costs more than the rest of its loss.
+        """
+        distribution = self.distribution
+        if self.config.entropy_coefficient or not isinstance(distribution, Gaussian):
+            return distribution.entropy(params)
+        slope = jnp.sum(distribution.squashing.log_slope(raw), axis=-1)
+        return jax.lax.stop_gradient(slope - distribution.log_prob(params, raw))
 
     def new_networks(self, key: jax.Array) -> PyTree:
         obs = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1).obs)
