@@ -187,13 +187,14 @@ def export(argv: list[str]) -> int:
     if not 1 <= given.batch <= MOST_ENVS:
         raise UsageError(f"batch={given.batch} must be from 1 to {MOST_ENVS:,}; use 1")
     out = Path(given.out or beside(given.run, "export"))
-    policy = _policy_of(given)
+    trained = _policy_of(given)
     if not out.absolute().parent.is_dir():
         raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
-    from sebulba.policies.export.acting import acting_of
+    from sebulba.policies.export.acting import acting_of, in_float32
     from sebulba.policies.export.check import OBSERVATIONS, largest_difference
     from sebulba.policies.export.forms import DESCRIPTION_FILE, FORMS, describe
 
+    policy = in_float32(trained)
     acting = acting_of(policy, given.batch)
     out.mkdir(exist_ok=True)
     file = out / f"policy.{given.to}"

@@ -11,14 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 from sebulba.agents.configs import ImpalaConfig, TorsoConfig
 from sebulba.agents.impala import Impala
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
-from sebulba.agents.nets.torso import orthogonal
+from sebulba.agents.nets.torso import Torso, orthogonal, zero_core
+from sebulba.errors import UsageError
 from sebulba.support.files import dataclass_from_json
-from sebulba.types import EnvSpec
+from sebulba.types import EnvSpec, RunSpec
+from tests.support.agent_driver import quick_state
 
 spaces = gymnasium.spaces
 TWO = spaces.Discrete(2, dtype=np.int32)
@@ -255,3 +258,50 @@ def test_the_free_parameter_of_a_gaussian_is_the_initial_std() -> None:
         networks, np.ones((1, 4, 3), np.float32), (), np.zeros((1, 4), bool)
     )
     np.testing.assert_allclose(out.params[..., 2:], np.full((1, 4, 2), np.log(0.25)), rtol=1e-6)
+
+
+# bfloat16.
+
+LAYERS = ("dot_general", "conv_general_dilated")
+
+
+def layer_dtypes(jaxpr: Any) -> list[str]:
+    """Return the dtype of the result of each matrix product and convolution, in their order."""
+    found = []
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in LAYERS:
+            found.append(str(equation.outvars[0].aval.dtype))
+        for inner in jaxprs_in_params(equation.params):
+            found += layer_dtypes(inner)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "layers"),
+    [((6,), np.float32, 1), ((7, 7, 3), np.float32, 2), ((17, 17, 3), np.float32, 11),
+     ((36, 36, 4), np.uint8, 4)],
+)  # fmt: skip
+def test_bfloat16_is_the_format_of_the_torso_and_of_nothing_else(
+    shape: Any, dtype: Any, layers: int
+) -> None:
+    space = spaces.Box(0, 255 if dtype == np.uint8 else 1, shape, dtype)
+    agent = make(space, torso=dataclasses.replace(SMALL, dtype="bfloat16"), lstm_size=3)
+    networks = quick_state(agent, RunSpec(2, 1, 4, 1)).networks
+    assert {leaf.dtype for leaf in jax.tree.leaves(networks)} == {jnp.dtype("float32")}
+    obs = np.random.default_rng(0).uniform(0, space.high.max(), (1, 2, *shape)).astype(dtype)
+    given = networks, obs, zero_core(3, 2), np.zeros((1, 2), bool)
+    found = layer_dtypes(jax.make_jaxpr(agent.evaluate)(*given).jaxpr)
+    assert found[:layers] == ["bfloat16"] * layers
+    assert set(found[layers:]) == {"float32"} and len(found) >= layers + 3
+    encoded = agent._encode(obs, num_leading=2)
+    features, exact = (
+        jax.jit(Torso(torso).apply)({"params": networks["torso"]}, encoded)
+        for torso in (agent.config.torso, SMALL)
+    )
+    assert features.dtype == jnp.float32 and not np.array_equal(features, exact)
+    np.testing.assert_allclose(features, exact, atol=0.05 * np.abs(exact).max())
+
+
+def test_bfloat16_is_refused_for_a_network_of_ones_own() -> None:
+    with pytest.raises(UsageError, match=r"torso.dtype='bfloat16' cannot be applied to your own"):
+        TorsoConfig("tests.support.own:MyTorso", dtype="bfloat16")

@@ -208,6 +208,25 @@ def test_is_bit_reproducible_answers_every_question_and_is_saved(name: str, tmp_
     assert probe_envs.wrong_answers(load_policy(tmp_path), case.first_states) == []
 
 
+@pytest.mark.slow
+@NAMES
+def test_learns_with_a_torso_in_bfloat16_and_all_else_in_float32(name: str, tmp_path: Any) -> None:
+    case = AGENTS[name]
+    torso = dataclasses.replace(case.config.torso, dtype="bfloat16")
+    case = dataclasses.replace(case, config=dataclasses.replace(case.config, torso=torso))
+    agent, env = case.to_learn()
+    run = sebulba.RunSpec(16, 2, 5, 1)
+    with sebulba.GymnasiumLoop(
+        env, agent, 16, schedule="lockstep", cycle="stepped",
+        inference_devices=[0], update_devices=[0],
+    ) as loop:  # fmt: skip
+        result = loop.run(quick_state(agent, run), case.num_cycles, 5)
+    floats = [x for x in leaves(learned(result)) if not np.issubdtype(x.dtype, np.integer)]
+    assert {str(x.dtype) for x in floats} <= {"float32", "bool"}
+    save_policy(tmp_path, agent, result.acting_networks, run)
+    assert probe_envs.wrong_answers(load_policy(tmp_path), case.first_states) == []
+
+
 def learned(result: Any) -> Any:
     return result.state._replace(step=())  # it has typed keys
 

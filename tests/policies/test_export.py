@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -29,7 +30,7 @@ from sebulba.agents.configs import (
 from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.policies.export import check
-from sebulba.policies.export.acting import acting_of
+from sebulba.policies.export.acting import acting_of, in_float32
 from sebulba.policies.export.check import OBSERVATIONS, largest_difference
 from sebulba.policies.export.forms import FORMS
 from sebulba.policies.policy import Policy
@@ -65,6 +66,11 @@ POLICIES: dict[str, tuple[Any, Any, Any]] = {
         spaces.Box(-100, 3000, (4,), np.int16),
         CHOICE,
     ),
+    "MLP, bfloat16": (
+        ImpalaConfig(torso=dataclasses.replace(SIZES, dtype="bfloat16")),
+        FLAT,
+        CHOICE,
+    ),
     "DQN": (DQNConfig(torso=SIZES, normalize_observations=True), FLAT, CHOICE),
     "R2D2": (R2D2Config(torso=SIZES, lstm_size=8), FLAT, CHOICE),
     "SAC": (SACConfig(torso=SIZES, normalize_observations=True), FLAT, FORCE),
@@ -80,7 +86,7 @@ def policy_of(name: str) -> Policy:
     networks = agent.new_networks(key)
     run = sebulba.RunSpec(4, 1, 5, 1)
     experience = agent.new_experience(key, networks, run)
-    return Policy(agent, agent.acting_networks(networks, experience), run)
+    return in_float32(Policy(agent, agent.acting_networks(networks, experience), run))
 
 
 @pytest.mark.slow

@@ -49,6 +49,9 @@ class TorsoConfig:
     """Most pixels (height times width) of an image that auto gives to small_cnn."""
     scale_bounded_observations: bool = False
     """Map observation components with finite bounds to [-1, 1]."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the layers; parameters, heads, losses and optimizer stay float32. bfloat16
+    is for accelerators: it halves the activations' memory."""
 
     def __post_init__(self) -> None:
         check_types(self, "torso.")
@@ -58,6 +61,13 @@ class TorsoConfig:
             self.kind,
             f"must be one of {', '.join(TORSOS)}, or module:attribute of a flax module",
             "use auto",
+        )
+        require(
+            not self.is_own or self.dtype == "float32",
+            "torso.dtype",
+            self.dtype,
+            f"cannot be applied to your own network, {self.kind!r}",
+            "give its layers a dtype, and use float32 here",
         )
         require_size("torso.image_features", self.image_features, 1, "use 512")
         require_size(

@@ -43,6 +43,8 @@ class Critic(nn.Module):
             only_images = encoded._replace(vector=encoded.vector[:, :0])
             parts.insert(0, Torso(self.torso, name="torso")(only_images))
         kernels = self.torso.initial_kernels
-        mlp = MLP(self.torso.hidden_sizes, self.torso.activation, kernels, name="mlp")
+        mlp = MLP(
+            self.torso.hidden_sizes, self.torso.activation, kernels, self.torso.dtype, name="mlp"
+        )
         head = dense(1, 1.0, "head", kernels)
-        return head(mlp(jnp.concatenate(parts, axis=-1)))[:, 0]
+        return head(mlp(jnp.concatenate(parts, axis=-1)).astype(jnp.float32))[:, 0]

@@ -33,7 +33,11 @@ def orthogonal(scale: float) -> nn.initializers.Initializer:
 
 
 def dense(
-    size: int, scale: float, name: str | None = None, kernels: str = "orthogonal"
+    size: int,
+    scale: float,
+    name: str | None = None,
+    kernels: str = "orthogonal",
+    dtype: str = "float32",
 ) -> nn.Dense:
     """Return a dense layer whose kernel is orthogonal, times ``scale``, before training.
 
@@ -42,10 +46,11 @@ def dense(
       scale: Of an orthogonal kernel.
       name: In the parameters.
       kernels: ``TorsoConfig.initial_kernels``; lecun_normal has no scale.
+      dtype: Of what it computes; its parameters are float32.
     """
-    if kernels == "lecun_normal":
-        return nn.Dense(size, kernel_init=nn.initializers.lecun_normal(), name=name)
-    return nn.Dense(size, kernel_init=orthogonal(scale), name=name)
+    is_normal = kernels == "lecun_normal"
+    init = nn.initializers.lecun_normal() if is_normal else orthogonal(scale)
+    return nn.Dense(size, kernel_init=init, dtype=dtype, name=name)
 
 
 class MLP(nn.Module):
@@ -54,13 +59,14 @@ class MLP(nn.Module):
     sizes: tuple[int, ...]
     activation: str
     kernels: str = "orthogonal"
+    dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply all layers."""
         activation: Callable[[jax.Array], jax.Array] = getattr(nn, self.activation)
         for size in self.sizes:
-            x = activation(dense(size, math.sqrt(2), kernels=self.kernels)(x))
+            x = activation(dense(size, math.sqrt(2), None, self.kernels, self.dtype)(x))
         return x
 
 
@@ -72,6 +78,7 @@ class NatureCNN(nn.Module):
     """
 
     features: int
+    dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -81,11 +88,13 @@ class NatureCNN(nn.Module):
                 f"torso.kind='nature_cnn' cannot take images of {x.shape[1]} x {x.shape[2]} "
                 "pixels, it needs 36 x 36; use auto, impala_resnet or mlp"
             )
-        init = orthogonal(math.sqrt(2))
+        conv = functools.partial(
+            nn.Conv, padding="VALID", kernel_init=orthogonal(math.sqrt(2)), dtype=self.dtype
+        )
         for channels, window, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            conv = nn.Conv(channels, (window, window), stride, padding="VALID", kernel_init=init)
-            x = nn.relu(conv(x))
-        return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(x.shape[0], -1)))
+            x = nn.relu(conv(channels, (window, window), stride)(x))
+        last = dense(self.features, math.sqrt(2), dtype=self.dtype)
+        return nn.relu(last(x.reshape(x.shape[0], -1)))
 
 
 class SmallCNN(nn.Module):
@@ -95,12 +104,15 @@ class SmallCNN(nn.Module):
     """
 
     features: int
+    dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply both layers."""
-        x = nn.relu(nn.Conv(16, (3, 3), kernel_init=orthogonal(math.sqrt(2)))(x))
-        return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(x.shape[0], -1)))
+        init = orthogonal(math.sqrt(2))
+        x = nn.relu(nn.Conv(16, (3, 3), kernel_init=init, dtype=self.dtype)(x))
+        last = dense(self.features, math.sqrt(2), dtype=self.dtype)
+        return nn.relu(last(x.reshape(x.shape[0], -1)))
 
 
 class ImpalaResNet(nn.Module):
@@ -111,18 +123,21 @@ class ImpalaResNet(nn.Module):
 
     channels: tuple[int, ...]
     features: int
+    dtype: str = "float32"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply all sections and the dense layer."""
+        conv = functools.partial(nn.Conv, kernel_size=(3, 3), dtype=self.dtype)
         for channels in self.channels:
-            x = nn.Conv(channels, (3, 3))(x)
+            x = conv(channels)(x)
             x = nn.max_pool(x, (3, 3), (2, 2), padding="SAME")
             for _ in range(2):
-                y = nn.Conv(channels, (3, 3))(nn.relu(x))
-                x = x + nn.Conv(channels, (3, 3))(nn.relu(y))
+                y = conv(channels)(nn.relu(x))
+                x = x + conv(channels)(nn.relu(y))
         x = nn.relu(x)
-        return nn.relu(dense(self.features, math.sqrt(2))(x.reshape(x.shape[0], -1)))
+        last = dense(self.features, math.sqrt(2), dtype=self.dtype)
+        return nn.relu(last(x.reshape(x.shape[0], -1)))
 
 
 class Torso(nn.Module):
@@ -136,25 +151,26 @@ class Torso(nn.Module):
 
     @nn.compact
     def __call__(self, encoded: Encoded) -> jax.Array:
-        """Return the features of all parts, side by side."""
+        """Return the features of all parts, side by side, float32."""
         if self.config.is_own:
             return _checked_features(self.config.kind, own_torso(self.config.kind)(_only(encoded)))
         parts = [self._image_network(image)(image) for image in encoded.images]
         if encoded.vector.shape[-1]:
             config = self.config
-            mlp = MLP(config.hidden_sizes, config.activation, config.initial_kernels)
+            kernels, dtype = config.initial_kernels, config.dtype
+            mlp = MLP(config.hidden_sizes, config.activation, kernels, dtype)
             parts.append(mlp(encoded.vector))
-        return jnp.concatenate(parts, axis=-1)
+        return jnp.concatenate(parts, axis=-1).astype(jnp.float32)
 
     def _image_network(self, image: jax.Array) -> nn.Module:
-        kind = self.config.kind
+        kind, dtype = self.config.kind, self.config.dtype
         if kind == "auto":
             kind = self._by_size(*image.shape[1:3])
         if kind == "nature_cnn":
-            return NatureCNN(self.config.image_features)
+            return NatureCNN(self.config.image_features, dtype)
         if kind == "small_cnn":
-            return SmallCNN(min(self.config.image_features, _SMALL_CNN_MOST_FEATURES))
-        return ImpalaResNet(self.config.resnet_channels, self.config.image_features)
+            return SmallCNN(min(self.config.image_features, _SMALL_CNN_MOST_FEATURES), dtype)
+        return ImpalaResNet(self.config.resnet_channels, self.config.image_features, dtype)
 
     def _by_size(self, height: int, width: int) -> str:
         """Return the network that "auto" takes for images of this size."""

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from jax.extend.core import Jaxpr, Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.errors import UsageError
 from sebulba.policies.policy import Policy, PolicyState
@@ -53,6 +54,17 @@ class Acting:
     """What is carried into the first step of an episode, by the names of inputs."""
     carried: dict[str, str]
     """The output that is each such input in the next step."""
+
+
+def in_float32(policy: Policy) -> Policy:
+    """Return a policy whose torso computes in float32, so that every form rounds the same."""
+    agent = policy.agent
+    torso = getattr(agent.config, "torso", None)
+    if not isinstance(torso, TorsoConfig) or torso.dtype == "float32":
+        return policy
+    torso = dataclasses.replace(torso, dtype="float32")
+    config = dataclasses.replace(agent.config, torso=torso)
+    return Policy(type(agent)(agent.spec, config), policy.acting_networks, policy.run)
 
 
 def acting_of(policy: Policy, batch: int) -> Acting:
