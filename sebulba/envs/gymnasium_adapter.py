@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sebulba.envs.checked_env import describe_result
+from sebulba.envs.device_arrays import DeviceArrays, are_on_device
 from sebulba.envs.first_episodes import Offsets, VectorPromises
 from sebulba.envs.observation_parts import LegalActions, tags_of
 from sebulba.envs.saving import saved_env
@@ -54,7 +55,8 @@ class GymnasiumAdapter:
     With NEXT_STEP, rows pass through unchanged. With SAME_STEP and DISABLED, the row of the step
     that ended an episode has its reward and flags, but the next episode's first observation
     (``is_first``), and no row is inserted. The last observation is in ``EnvOutput.final``: that of
-    ``info["final_obs"]``, or the one before the adapter's own reset.
+    ``info["final_obs"]``, or the one before the adapter's own reset. Arrays of another device than
+    the CPU stay there (``DeviceArrays``).
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class GymnasiumAdapter:
         self._check_action = make_action_check(self.spec.action_space, self.num_envs)
         self._native_action = make_native_action(vector_env.single_action_space)
         self._ends = np.zeros(self.num_envs, np.bool_)
+        self._on_device: DeviceArrays | None = None
         self._leaves = _expected_leaves(self.spec, self.num_envs)
         self._fault_of_copies: str | None = None
         self._legal = LegalActions()
@@ -117,6 +120,10 @@ class GymnasiumAdapter:
             result = self._reset_raw(seed=seed)
         obs = self._obs_of_reset(result)
         self._seeds = None
+        if self._on_device is None and are_on_device(obs):
+            self._on_device = DeviceArrays(self.spec, self.num_envs, self._mode, obs)
+        if self._on_device is not None:
+            return self._on_device.first(obs)
         self._ends = np.zeros(self.num_envs, np.bool_)
         first = EnvOutput.first(self._own(obs), self.num_envs, self._no_final)
         self._legal.look(self.spec, first.obs)
@@ -130,10 +137,14 @@ class GymnasiumAdapter:
           EnvError: A worker died or hung, or the environment broke its contract.
         """
         self._check_open()
-        self._check_action(action)
-        self._legal.check(self.spec, action)
+        if self._on_device is None:
+            self._check_action(action)
+            self._legal.check(self.spec, action)
+            action = self._native_action(action)
+        else:
+            action = self._on_device.action(action)
         with self._worker_errors():
-            result = self._step_raw(self._native_action(action))
+            result = self._step_raw(action)
         self._num_steps += 1
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
@@ -141,6 +152,8 @@ class GymnasiumAdapter:
                 f"a tuple of 5 (obs, reward, terminated, truncated, info); got "
                 f"{describe_result(result)}"
             )
+        if self._on_device is not None:
+            return self._on_device.step(*result)
         given_obs, reward, terminated, truncated, info = result
         obs = self._own(given_obs)
         if self.offsets.is_looking:
@@ -244,6 +257,8 @@ class GymnasiumAdapter:
     def _saved_envs(self) -> list[bytes] | bytes | str:
         """Return a state per single environment, one for the whole vector, or a reason for none."""
         env = self._vector_env
+        if self._on_device is not None:
+            return f"{self._who()} has its arrays on a device"
         if holds_checked_envs(env):
             with self._worker_errors():
                 return states_of(env, self._step_timeout_s)

@@ -33,6 +33,7 @@ from sebulba.types import (
     EnvOutput,
     EnvSpec,
     EnvStep,
+    FinalObs,
     MultiAgentSpec,
     PyTree,
     RunSpec,
@@ -124,6 +125,7 @@ class CyclePrograms:
         self._networks_structure = jax.tree.structure(acting_networks)
         self.env_step_structure = jax.tree.structure(agent.empty_env_step(run.num_envs))
         self.act = jax.jit(self.act_once, donate_argnums=1)
+        self.brief = jax.jit(_brief)
         self._stack = jax.jit(_stack)
         self._concatenate = jax.jit(_concatenate)
         self.copy = jax.jit(copy_tree)
@@ -188,6 +190,23 @@ class CyclePrograms:
 
 def _stack(rows: list[PyTree]) -> PyTree:
     return jax.tree.map(lambda *x: jnp.stack(x), *rows)
+
+
+def _brief(env_step: EnvStep) -> EnvStep:
+    """Return what the host reads of rows ``[T+1, B, ...]`` on a device.
+
+    Of observations and actions that is ``[T+1, B]``: NaN where a number is not finite, else 0.
+    """
+
+    def one(x: jax.Array) -> jax.Array:
+        is_finite = jnp.isfinite(x).all(axis=tuple(range(2, x.ndim)))
+        return jnp.where(is_finite, 0.0, jnp.nan)
+
+    obs, action = jax.tree.map(one, (env_step.obs, env_step.prev_action))
+    final = env_step.final
+    if isinstance(final, FinalObs):
+        final = final._replace(obs=jax.tree.map(one, final.obs))
+    return env_step._replace(obs=obs, prev_action=action, final=final)
 
 
 def _concatenate(groups: list[PyTree]) -> PyTree:

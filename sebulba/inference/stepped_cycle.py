@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +31,8 @@ class SteppedCycle(LocalCycle):
     """Calls one program a step to act.
 
     On a CPU, what the environment returns stays on the host until the cycle ends. An accelerator
-    gets each row once: the row that was uploaded to act is kept there, and stacked there.
+    gets each row once: the row that was uploaded to act is kept there, and stacked there. Rows that
+    the environment has on a device never come to the host; actions go to it as they are.
 
     While Python works in a step, other Inferencers wait for the interpreter's lock, so rows are
     stacked only once a cycle. Until then they are kept in flat lists of arrays: a tuple or list
@@ -45,6 +47,9 @@ class SteppedCycle(LocalCycle):
         """Step ``env``; ``programs`` run on the device that holds the networks."""
         super().__init__(env, programs, timer)
         self._given: tuple[list[np.ndarray], PyTree] | None = None
+        self._device = device
+        self._stays = False
+        """The environment returns JAX arrays, and takes them."""
         self._accelerator = None if device.platform == "cpu" else device
         """Where rows are kept; None keeps them on the host."""
         self._uploaded: list[jax.Array] | None = None
@@ -52,6 +57,8 @@ class SteppedCycle(LocalCycle):
 
     def _begin_at(self, env_step: EnvStep) -> None:
         self._given = self._uploaded = None
+        if isinstance(jax.tree.leaves(env_step.obs)[0], jax.Array):
+            self._stays, self._accelerator = True, self._device
         self._check_structure(env_step)
         self._row = jax.tree.leaves(env_step)
 
@@ -92,7 +99,7 @@ class SteppedCycle(LocalCycle):
                 break
             with act_phase:
                 action, extra, step_state = act(network_leaves, step_state, row)
-                host_action = _on_host(action)
+                host_action = action if self._stays else _on_host(action)
             self._given = leaves, host_action
             with env_phase:
                 try:
@@ -118,22 +125,25 @@ class SteppedCycle(LocalCycle):
             step_state = programs.keys.wrap(step_state)
             if not extras:
                 return None, step_state
-            env_step = self._stack(
-                rows, _stack_aligned if accelerator is None else _stack_what_is_read
-            )
+            if self._stays:
+                infos = programs.stack([*zip(true_reward, episode_end, strict=True)])
+                stacked = self._stack_on_device(uploaded)
+                env_step, (rewards, ends) = jax.device_get((programs.brief(stacked), infos))
+            else:
+                how = _stack_aligned if accelerator is None else _stack_what_is_read
+                env_step = self._stack(rows, how)
+                rewards = jax.tree.map(lambda *x: np.stack(x), *true_reward)
+                ends = np.stack(episode_end)
             after_first = jax.tree.map(lambda x: x[1:], env_step)
             acting = jax.tree.map(lambda x: x[:-1], env_step.acting)
-            rewards = jax.tree.map(lambda *x: np.stack(x), *true_reward)
-            step_infos = self._statistics.add(
-                *info_columns(rewards, np.stack(episode_end), after_first, acting)
-            )
+            step_infos = self._statistics.add(*info_columns(rewards, ends, after_first, acting))
             if len(extras) < programs.run.steps_per_cycle:
                 return None, step_state
             self._check_finite(env_step, rows)
             if accelerator is None:
                 action = jax.tree.map(np.copy, after_first.prev_action)
             else:
-                env_step = self._stack_on_device(uploaded)
+                env_step = stacked if self._stays else self._stack_on_device(uploaded)
                 action = jax.tree.map(lambda x: x[1:], env_step.prev_action)
             final = programs.copy(step_state)
             trajectory = Trajectory(env_step, action, programs.stack(extras))
@@ -141,15 +151,15 @@ class SteppedCycle(LocalCycle):
 
     def _check_finite(self, env_step: EnvStep, all_rows: list[np.ndarray]) -> None:
         """Raise EnvError that names the first value that is not finite, if there is one."""
-        try:
+        with contextlib.suppress(EnvError):
             check_finite(env_step, self._env.spec)
-        except EnvError as error:
-            env_step = self._stack(all_rows)
-            rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
-            row = int(np.argmin(np.logical_and.reduce(rows)))
-            before = jax.tree.leaves(jax.tree.map(lambda x: x[max(row - 1, 0)], env_step))
-            self._given = before, jax.tree.map(lambda x: np.asarray(x)[row], env_step.prev_action)
-            raise error
+            return
+        env_step = self._stack(all_rows)
+        rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
+        row = int(np.argmin(np.logical_and.reduce(rows)))
+        before = jax.tree.leaves(jax.tree.map(lambda x: x[max(row - 1, 0)], env_step))
+        self._given = before, jax.tree.map(lambda x: np.asarray(x)[row], env_step.prev_action)
+        check_finite(env_step, self._env.spec)
 
     def _check_structure(self, env_step: EnvStep) -> None:
         """Raise EnvError unless the leaves of ``env_step`` are where the agent expects them."""
