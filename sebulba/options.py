@@ -251,12 +251,13 @@ class LoopOptions:
     seed: int = 0
     """Seed of environments and updates, and in an experiment also of networks and actions: a 32-bit
     integer."""
-    num_inferencers_per_device: int = 2
-    """Inferencers per inference device, each a thread with its own environments. 0: one per device,
-    in the calling thread, for debuggers."""
+    num_inferencers_per_device: int | None = None
+    """Inferencers per inference device, each a thread with its own environments. None: 2, or with
+    many cores more, by a rule that the run prints. 0: one per device, in the calling thread, for
+    debuggers."""
     pin_inferencers: bool = True
-    """Bind each Inferencer and the threads of its envpool to a share of the cores. It needs cores
-    that can be divided, and num_threads of at most the cores of a share."""
+    """Bind each Inferencer and the threads of its envpool to a share of the cores, if it infers on
+    the CPU. It needs cores that can be divided, and num_threads of at most the cores of a share."""
     schedule: Schedule = "async"
     """async is fastest; lockstep gives bit-identical networks for the same seed."""
     cycle: CycleKind = "auto"
@@ -297,7 +298,8 @@ class LoopOptions:
             f"use one from {INT32[0]} to {INT32[-1]}",
         )
         at_least(0, "num_inferencers_per_device", self.num_inferencers_per_device)
-        at_most(MOST_INFERENCERS, "num_inferencers_per_device", self.num_inferencers_per_device)
+        number = self.num_inferencers_per_device or 0
+        at_most(MOST_INFERENCERS, "num_inferencers_per_device", number)
         at_least(0, "max_policy_lag", self.max_policy_lag)
         at_least(1, "queue_size", self.queue_size)
         require_number("metrics_interval_s", self.metrics_interval_s, 0, math.inf, "use 0.5")
@@ -386,7 +388,7 @@ class LoopKeywords(TypedDict, total=False):
     """The fields of ``LoopOptions`` and ``FaultOptions`` as keywords, for type checkers."""
 
     seed: int
-    num_inferencers_per_device: int
+    num_inferencers_per_device: int | None
     pin_inferencers: bool
     schedule: Schedule
     max_policy_lag: int | None

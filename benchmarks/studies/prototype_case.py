@@ -13,6 +13,7 @@ from sebulba.envs import seed_block
 from sebulba.envs.envpool_adapter import default_num_threads, envpool_id
 from sebulba.envs.jax_libraries import library_of
 from sebulba.errors import UsageError
+from sebulba.loops.devices import FEW_INFERENCERS
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.train import Rival
 from sebulba.types import RunSpec
@@ -73,7 +74,8 @@ class PrototypeCase:
                 f"env={config.env.id!r} is not made by envpool, which the prototype needs (or "
                 "gymnax, for PPO); leave prototype out"
             )
-        num_threads = max(1, config.num_inferencers_per_device)
+        num_threads = config.num_inferencers_per_device
+        num_threads = FEW_INFERENCERS if num_threads is None else max(1, num_threads)
         run = RunSpec(config.num_envs, num_threads, config.steps_per_cycle, 1)
         options = config.env.factory_arguments()
         for not_envpools in ("backend", "vectorization"):

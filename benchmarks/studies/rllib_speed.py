@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.studies import beside
 from benchmarks.studies.rivals import Rival
 from sebulba.configs.presets import PRESETS
+from sebulba.loops.devices import FEW_INFERENCERS
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.trial import Trial
 
@@ -34,7 +35,7 @@ def given_to_rllib(preset: str, algorithm: str, runners: int) -> dict[str, Any]:
     config = PRESETS[preset].make()
     agent: Any = config.agent
     batch = config.num_envs * config.steps_per_cycle
-    num_envs = config.num_envs * config.num_inferencers_per_device
+    num_envs = config.num_envs * (config.num_inferencers_per_device or FEW_INFERENCERS)
     options: dict[str, Any] = {"train_batch_size_per_learner": batch, "gamma": agent.discount}
     of_runners: dict[str, Any] = {"num_envs_per_env_runner": num_envs // runners}
     if algorithm == "PPO":

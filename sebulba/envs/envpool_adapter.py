@@ -442,12 +442,27 @@ def default_num_threads(env_id: str) -> int:
     It is 1 for environments so cheap that waking a thread costs more than a step (classic control,
     toy text), and half of the cores for all others.
     """
+    return 1 if has_one_thread(env_id) else threads_each(NUM_INFERENCERS, on_cpu=True)
+
+
+def has_one_thread(env_id: str) -> bool:
+    """Tell whether a step is so cheap that waking a thread costs more."""
     import_envpool()
     from envpool.registration import registry
 
-    if registry.specs[env_id][0] in _ONE_THREAD_FAMILIES:
-        return 1
-    return max(1, num_cores() // NUM_INFERENCERS)
+    return registry.specs[env_id][0] in _ONE_THREAD_FAMILIES
+
+
+def threads_each(num_inferencers: int, *, on_cpu: bool) -> int:
+    """Return the threads of the envpool of each Inferencer of this process.
+
+    Those that infer on the CPU share the cores out; one alone leaves a core to the update. While an
+    accelerator infers, the cores of an Inferencer would idle: all together have two threads a core.
+    """
+    cores = num_cores()
+    if not on_cpu:
+        return min(cores, max(1, 2 * cores // num_inferencers))
+    return max(1, cores - 1 if num_inferencers == 1 else cores // num_inferencers)
 
 
 def make_envpool(

@@ -93,7 +93,7 @@ class EnvSource:
 class _Factory:
     """An EnvFactory that checks its arguments."""
 
-    make: Callable[[int, list[int]], EnvAdapter]
+    make: Callable[..., EnvAdapter]
     """Makes the vector environment from the number of environments and their seeds."""
     name: str
     """For messages."""
@@ -105,6 +105,16 @@ class _Factory:
     """Most threads that step a vector environment; None if that is unknown."""
     own: _OwnOptions = dataclasses.field(default_factory=lambda: _OwnOptions())
     """What the user says of the spec."""
+    threads_each: Callable[..., int] | None = None
+    """Chooses ``num_threads`` for a number of Inferencers; None if it is to stay."""
+
+    def shared_by(self, num_inferencers: int, *, on_cpu: bool) -> _Factory:
+        """Return this factory for so many Inferencers, with another number of threads if it may."""
+        if self.threads_each is None:
+            return self
+        threads = self.threads_each(num_inferencers, on_cpu=on_cpu)
+        make = functools.partial(self.make, num_threads=threads)
+        return dataclasses.replace(self, make=make, num_threads=threads)
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
         check_number(f"num_envs={shown(num_envs)}", num_envs, default=16, smallest=1)
@@ -181,7 +191,7 @@ def make_env_factory(
       backend: ``"envpool"`` or ``"gymnasium"`` for ids; None chooses.
       num_threads: Threads of each envpool. None takes 1 for classic control and toy text, where
         waking a thread costs more than a step, and otherwise half of the cores, as for two
-        Inferencers.
+        Inferencers; a loop with another number of Inferencers chooses another.
       vectorization: ``"sync"`` or ``"async"`` (a process per environment, which pays above about
         0.3 ms per step) for single environments.
       step_timeout_s: Longest time that worker processes may take for a step.
@@ -615,7 +625,9 @@ def _envpool_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fa
     make = functools.partial(
         envpool_adapter.make_envpool, env_id, num_threads=num_threads, options=options
     )
-    return _Factory(make, env, num_threads=num_threads, own=own)
+    may_choose = own.num_threads is None and not envpool_adapter.has_one_thread(env_id)
+    threads_each = envpool_adapter.threads_each if may_choose else None
+    return _Factory(make, env, num_threads=num_threads, own=own, threads_each=threads_each)
 
 
 def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasium.Env]:

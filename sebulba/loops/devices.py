@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from sebulba.agent import Agent
 from sebulba.errors import UsageError, shown
-from sebulba.types import RunSpec
+from sebulba.options import LoopOptions
+from sebulba.support.machine import num_cores
+from sebulba.types import EnvFactory, RunSpec
+
+FEW_INFERENCERS = 2
+"""Inferencers per device where no rule says more."""
+MANY_CORES = 16
+"""Cores from which a device has twice as many Inferencers."""
+ENOUGH_CORES = 4
+"""Cores from which more than two Inferencers are of use."""
+Devices = Sequence[int | str | jax.Device] | None
+"""Devices, names such as ``"cpu:0"``, or indices into ``jax.local_devices()``; None chooses."""
 
 
 def local_devices(platform: str | None = None) -> list[jax.Device]:
@@ -30,13 +43,117 @@ def local_devices(platform: str | None = None) -> list[jax.Device]:
         ) from error
 
 
+class Placed(NamedTuple):
+    """How a run uses a machine."""
+
+    options: LoopOptions
+    """Those of the run, with its number of Inferencers."""
+    factory: EnvFactory
+    """Makes environments with as many threads as suit so many Inferencers."""
+    inference: list[jax.Device]
+    """Inference devices."""
+    update: list[jax.Device]
+    """Update devices."""
+    unpinned: bool
+    """The environments of all Inferencers share the cores."""
+    about: str | None
+    """A line for people on the number of Inferencers; None where nothing was chosen."""
+
+
+def place(
+    options: LoopOptions,
+    factory: EnvFactory,
+    agent: Agent,
+    num_envs: int,
+    inference: Devices = None,
+    update: Devices = None,
+) -> Placed:
+    """Choose devices, the number of Inferencers, and the threads of their environments.
+
+    Args:
+      options: Of the run; a configuration has ``steps_per_cycle`` in addition.
+      factory: Makes the environments.
+      agent: Says what it can be given.
+      num_envs: Environments of an Inferencer.
+      inference: Instead of the devices in ``options``.
+      update: Likewise.
+
+    Raises:
+      UsageError: Devices break a rule.
+    """
+    inference = options.inference_devices if inference is None else inference
+    update = options.update_devices if update is None else update
+    on_cpu = _infers_on_cpu(options, inference)
+    steps = getattr(options, "steps_per_cycle", None)
+    number = options.num_inferencers_per_device
+    is_free = number is None
+    if number is None:
+        number = _num_inferencers(options, factory, on_cpu)
+        sizes = [RunSpec(num_envs, n, steps or 1, 1) for n in (number, FEW_INFERENCERS)]
+        if (steps is None and hasattr(agent.config, "replay")) or (
+            not _accepts(agent, sizes[0]) and _accepts(agent, sizes[1])
+        ):
+            number = FEW_INFERENCERS
+        options = dataclasses.replace(options, num_inferencers_per_device=number)
+    chosen = choose_devices(inference, update, what_fits(agent, num_envs, number, steps))
+    share = getattr(factory, "shared_by", None)
+    if share is not None and options.cluster.address in ("threads", "processes"):
+        factory = share(max(1, number) * len(chosen[0]), on_cpu=on_cpu)
+    about = _about(options, factory, on_cpu, num_envs) if is_free else None
+    return Placed(options, factory, *chosen, not on_cpu, about)
+
+
+def _infers_on_cpu(options: LoopOptions, inference: Devices) -> bool:
+    """Tell whether a CPU infers; in worker processes it does."""
+    if options.cluster.address == "processes":
+        return True
+    first = inference[0] if isinstance(inference, Sequence) and len(inference) else None
+    if isinstance(first, str):
+        return first.startswith("cpu")
+    device = first if isinstance(first, jax.Device) else local_devices()[0]
+    return device.platform == "cpu"
+
+
+def _num_inferencers(options: LoopOptions, factory: EnvFactory, on_cpu: bool) -> int:
+    """Return the Inferencers of a device: a power of two, and as many on every small machine.
+
+    Environments in Python share one interpreter, and those in JAX need no cores: more Inferencers
+    would not step them faster. In lockstep their number decides what is learned.
+    """
+    in_processes = options.cluster.address == "processes"
+    has_threads = getattr(factory, "num_threads", None) is not None
+    is_local = options.cluster.address == "threads" and not options.distributed.is_on
+    cores = num_cores()
+    if options.schedule == "lockstep" or not (in_processes or (is_local and has_threads)):
+        return FEW_INFERENCERS
+    if cores < ENOUGH_CORES:
+        return FEW_INFERENCERS
+    if on_cpu and not in_processes:
+        return FEW_INFERENCERS * (2 if cores >= MANY_CORES else 1)
+    return 2 * FEW_INFERENCERS * (2 if cores >= MANY_CORES else 1)
+
+
+def _about(options: LoopOptions, factory: EnvFactory, on_cpu: bool, num_envs: int) -> str:
+    """Return a line for people on the number of Inferencers, and its reason."""
+    number, threads = options.num_inferencers_per_device, getattr(factory, "num_threads", None)
+    line = f"{number} Inferencers per inference device"
+    if threads is not None:
+        line += f", {threads} environment thread{'s' * (threads > 1)} each"
+    line += f", on {num_cores()} cores"
+    if not on_cpu:
+        line += " that all share, since cores idle while an accelerator infers"
+    if number == FEW_INFERENCERS:
+        return line
+    return f"{line}; an update learns from the {num_envs} environments of one, as with two"
+
+
 Fits = Callable[[int, int], bool]
 """Tells whether a run can have so many update devices and so many inference devices."""
 
 
 def choose_devices(
-    inference: Sequence[int | str | jax.Device] | None,
-    update: Sequence[int | str | jax.Device] | None,
+    inference: Devices,
+    update: Devices,
     fits: Fits,
 ) -> tuple[list[jax.Device], list[jax.Device]]:
     """Return the inference devices and the update devices.
@@ -70,6 +187,14 @@ def _most(at_most: int, fits: Callable[[int], bool]) -> int:
     return next((number for number in range(at_most, 1, -1) if fits(number)), 1)
 
 
+def _accepts(agent: Agent, run: RunSpec) -> bool:
+    try:
+        agent.check_run(run)
+    except UsageError:
+        return False
+    return True
+
+
 def what_fits(
     agent: Agent, num_envs: int, inferencers_per_device: int, steps_per_cycle: int | None
 ) -> Fits:
@@ -85,11 +210,7 @@ def what_fits(
     def is_accepted(num_update: int, num_inference: int) -> bool:
         num_inferencers = num_inference * max(1, inferencers_per_device)
         run = RunSpec(num_envs, num_inferencers, steps_per_cycle or 1, num_update)
-        try:
-            agent.check_run(run)
-        except UsageError:
-            return False
-        return True
+        return _accepts(agent, run)
 
     # What is refused with one device of each kind is not refused for its devices.
     asks_agent = steps_per_cycle is not None and is_accepted(1, 1)
@@ -98,9 +219,7 @@ def what_fits(
     )
 
 
-def _select(
-    name: str, chosen: Sequence[int | str | jax.Device] | None, devices: list[jax.Device]
-) -> list[jax.Device] | None:
+def _select(name: str, chosen: Devices, devices: list[jax.Device]) -> list[jax.Device] | None:
     if chosen is None:
         return None
     is_list = isinstance(chosen, Sequence) and not isinstance(chosen, str | bytes)

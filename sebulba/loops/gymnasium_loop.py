@@ -32,7 +32,7 @@ from sebulba.inference.hangs import AnyThread
 from sebulba.inference.loop_envs import LoopEnvs
 from sebulba.inference.places import Given
 from sebulba.loops.agent_contract import check_contract, check_is_agent
-from sebulba.loops.devices import choose_devices, what_fits
+from sebulba.loops.devices import place
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.inferencer_maker import InferencerMaker
 from sebulba.loops.interrupt import KeptInterrupt
@@ -151,23 +151,18 @@ class GymnasiumLoop:
             raise UsageError(f"inference_only={shown(inference_only)} must be True or False")
         self._options = options = _changed(options, changes, None if callable(cycle) else cycle)
         join(options.distributed, inference_only=inference_only)
-        self.inference_devices, self.update_devices = choose_devices(
-            options.inference_devices if inference_devices is None else inference_devices,
-            options.update_devices if update_devices is None else update_devices,
-            what_fits(
-                agent,
-                num_envs,
-                options.num_inferencers_per_device,
-                # A configuration of the command line knows it.
-                getattr(options, "steps_per_cycle", None),
-            ),
+        factory = make_env_factory(env_factory)
+        self.placed = placed = place(
+            options, factory, agent, num_envs, inference_devices, update_devices
         )
+        options = placed.options
+        self.inference_devices, self.update_devices = placed.inference, placed.update
         devices = len(self.update_devices)
         check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")
         self.num_envs = num_envs
         kind = cycle if callable(cycle) else options.cycle
         self._parts = parts(
-            Given(make_env_factory(env_factory), agent, kind, options.schedule),
+            Given(placed.factory, agent, kind, options.schedule),
             options,
             self.update_devices,
             self.num_inferencers,
@@ -205,7 +200,7 @@ class GymnasiumLoop:
 
     def _make_envs(self) -> LoopEnvs:
         options, places = self._options, self._parts.inferencers
-        pin = options.pin_inferencers and not options.inline
+        pin = options.pin_inferencers and not options.inline and not self.placed.unpinned
         with contextlib.ExitStack() as stack:
             stack.callback(self._parts.close)
             envs = LoopEnvs(
@@ -224,7 +219,9 @@ class GymnasiumLoop:
     @property
     def num_inferencers(self) -> int:
         """Inferencers over all inference devices."""
-        return max(1, self._options.num_inferencers_per_device) * len(self.inference_devices)
+        per_device = self.placed.options.num_inferencers_per_device
+        assert per_device is not None, "place has chosen"
+        return max(1, per_device) * len(self.inference_devices)
 
     def new_state(self, key: int | jax.Array, steps_per_cycle: int) -> AgentState:
         """Return a new agent state for this loop.

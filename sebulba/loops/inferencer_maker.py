@@ -23,7 +23,7 @@ class InferencerMaker:
         """Make them for ``session``, in ``places``."""
         self._session = session
         self._places = places
-        self._per_device = max(1, session.options.num_inferencers_per_device)
+        self._per_device = max(1, session.options.num_inferencers_per_device or 0)
         self.reasons: set[str] = set()
         """Why cycles run as they do."""
 

@@ -285,6 +285,17 @@ class RunFolder:
             return env
         return self._with_backend(env, read_json_object(self.config))
 
+    def with_its_inferencers(self, config: ExperimentConfig) -> ExperimentConfig:
+        """Return ``config`` with the number of Inferencers that a resumed run has, if it has none.
+
+        Its saved state fits no other number, and another machine would choose another.
+        """
+        number = config.num_inferencers_per_device
+        if number is not None or not (config.resume and self.config.exists()):
+            return config
+        number = read_json_object(self.config).get("num_inferencers_per_device")
+        return dataclasses.replace(config, num_inferencers_per_device=number)
+
     def _with_backend(self, env: EnvConfig, record: Mapping[str, Any]) -> EnvConfig:
         environment = record.get(ENVIRONMENT)
         if env.backend is not None or not isinstance(environment, dict):

@@ -90,6 +90,7 @@ def train_in_folder(
       CheckpointError: The run is to be resumed and no checkpoint is whole.
       Exception: Whatever the run raised; metrics and learning curve are in ``folder`` all the same.
     """
+    config = folder.with_its_inferencers(config)
     given, config = config, set_up_jax(config)
     kind = _Follower if config.distributed.host else _Run
     run = kind(config, folder, preset or config.env.id, ends_hung=stop_on_signal is not None)
@@ -235,7 +236,8 @@ class _Run:
         """
         folder = self._folder
         folder.ended.unlink(missing_ok=True)
-        given = dataclasses.replace(given, env=self.env)
+        number = self.loop.placed.options.num_inferencers_per_device
+        given = dataclasses.replace(given, env=self.env, num_inferencers_per_device=number)
         folder.write_config(given, preset, command, dataclasses.asdict(self.source))
         self._config_text = folder.config.read_text()  # from now on a deleted folder ends the run
         self.meet([folder.run_id(), self.num_cycles])
@@ -295,6 +297,8 @@ class _Run:
     def _say_where(self) -> None:
         """Say where the run is, and where it is resumed, with what is dropped of it."""
         print(f"sebulba: {self.source} in {self._folder.path}", flush=True)
+        if self.loop.placed.about:
+            print(f"sebulba: {self.loop.placed.about}", flush=True)
         if not self._config.resume:
             return
         dropped = self._folder.drop_metrics_after(self.env_steps_done)

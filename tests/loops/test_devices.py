@@ -236,7 +236,7 @@ def test_every_preset_can_be_split_over_the_devices_that_are_chosen(preset, monk
         agent = build_agent(config, sebulba.env_spec(factory))
     except UsageError as error:
         pytest.skip(str(error))  # a library that is not installed
-    per_device = config.num_inferencers_per_device
+    per_device = config.num_inferencers_per_device or devices.FEW_INFERENCERS
     fits = devices.what_fits(agent, config.num_envs, per_device, config.steps_per_cycle)
     for count in range(1, 17):
         everywhere = list(range(count))

@@ -22,7 +22,9 @@ from tests.tools.test_bench_scale import tiny_config
 CPU = [types.SimpleNamespace(platform="cpu")]
 GPUS = [types.SimpleNamespace(platform="gpu")] * 4
 ALL = ("devices", "num-inferencers-per-device", "num-envs", "steps-per-cycle")
-START = dataclasses.replace(PRESETS["cartpole"].make(), num_envs=32, steps_per_cycle=16)
+START = dataclasses.replace(
+    PRESETS["cartpole"].make(), num_envs=32, steps_per_cycle=16, num_inferencers_per_device=2
+)
 
 
 class FakeTrial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import math
 import os
@@ -19,6 +20,7 @@ import jax
 from sebulba.agent import Agent
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
+from sebulba.loops.devices import place
 from sebulba.runs import build as experiment
 from sebulba.runs import huge_pages
 from sebulba.support import files
@@ -91,6 +93,14 @@ def env_and_agent(config: ExperimentConfig) -> tuple[EnvFactory, Agent]:
     """Return the environment factory and the agent of a configuration, as a run makes them."""
     factory = make_env_factory(config.env.id, **config.env.factory_arguments())
     return factory, experiment.build_agent(config, env_spec(factory))
+
+
+def with_inferencers(config: ExperimentConfig) -> ExperimentConfig:
+    """Return the configuration with the number of Inferencers that a run here has."""
+    if config.num_inferencers_per_device is not None:
+        return config
+    number = place(config, *env_and_agent(config), config.num_envs).options
+    return dataclasses.replace(config, num_inferencers_per_device=number.num_inferencers_per_device)
 
 
 def print_table(

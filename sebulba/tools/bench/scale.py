@@ -119,6 +119,7 @@ def run(
     """
     configure_jax(config.platform, None, "off")
     share_accelerator()
+    config = harness.with_inferencers(config)
     chosen = choose_axes(all_axes(config, local_devices()), axes)
     title = f"bench scale: {preset}"
     results = []
@@ -179,7 +180,7 @@ def all_axes(config: ExperimentConfig, devices: Sequence[jax.Device]) -> list[Ax
 
 
 def _whole_axis(config: ExperimentConfig, field: str, *values: int) -> Axis:
-    every = tuple(sorted({*values, getattr(config, field)}))
+    every = tuple(sorted({*values, getattr(config, field)} - {None}))
     name = field.replace("_", "-")
     return Axis(name, every, lambda c, value: dataclasses.replace(c, **{field: value}))
 

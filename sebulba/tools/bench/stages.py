@@ -27,7 +27,7 @@ from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.inference.loop_envs import LoopEnvs
 from sebulba.inference.places import Given, Places
 from sebulba.learning.update import Updater
-from sebulba.loops.devices import choose_devices, what_fits
+from sebulba.loops.devices import place
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import on_device, owned_copy
 from sebulba.tools.bench.ceiling import ALONE, RELAY, Cost
@@ -130,19 +130,18 @@ class Stages:
           agent: The agent that it trains.
           seconds: Duration of one measurement of a stage.
         """
-        self._config = config
+        self._placed = place(config, factory, agent, config.num_envs)
+        assert isinstance(self._placed.options, ExperimentConfig)
+        self._config = config = self._placed.options
         self._agent = agent
         self._seconds = seconds
-        self._devices, update_devices = choose_devices(
-            config.inference_devices,
-            config.update_devices,
-            what_fits(
-                agent, config.num_envs, config.num_inferencers_per_device, config.steps_per_cycle
-            ),
-        )
+        update_devices, factory = self._placed.update, self._placed.factory
         self._mesh = learner_mesh(update_devices)
-        per_device = max(1, config.num_inferencers_per_device)
-        self._devices = [device for device in self._devices for _ in range(per_device)]
+        self.per_device = max(1, config.num_inferencers_per_device or 0)
+        """Inferencers of an inference device."""
+        self._devices = [
+            device for device in self._placed.inference for _ in range(self.per_device)
+        ]
         self._run = RunSpec(
             config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
         )
@@ -206,7 +205,7 @@ class Stages:
         programs = CyclePrograms(self._agent, acting, state.step[0], self._run)
         config, number = self._config, self.num_inferencers
         self._places = new_places(self._given, config, number)
-        pin = config.pin_inferencers and not config.inline
+        pin = config.pin_inferencers and not config.inline and not self._placed.unpinned
         self._cores = self._places.cores(number, pin=pin)
         envs = self._make_envs(self._places)
         cycles = [

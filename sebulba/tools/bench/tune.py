@@ -126,6 +126,7 @@ def run(
     default = start_of(preset, trust=False, command="sebulba bench tune").config
     configure_jax(config.platform, None, "off")
     share_accelerator()
+    config = harness.with_inferencers(config)
     keep = [*keep, *(BATCH if max_batch_growth == 1 else ())]
     knobs = choose_knobs(config, local_devices(), keep)
     limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_memory_mb()
