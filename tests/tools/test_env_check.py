@@ -13,7 +13,6 @@ import sebulba
 from sebulba import Population
 from sebulba.commands import cli
 from sebulba.errors import UsageError
-from sebulba.tools.check import env_checks
 from sebulba.tools.check.checks import Done, Finding, Level, run_checks
 from sebulba.tools.check.env_checks import checks_of
 from sebulba.tools.check.env_under_test import Subject
@@ -153,9 +152,7 @@ def test_what_cannot_be_seen_without_a_step_is_not_tried():
 def test_what_fails_within_its_module_is_a_finding(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "needs_nothing_known.py").write_text("import a_simulator_that_is_not_there\n")
-    arguments = {"num_envs": 2, "num_steps": 5, "seed": 0, "timeout_s": 60.0, "options": {}}
-    checks = env_checks.checks("needs_nothing_known:Env", arguments)
-    (found,) = [e for e in run_checks(checks, {}) if isinstance(e, Finding)]
+    (found,) = sebulba.check_env("needs_nothing_known:Env").findings
     assert found.name == "importing" and "No module named 'a_simulator" in found.seen
     assert "needs_nothing_known.py:1" in found.seen
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from sebulba.tools.check.agent_driver import (
     with_other_rewards,
 )
 from sebulba.tools.check.agent_under_test import DEVICES, MOST_WARM_UP, AgentSubject, feed
-from sebulba.tools.check.checks import Check, Finding, note, ok, problem, suite
+from sebulba.tools.check.checks import Check, Finding, note, ok, problem
 from sebulba.types import PyTree
 
 RUNS = ("state", "step", "update_experience", "loss", "optimize", "updates due")
@@ -41,13 +41,13 @@ def checks(agent: Any, arguments: dict[str, Any]) -> list[Check]:
       arguments: Further arguments of ``AgentSubject``.
     """
     configure_jax(num_cpu_devices=DEVICES)
-    return suite(lambda: AgentSubject(agent, **arguments), checks_of)
+    return checks_of(AgentSubject(agent, **arguments))
 
 
 def checks_of(subject: AgentSubject) -> list[Check]:
     """Return the checks of ``subject``, each after those that it needs."""
 
-    def check(name: str, function: Callable[[Any], Iterator[Finding]], *needs: str) -> Check:
+    def check(name: str, function: Callable[[AgentSubject], Any], *needs: str) -> Check:
         return Check(name, functools.partial(function, subject), needs)
 
     return [
@@ -75,51 +75,47 @@ def checks_of(subject: AgentSubject) -> list[Check]:
 # What it is.
 
 
-def check_making(subject: AgentSubject) -> Iterator[Finding]:
+def check_making(subject: AgentSubject) -> Finding:
     """Make the agent, and find sizes that it takes."""
     try:
         agent, spec = subject.agent, subject.agent.spec
         where = spec.name or "its spaces"
-        yield ok(
+        return ok(
             f"{type(agent).__name__} for {where}, {spec.observation_space} -> "
             f"{spec.action_space}; steps_per_cycle={subject.num_steps}"
         )
     except Exception as error:
         remedy = "repair it, or name an environment that it takes (--env), or a configuration"
-        yield problem(describe_error(error), remedy)
+        return problem(describe_error(error), remedy)
 
 
-def check_config(subject: AgentSubject) -> Iterator[Finding]:
+def check_config(subject: AgentSubject) -> Finding:
     """Look whether hyper-parameters are a frozen dataclass."""
     config = subject.agent.config
     config_class: Any = type(config)
     name = config_class.__name__
     remedy = "make it a @dataclasses.dataclass(frozen=True) of numbers, text and tuples"
     if not dataclasses.is_dataclass(config):
-        yield problem(f"{name} is no dataclass, so it cannot be saved", remedy)
-        return
+        return problem(f"{name} is no dataclass, so it cannot be saved", remedy)
     if not config_class.__dataclass_params__.frozen:
-        yield problem(f"{name} is not frozen: a change would not reach compiled programs", remedy)
-        return
+        return problem(f"{name} is not frozen: a change would not reach compiled programs", remedy)
     try:
         hash(config)
     except TypeError as error:
-        yield problem(f"{name} cannot be hashed ({error})", remedy)
-        return
-    yield ok(f"{name}, frozen")
+        return problem(f"{name} cannot be hashed ({error})", remedy)
+    return ok(f"{name}, frozen")
 
 
 # The contract, by shapes. What breaks it raises UsageError, which the report shows.
 
 
-def _keeps(method: Callable[[Contract], Any], shown: str) -> Callable:
-    def check(subject: AgentSubject) -> Iterator[Finding]:
+def _keeps(method: Callable[[Contract], Any], shown: str) -> Callable[[AgentSubject], Finding]:
+    def check(subject: AgentSubject) -> Finding:
         try:
             method(subject.contract)
         except UsageError as error:
-            yield _problem_of(error)
-            return
-        yield ok(shown)
+            return _problem_of(error)
+        return ok(shown)
 
     return check
 
@@ -148,31 +144,32 @@ check_optimize = _keeps(
 )
 
 
-def check_specs(subject: AgentSubject) -> Iterator[Finding]:
+_check_experience_spec = _keeps(
+    lambda contract: (contract.experience, contract.local_experience),
+    f"experience_spec splits the experience over {DEVICES} devices",
+)
+
+
+def check_specs(subject: AgentSubject) -> list[Finding]:
     """Look whether specs fit their trees, and split what has a row for each environment."""
-    contract = subject.contract
-    yield from _keeps(
-        lambda contract: (contract.experience, contract.local_experience),
-        f"experience_spec splits the experience over {DEVICES} devices",
-    )(subject)
-    shapes = contract.step_state
-    declared = subject.agent.step_state_spec()
-    fits = _keeps(lambda contract: contract.local_step_state, "")
-    found = [one for one in fits(subject) if one.remedy]
-    yield from found
-    if found or type(subject.agent).shard_step_state is not Agent.shard_step_state:
-        return
+    found, shapes = [_check_experience_spec(subject)], subject.contract.step_state
+    try:
+        _ = subject.contract.local_step_state
+    except UsageError as error:
+        return [*found, _problem_of(error)]
+    if type(subject.agent).shard_step_state is not Agent.shard_step_state:
+        return found
     by_shape = dict(named_specs(Agent.step_state_spec(subject.agent), shapes))
-    for name, spec in named_specs(declared, shapes):
+    for name, spec in named_specs(subject.agent.step_state_spec(), shapes):
         if any(spec) != any(by_shape[name]):
             has = "has" if any(by_shape[name]) else "does not have"
-            yield problem(
+            wrong = problem(
                 f"step_state_spec says {'to split' if any(spec) else 'P() for'} {name}, which "
                 f"{has} a row for each environment",
                 "use P('learner') for [B, ...] and P() for all else, or do not override it",
             )
-            return
-    yield ok("step_state_spec splits what has a row for each environment")
+            return [*found, wrong]
+    return [*found, ok("step_state_spec splits what has a row for each environment")]
 
 
 def named_specs(specs: PyTree, tree: PyTree) -> list[tuple[str, Any]]:
@@ -181,37 +178,35 @@ def named_specs(specs: PyTree, tree: PyTree) -> list[tuple[str, Any]]:
     return list(zip(named_leaves(tree)[0], flat, strict=True))
 
 
-def check_updates_due(subject: AgentSubject) -> Iterator[Finding]:
+def check_updates_due(subject: AgentSubject) -> Finding:
     """Look at the numbers of updates after the first trajectories."""
     try:
         due = [subject.contract.check_due(cycle) for cycle in range(1, 101)]
     except UsageError as error:
-        yield _problem_of(error)
-        return
+        return _problem_of(error)
     counts = sorted(set(due) - {0})
     if due != [subject.contract.check_due(cycle) for cycle in range(1, 101)]:
-        yield problem(
+        return problem(
             "num_off_policy_optims_per_cycle gives another number when it is asked again",
             "compute it from the cycle and the config alone",
         )
-    elif len(counts) > 1:
-        yield problem(
+    if len(counts) > 1:
+        return problem(
             f"num_off_policy_optims_per_cycle gives {counts} in one run; each is compiled",
             "give 0 and one other number only",
         )
-    elif subject.warm_up is None:
-        yield note(
+    if subject.warm_up is None:
+        return note(
             f"no update is due after any of {MOST_WARM_UP} trajectories, so none was tried",
             "give a config with a shorter warm-up: --config",
         )
-    else:
-        yield ok(f"{counts[0] if counts else 0}, from trajectory {subject.warm_up + 1} on")
+    return ok(f"{counts[0] if counts else 0}, from trajectory {subject.warm_up + 1} on")
 
 
 # The programs.
 
 
-def check_purity(subject: AgentSubject) -> Iterator[Finding]:
+def check_purity(subject: AgentSubject) -> Finding:
     """Trace everything again: a pure function gives the same program."""
     first, kept = subject.contract, dict(vars(subject.agent))
     second = Contract(subject.agent, first.run)
@@ -220,26 +215,23 @@ def check_purity(subject: AgentSubject) -> Iterator[Finding]:
     changed = [name for name, value in vars(subject.agent).items() if kept.get(name) is not value]
     for method, program in first.programs.items():
         if _text(program) != _text(second.programs[method]):
-            yield problem(
+            return problem(
                 f"{method} gives another program when it is traced again",
                 "draw with jax.random and the key that is passed; let nothing depend on NumPy's "
                 "or Python's randomness, on time, or on counts kept on self",
             )
-            return
     if changed:
-        yield problem(
+        return problem(
             f"methods write self.{', self.'.join(changed)}, and a compiled one does so once only",
             "keep it in the state; in __init__ what never changes",
         )
-        return
     weak = _weak_leaves(first)
     if weak:
-        yield note(
+        return note(
             f"step returns {', '.join(weak)} of a weak type, so it is compiled twice",
             "give its dtype: jnp.asarray(x, jnp.float32)",
         )
-        return
-    yield ok("the same programs when traced again")
+    return ok("the same programs when traced again")
 
 
 def _text(program: Any) -> str:
@@ -262,14 +254,11 @@ def _weak_leaves(contract: Contract) -> list[str]:
     ]
 
 
-def check_keys(subject: AgentSubject) -> Iterator[Finding]:
+def check_keys(subject: AgentSubject) -> Finding:
     """Look whether a PRNG key is used twice."""
     contract, agent = subject.contract, subject.agent
     acting = (contract.acting_networks, contract.step_state, contract.env_step)
-    learning = (
-        *(contract.networks, contract.opt, contract.local_experience),
-        contract.key,
-    )
+    learning = (contract.networks, contract.opt, contract.local_experience, contract.key)
 
     def twice(networks: PyTree, step_state: PyTree, env_step: Any) -> PyTree:
         _, step_state = agent.act(networks, step_state, env_step)
@@ -286,12 +275,11 @@ def check_keys(subject: AgentSubject) -> Iterator[Finding]:
             with jax.debug_key_reuse(True):
                 jax.eval_shape(lambda *x, function=function: function(*x), *given)
         except jax.errors.KeyReuseError as error:
-            yield problem(
+            return problem(
                 f"{method} uses a key that was used before{_place(error)}, {where}",
                 "split it: next_key, key = jax.random.split(key); draw once from each",
             )
-            return
-    yield ok("none is used twice")
+    return ok("none is used twice")
 
 
 def _place(error: BaseException) -> str:
@@ -302,17 +290,16 @@ def _place(error: BaseException) -> str:
     return f" ({own[-1].filename.rpartition('/')[2]}:{own[-1].lineno})" if own else ""
 
 
-def check_explore(subject: AgentSubject) -> Iterator[Finding]:
+def check_explore(subject: AgentSubject) -> Finding:
     """Look whether the evaluation policy is another one, and what actions depend on."""
     programs = subject.contract.programs
     exploring, exploiting = (programs[f"step(explore={explore})"] for explore in (True, False))
     same = _text(exploring) == _text(exploiting)
     if same and "random_bits" in str(exploring):
-        yield problem(
+        return problem(
             "step(explore=False) is the same program and draws random numbers, too",
             "take the likeliest action where explore is False: the evaluation policy",
         )
-        return
     given = (subject.contract.acting_networks, subject.contract.step_state)
     num_networks, num_state = (len(jax.tree.leaves(tree)) for tree in given)
     obs = len(jax.tree.leaves(subject.contract.env_step.obs))
@@ -323,12 +310,11 @@ def check_explore(subject: AgentSubject) -> Iterator[Finding]:
     ):
         flags = [begin <= i < end for i in range(total)]
         if not reached(exploiting.jaxpr, flags)[0]:
-            yield problem(
+            return problem(
                 f"the actions of step(explore=False) do not depend on {name}",
                 "compute them from networks and observation",
             )
-            return
-    yield ok("never explores" if same else "step(explore=False) is another policy")
+    return ok("never explores" if same else "step(explore=False) is another policy")
 
 
 def reached(jaxpr: Any, flags: list[bool]) -> list[bool]:
@@ -354,7 +340,7 @@ def reached(jaxpr: Any, flags: list[bool]) -> list[bool]:
 # Updates.
 
 
-def check_gradients(subject: AgentSubject) -> Iterator[Finding]:
+def check_gradients(subject: AgentSubject) -> Finding:
     """Look whether a gradient reaches every leaf, in the program and in numbers."""
     contract = subject.contract
     names, _ = named_leaves(contract.networks)
@@ -364,26 +350,23 @@ def check_gradients(subject: AgentSubject) -> Iterator[Finding]:
     if not lost and subject.warm_up is not None:
         fed = subject.fed
         if bad := [name for name, value in fed.metrics.items() if not np.isfinite(value)]:
-            yield problem(
+            return problem(
                 f"{', '.join(bad)} not finite after {fed.driver.updates} updates",
                 "bound what goes into logarithms, divisions and exponentials",
             )
-            return
         lost = [name for name in fed.before if np.array_equal(fed.before[name], fed.after[name])]
     if lost:
-        yield problem(
+        return problem(
             f"the loss gives no gradient to {', '.join(lost[:5])}",
             "use it in the loss; keep targets in new_opt and statistics in new_experience",
         )
-    else:
-        yield ok(f"reach all {len(names)} leaves")
+    return ok(f"reach all {len(names)} leaves")
 
 
-def check_valid(subject: AgentSubject) -> Iterator[Finding]:
+def check_valid(subject: AgentSubject) -> Finding:
     """Feed the same with other numbers in the transitions that are not valid."""
     if subject.warm_up is None:
-        yield note(NOT_UPDATED)
-        return
+        return note(NOT_UPDATED)
     fed = subject.fed
     changes = {"actions": with_other_actions}
     if not _has_statistics_of_rewards(subject):  # which may count on the 0 of a reset
@@ -391,13 +374,12 @@ def check_valid(subject: AgentSubject) -> Iterator[Finding]:
     for what, change in changes.items():
         other = feed(fed.driver, [change(one) for one in fed.made])
         if largest_difference(other.after, fed.after) > 1e-4 * _moved(fed) + 1e-9:
-            yield problem(
+            return problem(
                 f"what is learned depends on {what} of transitions that are not valid, which are "
                 "the resets after episodes",
                 "weight transitions with env_step.valid[1:], as masked_mean(x, step.valid) does",
             )
-            return
-    yield ok("transitions that are not valid count for nothing")
+    return ok("transitions that are not valid count for nothing")
 
 
 def _has_statistics_of_rewards(subject: AgentSubject) -> bool:
@@ -411,37 +393,33 @@ def _has_statistics_of_rewards(subject: AgentSubject) -> bool:
     return any(flag and not any(spec) for flag, (_, spec) in zip(flags, specs, strict=True))
 
 
-def check_devices(subject: AgentSubject) -> Iterator[Finding]:
+def check_devices(subject: AgentSubject) -> Finding:
     """Feed the same to several devices."""
     if subject.warm_up is None:
-        yield note(NOT_UPDATED)
-        return
+        return note(NOT_UPDATED)
     one = subject.fed
     driver = subject.driver(one.driver.agent, DEVICES, one.driver.first_state)
     many = feed(driver, one.made)
     unlike = [name for name, leaf in replicated_leaves(driver).items() if differs_by_device(leaf)]
     if unlike:
-        yield problem(
+        return problem(
             f"{', '.join(unlike[:3])} differs by device, and its spec is P()",
             "take jax.lax.pmean or psum of it over 'learner', or split it in experience_spec",
         )
-        return
     if _draws(subject):
-        yield ok(
+        return ok(
             f"what is replicated is equal on {DEVICES} devices; the update draws random numbers, "
             "so it was not compared with one device"
         )
-        return
     difference, moved = largest_difference(many.after, one.after), _moved(one)
     if difference > 0.01 * moved + 1e-7:
-        yield problem(
+        return problem(
             f"on {DEVICES} devices networks differ by {difference / moved:.1%} of what they moved "
             "on one, with the same trajectories",
             "divide by a pmean of the count: masked_mean(x, step.valid); take means of what "
             "normalises over 'learner', too",
         )
-    else:
-        yield ok(f"the same gradient on {DEVICES} as on one")
+    return ok(f"the same gradient on {DEVICES} as on one")
 
 
 def _draws(subject: AgentSubject) -> bool:

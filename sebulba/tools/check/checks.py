@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from sebulba.errors import UsageError, describe_error
+from sebulba.errors import describe_error
 
 
 class Level(enum.StrEnum):
@@ -105,8 +104,8 @@ class Check:
 
     name: str
     """Name in the report."""
-    run: Callable[[], Iterable[Finding]]
-    """Yields what it finds."""
+    run: Callable[[], Finding | Iterable[Finding] | None]
+    """Returns what it finds."""
     needs: tuple[str, ...] = ()
     """Names of checks that have to pass before this one makes sense."""
 
@@ -130,27 +129,6 @@ class Done(NamedTuple):
 
 
 Event = Begun | Done | Finding
-SubjectT = TypeVar("SubjectT")
-
-
-def suite(
-    make: Callable[[], SubjectT], checks_of: Callable[[SubjectT], list[Check]]
-) -> list[Check]:
-    """Return the checks of what ``make`` returns, or one that shows what its module raised.
-
-    Raises:
-      UsageError: ``make`` raised it.
-    """
-    try:
-        return checks_of(make())
-    except UsageError:
-        raise
-    except Exception as error:
-        return [Check("importing", functools.partial(_raise, error))]
-
-
-def _raise(error: Exception) -> Iterator[Finding]:
-    raise error
 
 
 def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[Event]:
@@ -179,7 +157,13 @@ def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[
 
 def _findings(check: Check) -> Iterator[Finding]:
     try:
-        for finding in check.run():
+        found = check.run() or ()
+        for finding in [found] if isinstance(found, Finding) else found:
             yield finding if finding.name else dataclasses.replace(finding, name=check.name)
     except (Exception, SystemExit) as error:
-        yield problem(describe_error(error), "correct the code that raises it", check.name)
+        yield failure(check.name, error)
+
+
+def failure(name: str, error: BaseException) -> Finding:
+    """Return the finding that the check ``name`` raised an error."""
+    return problem(describe_error(error), "correct the code that raises it", name)

@@ -12,7 +12,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from sebulba.errors import UsageError
-from sebulba.tools.check.checks import Begun, run_checks
+from sebulba.tools.check.checks import Begun, failure, run_checks
 from sebulba.tools.check.isolation import STACK_SHARE
 
 
@@ -34,6 +34,9 @@ def main(events_fd: int) -> None:
     except UsageError as error:
         events.send(error)
         return
+    except Exception as error:
+        checks = []
+        events.send(failure("importing", error))
     for event in run_checks(checks, passed):
         if isinstance(event, Begun):
             faulthandler.dump_traceback_later(STACK_SHARE * timeout_s)

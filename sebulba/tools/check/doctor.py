@@ -100,13 +100,12 @@ def checks(platform: Platform | None) -> list[Check]:
     ]
 
 
-def check_devices() -> Iterator[Finding]:
+def check_devices() -> Finding:
     """Yield the devices that JAX sees, or why there are none."""
     try:
         devices = local_devices()
     except UsageError as error:
-        yield problem(str(error), "unset JAX_PLATFORMS, or pass --platform cpu")
-        return
+        return problem(str(error), "unset JAX_PLATFORMS, or pass --platform cpu")
     kinds = Counter(device.device_kind for device in devices)
     shown = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     seen = f"{shown} (platform {devices[0].platform})"
@@ -114,34 +113,29 @@ def check_devices() -> Iterator[Finding]:
     is_cpu_wanted = (getattr(jax.config, "jax_platforms", None) or "").startswith("cpu")
     if devices[0].platform == "cpu" and has_nvidia and not is_cpu_wanted:
         remedy = "pip install 'sebulba[cuda]', if it is to be used"
-        yield note(f"{seen}, although there is an NVIDIA driver", remedy)
-    else:
-        yield ok(seen)
+        return note(f"{seen}, although there is an NVIDIA driver", remedy)
+    return ok(seen)
 
 
-def check_cluster() -> Iterator[Finding]:
+def check_cluster() -> Finding:
     """Yield the machines of the cluster of Ray that this machine is part of."""
     address = ray_actors.known_cluster()
     if address is None:
-        yield ok("none; Inferencers run on this machine")
-        return
+        return ok("none; Inferencers run on this machine")
     if importlib.util.find_spec("ray") is None:
-        yield note(f"{address}, and Ray is not installed here", "pip install 'sebulba[cluster]'")
-        return
+        return note(f"{address}, and Ray is not installed here", "pip install 'sebulba[cluster]'")
     try:
         machines, free = ray_actors.machines_of(address)
     except UsageError as error:
-        yield note(str(error), "`ray stop`, or unset RAY_ADDRESS, if there is to be none")
-        return
+        return note(str(error), "`ray stop`, or unset RAY_ADDRESS, if there is to be none")
     shown = ", ".join(f"{one.name} ({one.cpus:g} CPUs)" for one in machines)
     seen = f"{address}, {len(machines)} machines: {shown}; {free:g} CPUs are free"
     if free:
-        yield ok(seen)
-    else:
-        yield note(seen, "end what runs there, or add machines: every Inferencer takes a CPU")
+        return ok(seen)
+    return note(seen, "end what runs there, or add machines: every Inferencer takes a CPU")
 
 
-def check_cores() -> Iterator[Finding]:
+def check_cores() -> Finding:
     """Yield how many cores this process may use."""
     cores = machine.cores()
     limits = [f"{cores.installed} installed", f"{cores.allowed} by affinity"]
@@ -149,18 +143,17 @@ def check_cores() -> Iterator[Finding]:
         limits.append(f"{cores.quota:g} by the control group")
     seen = f"{cores.usable:g} usable ({', '.join(limits)})"
     if cores.usable < cores.allowed:
-        yield note(
+        return note(
             seen,
             "threads are sized by affinity and will be too many: --env.num-threads "
             f"{max(1, int(cores.usable) // 2)}, or start under taskset",
         )
-    elif cores.usable < 2:
-        yield note(seen, "acting and updating will take turns: 2 or more are worth it")
-    else:
-        yield ok(seen)
+    if cores.usable < 2:
+        return note(seen, "acting and updating will take turns: 2 or more are worth it")
+    return ok(seen)
 
 
-def check_memory() -> Iterator[Finding]:
+def check_memory() -> Finding:
     """Yield how much memory this process may use."""
     memory = machine.memory()
     limit = "no limit" if memory.limit is None else f"limit {memory.limit / GB:.1f} GB"
@@ -169,38 +162,34 @@ def check_memory() -> Iterator[Finding]:
         f"(control group: {limit}); huge pages {HUGE_PAGES[huge_pages.mode()]}"
     )
     if memory.available < LITTLE_MEMORY_GB * GB:
-        yield note(seen, "free some, or train with a smaller replay and fewer environments")
-    else:
-        yield ok(seen)
+        return note(seen, "free some, or train with a smaller replay and fewer environments")
+    return ok(seen)
 
 
-def check_disk() -> Iterator[Finding]:
+def check_disk() -> Finding:
     """Yield whether runs can be written to their folder, and how much space there is."""
     runs = Path("runs")
     folder = machine.nearest_folder(runs)
     free = shutil.disk_usage(folder).free
     seen = f"{free / GB:.1f} GB free for {runs.absolute()}"
     if reason := _why_not_writable(folder):
-        yield problem(f"{runs.absolute()} cannot be written: {reason}", "pass --run-dir DIR")
-    elif free < LITTLE_DISK_GB * GB:
-        yield problem(seen, "free some, or pass --run-dir DIR on another disk")
-    else:
-        yield ok(seen)
+        return problem(f"{runs.absolute()} cannot be written: {reason}", "pass --run-dir DIR")
+    if free < LITTLE_DISK_GB * GB:
+        return problem(seen, "free some, or pass --run-dir DIR on another disk")
+    return ok(seen)
 
 
-def check_compile_cache() -> Iterator[Finding]:
+def check_compile_cache() -> Finding:
     """Yield whether compiled programs can be kept for the next start."""
     cache = auto_compile_cache()
     if "://" in cache:
-        yield ok(f"{cache} (not looked at)")
-        return
+        return ok(f"{cache} (not looked at)")
     if reason := _why_not_writable(machine.nearest_folder(Path(cache))):
-        yield problem(
+        return problem(
             f"{cache} cannot be written: {reason}",
             "repair it, or pass --compile-cache DIR (or off: every start compiles again)",
         )
-    else:
-        yield ok(cache)
+    return ok(cache)
 
 
 def _why_not_writable(folder: Path) -> str:
@@ -250,20 +239,18 @@ def _short(family: str) -> str:
     return family.replace(".", " ", 1)
 
 
-def _check_family(family: str, env_id: str) -> Iterator[Finding]:
+def _check_family(family: str, env_id: str) -> Finding:
     from sebulba.envs.factory import make_env_factory
 
     number = _envpool_ids()[family]
     if not number:
-        yield note("is not in this envpool", "pip install --upgrade envpool")
-        return
+        return note("is not in this envpool", "pip install --upgrade envpool")
     try:
         env = make_env_factory(env_id, backend="envpool")(1, [0])
     except UsageError as error:
-        yield note(f"{number} ids, {env_id} does not run: {error.__cause__ or error}")
-        return
+        return note(f"{number} ids, {env_id} does not run: {error.__cause__ or error}")
     env.reset()
     action = np.array([env.spec.action_space.sample()], env.spec.action_space.dtype)
     env.step(action)
     env.close()
-    yield ok(f"{number} ids, {env_id} runs")
+    return ok(f"{number} ids, {env_id} runs")

@@ -18,7 +18,7 @@ from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
 from sebulba.errors import UsageError, describe_error
 from sebulba.tools.check import run_checks
-from sebulba.tools.check.checks import Check, Finding, note, ok, problem, suite
+from sebulba.tools.check.checks import Check, Finding, note, ok, problem
 from sebulba.tools.check.env_players import SinglePlayer, first_difference
 from sebulba.tools.check.env_under_test import Subject
 from sebulba.types import MultiAgentSpec
@@ -39,7 +39,7 @@ def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
       env: Environment, as ``make_env_factory`` takes it.
       arguments: Further arguments of ``Subject``.
     """
-    return suite(lambda: Subject(env, **arguments), checks_of)
+    return checks_of(Subject(env, **arguments))
 
 
 def checks_of(subject: Subject) -> list[Check]:
@@ -47,7 +47,7 @@ def checks_of(subject: Subject) -> list[Check]:
     # A finding says it here, and the process of the checks does nothing else.
     warnings.simplefilter("ignore", BrokenPromiseWarning)
 
-    def check(name: str, function: Callable[[Subject], Iterator[Finding]], *needs: str) -> Check:
+    def check(name: str, function: Callable[[Subject], Any], *needs: str) -> Check:
         return Check(name, functools.partial(function, subject), needs)
 
     sound = (*CONTRACT, "close")
@@ -77,23 +77,21 @@ def checks_of(subject: Subject) -> list[Check]:
     ]
 
 
-def check_making(subject: Subject) -> Iterator[Finding]:
+def check_making(subject: Subject) -> Finding:
     """Make two environments: different ones, of the right type, with supported spaces."""
     try:
         with subject.playing() as one, subject.playing(1) as another:
             first, second = _made(one), _made(another)
     except UsageError as error:
         seen, wrap, how = str(error).partition(WRAP)
-        yield problem(seen, wrap[2:] + how if wrap else "correct the environment accordingly")
-        return
+        return problem(seen, wrap[2:] + how if wrap else "correct the environment accordingly")
     if first is second:
-        yield problem(
+        return problem(
             "the environment factory returned the same environment twice",
             "make a new one at each call",
         )
-        return
     kind = "one environment at a time" if subject.plays_one else f"{subject.num_envs} at a time"
-    yield ok(f"{type(first).__name__}, {kind}")
+    return ok(f"{type(first).__name__}, {kind}")
 
 
 def _made(player: Any) -> Any:
@@ -135,14 +133,13 @@ def _short(space: gymnasium.Space) -> str:
     return f"Box{space.shape} {space.dtype}, {bounds}"
 
 
-def check_steps(subject: Subject) -> Iterator[Finding]:
+def check_steps(subject: Subject) -> Finding:
     """Walk, and look at what reset and step return."""
     seen = subject.walk
     if "steps" in seen.broken:
-        yield problem(seen.broken["steps"], "correct reset or step")
-    else:
-        times = "" if subject.plays_one else f" of {subject.num_envs} environments"
-        yield ok(f"{seen.steps} random steps{times} without an error")
+        return problem(seen.broken["steps"], "correct reset or step")
+    times = "" if subject.plays_one else f" of {subject.num_envs} environments"
+    return ok(f"{seen.steps} random steps{times} without an error")
 
 
 def check_observations(subject: Subject) -> Iterator[Finding]:
@@ -163,51 +160,47 @@ def check_observations(subject: Subject) -> Iterator[Finding]:
         yield ok("shape, dtype and range are those of the space")
 
 
-def check_rewards(subject: Subject) -> Iterator[Finding]:
+def check_rewards(subject: Subject) -> Finding:
     """Look at NaN and at the scale."""
     seen = subject.walk
     if "rewards" in seen.broken:
-        yield problem(seen.broken["rewards"], "return a finite number")
-        return
+        return problem(seen.broken["rewards"], "return a finite number")
     rewards = np.concatenate(seen.rewards)
     low, high = float(rewards.min()), float(rewards.max())
     shown = f"{low:g} to {high:g}, mean {float(rewards.mean()):.3g}"
     largest = max(abs(low), abs(high))
     if largest > HUGE_REWARD:
-        yield note(shown, f"scale them: --agent.reward-scale {1 / largest:.0e}")
-    elif largest == 0:
-        yield note(f"no reward but 0 in {seen.steps} random steps", "nothing can be learned yet")
-    else:
-        yield ok(shown)
+        return note(shown, f"scale them: --agent.reward-scale {1 / largest:.0e}")
+    if largest == 0:
+        return note(f"no reward but 0 in {seen.steps} random steps", "nothing can be learned yet")
+    return ok(shown)
 
 
-def check_episodes(subject: Subject) -> Iterator[Finding]:
+def check_episodes(subject: Subject) -> Finding:
     """Look at what happens at the end of an episode."""
     seen = subject.walk
     if not seen.ends:
-        yield note(
+        return note(
             f"none ended in {seen.steps} steps",
             "pass a larger --steps, or end them: returns are counted at the end of an episode",
         )
-        return
     shown = f"{seen.ends} ended: {seen.terminated} terminated, {seen.truncated} truncated"
     if seen.both:
         shown += f" ({seen.both} both, which counts as terminated)"
     if seen.after_end:
-        yield problem(
+        return problem(
             seen.after_end,
             "set metadata['autoreset_mode'] to what the vector environment does",
         )
-    elif seen.plain_ends:
-        yield ok(f"{shown}; the step after an end resets")
-    elif seen.masked:
-        yield note(
+    if seen.plain_ends:
+        return ok(f"{shown}; the step after an end resets")
+    if seen.masked:
+        return note(
             f"{shown}; the step that ends an episode resets, and the last observation of "
             f"{seen.masked} truncated ones is missing: their last steps are not learned from",
             "give it in info['final_obs'], or use AutoresetMode.NEXT_STEP",
         )
-    else:
-        yield ok(f"{shown}; the step that ends an episode resets")
+    return ok(f"{shown}; the step that ends an episode resets")
 
 
 def check_agents(subject: Subject) -> Iterator[Finding]:
@@ -239,21 +232,19 @@ def check_agents(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def check_close(subject: Subject) -> Iterator[Finding]:
+def check_close(subject: Subject) -> Finding:
     """Close twice."""
     player = subject.make_player()
     player.reset()
     try:
         player.close()
     except Exception as error:
-        yield problem(describe_error(error), "correct close")
-        return
+        return problem(describe_error(error), "correct close")
     try:
         player.close()
     except Exception as error:
-        yield note(f"the second time: {describe_error(error)}", "let close be called twice")
-        return
-    yield ok("twice, without an error")
+        return note(f"the second time: {describe_error(error)}", "let close be called twice")
+    return ok("twice, without an error")
 
 
 def check_infos(subject: Subject) -> Iterator[Finding]:
@@ -280,52 +271,48 @@ def check_infos(subject: Subject) -> Iterator[Finding]:
         yield ok("none")
 
 
-def check_buffers(subject: Subject) -> Iterator[Finding]:
+def check_buffers(subject: Subject) -> Finding:
     """Look whether returned observations are overwritten later."""
     if not (times := subject.walk.rewritten):
-        yield ok("observations stay as they were returned")
-    elif subject.plays_one:
-        yield note(
+        return ok("observations stay as they were returned")
+    if subject.plays_one:
+        return note(
             f"observations changed after they were returned, at {times} steps; the adapter copies",
             "return a copy if others use the environment, too",
         )
-    else:
-        yield problem(
-            f"observations changed after they were returned, at {times} steps, and JAX may still "
-            "be reading them",
-            "return arrays that are not written again",
-        )
+    return problem(
+        f"observations changed after they were returned, at {times} steps, and JAX may still "
+        "be reading them",
+        "return arrays that are not written again",
+    )
 
 
-def check_determinism(subject: Subject) -> Iterator[Finding]:
+def check_determinism(subject: Subject) -> Finding:
     """Play twice with the same seeds and actions."""
     if difference := first_difference(subject.play(), subject.play()):
-        yield problem(
+        return problem(
             f"same seed and actions, but other {difference}",
             "draw all chance from self.np_random, after super().reset(seed=seed)",
         )
-    else:
-        yield ok(f"same seed and actions, same {subject.num_compared} steps")
+    return ok(f"same seed and actions, same {subject.num_compared} steps")
 
 
-def check_seeds(subject: Subject) -> Iterator[Finding]:
+def check_seeds(subject: Subject) -> Finding:
     """Play with other seeds."""
     shown = subject.play()
     if first_difference(shown, subject.play(1)) is None:
-        yield note(
+        return note(
             f"another seed, same {subject.num_compared} steps",
             "use the seed of reset, unless nothing is left to chance",
         )
-    else:
-        yield ok("another seed, another course")
+    return ok("another seed, another course")
 
 
-def check_shared_state(subject: Subject) -> Iterator[Finding]:
+def check_shared_state(subject: Subject) -> Finding:
     """Play alone, and with another environment stepped in between."""
     if difference := first_difference(subject.play(), subject.play(company=True)):
-        yield problem(
+        return problem(
             f"other {difference} when another one is stepped in between",
             "keep state in self, not in the class or the module",
         )
-    else:
-        yield ok("none: another one in between changes nothing")
+    return ok("none: another one in between changes nothing")

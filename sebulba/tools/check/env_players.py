@@ -16,8 +16,6 @@ import numpy as np
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.multi.population_env import SPEC
 from sebulba.envs.observation_parts import tags_of
-from sebulba.envs.saving.plain_data import pack, unpack
-from sebulba.envs.spaces import legal_action
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, Group, MultiAgentSpec
 
 
@@ -46,7 +44,6 @@ class SinglePlayer:
         self.recorder: Recorder | None = None
         self._seed: int | None = seed
         self._ended = False
-        self._obs: Any = None
 
         def make() -> Any:
             self.made = make_one()
@@ -73,21 +70,13 @@ class SinglePlayer:
         """Begin an episode, the first one with the seed."""
         seed, self._seed, self._ended = self._seed, None, False
         obs, _ = self.checked.reset(seed=seed)
-        self._obs = obs
         return EnvOutput.first(_as_rows(obs), 1)
 
     def step(self, action: np.ndarray) -> EnvOutput:
         """Act, or begin the next episode."""
         if self._ended:
             return self.reset()
-        legal = self.spec.legal_actions
-        one = (
-            action[0]
-            if legal is None
-            else _legal_action(action, self._obs[legal][None], self.spec)[0]
-        )
-        obs, reward, terminated, truncated, _ = self.checked.step(one)
-        self._obs = obs
+        obs, reward, terminated, truncated, _ = self.checked.step(action[0])
         self._ended = terminated or truncated
         return EnvOutput(
             *_as_rows((obs, reward, terminated, truncated, False, reward, self._ended))
@@ -96,51 +85,6 @@ class SinglePlayer:
     def close(self) -> None:
         """Free the environment."""
         self.checked.close()
-
-
-class LegalPlayer:
-    """A vector that gets a legal action wherever the one that it is given is not legal."""
-
-    def __init__(self, env: EnvAdapter) -> None:
-        """Take over ``env``, whose spec says which part of the observation is the mask."""
-        self._env: Any = env
-        self._mask: np.ndarray | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-    def reset(self) -> EnvOutput:
-        """Begin new episodes."""
-        return self._seen(self._env.reset())
-
-    def step(self, action: np.ndarray) -> EnvOutput:
-        """Act in all environments."""
-        return self._seen(self._env.step(_legal_action(action, self._mask, self._env.spec)))
-
-    def state(self) -> bytes | str:
-        """Return the state with the mask, or why there is none."""
-        state = self._env.state()
-        return state if isinstance(state, str) else pack((state, self._mask))
-
-    def put_back(self, state: bytes) -> None:
-        """Go on from ``state``."""
-        of_env, self._mask = unpack(state)
-        self._env.put_back(of_env)
-
-    def _seen(self, output: EnvOutput) -> EnvOutput:
-        self._mask = output.obs[self._env.spec.legal_actions]
-        return output
-
-
-def legal_player(env: Any) -> Any:
-    """Return ``env``, with legal actions only where its spec has some."""
-    has_mask = isinstance(env.spec, EnvSpec) and env.spec.legal_actions is not None
-    return LegalPlayer(env) if has_mask else env
-
-
-def _legal_action(action: np.ndarray, mask: Any, spec: EnvSpec) -> np.ndarray:
-    rows = zip(action, mask, strict=True)
-    return np.stack([legal_action(one, legal, spec.action_space) for one, legal in rows])
 
 
 Player = EnvAdapter | SinglePlayer

@@ -15,7 +15,6 @@ from sebulba.tools.check.env_players import (
     Player,
     SinglePlayer,
     close_quietly,
-    legal_player,
     play,
 )
 from sebulba.tools.check.env_walk import Walk, walk
@@ -79,7 +78,7 @@ class Subject:
 
     def make_vector(self, shift: int = 0) -> EnvAdapter:
         """Make a vector environment; another ``shift`` gives it other seeds."""
-        return legal_player(self.factory(self.num_envs, self._seeds(shift)))
+        return self.factory(self.num_envs, self._seeds(shift))
 
     def make_player(self, shift: int = 0) -> Player:
         """Make a single environment if that is possible, else a vector."""

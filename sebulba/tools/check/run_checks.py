@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from sebulba.envs.seeds import seed_block
@@ -17,7 +16,6 @@ from sebulba.tools.check.env_players import (
     close_quietly,
     fingerprint,
     first_difference,
-    legal_player,
 )
 from sebulba.tools.check.env_under_test import Subject
 from sebulba.tools.check.env_walk import walk
@@ -33,29 +31,28 @@ NUM_WORKERS = 2
 NUM_WORKER_STEPS = 8
 
 
-def check_vector(subject: Subject) -> Iterator[Finding]:
+def check_vector(subject: Subject) -> Finding | None:
     """Walk through the vector environment of a run."""
     if not subject.plays_one:
-        return  # all the other checks did
+        return None  # all the other checks did
     player = subject.make_vector()
     try:
         seen = walk(player, subject.num_envs, subject.num_compared, 0, subject.longest_s)
     finally:
         player.close()
     if seen.broken:
-        yield problem("; ".join(seen.broken.values()), "correct it")
-    elif seen.after_end or seen.rewritten:
+        return problem("; ".join(seen.broken.values()), "correct it")
+    if seen.after_end or seen.rewritten:
         what = seen.after_end or "observations changed after they were handed out"
-        yield problem(what, "report it, with the environment")
-    else:
-        yield ok(f"{seen.steps} steps of {subject.num_envs} environments, {seen.ends} episodes")
+        return problem(what, "report it, with the environment")
+    return ok(f"{seen.steps} steps of {subject.num_envs} environments, {seen.ends} episodes")
 
 
-def check_workers(subject: Subject) -> Iterator[Finding]:
+def check_workers(subject: Subject) -> Finding:
     """Play in worker processes."""
     seeds = seed_block(0, inferencer=0, num_inferencers=1, num_envs=NUM_WORKERS)
     try:
-        env = legal_player(subject.async_factory()(NUM_WORKERS, seeds))
+        env = subject.async_factory()(NUM_WORKERS, seeds)
         try:
             output = env.reset()
             choose = RandomActions(env.spec, NUM_WORKERS, 0)
@@ -64,31 +61,28 @@ def check_workers(subject: Subject) -> Iterator[Finding]:
         finally:
             env.close()
     except Exception as error:
-        yield note(
+        return note(
             f"vectorization='async' does not work: {describe_error(error)}",
             "only if steps are slow: correct it",
         )
-        return
-    yield ok(f"vectorization='async' works ({NUM_WORKERS} processes)")
+    return ok(f"vectorization='async' works ({NUM_WORKERS} processes)")
 
 
-def check_resume(subject: Subject) -> Iterator[Finding]:
+def check_resume(subject: Subject) -> Finding:
     """Save the environment, put it back into another one, and play both."""
     # A user's own adapter may lack the methods state and put_back.
     env: Any = subject.make_vector()
     other: Any = subject.make_vector(1)
     try:
         if not hasattr(env, "state"):
-            yield note("not known: the adapter has no state()", BEGINS_ANEW)
-            return
+            return note("not known: the adapter has no state()", BEGINS_ANEW)
         choose = RandomActions(env.spec, subject.num_envs, 0)
         output = env.reset()
         for _ in range(NUM_SAVED):
             output = env.step(choose(output))
         state = env.state()
         if isinstance(state, str):
-            yield note(f"cannot be put back: {state}", BEGINS_ANEW)
-            return
+            return note(f"cannot be put back: {state}", BEGINS_ANEW)
         other.put_back(state)
         shown: list[list[Fingerprint]] = [[], []]
         for _ in range(NUM_SAVED):
@@ -100,15 +94,14 @@ def check_resume(subject: Subject) -> Iterator[Finding]:
         close_quietly(env)
         close_quietly(other)
     if difference := first_difference(shown[0], shown[1]):
-        yield problem(
+        return problem(
             f"once put back, it shows other {difference}",
             "save everything that a step depends on, its generators too (get_state, set_state)",
         )
-    else:
-        yield ok(f"can be put back exactly ({len(state) / 1e3:,.1f} kB)")
+    return ok(f"can be put back exactly ({len(state) / 1e3:,.1f} kB)")
 
 
-def check_cycle(subject: Subject) -> Iterator[Finding]:
+def check_cycle(subject: Subject) -> Finding:
     """Say which cycle a run uses."""
     env = subject.make_vector()
     try:
@@ -116,23 +109,21 @@ def check_cycle(subject: Subject) -> Iterator[Finding]:
         fused = env.fused()
     finally:
         env.close()
-    yield ok(f"stepped: {fused}" if isinstance(fused, str) else "fused: it has JAX functions")
+    return ok(f"stepped: {fused}" if isinstance(fused, str) else "fused: it has JAX functions")
 
 
-def check_speed(subject: Subject) -> Iterator[Finding]:
+def check_speed(subject: Subject) -> Finding:
     """Measure the speed of a single environment and of a vector."""
     vector_s = _seconds_per_step(subject, subject.make_vector())
     env_s = vector_s / subject.num_envs
     shown = f"{1 / env_s:,.0f} env steps/s as a vector of {subject.num_envs}"
     if not subject.plays_one:
-        yield ok(shown)
-        return
+        return ok(shown)
     alone_s = _seconds_per_step(subject, subject.make_player())
     shown = f"{1 / alone_s:,.0f} env steps/s alone, {shown}, {env_s * 1e6:,.0f} us each"
     if env_s > ASYNC_PAYS_S:
-        yield note(shown, "a process for each pays above 300 us: --env.vectorization async")
-    else:
-        yield ok(f"{shown}: faster in one process than in many")
+        return note(shown, "a process for each pays above 300 us: --env.vectorization async")
+    return ok(f"{shown}: faster in one process than in many")
 
 
 def _seconds_per_step(subject: Subject, player: Player) -> float:

@@ -81,7 +81,7 @@ def _changed_observations() -> int:
     return sum(bool((np.asarray(obs) != step).any()) for step, obs in enumerate(in_jax))
 
 
-def check_donation() -> Iterator[Finding]:
+def check_donation() -> Finding:
     """Yield whether published networks survive that the update donates its own."""
     device = local_devices()[0]
     networks = jax.device_put(jnp.arange(1024.0), device)
@@ -89,15 +89,14 @@ def check_donation() -> Iterator[Finding]:
     jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(networks))
     donated = "gives memory back" if networks.is_deleted() else "is ignored"
     if (np.asarray(published) == np.arange(1024.0)).all():
-        yield ok(f"donation {donated} on {device.platform}; published networks survive it")
-    else:
-        yield problem(
-            "published networks changed when the update donated its own",
-            "report it: acting would be wrong here",
-        )
+        return ok(f"donation {donated} on {device.platform}; published networks survive it")
+    return problem(
+        "published networks changed when the update donated its own",
+        "report it: acting would be wrong here",
+    )
 
 
-def check_gradient() -> Iterator[Finding]:
+def check_gradient() -> Finding:
     """Yield whether a jitted gradient is right, on every device."""
 
     def loss(w: jax.Array) -> jax.Array:
@@ -112,12 +111,11 @@ def check_gradient() -> Iterator[Finding]:
         error = float(np.abs(gradient - expected).max())
         if not error < 1e-3:
             remedy = f"reinstall jaxlib and the driver, or train without {device}"
-            yield problem(f"of {device} is off by {error:.2g}", remedy)
-            return
-    yield ok(f"right on {len(local_devices())} of them; {took:.2f} s with compiling")
+            return problem(f"of {device} is off by {error:.2g}", remedy)
+    return ok(f"right on {len(local_devices())} of them; {took:.2f} s with compiling")
 
 
-def check_training() -> Iterator[Finding]:
+def check_training() -> Finding:
     """Yield whether a loop trains: Inferencers, queue, update and publishing."""
     env = make_env_factory("CartPole-v1")
     torso = TorsoConfig(hidden_sizes=(8,))
@@ -133,9 +131,8 @@ def check_training() -> Iterator[Finding]:
         f"updates in {took:.1f} s with compiling"
     )
     if loss is None or not np.isfinite(loss):
-        yield note(f"{seen}; loss={loss}", "train longer and look at the loss")
-    else:
-        yield ok(seen)
+        return note(f"{seen}; loss={loss}", "train longer and look at the loss")
+    return ok(seen)
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:

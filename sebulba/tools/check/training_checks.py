@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -57,18 +56,17 @@ def loop_of(subject: AgentSubject, agent: Agent, env: Any) -> GymnasiumLoop:
     )
 
 
-def check_lockstep(subject: AgentSubject) -> Iterator[Finding]:
+def check_lockstep(subject: AgentSubject) -> Finding:
     """Train twice from the same seed."""
     agent, env = subject.agent, subject.factory
     if env is None:
         try:
             agent, env = subject.probed(None)
         except Exception as error:
-            yield note(
+            return note(
                 f"not tried: it does not take the probe environment ({error})",
                 "name an environment that it takes: --env",
             )
-            return
     num_cycles = NUM_INFERENCERS * (2 + (subject.warm_up or 0) // NUM_INFERENCERS)
     with loop_of(subject, agent, env) as loop:
         state = loop.new_state(subject.seed, subject.num_steps)
@@ -78,40 +76,36 @@ def check_lockstep(subject: AgentSubject) -> Iterator[Finding]:
     pairs = zip(names, leaves, others, strict=True)
     unlike = [name for name, a, b in pairs if not np.array_equal(a, b, equal_nan=True)]
     if unlike:
-        yield problem(
+        return problem(
             f"the same seed twice, but other {', '.join(unlike[:3])}",
             "draw with jax.random only, and let no callback return something else",
         )
-    else:
-        updates = first.counters.updates
-        yield ok(f"the same bits twice after {updates} update{'' if updates == 1 else 's'}")
+    updates = first.counters.updates
+    return ok(f"the same bits twice after {updates} update{'' if updates == 1 else 's'}")
 
 
-def check_probes(subject: AgentSubject) -> Iterator[Finding]:
+def check_probes(subject: AgentSubject) -> Finding:
     """Let it learn the answers to all questions at once."""
     if subject.warm_up is None:
-        yield note("not tried: no update is due")
-        return
+        return note("not tried: no update is due")
     discount = getattr(subject.agent.config, "discount", None)
     try:
         agent, asked = subject.probed(discount if isinstance(discount, float) else None)
     except Exception as error:
-        yield note(f"not asked: it does not take the probe environment ({error})")
-        return
+        return note(f"not asked: it does not take the probe environment ({error})")
     wrong, env_steps = _learn(subject, agent, asked)
     names = asked.first_states or [f"target {i}" for i in range(4)]
     failed = {one.partition(":")[0] for one in wrong}
     learned = [name for name in names if name not in failed]
     if not wrong:
-        yield ok(f"learned {len(names)} of {len(names)} answers within {env_steps:,} env steps")
-        return
+        return ok(f"learned {len(names)} of {len(names)} answers within {env_steps:,} env steps")
     meant = dict.fromkeys(MEANINGS.get(one, f"the action of a Box ({one})") for one in wrong)
     seen = f"not learned within {env_steps:,} env steps: {', '.join(meant)}"
     if learned:
         seen += f"; learned: {', '.join(learned)}"
     must = failed & {*FIRST, "target 0", "target 1"}
     remedy = "look at the signs of the loss, at discount and `last`, or raise the learning rate"
-    yield problem(seen, remedy) if must else note(seen, "fine where the algorithm cannot")
+    return problem(seen, remedy) if must else note(seen, "fine where the algorithm cannot")
 
 
 def _learn(subject: AgentSubject, agent: Agent, asked: Questions) -> tuple[list[str], int]:
@@ -135,12 +129,11 @@ def _policy(agent: Agent, result: Result, run: RunSpec) -> Policy:
     return Policy(agent, jax.device_get(result.acting_networks), run)
 
 
-def check_saving(subject: AgentSubject) -> Iterator[Finding]:
+def check_saving(subject: AgentSubject) -> Finding:
     """Save the policy, load it, and let it act."""
     agent, contract = subject.agent, subject.contract
     if type(agent).__module__ == "__main__":
-        yield note("not tried: only the script itself can load its agent", "move it to a module")
-        return
+        return note("not tried: only the script itself can load its agent", "move it to a module")
     run = trained_run(subject.num_steps)
     networks = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), contract.acting_networks)
     try:
@@ -150,6 +143,5 @@ def check_saving(subject: AgentSubject) -> Iterator[Finding]:
         action, _ = policy(policy.spec.observation_space.sample())
     except (UsageError, TypeError, ValueError) as error:
         what, _, remedy = str(error).rpartition("; ")
-        yield problem(f"its policy cannot be saved and loaded: {what or error}", remedy)
-        return
-    yield ok(f"a policy is saved, loaded, and acts: {action!s:.40}")
+        return problem(f"its policy cannot be saved and loaded: {what or error}", remedy)
+    return ok(f"a policy is saved, loaded, and acts: {action!s:.40}")
