@@ -29,19 +29,20 @@ def test_the_slope_is_that_of_a_line_and_stands_when_points_are_displaced():
     assert np.polyfit(minutes, values, 1)[0] > 10
 
 
-def window(minute, rss, device, allocated=None):
-    return memory.Window(minute, rss, device, allocated, allocated, rss - 9, rss + 7)
-
-
 def test_samples_become_windows_and_a_last_one_that_is_not_full_is_left_out():
     seconds_and_mb = [(0, 5), (4, 6), (9, 100), (10, 7), (19, 9), (20, 500)]
     samples = [memory.Sample(s / 60, mb, 2.0 * mb, 3.0 * mb, 4.0 * mb) for s, mb in seconds_and_mb]
-    assert memory.windows_of(samples, 10.0) == [
-        memory.Window(4 / 60, 6, 200, pytest.approx(111), 24, 5, 100),
-        memory.Window(pytest.approx(14.5 / 60), 8, 18, 24, 32, 7, 9),
-    ]
-    elsewhere = [dataclasses.replace(s, allocated_mb=None, kept_mb=None) for s in samples]
-    assert memory.windows_of(elsewhere, 10.0)[0].allocated_mb is None
+    assert memory.windows_of(samples, 10.0) == {
+        "minute": pytest.approx([4 / 60, 14.5 / 60]),
+        "rss_mb": [6, 8],
+        "device_mb": [200, 18],
+        "allocated_mb": pytest.approx([111, 24]),
+        "kept_mb": [24, 32],
+        "rss_lowest_mb": [5, 7],
+        "rss_highest_mb": [100, 9],
+    }
+    elsewhere = [sample._replace(allocated_mb=None, kept_mb=None) for sample in samples]
+    assert memory.windows_of(elsewhere, 10.0)["allocated_mb"] == [None, None]
 
 
 def test_the_error_of_a_slope_is_that_of_least_squares():
@@ -52,7 +53,13 @@ def test_the_error_of_a_slope_is_that_of_least_squares():
 
 
 def test_keys_say_slopes_and_whether_devices_are_within_the_bound():
-    settled = [window(i, 500.0 + 3 * i, 40.0 - i, 90.0 + i) for i in range(1, 5)]
+    settled = {
+        "minute": [1.0, 2.0, 3.0, 4.0],
+        "rss_mb": [503.0, 506.0, 509.0, 512.0],
+        "rss_highest_mb": [510.0, 513.0, 516.0, 519.0],
+        "device_mb": [39.0, 38.0, 37.0, 36.0],
+        "allocated_mb": [91.0, 92.0, 93.0, 94.0],
+    }
     keys = memory.keys_of(settled, {"networks": 30_000_000, "queue": 9_000_000})
     assert keys["rss_slope_mb_per_min"] == pytest.approx(3)
     assert keys["rss_slope_least_squares_mb_per_min"] == pytest.approx(3)
@@ -62,8 +69,8 @@ def test_keys_say_slopes_and_whether_devices_are_within_the_bound():
     assert keys["device_highest_mb"] == 39 and keys["device_bound_mb"] == 39
     assert keys["device_is_within_bound"]
     assert not memory.keys_of(settled, {"networks": 38_000_000})["device_is_within_bound"]
-    no_glibc = [dataclasses.replace(one, allocated_mb=None) for one in settled]
-    assert memory.keys_of(no_glibc, {"networks": 1})["allocated_slope_mb_per_min"] is None
+    no_glibc = memory.keys_of({**settled, "allocated_mb": [None] * 4}, {"networks": 1})
+    assert no_glibc["allocated_slope_mb_per_min"] is None
 
 
 def test_the_bound_counts_every_holder():

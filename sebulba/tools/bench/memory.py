@@ -8,17 +8,17 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
 import math
-import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from scipy import stats
 
 from sebulba.agent import Agent
@@ -44,8 +44,7 @@ PROGRESS_S = 30.0
 """Seconds between printed lines."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Memory at one moment, in 10^6 bytes."""
 
     minute: float
@@ -62,18 +61,18 @@ class Sample:
     systems."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Window(Sample):
-    """The samples of some seconds as one point.
-
-    Minute, resident and kept memory are medians. Device memory, which the bound is for, is the
-    highest. Allocated memory is the mean: what comes and goes takes a steady share of the time.
-    """
-
-    rss_lowest_mb: float
-    """Lowest resident memory."""
-    rss_highest_mb: float
-    """Highest resident memory."""
+WINDOW: dict[str, tuple[str, Callable]] = {
+    "minute": ("minute", np.median),
+    "rss_mb": ("rss_mb", np.median),
+    "device_mb": ("device_mb", np.max),  # which the bound is for
+    "allocated_mb": ("allocated_mb", np.mean),  # what comes and goes takes a steady share of time
+    "kept_mb": ("kept_mb", np.median),
+    "rss_lowest_mb": ("rss_mb", np.min),
+    "rss_highest_mb": ("rss_mb", np.max),
+}
+"""What the samples of some seconds become: field of ``Sample`` and its reduction, by name."""
+Windows = dict[str, list[Any]]
+"""A value for each window, by the names of ``WINDOW``; None where samples have None."""
 
 
 def run(
@@ -106,12 +105,11 @@ def run(
         )
     config = set_up_jax(config)
     samples, bound = watch_training(config, 60 * minutes, interval_s)
-    windows = windows_of(samples, window_s)
-    settled = [window for window in windows if 60 * window.minute >= settle_s]
+    figures = windows_of(samples, window_s)
+    is_settled = [60 * minute >= settle_s for minute in figures["minute"]]
+    settled = {name: list(compress(values, is_settled)) for name, values in figures.items()}
     keys = keys_of(settled, bound)
     print_result(preset, settled, keys, bound)
-    columns = [field.name for field in dataclasses.fields(Window)]
-    figures = {name: [getattr(window, name) for window in windows] for name in columns}
     times = {"interval_s": interval_s, "window_s": window_s, "settle_s": settle_s}
     settings = {"preset": preset, "minutes": minutes, **times, **dataclasses.asdict(config)}
     keys["bound_mb"] = {part: num_bytes / MB for part, num_bytes in bound.items()}
@@ -122,48 +120,34 @@ def run(
     return result
 
 
-def windows_of(samples: Sequence[Sample], window_s: float) -> list[Window]:
+def windows_of(samples: Sequence[Sample], window_s: float) -> Windows:
     """Reduce samples to windows; a last window that is not full is left out."""
-    groups = itertools.groupby(samples, lambda sample: int(60 * sample.minute / window_s))
-    return [_window(list(its_samples)) for _, its_samples in groups][:-1]
+    groups = groupby(samples, lambda sample: int(60 * sample.minute / window_s))
+    tables = [np.array(list(its_samples), float) for _, its_samples in groups][:-1]
+
+    def column(field: str, reduce: Callable) -> list[float | None]:
+        values = [reduce(table[:, Sample._fields.index(field)]) for table in tables]
+        return [None if np.isnan(value) else float(value) for value in values]
+
+    return {name: column(*how) for name, how in WINDOW.items()}
 
 
-def _window(samples: Sequence[Sample]) -> Window:
-    rss = [sample.rss_mb for sample in samples]
-    allocated = [mb for sample in samples if (mb := sample.allocated_mb) is not None]
-    kept = [mb for sample in samples if (mb := sample.kept_mb) is not None]
-    return Window(
-        minute=statistics.median(sample.minute for sample in samples),
-        rss_mb=statistics.median(rss),
-        rss_lowest_mb=min(rss),
-        rss_highest_mb=max(rss),
-        device_mb=max(sample.device_mb for sample in samples),
-        allocated_mb=statistics.fmean(allocated) if allocated else None,
-        kept_mb=statistics.median(kept) if kept else None,
-    )
-
-
-def keys_of(settled: Sequence[Window], bound: Mapping[str, int]) -> dict[str, Any]:
+def keys_of(settled: Windows, bound: Mapping[str, int]) -> dict[str, Any]:
     """Return the keys of the JSON."""
-    minutes = [window.minute for window in settled]
-
-    def slope(name: str) -> float | None:
-        values = [getattr(window, name) for window in settled]
-        return None if None in values else theil_sen(minutes, values)
-
-    rss_mb = [window.rss_mb for window in settled]
-    device_mb = max(window.device_mb for window in settled)
-    bound_mb = sum(bound.values()) / MB
+    minutes, rss_mb, device_mb = (settled[name] for name in ("minute", "rss_mb", "device_mb"))
+    allocated_mb, bound_mb = settled["allocated_mb"], sum(bound.values()) / MB
     return {
         "rss_slope_mb_per_min": theil_sen(minutes, rss_mb),
         "rss_slope_error_mb_per_min": slope_error(minutes, rss_mb),
         "rss_slope_least_squares_mb_per_min": float(stats.linregress(minutes, rss_mb).slope),
-        "allocated_slope_mb_per_min": slope("allocated_mb"),
-        "device_slope_mb_per_min": slope("device_mb"),
-        "rss_highest_mb": max(window.rss_highest_mb for window in settled),
-        "device_highest_mb": device_mb,
+        "allocated_slope_mb_per_min": None
+        if None in allocated_mb
+        else theil_sen(minutes, allocated_mb),
+        "device_slope_mb_per_min": theil_sen(minutes, device_mb),
+        "rss_highest_mb": max(settled["rss_highest_mb"]),
+        "device_highest_mb": max(device_mb),
         "device_bound_mb": bound_mb,
-        "device_is_within_bound": device_mb <= bound_mb,
+        "device_is_within_bound": max(device_mb) <= bound_mb,
     }
 
 
@@ -304,24 +288,20 @@ def watch(
 
 
 def print_result(
-    preset: str, settled: Sequence[Window], keys: Mapping[str, Any], bound: Mapping[str, int]
+    preset: str, settled: Windows, keys: Mapping[str, Any], bound: Mapping[str, int]
 ) -> None:
     """Print the memory in use, and what the bound consists of."""
-    names = {
-        "resident memory (median)": "rss_mb",
-        "resident memory (highest)": "rss_highest_mb",
-        "arrays on devices (highest)": "device_mb",
-        "given out by glibc (mean)": "allocated_mb",
-        "kept by glibc (median)": "kept_mb",
+    titles = {
+        "rss_mb": "resident memory (median)",
+        "rss_highest_mb": "resident memory (highest)",
+        "device_mb": "arrays on devices (highest)",
+        "allocated_mb": "given out by glibc (mean)",
+        "kept_mb": "kept by glibc (median)",
     }
-    figures = {
-        title: [getattr(sample, name) for sample in settled]
-        for title, name in names.items()
-        if getattr(settled[0], name) is not None
-    }
+    figures = {title: settled[name] for name, title in titles.items() if None not in settled[name]}
     slope, is_within = keys["rss_slope_mb_per_min"], keys["device_is_within_bound"]
     harness.print_table(
-        f"bench memory: sebulba train {preset}, {len(settled)} windows after the start",
+        f"bench memory: sebulba train {preset}, {len(settled['minute'])} windows after the start",
         "MB",
         figures,
         [

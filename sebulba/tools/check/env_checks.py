@@ -210,8 +210,8 @@ def check_agents(subject: Subject) -> Iterator[Finding]:
     if not isinstance(spec, MultiAgentSpec):
         return
     seen = subject.walk
-    for group, slots in seen.share_acting.items():
-        names = spec.groups[group].slots
+    for group, acting in seen.acting.items():
+        slots, names = np.concatenate(acting).mean(axis=0), spec.groups[group].slots
         if idle := [name for name, share in zip(names, slots, strict=True) if share == 0]:
             yield note(
                 f"{', '.join(idle)} never acted in {seen.steps} steps",
@@ -222,12 +222,12 @@ def check_agents(subject: Subject) -> Iterator[Finding]:
                 f"{name} {share:.0%}" for name, share in zip(names, slots, strict=True)
             )
             yield ok(f"acting in a share of steps: {shown}")
-    if not seen.share_acting:
+    if not seen.acting:
         yield ok("all act in every step")
-    whole = spec.teams[0] if spec.teams else None
-    if whole and whole.payoff == "zero_sum" and abs(seen.sum_of_rewards) > ZERO_SUM:
+    whole, total = spec.teams[0] if spec.teams else None, float(np.sum(seen.rewards))
+    if whole and whole.payoff == "zero_sum" and abs(total) > ZERO_SUM:
         yield note(
-            f"the payoff is zero_sum, and rewards add up to {seen.sum_of_rewards:g}",
+            f"the payoff is zero_sum, and rewards add up to {total:g}",
             "use payoff='general', or correct the rewards",
         )
 

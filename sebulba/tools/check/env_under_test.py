@@ -17,7 +17,7 @@ from sebulba.tools.check.env_players import (
     close_quietly,
     play,
 )
-from sebulba.tools.check.env_walk import Walk, walk
+from sebulba.tools.check.env_walk import Walk
 from sebulba.types import EnvAdapter, EnvFactory
 
 WALK_SHARE = 0.2
@@ -108,7 +108,7 @@ class Subject:
     def walk(self) -> Walk:
         """The record of one walk through the environment."""
         with self.playing() as player:
-            return walk(player, self.num_played, self.num_steps, self._seed, self.longest_s)
+            return Walk(player, self.num_played).run(self.num_steps, self._seed, self.longest_s)
 
     @property
     def num_compared(self) -> int:

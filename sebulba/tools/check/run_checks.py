@@ -18,7 +18,7 @@ from sebulba.tools.check.env_players import (
     first_difference,
 )
 from sebulba.tools.check.env_under_test import Subject
-from sebulba.tools.check.env_walk import walk
+from sebulba.tools.check.env_walk import Walk
 
 ASYNC_PAYS_S = 0.3e-3
 """Seconds of a step from which on worker processes pay."""
@@ -37,7 +37,7 @@ def check_vector(subject: Subject) -> Finding | None:
         return None  # all the other checks did
     player = subject.make_vector()
     try:
-        seen = walk(player, subject.num_envs, subject.num_compared, 0, subject.longest_s)
+        seen = Walk(player, subject.num_envs).run(subject.num_compared, 0, subject.longest_s)
     finally:
         player.close()
     if seen.broken:
