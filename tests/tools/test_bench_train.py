@@ -360,11 +360,9 @@ def test_a_comparison_that_is_impossible_is_refused():
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_processes_with_cycles_of_their_own_answer():
-    processes = gil.CycleProcesses(dataclasses.replace(CONFIG, cycle="stepped"), 1, 0.01)
-    try:
-        assert processes.measure() > 0
-    finally:
-        processes.close()
+    stepped = dataclasses.replace(CONFIG, cycle="stepped")
+    with gil.cycle_processes(stepped, 1, 0.01) as measure:
+        assert measure() > 0
 
 
 # The prototype.

@@ -262,7 +262,7 @@ def test_a_process_above_its_memory_is_ended():
 
 def test_a_process_that_dies_is_a_failed_trial_and_nothing_hangs():
     with Trial(tiny_config(), 0.1) as trial:
-        trial._worker._process.kill()
+        trial._process.kill()
         with pytest.raises(WorkerError, match="ended by SIGKILL, which is how the system ends"):
             trial.ready()
         with pytest.raises(WorkerError):

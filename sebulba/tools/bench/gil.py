@@ -9,7 +9,9 @@ process). A training run loses more, because its update loop takes the lock as w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator
 
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.runs.jax_setup import set_up_jax
@@ -18,40 +20,38 @@ from sebulba.tools.bench.stages import Stages
 from sebulba.tools.bench.worker import START_TIMEOUT_S, Worker
 
 
-class CycleProcesses:
-    """Processes that each run the cycles of one Inferencer."""
+@contextlib.contextmanager
+def cycle_processes(
+    config: ExperimentConfig, num_processes: int, seconds: float
+) -> Iterator[Callable[[], float]]:
+    """Yield what measures processes that each run the cycles of one Inferencer.
 
-    def __init__(self, config: ExperimentConfig, num_processes: int, seconds: float) -> None:
-        """Start the processes, and wait until they have compiled.
+    It returns the environment steps per second of all together.
 
-        Args:
-          config: The run's configuration; each process has one Inferencer of it.
-          num_processes: Number of processes.
-          seconds: Duration of one measurement.
+    Args:
+      config: The run's configuration; each process has one Inferencer of it.
+      num_processes: Number of processes.
+      seconds: Duration of one measurement.
 
-        Raises:
-          WorkerError: A process cannot run.
-        """
-        one = dataclasses.replace(config, num_inferencers_per_device=1, inference_devices=(0,))
-        self._timeout_s = START_TIMEOUT_S + seconds
-        self._workers = [Worker(_CycleMeter, one, seconds) for _ in range(num_processes)]
-        try:
-            for worker in self._workers:
-                worker.answer(self._timeout_s)
-        except BaseException:
-            self.close()
-            raise
+    Raises:
+      WorkerError: A process cannot run.
+    """
+    one = dataclasses.replace(config, num_inferencers_per_device=1, inference_devices=(0,))
+    timeout_s = START_TIMEOUT_S + seconds
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(Worker(_CycleMeter, one, seconds, timeout_s=timeout_s))
+            for _ in range(num_processes)
+        ]
+        for worker in workers:
+            worker.ready()
 
-    def measure(self) -> float:
-        """Return the environment steps per second of all processes together."""
-        for worker in self._workers:
-            worker.ask()
-        return sum(worker.answer(self._timeout_s) for worker in self._workers)
+        def measure() -> float:
+            for worker in workers:
+                worker.ask()
+            return sum(worker.answer() for worker in workers)
 
-    def close(self) -> None:
-        """End the processes."""
-        for worker in self._workers:
-            worker.close()
+        yield measure
 
 
 class _CycleMeter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,17 +86,17 @@ class AxisResult:
     failed: Mapping[Value, str]
     """The values that cannot run here, and why."""
 
+    @functools.cached_property
     def offenders(self) -> dict[Value, float]:
-        """Return ``cost_rises`` of the points."""
+        """``cost_rises`` of the points."""
         return cost_rises(self.axis, self.points)
 
     def record(self) -> dict[str, Any]:
         """Return the figures as JSON."""
-        offenders = self.offenders()
         return {
             "points": {label(point.value): point.record() for point in self.points},
-            "cost_falls": not offenders,
-            "offenders": {label(value): ratio for value, ratio in offenders.items()},
+            "cost_falls": not self.offenders,
+            "offenders": {label(value): ratio for value, ratio in self.offenders.items()},
             "failed": {label(value): why for value, why in self.failed.items()},
         }
 
@@ -228,20 +229,19 @@ def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: fl
       UsageError: None of the values can run.
     """
     failed: dict[Value, str] = {}
+    trials: dict[Value, Trial] = {}
     with contextlib.ExitStack() as stack:
-        started: dict[Value, Trial] = {}
         for value in axis.values:
             try:
-                started[value] = stack.enter_context(Trial(axis.change(config, value), seconds))
+                trials[value] = stack.enter_context(Trial(axis.change(config, value), seconds))
             except UsageError as error:
                 failed[value] = str(error)
-        trials = {}
-        for value, trial in started.items():
+        for value, trial in list(trials.items()):
             try:
                 trial.ready()
-                trials[value] = trial
             except WorkerError as error:
                 failed[value] = str(error)
+                del trials[value]
         measured = measure_in_turn(trials, repeats, failed)
     if not measured:
         value, why = next(iter(failed.items()))
@@ -304,12 +304,11 @@ def print_axis(title: str, result: AxisResult) -> None:
 
 def axis_notes(result: AxisResult) -> list[str]:
     """Say whether the cost fell, and what could not run."""
-    offenders = result.offenders()
     what = "cost per env step" + (" and parameter" if result.axis.per_parameter else "")
-    notes = [f"cost_falls: {str(not offenders).lower()} ({what}, within {TOLERANCE:.0%})"]
+    notes = [f"cost_falls: {str(not result.offenders).lower()} ({what}, within {TOLERANCE:.0%})"]
     notes += [
         f"  {result.axis.name} {label(value)}: {ratio:.2f} times the lowest cost before it"
-        for value, ratio in offenders.items()
+        for value, ratio in result.offenders.items()
     ]
     notes += [
         f"  {result.axis.name} {label(v)} cannot run: {why}" for v, why in result.failed.items()

@@ -24,7 +24,7 @@ from sebulba.options import ClusterOptions
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.tools.bench import ceiling, harness
 from sebulba.tools.bench.ceiling import Cost, Setup, Training
-from sebulba.tools.bench.gil import CycleProcesses, gil_share
+from sebulba.tools.bench.gil import cycle_processes, gil_share
 from sebulba.tools.bench.stages import Stages
 from sebulba.types import EnvFactory, StepInfos, Trajectory
 
@@ -307,9 +307,9 @@ class Bench:
         )
         threads = self._make_stages(stepped)
         threads.use_new_state()
-        processes = CycleProcesses(stepped, threads.num_inferencers, self._stage_seconds)
-        self._resources.callback(processes.close)
-        return lambda: gil_share(1e6 / threads.measure_cycle().wall_us, processes.measure())
+        processes = cycle_processes(stepped, threads.num_inferencers, self._stage_seconds)
+        measure = self._resources.enter_context(processes)
+        return lambda: gil_share(1e6 / threads.measure_cycle().wall_us, measure())
 
 
 def setup_of(config: ExperimentConfig, stages: Stages, gil_share: float | None = None) -> Setup:

@@ -20,7 +20,7 @@ from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.memory_use import peak_device_mb, peak_rss_mb
-from sebulba.tools.bench.worker import START_TIMEOUT_S, Worker, WorkerError
+from sebulba.tools.bench.worker import Worker
 
 MEASURE_TIMEOUT_S = 120.0
 """Added to the seconds asked for, for the cycles in flight and for cycles that are long."""
@@ -85,8 +85,11 @@ class Series:
         return harness.ratio({"new": self.speeds, "old": other.speeds}, "new", "old")
 
 
-class Trial:
-    """A configuration in a process of its own; a context manager, which ends the process."""
+class Trial(Worker):
+    """A configuration in a process of its own."""
+
+    parameters = 0
+    """Number of parameters of its networks, once it is ready."""
 
     def __init__(
         self, config: ExperimentConfig, seconds: float, *, memory_limit_mb: float | None = None
@@ -98,50 +101,20 @@ class Trial:
           seconds: Duration of a measurement, stretched to two cycles of each Inferencer.
           memory_limit_mb: End the process when it takes more, on the host or on a device.
         """
-        self.parameters = 0
-        """Number of parameters of its networks, once it is ready."""
-        self._seconds = seconds
-        self._limit_mb = memory_limit_mb
-        self._worker = Worker(_Meter, config, seconds)
-
-    def ready(self) -> None:
-        """Wait until it can be measured.
-
-        Raises:
-          WorkerError: The process cannot run, takes too much memory or takes too long.
-        """
-        self.parameters = self._answer(START_TIMEOUT_S)
-
-    def measure(self) -> Measurement:
-        """Train on for a while.
-
-        Raises:
-          WorkerError: The process failed, takes too much memory or takes too long.
-        """
-        self._worker.ask()
-        measurement: Measurement = self._answer(self._seconds + MEASURE_TIMEOUT_S)
-        self._check_memory(measurement.device_mb)
-        return measurement
-
-    def _answer(self, timeout_s: float) -> Any:
-        return self._worker.answer(
-            timeout_s, lambda: self._check_memory(peak_rss_mb(self._worker.pid))
+        timeout_s = seconds + MEASURE_TIMEOUT_S
+        super().__init__(
+            _Meter, config, seconds, timeout_s=timeout_s, memory_limit_mb=memory_limit_mb
         )
 
-    def _check_memory(self, used_mb: float) -> None:
-        if self._limit_mb is not None and used_mb > self._limit_mb:
-            self.close()
-            raise WorkerError(f"{used_mb:,.0f} MB are above the limit of {self._limit_mb:,.0f} MB")
+    def ready(self) -> None:
+        """Wait until it can be measured."""
+        self.parameters = super().ready()
 
-    def close(self) -> None:
-        """End the process, whatever it is doing; may be called twice."""
-        self._worker.close()
-
-    def __enter__(self) -> Trial:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def measure(self) -> Measurement:
+        """Train on for a while."""
+        measurement: Measurement = super().measure()
+        self._check_memory(measurement.device_mb)
+        return measurement
 
 
 def measure_in_turn(

@@ -6,6 +6,7 @@ compiling again.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from sebulba.errors import signal_name
+from sebulba.tools.bench.memory_use import peak_rss_mb
 
 START_TIMEOUT_S = 300.0
 """Longest time for imports, compiling and the first cycles."""
@@ -39,16 +41,26 @@ class WorkerError(Exception):
     """A worker cannot measure what it was asked to; the message says why."""
 
 
-class Worker:
-    """A process with a ``Meter``."""
+class Worker(contextlib.AbstractContextManager):
+    """A process with a ``Meter``; a context manager, which ends the process."""
 
-    def __init__(self, make_meter: Callable[..., Meter], *arguments: Any) -> None:
+    def __init__(
+        self,
+        make_meter: Callable[..., Meter],
+        *arguments: Any,
+        timeout_s: float,
+        memory_limit_mb: float | None = None,
+    ) -> None:
         """Start the process, which warms up in the background.
 
         Args:
           make_meter: Makes the meter; it must be importable by name.
           arguments: Arguments of ``make_meter``; they must be picklable.
+          timeout_s: Seconds that a measurement may take, after which the process is ended.
+          memory_limit_mb: End the process when it takes more.
         """
+        self._timeout_s = timeout_s
+        self._limit_mb = memory_limit_mb
         context = multiprocessing.get_context("spawn")
         self._pipe, child = context.Pipe()
         self._process = context.Process(
@@ -57,10 +69,18 @@ class Worker:
         self._process.start()
         child.close()
 
-    @property
-    def pid(self) -> int | None:
-        """Id of the process."""
-        return self._process.pid
+    def ready(self) -> Any:
+        """Wait until it can be measured; return what ``warm_up`` returned.
+
+        Raises:
+          WorkerError: The process cannot run, takes too much memory or takes too long.
+        """
+        return self._answer(START_TIMEOUT_S)
+
+    def measure(self) -> Any:
+        """Return a measurement; errors are those of ``ready``."""
+        self.ask()
+        return self.answer()
 
     def ask(self) -> None:
         """Ask for a measurement, which ``answer`` returns.
@@ -73,19 +93,14 @@ class Worker:
         except OSError as error:
             raise WorkerError(f"its process ended ({self._process.exitcode})") from error
 
-    def answer(self, timeout_s: float, check: Callable[[], None] = lambda: None) -> Any:
-        """Return what ``warm_up`` returned at the first call, later the measurement asked for.
+    def answer(self) -> Any:
+        """Return the measurement that was asked for; errors are those of ``ready``."""
+        return self._answer(self._timeout_s)
 
-        Args:
-          timeout_s: Seconds to wait, after which the process is ended.
-          check: Called while waiting; it may raise an error.
-
-        Raises:
-          WorkerError: The process failed, ended or took too long.
-        """
+    def _answer(self, timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         while not self._pipe.poll(POLL_S):
-            check()
+            self._check_memory(peak_rss_mb(self._process.pid))
             if time.monotonic() > deadline:
                 self.close()
                 raise WorkerError(f"it took longer than {timeout_s:.0f} s")
@@ -96,14 +111,22 @@ class Worker:
             raise WorkerError(_ending(self._process.exitcode)) from error
         if isinstance(answer, WorkerError):
             raise answer
-        check()
+        self._check_memory(peak_rss_mb(self._process.pid))
         return answer
+
+    def _check_memory(self, used_mb: float) -> None:
+        if self._limit_mb is not None and used_mb > self._limit_mb:
+            self.close()
+            raise WorkerError(f"{used_mb:,.0f} MB are above the limit of {self._limit_mb:,.0f} MB")
 
     def close(self) -> None:
         """End the process, whatever it is doing; may be called twice."""
         self._pipe.close()
         self._process.kill()
         self._process.join(CLOSE_S)
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def _ending(exit_code: int | None) -> str:
