@@ -103,10 +103,10 @@ def report(argv: list[str]) -> int:
         option("--out", out, default="report.html", metavar="FILE"),
     )
     given = parse("report", what, argv, options)
-    from sebulba.tools.board.run_details import read_details
-    from sebulba.tools.board.run_page import report_page
+    from sebulba.tools.board.pages import report_page
+    from sebulba.tools.board.run_details import RunDetails
 
-    whole = report_page(read_details(given.run))
+    whole = report_page(RunDetails(given.run))
     try:
         Path(given.out).write_text(whole, encoding="utf-8")
     except OSError as error:

@@ -327,12 +327,7 @@ class EpisodeProgress:
     """Seconds between two signs, on a terminal and elsewhere; there is none before the first."""
 
     def __init__(self, num_episodes: int, stream: IO[str] | None) -> None:
-        """Begin; nothing is written yet.
-
-        Args:
-          num_episodes: How many will be played.
-          stream: Where to write; None, as ``sys.stderr`` may be, writes nothing.
-        """
+        """Begin; nothing is written yet, and never to a ``stream`` that is None."""
         self._num_episodes = num_episodes
         self._stream = stream
         self._is_terminal = stream is not None and stream.isatty()

@@ -115,12 +115,7 @@ class Stage:
     """Environments that draw, in which a policy plays. A context manager."""
 
     def __init__(self, factory: EnvFactory, num_envs: int, seed: int) -> None:
-        """Make the environments and see that they draw.
-
-        Args:
-          factory: From ``drawing_factory``.
-          num_envs: B, at least 1.
-          seed: Of the environments, an int32.
+        """Make the environments, by a ``drawing_factory``, and see that they draw.
 
         Raises:
           UsageError: They cannot draw.

@@ -18,10 +18,7 @@ HALF_BLOCK = "▀"
 
 
 def open_screen(where: str | None) -> Window | Terminal:
-    """Return a screen: the window where there is a display, else the terminal.
-
-    Args:
-      where: ``"window"``, ``"terminal"``, or None to choose.
+    """Return a screen; for None the window where there is a display, else the terminal.
 
     Raises:
       UsageError: There is no such screen.
@@ -120,13 +117,7 @@ class Terminal:
 
 
 def in_half_blocks(picture: np.ndarray, columns: int, rows: int) -> Any:
-    """Return a picture as coloured text that fits into ``columns`` and ``rows`` of a terminal.
-
-    Args:
-      picture: ``[height, width, 3]`` uint8.
-      columns: Characters in a line.
-      rows: Lines, each of two pixels' height.
-    """
+    """Return a picture ``[height, width, 3]`` as coloured text that fits into a terminal."""
     from rich.style import Style
     from rich.text import Text
 

@@ -34,15 +34,8 @@ class TrainingFilms:
         seed: int,
         max_episode_steps: int,
     ) -> None:
-        """Make the environment and see that it draws, so that a run does not begin in vain.
-
-        Args:
-          agent: The algorithm; it acts with ``explore=False``.
-          factory: From ``drawing_factory``.
-          folder: Where films go, ``ENV_STEPS.mp4``; made with the first.
-          every_env_steps: At least 1.
-          seed: Of the policy and the environment, an int32.
-          max_episode_steps: An episode is cut after so many.
+        """Make the environment, by a ``drawing_factory``, and see that it draws, so that a run does
+        not begin in vain. ``folder`` is made with its first film, ``ENV_STEPS.mp4``.
 
         Raises:
           UsageError: The environment cannot draw, or ffmpeg is missing.

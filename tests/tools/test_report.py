@@ -18,7 +18,7 @@ from sebulba.errors import UsageError
 from sebulba.runs import metrics_file
 from sebulba.runs.metrics_file import read_newest, read_sample
 from sebulba.tools.board import charts
-from sebulba.tools.board.run_details import read_details, time_shares
+from sebulba.tools.board.run_details import RunDetails, time_shares
 from tests.support.hostile_runs import NAMES, SCRIPT, SPOILED, check_harmless
 from tests.tools.test_comparison import make_run
 
@@ -111,7 +111,7 @@ def test_checkpoints_are_listed_with_what_is_wrong(tmp_path):
         store.save(number, snapshot, score=number / 4)
     (blob,) = (run / "checkpoints/000000000200/blobs").iterdir()
     blob.write_bytes(b"x")
-    damaged, whole = read_details(run).checkpoints
+    damaged, whole = RunDetails(run).checkpoints
     assert "has 1 of 1000 bytes" in damaged.problem and damaged.num_bytes is None
     assert (whole.env_steps, whole.score, whole.problem) == (100, 25.0, None)
     text = words_of(report_of(run, tmp_path))

@@ -133,13 +133,7 @@ def _part(stage: str, costs: Mapping[str, Cost], setup: Setup) -> str:
 
 
 def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdict:
-    """Compare a run with its ceiling, and name what to change.
-
-    Args:
-      costs: The costs of ``STAGES`` and of ``BREAKDOWN``, each measured alone.
-      training: The run.
-      setup: Its configuration and machine.
-    """
+    """Compare a run with its ceiling, and name what to change."""
     most = ceiling(costs, setup)
     achieved = training.env_steps_per_s / most
     slowest = max(STAGES, key=lambda stage: costs[stage].wall_us)

@@ -24,14 +24,10 @@ from sebulba.tools.bench.worker import START_TIMEOUT_S, Worker
 def cycle_processes(
     config: ExperimentConfig, num_processes: int, seconds: float
 ) -> Iterator[Callable[[], float]]:
-    """Yield what measures processes that each run the cycles of one Inferencer.
+    """Yield what measures processes that each run the cycles of one Inferencer, in env steps/s of
+    all together.
 
     It returns the environment steps per second of all together.
-
-    Args:
-      config: The run's configuration; each process has one Inferencer of it.
-      num_processes: Number of processes.
-      seconds: Duration of one measurement.
 
     Raises:
       WorkerError: A process cannot run.
@@ -70,10 +66,5 @@ class _CycleMeter:
 
 
 def gil_share(threads_per_s: float, processes_per_s: float) -> float:
-    """Return the share of their time that Inferencers lose, 0 if threads are no slower.
-
-    Args:
-      threads_per_s: Environment steps per second of all threads of one process together.
-      processes_per_s: The same of as many processes with one thread each.
-    """
+    """Return the share of their time that Inferencers lose, 0 if threads are no slower."""
     return max(0.0, 1.0 - threads_per_s / processes_per_s)

@@ -116,13 +116,7 @@ def print_table(
 
 
 def print_rows(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> None:
-    """Print a table.
-
-    Args:
-      title: Stands above it.
-      columns: Headings of all columns but the first, which holds the names of the rows.
-      rows: Cells below ``columns``, by the name of the row.
-    """
+    """Print a table; the first column, without a heading, has the names of the rows."""
     names = ("", *(f">{column}" for column in columns))
     tables.print_table(names, ((name, *cells) for name, cells in rows.items()), title)
 
@@ -140,13 +134,7 @@ def number(value: float) -> str:
 
 
 def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[str, Any]) -> dict:
-    """Return what a benchmark writes to its JSON file.
-
-    Args:
-      keys: The results, each under a key of its own.
-      figures: What was measured, by case, one figure a round.
-      config: What was measured: the settings.
-    """
+    """Return what a benchmark writes to its JSON file; ``figures`` are one a round, by case."""
     hash_, commit_date, is_modified = commit()
     return {
         **keys,

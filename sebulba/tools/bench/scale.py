@@ -157,12 +157,7 @@ def choose_axes(axes: Sequence[Axis], names: Sequence[str]) -> list[Axis]:
 
 
 def all_axes(config: ExperimentConfig, devices: Sequence[jax.Device]) -> list[Axis]:
-    """Return the axes of a configuration; its own value is on each of them, but that of devices.
-
-    Args:
-      config: The configuration.
-      devices: The machine's devices. A CPU is split into several, accelerators are not.
-    """
+    """Return the axes of a configuration; its own value is on each of them, but that of devices."""
     on_cpu = devices[0].platform == "cpu"
     numbers = tuple(n for n in (1, 2, 4, 8) if n <= (4 if on_cpu else len(devices)))
     axes = [

@@ -55,13 +55,7 @@ Work = Callable[[float], int]
 def repeated(
     once: Callable[[], None], env_steps: int, finish: Callable[[], None] = lambda: None
 ) -> Work:
-    """Return a work that calls ``once`` again and again, and ``finish`` at the end.
-
-    Args:
-      once: Does the work of ``env_steps`` environment steps.
-      env_steps: Environment steps of one call.
-      finish: Waits for what the calls have dispatched.
-    """
+    """Return a work that repeats ``once``, of ``env_steps`` each, and then calls ``finish``."""
 
     def work(until: float) -> int:
         done = 0
@@ -85,12 +79,6 @@ def measure_together(
 
     Each works once before the clock starts, so that caches are warm. The threads end up to one work
     apart, so the wall time of a step is taken from the sum of their speeds.
-
-    Args:
-      works: One per thread.
-      seconds: Duration of the measurement.
-      cores: The cores that each runs on; None lets it run on any.
-      cpu_clock: Returns the CPU seconds so far of all that work.
     """
     cpu_began_s = 0.0
 
@@ -122,14 +110,7 @@ class Stages:
     def __init__(
         self, config: ExperimentConfig, factory: EnvFactory, agent: Agent, seconds: float
     ) -> None:
-        """Choose devices; the first ``use`` makes environments and programs.
-
-        Args:
-          config: The run's configuration.
-          factory: Makes its environments.
-          agent: The agent that it trains.
-          seconds: Duration of one measurement of a stage.
-        """
+        """Choose devices; the first ``use`` makes environments and programs."""
         self._placed = place(config, factory, agent, config.num_envs)
         assert isinstance(self._placed.options, ExperimentConfig)
         self._config = config = self._placed.options
@@ -178,13 +159,8 @@ class Stages:
         return is_here and all(device.platform == "cpu" for device in devices)
 
     def use(self, state: AgentState, acting_networks: PyTree, cycles: int) -> None:
-        """Measure from now on with this state of training.
-
-        Args:
-          state: The state, which is copied.
-          acting_networks: The acting networks of that state.
-          cycles: Trajectories consumed so far, which decide how many updates are due.
-        """
+        """Measure from now on with this state, which is copied, and its acting networks, after so
+        many cycles."""
         self._updater.place(state)
         self._consumed = cycles
         self._networks = {
@@ -428,14 +404,8 @@ class ReplayEnv:
 
 
 def env_work(env: EnvAdapter, actions: PyTree, kind: str, device: jax.Device) -> Work:
-    """Return a work that only steps ``env``, as a cycle of ``kind`` would do it.
-
-    Args:
-      env: The environment, which is reset here.
-      actions: Leaves ``[T, B, ...]``, valid actions that are taken again and again.
-      kind: ``"fused"`` steps within one program, ``"stepped"`` from Python.
-      device: Device of a fused program.
-    """
+    """Return a work that only steps ``env`` as a cycle of ``kind`` would, with valid ``actions [T,
+    B, ...]`` that are taken again and again."""
     env.reset()
     num_steps, num_envs = jax.tree.leaves(actions)[0].shape[:2]
     fused = env.fused() if kind == "fused" else ""

@@ -51,13 +51,8 @@ class Worker(contextlib.AbstractContextManager):
         timeout_s: float,
         memory_limit_mb: float | None = None,
     ) -> None:
-        """Start the process, which warms up in the background.
-
-        Args:
-          make_meter: Makes the meter; it must be importable by name.
-          arguments: Arguments of ``make_meter``; they must be picklable.
-          timeout_s: Seconds that a measurement may take, after which the process is ended.
-          memory_limit_mb: End the process when it takes more.
+        """Start the process, which warms up in the background, and is ended above the memory limit.
+        ``make_meter`` must be importable by name; ``timeout_s`` is that of a measurement.
         """
         self._timeout_s = timeout_s
         self._limit_mb = memory_limit_mb

@@ -82,48 +82,29 @@ class CheckpointLine(NamedTuple):
     """What is wrong with it; None if all its files are there with their sizes."""
 
 
-@dataclasses.dataclass(frozen=True)
 class RunDetails:
     """A run as its page shows it."""
 
-    run: RunSummary
-    """What the table shows, with a sample of the records."""
-    differences: dict[str, tuple[Any, Any]] | None
-    """Options by dotted name that differ from the preset: (of the preset, of the run). None where
-    this Sebulba has no such preset."""
-    versions: dict[str, str]
-    """Versions of packages."""
-    end: str
-    """``ended.txt``; empty where the run has not ended."""
-    faults: list[str]
-    """What went wrong, a sentence each."""
-    checkpoints: list[CheckpointLine]
-    """The newest first."""
-    policies: dict[str, str]
-    """Name of the folder of a policy to what is known of it."""
-    films: list[Film]
-    """That which was made afterwards first, then the newest of those made during training."""
-
-
-def read_details(folder: Path) -> RunDetails:
-    """Return what the folder of a run says.
-
-    Raises:
-      UsageError: As for ``read_run``.
-    """
-    run = read_run(folder, lambda file: read_sample(file, MOST_RECORDS))
-    files = RunFolder(folder)
-    checkpoints = _checkpoints(files)
-    return RunDetails(
-        run=run,
-        differences=_differences(run.config),
-        versions={**run.versions, **_versions(files, checkpoints)},
-        end=_end(files.ended),
-        faults=_faults(files, run.metrics),
-        checkpoints=checkpoints,
-        policies=_policies(files, run),
-        films=films_of(folder),
-    )
+    def __init__(self, folder: Path) -> None:
+        """Read what the folder of a run says; errors are those of ``read_run``."""
+        files = RunFolder(folder)
+        self.run = read_run(folder, lambda file: read_sample(file, MOST_RECORDS))
+        """What the table shows, with a sample of the records."""
+        self.differences = _differences(self.run.config)
+        """Options by dotted name that differ from the preset: (of the preset, of the run). None
+        where this Sebulba has no such preset."""
+        self.checkpoints = _checkpoints(files)
+        """The newest first."""
+        self.versions = {**self.run.versions, **_versions(files, self.checkpoints)}
+        """Versions of packages."""
+        self.end = _end(files.ended)
+        """``ended.txt``; empty where the run has not ended."""
+        self.faults = _faults(files, self.run.metrics)
+        """What went wrong, a sentence each."""
+        self.policies = _policies(files, self.run)
+        """Name of the folder of a policy to what is known of it."""
+        self.films = films_of(folder)
+        """That which was made afterwards first, then the newest of those made during training."""
 
 
 def _differences(config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]] | None:

@@ -63,11 +63,6 @@ class Shelf:
     def page(self, what: str, folders: tuple[Path, ...], make: Callable[..., str]) -> str:
         """Return ``make(*folders)``, or what it returned before these runs changed.
 
-        Args:
-          what: Kind of the page.
-          folders: Runs that it shows.
-          make: Makes it; raises UsageError for a run that cannot be shown.
-
         Raises:
           UsageError: A run leads out of the folder, or cannot be read.
         """

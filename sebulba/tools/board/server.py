@@ -15,10 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sebulba.errors import UsageError
-from sebulba.tools.board.board_pages import POLICY, diff_page, error_page, run_page, table_page
-from sebulba.tools.board.run_details import films_of, read_details
+from sebulba.tools.board.pages import (
+    POLICY,
+    diff_page,
+    error_page,
+    report_page,
+    run_page,
+    table_page,
+)
+from sebulba.tools.board.run_details import RunDetails, films_of
 from sebulba.tools.board.run_index import Shelf
-from sebulba.tools.board.run_page import report_page
 
 if TYPE_CHECKING:
     import uvicorn
@@ -77,7 +83,7 @@ class Board:
     def _report(self, request: Request) -> Response:
         words = [request.path_params["word"]]
         answer = self._shown(
-            request, "report", words, lambda folder: report_page(read_details(folder))
+            request, "report", words, lambda folder: report_page(RunDetails(folder))
         )
         if answer.status_code == 200:
             answer.headers["Content-Disposition"] = 'attachment; filename="report.html"'

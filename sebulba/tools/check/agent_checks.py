@@ -34,12 +34,8 @@ NOT_UPDATED = "not tried: no update is due"
 
 
 def checks(agent: Any, arguments: dict[str, Any]) -> list[Check]:
-    """Return the checks of an agent, for a process of their own, whose CPU is split for them.
-
-    Args:
-      agent: Agent, as ``check_agent`` takes it.
-      arguments: Further arguments of ``AgentSubject``.
-    """
+    """Return the checks of an agent, for a process of their own, whose CPU is split for them; the
+    arguments are those of ``AgentSubject``."""
     configure_jax(num_cpu_devices=DEVICES)
     return checks_of(AgentSubject(agent, **arguments))
 

@@ -132,12 +132,7 @@ Event = Begun | Done | Finding
 
 
 def run_checks(checks: Iterable[Check], passed: Mapping[str, bool]) -> Iterator[Event]:
-    """Run checks in order and yield what happens.
-
-    Args:
-      checks: Checks to run.
-      passed: Whether each check passed that was run or skipped before, which are not run again.
-    """
+    """Run checks in order, but not those in ``passed``, and yield what happens."""
     has_passed = dict(passed)
     for check in checks:
         if check.name in passed:

@@ -17,11 +17,7 @@ from sebulba.tools.check.isolation import STACK_SHARE
 
 
 def main(events_fd: int) -> None:
-    """Run the checks that come on the standard input, and send what happens.
-
-    Args:
-      events_fd: Descriptor of the pipe to send to; the last event is None.
-    """
+    """Run the checks that come on the standard input; send what happens, and None at the end."""
     os.set_inheritable(events_fd, False)
     events = Connection(events_fd, readable=False)
     faulthandler.enable()

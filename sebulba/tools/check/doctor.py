@@ -71,11 +71,7 @@ HUGE_PAGES = {
 
 
 def checks(platform: Platform | None) -> list[Check]:
-    """Return the checks, and set JAX up for them.
-
-    Args:
-      platform: What JAX is to run on; None takes the best there is.
-    """
+    """Return the checks, and set JAX up for them; None takes the best platform there is."""
     configure_jax(platform, compile_cache="off")
     families = [
         Check(_short(family), functools.partial(_check_family, family, env_id), ("envpool ids",))

@@ -33,12 +33,7 @@ CONTRACT = ("steps", "observations", "rewards")
 
 
 def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
-    """Return the checks of an environment.
-
-    Args:
-      env: Environment, as ``make_env_factory`` takes it.
-      arguments: Further arguments of ``Subject``.
-    """
+    """Return the checks of an environment; the arguments are those of ``Subject``."""
     return checks_of(Subject(env, **arguments))
 
 

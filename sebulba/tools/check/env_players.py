@@ -184,14 +184,8 @@ def fingerprint(output: EnvOutput) -> Fingerprint:
 
 
 def play(player: Player, other: Player | None, num_envs: int, num_steps: int) -> list[Fingerprint]:
-    """Play, and return the checksums of all ``num_steps + 1`` outputs.
-
-    Args:
-      player: Player that gets the same actions at every call.
-      other: Player that is stepped in between, with actions of its own, or None.
-      num_envs: Number of environments of a player.
-      num_steps: Number of steps.
-    """
+    """Play, with ``other`` stepped in between, and return the checksums of all ``num_steps + 1``
+    outputs."""
     choose, choose_other = (RandomActions(player.spec, num_envs, seed) for seed in (0, 1))
     output = player.reset()
     shown = [fingerprint(output)]

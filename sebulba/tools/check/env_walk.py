@@ -84,13 +84,7 @@ class Walk:
         return self.terminated + self.truncated - self.both
 
     def run(self, num_steps: int, seed: int, longest_s: float) -> Walk:
-        """Play with random actions and look at what comes back; return this walk.
-
-        Args:
-          num_steps: Number of steps; fewer if they take longer than ``longest_s``.
-          seed: Seed of the actions.
-          longest_s: Longest time of the walk, in seconds.
-        """
+        """Play with random actions for at most ``longest_s`` seconds; return this walk."""
         player = self._player
         choose = RandomActions(player.spec, self._num_envs, seed)
         began, in_steps_s = time.monotonic(), 0.0

@@ -39,14 +39,7 @@ def collect(
     found: Callable[[Finding], None] = lambda finding: None,
     begun: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Return the findings among ``events`` as a report.
-
-    Args:
-      title: What is checked.
-      events: Events of the checks.
-      found: Called with every finding.
-      begun: Called with the name of every check that begins.
-    """
+    """Return findings as a report; ``begun`` is told the name of every check that begins."""
     findings = []
     for event in events:
         if isinstance(event, Begun):

@@ -79,14 +79,7 @@ def check_agent(
 
 
 def _findings(suite: str, subject: Any, *, timeout_s: float, **arguments: Any) -> Iterator[Event]:
-    """Yield the findings of a suite as they come.
-
-    Args:
-      suite: Module of this folder with a function ``checks``.
-      subject: What is checked.
-      timeout_s: Longest time that one check may take.
-      **arguments: Further arguments of the subject's class.
-    """
+    """Yield the findings of a suite as they come."""
     function = f"sebulba.tools.check.{suite}:checks"
     return isolated_findings(function, (subject, {**arguments, "timeout_s": timeout_s}), timeout_s)
 

@@ -79,13 +79,8 @@ def _words(row: dict[str, Any]) -> list[str]:
 
 
 def draw(groups: Sequence[Group], file: str, kind: str) -> None:
-    """Draw the groups: a row for each environment, over environment steps and over seconds.
-
-    Args:
-      groups: What to draw.
-      file: Picture to write: PNG, SVG or HTML by its suffix.
-      kind: What the returns are of.
-    """
+    """Draw the groups into a PNG, SVG or HTML file: a row for each environment, over environment
+    steps and over seconds."""
     figure = _figure(groups, kind)
     path = Path(file)
     try:

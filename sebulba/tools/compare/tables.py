@@ -67,14 +67,19 @@ def _name(run: RunSummary) -> Text:
     return Text.assemble(plain(label(run)), "\n", (plain(what), "dim"))
 
 
+def share_done(run: RunSummary) -> float | None:
+    """Return the share of its environment steps that a run has done; None if it is not known."""
+    total = run.config.get("total_env_steps")
+    return min(run.env_steps / total, 1.0) if is_number(total) and total > 0 else None
+
+
 def figures(run: RunSummary) -> list[str]:
     """Return what a line says of a run: when, steps, share of them, time, return, best return."""
-    total = run.config.get("total_env_steps")
-    share = f"{min(run.env_steps / total, 1):.0%}" if is_number(total) and total > 0 else _ABSENT
+    share = share_done(run)
     return [
         _when(run.changed),
         short(_three_digits(run.env_steps)),
-        share,
+        _ABSENT if share is None else f"{share:.0%}",
         duration(round(run.seconds)),
         return_of(run.last_return, run.last_groups),
         return_of(run.best_return, run.best_groups),

@@ -34,15 +34,7 @@ def draw(
     importances: Mapping[str, float],
     every: float,
 ) -> list[Path]:
-    """Draw what there is to draw; return the files.
-
-    Args:
-      folder: Where the files go.
-      space: What was searched.
-      trials: All trials.
-      importances: Share by option; empty if it is not known.
-      every: Environment steps of an interval of the trials' returns.
-    """
+    """Draw what there is to draw; return the files. ``every`` are the env steps of an interval."""
     done = [trial for trial in ranked(trials) if trial.ended == Ended.DONE]
     drawn = []
     if importances:

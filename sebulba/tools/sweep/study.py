@@ -57,13 +57,7 @@ class Study:
     """The trials of a sweep, in a file."""
 
     def __init__(self, folder: Path, space: Space, seed: int, min_trials: int) -> None:
-        """Open the file, or begin it.
-
-        Args:
-          folder: Folder of the sweep.
-          space: What is searched.
-          seed: Of the values that are proposed.
-          min_trials: Trials that are done before one may be pruned.
+        """Open the file, or begin it; a trial may be pruned once ``min_trials`` are done.
 
         Raises:
           UsageError: Optuna is not installed, the file is damaged, or it has a trial with other
@@ -122,13 +116,8 @@ class Study:
         return self.trials()[number]
 
     def report(self, number: int, interval: int, value: float) -> bool:
-        """Keep a return of a trial; tell whether it should be pruned.
-
-        Args:
-          number: The trial.
-          interval: Number of the interval of training; only the first return of each counts.
-          value: Mean return.
-        """
+        """Keep a return of a trial, the first of each interval; tell whether the trial should be
+        pruned."""
         trial = self._open_trial(number)
         if interval in self.trials()[number].returns:
             return False

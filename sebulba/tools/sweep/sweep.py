@@ -71,15 +71,7 @@ class Sweep:
     def __init__(
         self, plan: Plan, study: Study, num_trials: int, parallel: int, say: Callable[[str], None]
     ) -> None:
-        """Prepare; nothing runs yet.
-
-        Args:
-          plan: What all trials have in common.
-          study: Proposes values and keeps what came of them.
-          num_trials: Trials in all, those that have ended before included.
-          parallel: Trainings at a time.
-          say: Is given a line for each event.
-        """
+        """Prepare; nothing runs yet. ``num_trials`` includes those that have ended before."""
         self._plan = plan
         self._study = study
         self._num_trials = num_trials

@@ -37,13 +37,8 @@ class Training:
     """A process that trains."""
 
     def __init__(self, words: Sequence[str], folder: Path, measure: Measure) -> None:
-        """Start it, or let it go on where it was.
-
-        Args:
-          words: Configuration and options.
-          folder: Folder of the run; what it prints goes into a file beside it.
-          measure: Which returns count.
-        """
+        """Start it, or let it go on where it was; what it prints goes into a file beside
+        ``folder``."""
         self.folder = folder
         self.last: float | None = None
         """The newest mean return."""

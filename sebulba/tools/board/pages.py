@@ -1,18 +1,19 @@
-"""The page of a run: what ran, how it ended, curves, where time went, faults. Free of JAX."""
+"""The pages of ``sebulba board``, that of a run as a file to keep among them. Free of JAX."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sebulba
 from sebulba.errors import UsageError
 from sebulba.metrics.short_text import count, short
-from sebulba.runs.metrics_file import MOST_BYTES, is_number, open_regular
-from sebulba.runs.summary import RUNNING, RunSummary
+from sebulba.runs.metrics_file import MOST_BYTES, is_number, open_regular, read_sample
+from sebulba.runs.summary import RUNNING, RunSummary, read_run
 from sebulba.tools.board.charts import LARGE, SMALL, Line, draw
 from sebulba.tools.board.html import (
     Html,
@@ -27,6 +28,7 @@ from sebulba.tools.board.html import (
     value_text,
 )
 from sebulba.tools.board.run_details import (
+    MOST_RECORDS,
     SIDES,
     Film,
     RunDetails,
@@ -34,8 +36,18 @@ from sebulba.tools.board.run_details import (
     points,
     time_shares,
 )
-from sebulba.tools.compare.tables import figures, label, number, return_of
+from sebulba.tools.compare.tables import differences, figures, label, number, return_of, share_done
 
+POLICY = (
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
+    "img-src data:; media-src 'self'; form-action 'self'; base-uri 'none'"
+)
+"""What a browser may do for the pages of the board: run ``board.js`` and ask this server alone."""
+MOST_OF_FIGURE = 24
+"""Characters of a line of a figure in the table: one run must not make it wide."""
+_COLUMNS = ("", "run", "changed", "steps", "of", "time", "return", "best", "ended")
+_BOTH = ("A", "B")
+"""The names of two runs in a chart, which shows no text of theirs."""
 MOST_CHARTS = 18
 """Charts of what the agent measures."""
 MOST_FILM_BYTES = 2**22
@@ -63,12 +75,7 @@ PHASES = {
 
 
 def run_body(details: RunDetails, source_of: Callable[[Film], str | None]) -> Html:
-    """Return what the page of a run shows.
-
-    Args:
-      details: The run.
-      source_of: Returns the address of a film; None leaves it out.
-    """
+    """Return what the page of a run shows, without films whose ``source_of`` is None."""
     run = details.run
     versions = [(text(name), text(one)) for name, one in sorted(details.versions.items())]
     return joined(
@@ -132,15 +139,8 @@ def title_of(run: RunSummary) -> str:
     return f"{text(run.agent_name or None)}, {env}, seed {text(run.config.get('seed'))}"
 
 
-def share_done(run: RunSummary) -> float | None:
-    """Return the share of its environment steps that a run has done; None if it is not known."""
-    total = run.config.get("total_env_steps")
-    return min(run.env_steps / total, 1.0) if is_number(total) and total > 0 else None
-
-
 def _head(run: RunSummary) -> Html:
-    share = share_done(run)
-    total = run.config.get("total_env_steps")
+    share, total = share_done(run), run.config.get("total_env_steps")
     speed = run.env_steps / run.seconds if run.seconds > 0 else None
     _, _, _, time, last, best = figures(run)
     of_total = "" if share is None else f" of {count(total)}"
@@ -300,3 +300,90 @@ def _checkpoints(details: RunDetails) -> list[Html]:
     kept = table(head, rows) if rows else tag("p", "There is no checkpoint.")
     policies = "; ".join(f"{name}/: {what}" for name, what in details.policies.items())
     return [kept, tag("p", f"Policies: {policies}." if policies else "There is no policy yet.")]
+
+
+# The board.
+
+
+def table_page(runs: Mapping[str, RunSummary | UsageError], folder: str) -> str:
+    """Return the page with the table of runs, each by its word in addresses."""
+    rows = [_row(word, run) for word, run in runs.items() if isinstance(run, RunSummary)]
+    left_out = [error for error in runs.values() if isinstance(error, UsageError)]
+    compare = tag("p", tag("button", "Compare the two that are chosen", type="submit"))
+    shown = joined([table(_COLUMNS, rows, class_="runs"), compare])
+    return _page(
+        "runs",
+        tag("h1", "Runs in ", text(folder)),
+        section(
+            f"{len(rows):,} runs",
+            tag("form", shown, action="/diff", method="get") if rows else "There is none yet.",
+        ),
+        section("Not shown", tag("ul", *(tag("li", text(str(error), 600)) for error in left_out)))
+        if left_out
+        else None,
+    )
+
+
+def _row(word: str, run: RunSummary) -> list[str | Html]:
+    link = tag("a", text(label(run)), href=f"/run/{word}")
+    return [
+        tag("input", type="checkbox", name="run", value=word),
+        joined([link, tag("small", title_of(run))]),
+        *(stacked(figure, MOST_OF_FIGURE) for figure in figures(run)),
+        badge(run.ended),
+    ]
+
+
+def run_page(word: str, folder: Path) -> str:
+    """Return the page of a run, whose word in addresses is ``word``."""
+    details = RunDetails(folder)
+    to_keep = tag("a", "The report, a file to keep", href=f"/run/{word}/report.html")
+    body = run_body(details, lambda film: film_address(word, film))
+    return _page(text(label(details.run)), body, footer(to_keep, "."))
+
+
+def film_address(word: str, film: Film) -> str:
+    """Return where the server has a film of the run ``word``; its time makes a new one new."""
+    changed = film.file.lstat().st_mtime_ns if film.file.exists() else 0
+    return f"/run/{word}/film/{film.file.name}?{changed}"
+
+
+def diff_page(first: Path, second: Path) -> str:
+    """Return the page that compares two runs."""
+    runs = [
+        read_run(folder, lambda file: read_sample(file, MOST_RECORDS)) for folder in (first, second)
+    ]
+    names = [f"{letter}: {text(label(run))}" for letter, run in zip(_BOTH, runs, strict=True)]
+    parts = []
+    for title, rows in differences(*runs).items():
+        cells = [(text(name), *map(value_text, pair)) for name, pair in rows.items()]
+        parts.append(section(title, table(("", *names), cells) if rows else "the same"))
+    curves = [
+        section(
+            f"Return in {what}",
+            chart(
+                "return",
+                [
+                    Line(points(run.records, metric, at), letter)
+                    for letter, run in zip(_BOTH, runs, strict=True)
+                ],
+                LARGE,
+            ),
+        )
+        for what, metric, at in (
+            ("training", "episode_return_mean", "env_steps"),
+            ("evaluations", "eval_return_mean", "eval_env_steps"),
+        )
+    ]
+    return _page("two runs", tag("h1", ", ".join(names)), *curves, *parts)
+
+
+def error_page(what: str) -> str:
+    """Return a page that says what is wrong."""
+    return _page("error", tag("h1", "Not shown"), section("Why", tag("p", text(what, 600))))
+
+
+def _page(title: str, *main: Html | None) -> str:
+    home = tag("p", tag("a", "all runs", href="/"))
+    script = tag("script", src="/board.js", defer=True)
+    return page(f"{title} - sebulba", joined([home, *main]), head=script, policy=POLICY)
