@@ -94,7 +94,7 @@ def video(argv: list[str]) -> int:
         option("--out", out, metavar="FILE"),
         flag("--grid", "show all episodes in a grid"),
     )
-    from sebulba.video.film import check_film_file, film_best, film_grid
+    from sebulba.video.film import check_film_file, make_film
 
     file = Path(given.out or beside(given.run, "video.mp4"))
     with (
@@ -102,20 +102,21 @@ def video(argv: list[str]) -> int:
         # Where software draws, 1000 steps take a minute or more.
         EpisodeProgress(given.episodes, sys.stderr) as progress,
     ):
-        film = (film_grid if given.grid else film_best)(
+        made = make_film(
             policy,
             stage,
             file,
             max_episode_steps=given.max_episode_steps,
+            as_grid=given.grid,
             per_second=given.fps,
             progress=progress,
         )
-    returns = ", ".join(f"{one:.2f}" for one in film.returns)
-    kept = "" if given.grid or len(film.returns) == 1 else f", best {max(film.returns):.2f}"
-    cut = f"; {film.num_cut} cut at {given.max_episode_steps:,} steps" if film.num_cut else ""
+    returns = ", ".join(f"{one:.2f}" for one in made.returns)
+    kept = "" if given.grid or len(made.returns) == 1 else f", best {max(made.returns):.2f}"
+    cut = f"; {made.num_cut} cut at {given.max_episode_steps:,} steps" if made.num_cut else ""
     print(
-        f"written: {film.file} ({film.file.stat().st_size / 1000:,.0f} kB, {film.num_pictures:,} "
-        f"pictures, {film.num_pictures / film.per_second:.1f} s)\nreturns {returns}{kept}{cut}"
+        f"written: {made.file} ({made.file.stat().st_size / 1000:,.0f} kB, {made.num_pictures:,} "
+        f"pictures, {made.num_pictures / made.per_second:.1f} s)\nreturns {returns}{kept}{cut}"
     )
     return 0
 
@@ -320,7 +321,7 @@ def _policy_on_stage(
         yield policy, stage
 
 
-class EpisodeProgress:
+class EpisodeProgress(contextlib.AbstractContextManager):
     """Says now and then how far episodes are: in one line of a terminal, else line by line."""
 
     TERMINAL_S, LINES_S = 0.5, 10.0
@@ -349,9 +350,6 @@ class EpisodeProgress:
         )
         self._write(f"\r{line:<{self._width}}" if self._is_terminal else f"{line}\n")
         self._width = len(line)
-
-    def __enter__(self) -> EpisodeProgress:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Take the line from the terminal, also where an error will be written."""

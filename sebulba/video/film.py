@@ -7,8 +7,8 @@ import math
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from sebulba.errors import UsageError, shown
 from sebulba.policies.policy import Policy
 from sebulba.support.files import PARTIAL
-from sebulba.video.rendering import Scale, Shown, Stage
+from sebulba.video.rendering import Shown, Stage, enlarged
 
 SUFFIXES = (".mp4", ".gif")
 GAP = 4
@@ -62,23 +62,25 @@ def check_film_file(file: Path) -> None:
         ) from error
 
 
-def film_best(
+def make_film(
     policy: Policy,
     stage: Stage,
     file: Path,
     *,
     max_episode_steps: int,
+    as_grid: bool = False,
     per_second: float | None = None,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> Film:
-    """Film an episode in each environment and keep that of the greatest return.
+    """Film an episode in each environment, and keep that of the greatest return.
 
     Args:
       policy: Who plays.
       stage: Where; ``B`` environments play ``B`` episodes.
       file: Film to write, ``.mp4`` or ``.gif``; it is replaced when the new one is whole.
       max_episode_steps: An episode is cut after so many.
+      as_grid: Show all episodes beside each other instead; an end stays in sight, darker.
       per_second: Pictures in a second; None for the environment's own.
       progress: Is told how far it is.
       stop: Ends it early.
@@ -89,50 +91,34 @@ def film_best(
       EnvError: An environment failed.
     """
     per_second = per_second or stage.per_second
+    last: np.ndarray | None = None
     with ExitStack() as stack:
         reels = [
             stack.enter_context(_Reel(file.with_name(f"{PARTIAL}{i}-{file.name}"), per_second))
-            for i in range(stage.adapter.num_envs)
+            for i in range(1 if as_grid else stage.adapter.num_envs)
         ]
-        for seen in _telling(stage.play(policy, max_episode_steps, stop), progress):
-            for i in np.flatnonzero(seen.plays):
-                reels[i].add(seen.pictures[i])
+        for seen in stage.play(policy, max_episode_steps, stop):
+            if as_grid:
+                last = _with_ends(seen, last)
+                reels[0].add(grid(last))
+            else:
+                for i in np.flatnonzero(seen.plays):
+                    reels[i].add(seen.pictures[i])
+            if progress is not None:
+                running = seen.plays & ~seen.is_last
+                progress(int((~running).sum()), int(seen.lengths[running].max(initial=0)))
         for reel in reels:
             reel.close()
-        best = int(np.argmax(seen.returns))
-        return reels[best].kept(file, seen, int(seen.lengths[best]), max_episode_steps)
-
-
-def _telling(episodes: Iterator[Shown], progress: Progress | None) -> Iterator[Shown]:
-    """Yield what is shown, and tell how far it is."""
-    for seen in episodes:
-        yield seen
-        if progress is not None:
-            running = seen.plays & ~seen.is_last
-            progress(int((~running).sum()), int(seen.lengths[running].max(initial=0)))
-
-
-def film_grid(
-    policy: Policy,
-    stage: Stage,
-    file: Path,
-    *,
-    max_episode_steps: int,
-    per_second: float | None = None,
-    progress: Progress | None = None,
-) -> Film:
-    """Film an episode in each environment, beside each other; an end stays in sight, darker.
-
-    The arguments and errors are those of ``film_best``.
-    """
-    per_second = per_second or stage.per_second
-    last: np.ndarray | None = None
-    with _Reel(file.with_name(f"{PARTIAL}{file.name}"), per_second) as reel:
-        for seen in _telling(stage.play(policy, max_episode_steps), progress):
-            last = _with_ends(seen, last)
-            reel.add(grid(last))
-        reel.close()
-        return reel.kept(file, seen, int(seen.lengths.max()), max_episode_steps)
+        best = 0 if as_grid else int(np.argmax(seen.returns))
+        reels[best].file.replace(file)
+        return Film(
+            file,
+            tuple(seen.returns.tolist()),
+            int(seen.lengths.max() if as_grid else seen.lengths[best]),
+            reels[best].num_pictures,
+            per_second,
+            int((seen.lengths >= max_episode_steps).sum()),
+        )
 
 
 def _with_ends(seen: Shown, last: np.ndarray | None) -> np.ndarray:
@@ -156,7 +142,7 @@ def grid(pictures: np.ndarray) -> np.ndarray:
     return whole
 
 
-class _Reel:
+class _Reel(AbstractContextManager):
     """A film that is being written by ffmpeg, picture by picture; a context removes its file."""
 
     def __init__(self, file: Path, per_second: float) -> None:
@@ -164,7 +150,6 @@ class _Reel:
         self.file = file
         self.num_pictures = 0
         self._per_second = per_second
-        self._scale: Scale | None = None
         self._ffmpeg: subprocess.Popen | None = None
 
     def add(self, picture: np.ndarray) -> None:
@@ -173,9 +158,9 @@ class _Reel:
         Raises:
           UsageError: ffmpeg has failed.
         """
-        if self._scale is None:
-            self._scale = Scale.of(picture)
-        picture = _of_even_sides(self._scale(picture))
+        picture = enlarged(picture)
+        height, width, _ = picture.shape  # which have to be even
+        picture = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self._ffmpeg is None:
             self._ffmpeg = self._begin(picture)
         assert self._ffmpeg.stdin is not None
@@ -206,15 +191,6 @@ class _Reel:
             stderr=self._said,
             process_group=0,  # Ctrl-C is for this process
         )
-
-    def kept(self, file: Path, seen: Shown, length: int, max_episode_steps: int) -> Film:
-        """Rename the whole film to ``file``; the rest describes its episodes."""
-        self.file.replace(file)
-        returns, num_cut = seen.returns.tolist(), int((seen.lengths >= max_episode_steps).sum())
-        return Film(file, tuple(returns), length, self.num_pictures, self._per_second, num_cut)
-
-    def __enter__(self) -> _Reel:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         try:
@@ -252,9 +228,3 @@ TO_GIF = ("-vf", "split[a][b];[a]palettegen[p];[b][p]paletteuse=dither=none")
 """Colours are chosen for the film at hand, since a GIF has 256 of them."""
 LONGEST_WORDS = 1000
 """Most bytes that are shown of what ffmpeg says."""
-
-
-def _of_even_sides(picture: np.ndarray) -> np.ndarray:
-    """Return the picture with a row or column more where there is an odd number of them."""
-    height, width, _ = picture.shape
-    return np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")

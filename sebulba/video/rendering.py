@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import inspect
 import os
 import threading
@@ -42,10 +42,11 @@ def drawing_factory(env: EnvConfig) -> EnvFactory:
       UsageError: Nothing draws this environment.
     """
     arguments = env.factory_arguments()
-    if library_of(env.id) or _is_vector_kind(env.id):
+    package = package_env(env.id) if is_package_id(env.id) else None
+    if library_of(env.id) or isinstance(package, VectorKind):
         raise UsageError(f"{env.id!r} cannot be rendered, so it cannot be filmed or watched")
-    if is_package_id(env.id) or is_attribute(env.id):
-        made_by = package_env(env.id) if is_package_id(env.id) else load_attribute("env", env.id)
+    if package is not None or is_attribute(env.id):
+        made_by = load_attribute("env", env.id) if package is None else package
         wanted = RENDER_MODE if _takes_render_mode(made_by) else {}
         return make_env_factory(env.id, **{**wanted, **arguments})
     from sebulba.envs.envpool_adapter import draws, envpool_id
@@ -60,10 +61,6 @@ def drawing_factory(env: EnvConfig) -> EnvFactory:
         arguments |= {"backend": "gymnasium", "num_threads": None}
         _use_egl()
     return make_env_factory(env.id, **{**RENDER_MODE, **_camera(env.id, arguments), **arguments})
-
-
-def _is_vector_kind(env_id: str) -> bool:
-    return is_package_id(env_id) and isinstance(package_env(env_id), VectorKind)
 
 
 def _camera(env_id: str, given: Mapping[str, Any]) -> dict[str, str]:
@@ -111,8 +108,8 @@ class Stopped(Exception):
     """Somebody set the event that ends an episode early."""
 
 
-class Stage:
-    """Environments that draw, in which a policy plays. A context manager."""
+class Stage(contextlib.AbstractContextManager):
+    """Environments that draw, in which a policy plays."""
 
     def __init__(self, factory: EnvFactory, num_envs: int, seed: int) -> None:
         """Make the environments, by a ``drawing_factory``, and see that they draw.
@@ -186,25 +183,14 @@ class Stage:
             )
             yield shown
 
-    def __enter__(self) -> Stage:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.adapter.close()
 
 
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """How pictures are made large enough to be seen, by whole numbers so that pixels stay sharp."""
+def enlarged(picture: np.ndarray, least: int = 400) -> np.ndarray:
+    """Return a picture whose longer side has about ``least`` pixels or more.
 
-    factor: int
-    """Pixels along a side of what was one."""
-
-    @classmethod
-    def of(cls, picture: np.ndarray, least: int = 400) -> Scale:
-        """Return the scale by which the longer side of a picture has about ``least`` pixels."""
-        return cls(max(1, round(least / max(picture.shape[:2]))))
-
-    def __call__(self, picture: np.ndarray) -> np.ndarray:
-        """Return the picture in this scale."""
-        return picture.repeat(self.factor, axis=0).repeat(self.factor, axis=1)
+    The factor is a whole number, so that pixels stay sharp.
+    """
+    factor = max(1, round(least / max(picture.shape[:2])))
+    return picture.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from sebulba.errors import UsageError
-from sebulba.video.rendering import Scale
+from sebulba.video.rendering import enlarged
 
 HALF_BLOCK = "▀"
 """Its colour is the upper of two pixels, the background's the lower."""
@@ -51,7 +52,7 @@ def _fault_of_window() -> str | None:
     return None
 
 
-class Window:
+class Window(AbstractContextManager):
     """A window of tkinter, which Python brings."""
 
     def __init__(self) -> None:
@@ -72,21 +73,18 @@ class Window:
         """Show a picture; False once the window was closed."""
         from PIL import ImageTk
 
-        image = ImageTk.PhotoImage(Image.fromarray(Scale.of(picture)(picture)), master=self._root)
+        image = ImageTk.PhotoImage(Image.fromarray(enlarged(picture)), master=self._root)
         self._label.configure(image=image)
         self._image: Any = image  # which tkinter does not keep
         self._root.title(caption)
         self._root.update()
         return self._is_open
 
-    def __enter__(self) -> Window:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self._root.destroy()
 
 
-class Terminal:
+class Terminal(AbstractContextManager):
     """The whole terminal, two pixels a character."""
 
     def __init__(self) -> None:

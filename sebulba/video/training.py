@@ -10,7 +10,7 @@ from sebulba.agent import Agent
 from sebulba.errors import text_of
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvFactory, PyTree
-from sebulba.video.film import check_film_file, film_best
+from sebulba.video.film import check_film_file, make_film
 from sebulba.video.rendering import Stage, Stopped
 
 DIGITS = 12
@@ -58,13 +58,8 @@ class TrainingFilms:
         file = self._folder / f"{env_steps:0{DIGITS}}.mp4"
         try:
             self._folder.mkdir(exist_ok=True)
-            film_best(
-                self._policy,
-                self._stage,
-                file,
-                max_episode_steps=self._max_episode_steps,
-                stop=stop,
-            )
+            most = self._max_episode_steps
+            make_film(self._policy, self._stage, file, max_episode_steps=most, stop=stop)
         except Stopped:
             return
         except Exception as error:  # an environment that draws may raise anything
@@ -75,5 +70,5 @@ class TrainingFilms:
         self._stage.adapter.close()
 
 
-def _env_steps(film: Path) -> int:
-    return int(film.stem) if film.stem.isdecimal() else 0
+def _env_steps(file: Path) -> int:
+    return int(file.stem) if file.stem.isdecimal() else 0

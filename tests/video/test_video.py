@@ -25,7 +25,7 @@ from sebulba.errors import EnvError, UsageError
 from sebulba.policies.policy import Policy
 from sebulba.video import film as film_module
 from sebulba.video import rendering, screens
-from sebulba.video.film import check_film_file, film_best, film_grid, grid
+from sebulba.video.film import check_film_file, grid, make_film
 from sebulba.video.rendering import Stage, Stopped, drawing_factory
 from sebulba.video.training import TrainingFilms
 from tests.support.needs import needs_mujoco
@@ -232,7 +232,7 @@ def test_a_long_episode_is_cut_and_an_unwanted_one_is_left():
 def test_the_best_episode_is_kept(tmp_path):
     told = []
     with stage_of("tests.video.test_video:Drawn", 4) as stage:
-        film = film_best(
+        film = make_film(
             policy_of("tests.video.test_video:Drawn"),
             stage,
             tmp_path / "a.mp4",
@@ -249,11 +249,12 @@ def test_the_best_episode_is_kept(tmp_path):
 
 def test_a_grid_has_all_episodes_and_is_darker_at_an_end(tmp_path):
     with stage_of("tests.video.test_video:Drawn", 3) as stage:
-        film = film_grid(
+        film = make_film(
             policy_of("tests.video.test_video:Drawn"),
             stage,
             tmp_path / "a.gif",
             max_episode_steps=9,
+            as_grid=True,
         )
     frames = frames_of(film.file)
     assert len(frames) == film.num_pictures == 5
@@ -276,7 +277,7 @@ def test_a_film_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path, monk
         stage_of("tests.video.test_video:Drawn", 2) as stage,
         pytest.raises(UsageError, match="no_such_codec"),
     ):
-        film_best(
+        make_film(
             policy_of("tests.video.test_video:Drawn"),
             stage,
             tmp_path / "a.mp4",

@@ -65,7 +65,7 @@ def isolated_findings(suite: str, arguments: tuple, timeout_s: float) -> Iterato
         yield note(f"{names}: these need {because} without a problem", name="not run")
 
 
-class _Child:
+class _Child(contextlib.AbstractContextManager):
     """A process that runs checks and sends what happens."""
 
     def __init__(self, payload: bytes, passed: dict[str, bool], timeout_s: float) -> None:
@@ -93,9 +93,6 @@ class _Child:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(cloudpickle.dumps((payload, passed)))
             self._process.stdin.flush()
-
-    def __enter__(self) -> _Child:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
