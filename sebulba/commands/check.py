@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from sebulba.commands.options import PLATFORM, json_of, number, option, parse
 from sebulba.support.files import write_json
-from sebulba.tools.check.checks import Event
+from sebulba.tools.check.checks import Event, print_findings
 from sebulba.tools.check.isolation import isolated_findings
-from sebulba.tools.check.printing import print_findings
 
 EXIT_PROBLEM = 1
 DOCTOR_TIMEOUT_S = 120.0

@@ -30,7 +30,7 @@ from sebulba.metrics.short_text import duration
 from sebulba.options import INT32, MOST_EPISODE_STEPS
 from sebulba.policies.pretrained import beside, folder_of
 from sebulba.runs.folder import RunFolder
-from sebulba.support.files import PARTIAL, write_json
+from sebulba.support.files import PARTIAL, check_no_link, write_json
 from sebulba.support.trust import trust_of
 from sebulba.support.user_code import import_from_here
 
@@ -302,10 +302,23 @@ def _open_run(
 
 
 def _load_policy(given: argparse.Namespace, folder: RunFolder) -> Policy:
-    from sebulba.runs.build import load_policy_of
+    """Set up JAX and load the policy of a run."""
+    best = folder.best_policy
+    if given.best and not best.exists():
+        raise UsageError(
+            f"{folder.path} has no best policy, because it made no evaluations during training; "
+            "train with --eval-every-env-steps, or leave --best out"
+        )
+    if given.best:
+        check_no_link(best)
+    from sebulba.loops.devices import local_devices
+    from sebulba.policies.policy import load_policy
+    from sebulba.runs.jax_setup import configure_jax
 
-    names = ("explore", "best", "seed", "trust", "platform")
-    return load_policy_of(folder, **{name: getattr(given, name) for name in names})
+    configure_jax(given.platform)
+    local_devices()  # says in words what is wrong with the platform
+    which = best if given.best else folder.root
+    return load_policy(which, explore=given.explore, seed=given.seed, trust=given.trust)
 
 
 @contextlib.contextmanager

@@ -16,14 +16,9 @@ from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.wrappers import find_offsets
-from sebulba.errors import UsageError
-from sebulba.loops.devices import local_devices
 from sebulba.loops.evaluation import EvaluationPlayer
-from sebulba.policies.policy import Policy, load_policy
 from sebulba.runs.folder import RunFolder
-from sebulba.runs.jax_setup import Platform, configure_jax
 from sebulba.runs.wording import setting
-from sebulba.support.files import check_no_link
 from sebulba.types import EnvFactory, EnvSpec, MultiAgentSpec, PyTree
 
 if TYPE_CHECKING:
@@ -154,38 +149,3 @@ def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> Tr
         seed=config.seed,
         max_episode_steps=config.eval_max_episode_steps,
     )
-
-
-def load_policy_of(
-    folder: RunFolder,
-    *,
-    explore: bool,
-    best: bool,
-    seed: int,
-    trust: bool,
-    platform: Platform | None,
-) -> Policy:
-    """Set up JAX and load the trained policy of a run.
-
-    Args:
-      folder: Folder of the run.
-      explore: Act as in training.
-      best: Take the policy that returned most in an evaluation during training, not the last.
-      seed: Seed of the policy.
-      trust: Import the agent that the policy names, even if it is a stranger's.
-      platform: What JAX runs on.
-
-    Raises:
-      UsageError: There is no such policy, it is not to be trusted, or the platform is missing.
-    """
-    if best and not folder.best_policy.exists():
-        raise UsageError(
-            f"{folder.path} has no best policy, because it made no evaluations during training; "
-            "train with --eval-every-env-steps, or leave --best out"
-        )
-    if best:
-        check_no_link(folder.best_policy)
-    configure_jax(platform)
-    local_devices()  # says in words what is wrong with the platform
-    which = folder.best_policy if best else folder.root
-    return load_policy(which, explore=explore, seed=seed, trust=trust)

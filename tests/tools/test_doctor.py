@@ -19,8 +19,17 @@ from sebulba.commands import cli
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.support import machine
 from sebulba.tools.check import doctor, self_tests
-from sebulba.tools.check.checks import Check, Finding, Level, Report, note, ok, problem, run_checks
-from sebulba.tools.check.printing import table
+from sebulba.tools.check.checks import (
+    Check,
+    Finding,
+    Level,
+    Report,
+    note,
+    ok,
+    problem,
+    run_checks,
+    table,
+)
 from sebulba.tools.check.versions import check_versions, supported_versions, version_finding
 
 GB = 10**9

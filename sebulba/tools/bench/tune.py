@@ -8,6 +8,7 @@ start.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -24,7 +25,9 @@ from sebulba.loops.devices import local_devices
 from sebulba.runs.configurations import start_of
 from sebulba.runs.jax_setup import configure_jax
 from sebulba.runs.placement import num_cpu_devices_for
+from sebulba.support import machine
 from sebulba.tools.bench import harness
+from sebulba.tools.bench.memory_use import MB
 from sebulba.tools.bench.trial import Series, Trial, measure_in_turn
 from sebulba.tools.bench.worker import WorkerError, share_accelerator
 
@@ -129,7 +132,8 @@ def run(
     config = harness.with_inferencers(config)
     keep = [*keep, *(BATCH if max_batch_growth == 1 else ())]
     knobs = choose_knobs(config, local_devices(), keep)
-    limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_memory_mb()
+    free_mb = machine.memory().available / MB
+    limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_mb
     seconds = seconds_per_trial / ROUNDS
     confirm_s = RESTART_S + 2 * (REPEATS + 1) * seconds
     max_batch = int(max_batch_growth * batch(config))
@@ -263,7 +267,7 @@ def climb(knobs: Sequence[Knob], contest: Contest, has_time: Callable[[], bool])
                     break  # go down only if going up did not pay
 
 
-class Contest:
+class Contest(contextlib.AbstractContextManager):
     """The best configuration so far; its process stays alive to be measured against."""
 
     def __init__(
@@ -375,18 +379,8 @@ class Contest:
         """End the process of the best."""
         self._trial.close()
 
-    def __enter__(self) -> Contest:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def free_memory_mb() -> float:
-    """Return the memory that is free on this machine, 10^6 bytes."""
-    with open("/proc/meminfo") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    return int(lines["MemAvailable"].split()[0]) * 1024 / 1e6
 
 
 def notes(

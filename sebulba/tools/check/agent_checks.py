@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba.agent import Agent, is_spec, spec_of_each_leaf
+from sebulba.agent import Agent
 from sebulba.errors import UsageError, describe_error, is_installed
 from sebulba.loops.agent_contract import Contract
 from sebulba.runs.jax_setup import configure_jax
@@ -20,6 +20,7 @@ from sebulba.support.trees import named_leaves
 from sebulba.tools.check import training_checks
 from sebulba.tools.check.agent_driver import (
     differs_by_device,
+    named_specs,
     replicated_leaves,
     with_other_actions,
     with_other_rewards,
@@ -166,12 +167,6 @@ def check_specs(subject: AgentSubject) -> list[Finding]:
             )
             return [*found, wrong]
     return [*found, ok("step_state_spec splits what has a row for each environment")]
-
-
-def named_specs(specs: PyTree, tree: PyTree) -> list[tuple[str, Any]]:
-    """Return names and PartitionSpecs of the leaves of ``tree``."""
-    flat = jax.tree.leaves(spec_of_each_leaf(specs, tree), is_leaf=is_spec)
-    return list(zip(named_leaves(tree)[0], flat, strict=True))
 
 
 def check_updates_due(subject: AgentSubject) -> Finding:

@@ -201,14 +201,18 @@ def with_other_actions(made: Made) -> Made:
     return wild, states[0], states[1]
 
 
+def named_specs(specs: PyTree, tree: PyTree) -> list[tuple[str, Any]]:
+    """Return names and PartitionSpecs of the leaves of ``tree``."""
+    flat = jax.tree.leaves(spec_of_each_leaf(specs, tree), is_leaf=is_spec)
+    return list(zip(named_leaves(tree)[0], flat, strict=True))
+
+
 def replicated_leaves(driver: Driver) -> dict[str, jax.Array]:
     """Return what must be equal on all devices, by name."""
     state = driver.updater.state(())
     same: dict[str, Any] = {"networks": state.networks, "opt": state.opt}
-    specs = spec_of_each_leaf(driver.agent.experience_spec(), state.experience)
-    names, leaves = named_leaves(state.experience)
-    flat = jax.tree.leaves(specs, is_leaf=is_spec)
-    for name, leaf, spec in zip(names, leaves, flat, strict=True):
+    specs = named_specs(driver.agent.experience_spec(), state.experience)
+    for (name, spec), leaf in zip(specs, jax.tree.leaves(state.experience), strict=True):
         if not any(spec):
             same[f"experience/{name}"] = leaf
     return dict(zip(*named_leaves(same), strict=True))

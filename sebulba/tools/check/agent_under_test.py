@@ -11,15 +11,23 @@ import gymnasium
 import jax
 import numpy as np
 
-from sebulba.agent import Agent, is_spec, spec_of_each_leaf
+from sebulba.agent import Agent
 from sebulba.agents.configs.agent_config import config_of, make_agent
 from sebulba.envs.factory import env_spec, make_env_factory
 from sebulba.envs.seeds import check_seed
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_contract import Contract, check_is_agent
 from sebulba.support.checks import check_count
+from sebulba.support.trees import named_leaves
 from sebulba.support.user_code import load_attribute
-from sebulba.tools.check.agent_driver import NUM_INFERENCERS, Driver, Made, Streams, run_spec
+from sebulba.tools.check.agent_driver import (
+    NUM_INFERENCERS,
+    Driver,
+    Made,
+    Streams,
+    named_specs,
+    run_spec,
+)
 from sebulba.tools.check.probe_envs import Questions, questions_for
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
@@ -115,14 +123,12 @@ class AgentSubject:
     @property
     def remembers(self) -> bool:
         """The step state has vectors for each environment, as a recurrent one."""
-        specs = Agent.step_state_spec(self.agent)
-        of_leaves = spec_of_each_leaf(specs, self.contract.step_state)
-        pairs = zip(
-            jax.tree.leaves(of_leaves, is_leaf=is_spec),
-            jax.tree.leaves(self.contract.step_state),
-            strict=True,
+        state = self.contract.step_state
+        specs = named_specs(Agent.step_state_spec(self.agent), state)
+        return any(
+            any(spec) and leaf.ndim > 1 and leaf.dtype.kind == "f"
+            for (_, spec), leaf in zip(specs, jax.tree.leaves(state), strict=True)
         )
-        return any(any(spec) and leaf.ndim > 1 and leaf.dtype.kind == "f" for spec, leaf in pairs)
 
     @functools.cached_property
     def num_steps(self) -> int:
@@ -182,9 +188,7 @@ def feed(driver: Driver, made: list[Made]) -> Fed:
 
 def on_host(tree: PyTree) -> dict[str, np.ndarray]:
     """Return copies of the leaves by name."""
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    keystr = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-    return {keystr(path) or "0": np.array(leaf) for path, leaf in paths}
+    return {name: np.array(leaf) for name, leaf in zip(*named_leaves(tree), strict=True)}
 
 
 PLAIN_RATE = 1e-3

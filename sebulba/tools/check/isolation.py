@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import importlib
 import math
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, Pipe
@@ -18,7 +22,16 @@ from typing import IO, Any
 import cloudpickle  # a dependency of Gymnasium
 
 from sebulba.errors import UsageError, signal_name
-from sebulba.tools.check.checks import Begun, Done, Event, Finding, note, problem
+from sebulba.tools.check.checks import (
+    Begun,
+    Done,
+    Event,
+    Finding,
+    failure,
+    note,
+    problem,
+    run_checks,
+)
 
 POLL_S = 0.25
 STACK_SHARE = 0.9
@@ -78,7 +91,7 @@ class _Child(contextlib.AbstractContextManager):
         environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environ["TMPDIR"] = self._folder.name  # a killed process's files are removed with it
         with writer:
-            code = f"from sebulba.tools.check.child import main; main({writer.fileno()})"
+            code = f"from sebulba.tools.check.isolation import serve; serve({writer.fileno()})"
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.PIPE,
@@ -128,8 +141,8 @@ class _Child(contextlib.AbstractContextManager):
             yield received
 
     def _finding_of_end(self, name: str, how: str, timeout_s: float) -> Finding:
-        text = self._text()
-        said = _last_words(text)
+        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 65536))
+        said = _last_words(self._output.read().decode(errors="replace"))
         said = f" ({said})" if said else ""
         if how == "hung":
             return problem(
@@ -137,21 +150,14 @@ class _Child(contextlib.AbstractContextManager):
                 "repair the code that waits, or pass a larger --timeout",
                 name,
             )
+        code = self._process.wait()
+        signal_ = f"died with signal {-code} ({signal_name(-code)})"
+        ended = f"ended with exit code {code}" if code >= 0 else signal_
         return problem(
-            f"the process {self._end()} in this check{said}",
+            f"the process {ended} in this check{said}",
             "repair the native code or its input; it would end a run in the same way",
             name,
         )
-
-    def _end(self) -> str:
-        code = self._process.wait()
-        if code >= 0:
-            return f"ended with exit code {code}"
-        return f"died with signal {-code} ({signal_name(-code)})"
-
-    def _text(self) -> str:
-        self._output.seek(max(0, self._output.seek(0, os.SEEK_END) - 65536))
-        return self._output.read().decode(errors="replace")
 
 
 def _receive(events: Connection, process: subprocess.Popen, timeout_s: float) -> Any:
@@ -187,3 +193,39 @@ def _last_words(text: str) -> str:
             file, line, function = frame.groups()
             words.append(f"{os.path.basename(file)}:{line} in {function}")
     return "; ".join(words)[:300]
+
+
+# In the child process.
+
+
+def serve(events_fd: int) -> None:
+    """Run the checks that come on the standard input; send what happens, and None at the end."""
+    os.set_inheritable(events_fd, False)
+    events = Connection(events_fd, readable=False)
+    faulthandler.enable()
+    payload, passed = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        suite, arguments, timeout_s = pickle.loads(payload)
+        module, _, function = suite.partition(":")
+        checks = getattr(importlib.import_module(module), function)(*arguments)
+    except UsageError as error:
+        events.send(error)
+        return
+    except Exception as error:
+        checks = []
+        events.send(failure("importing", error))
+    for event in run_checks(checks, passed):
+        if isinstance(event, Begun):
+            faulthandler.dump_traceback_later(STACK_SHARE * timeout_s)
+        events.send(event)
+    faulthandler.cancel_dump_traceback_later()
+    events.send(None)
+    os._exit(0)  # threads that an environment left behind must not keep the process alive
+
+
+def _end_with_parent() -> None:
+    """End this process when the standard input ends, which the parent's end closes."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os.killpg(0, signal.SIGKILL)

@@ -6,9 +6,8 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from sebulba.tools.check.checks import Event, Report
+from sebulba.tools.check.checks import Event, Report, collect
 from sebulba.tools.check.isolation import isolated_findings
-from sebulba.tools.check.printing import collect
 
 
 def check_env(

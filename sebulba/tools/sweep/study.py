@@ -36,6 +36,10 @@ class Ended(enum.Enum):
     """It has not."""
 
 
+STATES = {"COMPLETE": Ended.DONE, "PRUNED": Ended.PRUNED, "FAIL": Ended.FAILED}
+"""How a trial has ended, by Optuna's word for it."""
+
+
 class Trial(NamedTuple):
     """One set of values, and what came of it."""
 
@@ -126,14 +130,9 @@ class Study:
 
     def tell(self, number: int, ended: Ended, score: float | None = None, note: str = "") -> None:
         """End a trial."""
-        states = self._optuna.trial.TrialState
-        state = {
-            Ended.DONE: states.COMPLETE,
-            Ended.PRUNED: states.PRUNED,
-            Ended.FAILED: states.FAIL,
-        }[ended]
+        name = next(name for name, state in STATES.items() if state == ended)
         self._open_trial(number).set_user_attr(NOTE, note)
-        self._study.tell(number, score, state)
+        self._study.tell(number, score, self._optuna.trial.TrialState[name])
 
     def importances(self) -> dict[str, float]:
         """Return how much each option matters (PED-ANOVA), the most important first.
@@ -152,12 +151,11 @@ class Study:
         return self._optuna.trial.Trial(self._study, frozen._trial_id)
 
     def _trial(self, frozen: Any) -> Trial:
-        ended = {"COMPLETE": Ended.DONE, "PRUNED": Ended.PRUNED, "FAIL": Ended.FAILED}
         return Trial(
             number=frozen.number,
             values=dict(frozen.params),
             returns=dict(sorted(frozen.intermediate_values.items())),
-            ended=ended.get(frozen.state.name, Ended.OPEN),
+            ended=STATES.get(frozen.state.name, Ended.OPEN),
             score=frozen.value,
             note=frozen.user_attrs.get(NOTE, ""),
         )
