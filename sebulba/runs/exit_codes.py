@@ -38,6 +38,7 @@ MEANINGS = {
     EXIT_HOST: "hosts: another host that learned with this one is gone, or has failed",
     EXIT_SIGNAL + 1: "stopped by SIGHUP (a closed terminal)",
     EXIT_SIGNAL + 2: "stopped by Ctrl-C",
+    EXIT_SIGNAL + 6: "aborted by native code, such as jax.distributed where host 0 is lost",
     EXIT_SIGNAL + 15: "stopped by SIGTERM",
 }
 

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -37,6 +36,7 @@ from sebulba.inference.loop_envs import LoopEnvs
 from sebulba.learning.peers import Agreed, Peers, Wants, Word
 from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
 from sebulba.runs.exit_codes import EXIT_HOST, EXIT_OK, exit_code_of
+from tests.support.hanging_host import HANGS
 from tests.support.host_processes import DEADLINE_S, free_port, hosts, printed
 from tests.support.hosts_world import NUM_ENVS, T
 from tests.support.loop_helpers import make_tiny_loop
@@ -603,29 +603,22 @@ def test_a_lost_host_has_an_exit_code_of_its_own():
     assert exit_code_of(HostError("host 1 is gone")) == EXIT_HOST == 7
 
 
-FORKED = "if os.fork() == 0: os.abort()\nos.wait()"
-
-
-@pytest.mark.parametrize("abort", ["os.abort()", "in_thread()", FORKED])
-def test_an_abort_of_jax_distributed_is_explained(abort):
-    code = """
-import os, threading
-from sebulba.runs.meet_hosts import explain_aborts
-def in_thread():
-    threading.Thread(target=os.abort).start()
-    threading.Event().wait()
-explain_aborts(1)
-"""
-    done = subprocess.run([sys.executable, "-c", code + abort], capture_output=True, text=True)
-    if abort == FORKED:
-        assert done.returncode == 0 and "sebulba" not in done.stderr
-        return
-    assert done.returncode == EXIT_HOST
-    assert "host 0, where all hosts meet, is gone" in done.stderr
-    assert "(most recent call first)" in done.stderr
-
-
 # Processes on loopback.
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals are read in /proc")
+def test_a_host_that_hangs_in_native_code_ends_with_host_0(tmp_path):
+    where = f"127.0.0.1:{free_port()}"
+    with hosts(tmp_path) as started:
+        both = started.start(*(["tests.support.hanging_host", where, host] for host in "01"))
+        deadline = time.monotonic() + DEADLINE_S
+        while not all(HANGS in printed(one) for one in both):
+            assert time.monotonic() < deadline, [printed(one) for one in both]
+            assert all(one.poll() is None for one in both), [printed(one) for one in both]
+            time.sleep(0.1)
+        both[0].kill()
+        assert both[1].wait(DEADLINE_S) == -signal.SIGABRT, printed(both[1])
+    assert f"{HANGS}0" in printed(both[1]) and "If host 0 is lost" in printed(both[1])
 
 
 def wait_all(processes: list) -> list[int]:
@@ -758,7 +751,11 @@ def test_a_host_that_is_killed_ends_the_others_and_all_go_on(tmp_path):
             until_saved_beyond(before, both)
             both[victim].kill()
             other = both[1 - victim]
-            assert other.wait(DEADLINE_S) == EXIT_HOST, printed(other)[-3000:]
+            code = other.wait(DEADLINE_S)
+            if code == -signal.SIGABRT:  # JAX is quicker than we are where host 0 is lost
+                assert victim == 0 and "JAX distributed service" in printed(other)
+                continue
+            assert code == EXIT_HOST, printed(other)[-3000:]
             assert name in printed(other).partition("sebulba: hosts:")[2], printed(other)[-3000:]
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert any("eval_return_mean" in record for record in records), "host 0 evaluates for all"
