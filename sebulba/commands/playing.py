@@ -154,18 +154,17 @@ def _watch(
     returns: list[float],
 ) -> None:
     """Show episode after episode, and note what each returned."""
-    from sebulba.video.screens import Pace
+    from sebulba.video.screens import paced
 
-    pace = Pace(given.fps or stage.per_second)
+    per_second = given.fps or stage.per_second
     for episode in range(given.episodes):
-        for seen in stage.play(policy, given.max_episode_steps):
+        for seen in paced(stage.play(policy, given.max_episode_steps), per_second):
             caption = (
                 f"episode {episode + 1} of {given.episodes}, step {seen.lengths[0]:,}, return "
                 f"{seen.returns[0]:.2f}"
             )
             if not screen.show(seen.pictures[0], caption):
                 return
-            pace.wait()
         returns.append(float(seen.returns[0]))
 
 

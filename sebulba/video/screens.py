@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -14,6 +15,7 @@ from PIL import Image
 from sebulba.errors import UsageError
 from sebulba.video.rendering import enlarged
 
+T = TypeVar("T")
 HALF_BLOCK = "▀"
 """Its colour is the upper of two pixels, the background's the lower."""
 
@@ -140,19 +142,10 @@ def _colour(pixel: np.ndarray) -> Any:
     return Color.from_rgb(red, green, blue)
 
 
-class Pace:
-    """Keeps pictures at a number in a second; one that is late is not waited for."""
-
-    def __init__(self, per_second: float) -> None:
-        """Begin now."""
-        self._period = 1 / per_second
-        self._next = time.perf_counter()
-
-    def wait(self) -> None:
-        """Wait until the next picture is due."""
-        self._next += self._period
-        left = self._next - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
-        else:
-            self._next -= left
+def paced(shown: Iterable[T], per_second: float) -> Iterator[T]:
+    """Yield so many in a second; one that is late is not waited for."""
+    due = time.perf_counter()
+    for one in shown:
+        yield one
+        due = max(due + 1 / per_second, time.perf_counter())
+        time.sleep(max(0.0, due - time.perf_counter()))

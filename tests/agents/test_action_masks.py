@@ -29,7 +29,7 @@ from sebulba.agents.kernels.legal_actions import ILLEGAL
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs.spaces import legal_action
 from sebulba.tools.check.checks import Finding, Level, run_checks
-from sebulba.tools.check.env_checks import checks_of
+from sebulba.tools.check.env_checks import suite
 from sebulba.tools.check.env_under_test import Subject
 from sebulba.types import FinalObs, RunSpec
 from tests.support import masked_envs
@@ -370,7 +370,7 @@ def test_continuous_agents_have_no_use_for_masks():
 def test_check_env_plays_legal_actions_only():
     options = {"action_mask": "info"}
     subject = Subject(InfoMask, num_envs=2, num_steps=60, seed=1, timeout_s=60.0, options=options)
-    events = run_checks(checks_of(subject), {"speed": True})
+    events = run_checks(suite(subject), {"speed": True})
     found = [event for event in events if isinstance(event, Finding)]
     assert [one for one in found if one.level is not Level.OK] == []
     assert {"vector", "workers", "resume"} <= {one.name for one in found}

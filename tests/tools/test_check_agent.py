@@ -12,7 +12,7 @@ from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.loops.agent_contract import check_contract
 from sebulba.tools.check import training_checks
-from sebulba.tools.check.agent_checks import checks_of
+from sebulba.tools.check.agent_checks import suite
 from sebulba.tools.check.agent_driver import run_spec
 from sebulba.tools.check.agent_under_test import AgentSubject
 from sebulba.tools.check.checks import Done, Finding, Level, run_checks
@@ -34,7 +34,7 @@ def events(agent: Any, *only: str, **arguments: Any) -> list:
     """Return the events of all checks, or of the contract's and of ``only``."""
     if isinstance(agent, str) and ":" not in agent:
         agent = f"tests.support.broken_agents:{agent}"
-    checks = checks_of(AgentSubject(agent, **arguments))
+    checks = suite(AgentSubject(agent, **arguments))
     kept = {*CONTRACT, *only} if only else {check.name for check in checks}
     passed = {check.name: True for check in checks if check.name not in kept}
     return list(run_checks(checks, passed))

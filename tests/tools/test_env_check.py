@@ -14,7 +14,7 @@ from sebulba import Population
 from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.tools.check.checks import Done, Finding, Level, run_checks
-from sebulba.tools.check.env_checks import checks_of
+from sebulba.tools.check.env_checks import suite
 from sebulba.tools.check.env_under_test import Subject
 from tests.support import broken_envs
 from tests.support.broken_envs import PID_FILE, Good
@@ -28,7 +28,7 @@ def events(env, *, num_steps: int = 60, skip: tuple[str, ...] = SLOW, **options)
     if isinstance(env, str) and hasattr(broken_envs, env):
         env = f"tests.support.broken_envs:{env}"
     subject = Subject(env, num_envs=2, num_steps=num_steps, seed=1, timeout_s=60.0, options=options)
-    return list(run_checks(checks_of(subject), dict.fromkeys(skip, True)))
+    return list(run_checks(suite(subject), dict.fromkeys(skip, True)))
 
 
 def findings(env, **arguments) -> list[Finding]:
@@ -238,7 +238,7 @@ def test_wrong_usage_is_refused(capsys, argv, words):
 
 def test_numbers_that_make_no_sense_are_refused():
     with pytest.raises(UsageError, match="num_envs=0 must be at least 1"):
-        checks_of(Subject(Good, num_envs=0, num_steps=1, seed=0, timeout_s=1.0, options={}))
+        suite(Subject(Good, num_envs=0, num_steps=1, seed=0, timeout_s=1.0, options={}))
 
 
 def test_what_cannot_be_sent_is_refused_in_words():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 import traceback
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from sebulba.tools.check.agent_driver import (
     with_other_rewards,
 )
 from sebulba.tools.check.agent_under_test import DEVICES, MOST_WARM_UP, AgentSubject, feed
-from sebulba.tools.check.checks import Check, Finding, note, ok, problem
+from sebulba.tools.check.checks import Check, Finding, checks_of, note, ok, problem
 from sebulba.types import PyTree
 
 RUNS = ("state", "step", "update_experience", "loss", "optimize", "updates due")
@@ -38,35 +37,33 @@ def checks(agent: Any, arguments: dict[str, Any]) -> list[Check]:
     """Return the checks of an agent, for a process of their own, whose CPU is split for them; the
     arguments are those of ``AgentSubject``."""
     configure_jax(num_cpu_devices=DEVICES)
-    return checks_of(AgentSubject(agent, **arguments))
+    return suite(AgentSubject(agent, **arguments))
 
 
-def checks_of(subject: AgentSubject) -> list[Check]:
+def suite(subject: AgentSubject) -> list[Check]:
     """Return the checks of ``subject``, each after those that it needs."""
 
-    def check(name: str, function: Callable[[AgentSubject], Any], *needs: str) -> Check:
-        return Check(name, functools.partial(function, subject), needs)
-
-    return [
-        check("making", check_making),
-        check("config", check_config, "making"),
-        check("state", check_state, "making"),
-        check("step", check_step, "state"),
-        check("specs", check_specs, "step"),
-        check("update_experience", check_update_experience, "step", "specs"),
-        check("loss", check_loss, "update_experience"),
-        check("optimize", check_optimize, "loss"),
-        check("updates due", check_updates_due, "making"),
-        check("purity", check_purity, "optimize"),
-        check("keys", check_keys, "optimize"),
-        check("explore", check_explore, "step"),
-        check("gradients", check_gradients, *RUNS),
-        check("valid", check_valid, *RUNS),
-        check("devices", check_devices, *RUNS),
-        check("lockstep", training_checks.check_lockstep, *RUNS),
-        check("probes", training_checks.check_probes, "lockstep"),
-        check("saving", training_checks.check_saving, *RUNS),
-    ]
+    return checks_of(
+        subject,
+        ("making", check_making),
+        ("config", check_config, "making"),
+        ("state", check_state, "making"),
+        ("step", check_step, "state"),
+        ("specs", check_specs, "step"),
+        ("update_experience", check_update_experience, "step", "specs"),
+        ("loss", check_loss, "update_experience"),
+        ("optimize", check_optimize, "loss"),
+        ("updates due", check_updates_due, "making"),
+        ("purity", check_purity, "optimize"),
+        ("keys", check_keys, "optimize"),
+        ("explore", check_explore, "step"),
+        ("gradients", check_gradients, *RUNS),
+        ("valid", check_valid, *RUNS),
+        ("devices", check_devices, *RUNS),
+        ("lockstep", training_checks.check_lockstep, *RUNS),
+        ("probes", training_checks.check_probes, "lockstep"),
+        ("saving", training_checks.check_saving, *RUNS),
+    )
 
 
 # What it is.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -113,6 +114,13 @@ class Check:
     """Returns what it finds."""
     needs: tuple[str, ...] = ()
     """Names of checks that have to pass before this one makes sense."""
+
+
+def checks_of(subject: Any, *rows: tuple[Any, ...]) -> list[Check]:
+    """Return a check for each (name, function of the subject, *names that it needs)."""
+    return [
+        Check(name, functools.partial(run, subject), tuple(needs)) for name, run, *needs in rows
+    ]
 
 
 class Begun(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -18,7 +17,7 @@ from sebulba.envs.spaces import WRAP
 from sebulba.envs.tree import describe
 from sebulba.errors import UsageError, describe_error
 from sebulba.tools.check import run_checks
-from sebulba.tools.check.checks import Check, Finding, note, ok, problem
+from sebulba.tools.check.checks import Check, Finding, checks_of, note, ok, problem
 from sebulba.tools.check.env_players import SinglePlayer, first_difference
 from sebulba.tools.check.env_under_test import Subject
 from sebulba.types import MultiAgentSpec
@@ -34,42 +33,40 @@ CONTRACT = ("steps", "observations", "rewards")
 
 def checks(env: Any, arguments: dict[str, Any]) -> list[Check]:
     """Return the checks of an environment; the arguments are those of ``Subject``."""
-    return checks_of(Subject(env, **arguments))
+    return suite(Subject(env, **arguments))
 
 
-def checks_of(subject: Subject) -> list[Check]:
+def suite(subject: Subject) -> list[Check]:
     """Return the checks of ``subject``, each after those that it needs."""
     # A finding says it here, and the process of the checks does nothing else.
     warnings.simplefilter("ignore", BrokenPromiseWarning)
 
-    def check(name: str, function: Callable[[Subject], Any], *needs: str) -> Check:
-        return Check(name, functools.partial(function, subject), needs)
-
     sound = (*CONTRACT, "close")
     alone = [
-        check("infos", check_infos, *CONTRACT),
-        check("vector", run_checks.check_vector, *sound),
-        check("workers", run_checks.check_workers, "vector"),
+        ("infos", check_infos, *CONTRACT),
+        ("vector", run_checks.check_vector, *sound),
+        ("workers", run_checks.check_workers, "vector"),
     ]
     used = ("vector",) if subject.make_one else sound
-    return [
-        check("making", check_making),
-        check("spaces", check_spaces, "making"),
-        check("steps", check_steps, "making"),
-        check("observations", check_observations, "steps"),
-        check("rewards", check_rewards, "observations"),
-        check("episodes", check_episodes, *CONTRACT),
-        check("agents", check_agents, *CONTRACT),
-        check("close", check_close, *CONTRACT),
-        check("buffers", check_buffers, *CONTRACT),
-        check("determinism", check_determinism, *sound),
-        check("seeds", check_seeds, "determinism"),
-        check("shared state", check_shared_state, "determinism"),
+    return checks_of(
+        subject,
+        ("making", check_making),
+        ("spaces", check_spaces, "making"),
+        ("steps", check_steps, "making"),
+        ("observations", check_observations, "steps"),
+        ("rewards", check_rewards, "observations"),
+        ("episodes", check_episodes, *CONTRACT),
+        ("agents", check_agents, *CONTRACT),
+        ("close", check_close, *CONTRACT),
+        ("buffers", check_buffers, *CONTRACT),
+        ("determinism", check_determinism, *sound),
+        ("seeds", check_seeds, "determinism"),
+        ("shared state", check_shared_state, "determinism"),
         *(alone if subject.make_one else []),
-        check("resume", run_checks.check_resume, *used),
-        check("cycle", run_checks.check_cycle, *used),
-        check("speed", run_checks.check_speed, *used),
-    ]
+        ("resume", run_checks.check_resume, *used),
+        ("cycle", run_checks.check_cycle, *used),
+        ("speed", run_checks.check_speed, *used),
+    )
 
 
 def check_making(subject: Subject) -> Finding:
