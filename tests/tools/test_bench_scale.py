@@ -12,7 +12,7 @@ from sebulba.agents.configs import TorsoConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.tools.bench import scale
-from sebulba.tools.bench.scale import Axis, AxisResult, Point
+from sebulba.tools.bench.scale import Axis, AxisResult
 from sebulba.tools.bench.trial import Measurement, Series
 
 AXIS = Axis("num-envs", (2, 4, 8), lambda config, n: dataclasses.replace(config, num_envs=n))
@@ -20,9 +20,11 @@ CPU = [types.SimpleNamespace(platform="cpu")]
 GPU = [types.SimpleNamespace(platform="gpu")]
 
 
-def point(value, *speeds, parameters=10):
-    measurements = (Measurement(s, 100.0 + i, 7.0, 1.0) for i, s in enumerate(speeds))
-    return Point(value, parameters, Series(tuple(measurements)))
+def series(*speeds, parameters=10):
+    measurements = (
+        Measurement(s, 100.0 + i, 7.0, 1.0, parameters=parameters) for i, s in enumerate(speeds)
+    )
+    return Series(tuple(measurements))
 
 
 def tiny_config(**changes):
@@ -45,47 +47,47 @@ def tiny_config(**changes):
 
 
 def test_a_cost_that_falls_or_stays_level_has_no_offender():
-    points = (point(2, 100, 110), point(4, 200, 210), point(8, 195, 190))
+    points = {2: series(100, 110), 4: series(200, 210), 8: series(195, 190)}
     assert scale.cost_rises(AXIS, points) == {}
 
 
 def test_a_cost_that_rises_names_the_point_and_by_how_much():
-    points = (point(2, 100, 100), point(4, 200, 200), point(8, 100, 100))
+    points = {2: series(100, 100), 4: series(200, 200), 8: series(100, 100)}
     assert scale.cost_rises(AXIS, points) == {8: 2.0}
 
 
 def test_a_slow_rise_is_seen_since_the_cheapest_point_is_what_counts():
-    points = (point(2, 200, 200), point(4, 185, 185), point(8, 170, 170))
+    points = {2: series(200, 200), 4: series(185, 185), 8: series(170, 170)}
     assert scale.cost_rises(AXIS, points) == {8: pytest.approx(200 / 170)}
 
 
 def test_a_machine_that_drifts_from_round_to_round_does_not_decide():
     """The medians are 200 and 150, yet in two rounds of three the second was no dearer."""
-    points = (point(2, 100, 200, 300), point(4, 150, 210, 80))
+    points = {2: series(100, 200, 300), 4: series(150, 210, 80)}
     assert scale.cost_rises(AXIS, points) == {}
 
 
 def test_a_larger_network_may_cost_more_but_not_more_a_parameter():
     axis = dataclasses.replace(AXIS, per_parameter=True)
-    points = (
-        point(2, 100, 100, parameters=10),
-        point(4, 50, 50, parameters=40),
-        point(8, 10, 10, parameters=80),
-    )
+    points = {
+        2: series(100, 100, parameters=10),
+        4: series(50, 50, parameters=40),
+        8: series(10, 10, parameters=80),
+    }
     assert list(scale.cost_rises(AXIS, points)) == [4, 8]
     assert scale.cost_rises(axis, points) == {8: 2.5}
 
 
 def test_the_notes_name_offenders_and_what_cannot_run():
-    result = AxisResult(AXIS, (point(2, 200, 200), point(4, 100, 100)), {8: "too large"})
+    result = AxisResult(AXIS, {2: series(200, 200), 4: series(100, 100)}, {8: "too large"})
     text = "\n".join(scale.axis_notes(result))
     assert "cost_falls: false" in text
     assert "num-envs 4: 2.00 times the lowest cost before it" in text
     assert "num-envs 8 cannot run: too large" in text
 
 
-def test_a_point_has_median_spread_cost_and_peak():
-    record = point(4, 100, 400, 250).record()
+def test_a_value_has_median_spread_cost_and_peak():
+    record = scale.record_of(series(100, 400, 250))
     assert record["env_steps_per_s"] == {"median": 250, "lowest": 100, "highest": 400}
     assert record["us_per_env_step"] == 4000.0
     assert (record["rss_mb"], record["device_mb"]) == (102.0, 7.0)

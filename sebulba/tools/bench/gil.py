@@ -27,8 +27,6 @@ def cycle_processes(
     """Yield what measures processes that each run the cycles of one Inferencer, in env steps/s of
     all together.
 
-    It returns the environment steps per second of all together.
-
     Raises:
       WorkerError: A process cannot run.
     """

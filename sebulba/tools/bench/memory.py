@@ -86,14 +86,10 @@ def run(
     json_file: str | None = None,
     png_file: str | None = None,
 ) -> dict:
-    """Train for a while, watch memory, print a table, write JSON and a picture.
+    """Train for a while, watch memory, print a table, write JSON and a picture. The arguments are
+    the options of the command, see ``commands/bench.py``, and times in seconds, see above.
 
     The arguments that are not options of the command (see ``commands/bench.py``) are:
-
-    Args:
-      interval_s: Seconds between samples.
-      window_s: Seconds of samples that make one point.
-      settle_s: Seconds at the beginning that do not count.
 
     Raises:
       UsageError: ``minutes`` is too short for a slope.

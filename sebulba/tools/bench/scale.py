@@ -47,42 +47,13 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
-    """One value of an axis, measured in turn with the other values."""
-
-    value: Value
-    """The value."""
-    parameters: int
-    """Number of parameters of the networks."""
-    series: Series
-    """The measurements."""
-
-    @property
-    def us_per_env_step(self) -> float:
-        """Microseconds, the median."""
-        return 1e6 / self.series.speed
-
-    def record(self) -> dict[str, Any]:
-        """Return the figures as JSON."""
-        series, speeds = self.series, self.series.speeds
-        spread = {"median": series.speed, "lowest": min(speeds), "highest": max(speeds)}
-        return {
-            "env_steps_per_s": spread,
-            "us_per_env_step": self.us_per_env_step,
-            "rss_mb": series.rss_mb,
-            "device_mb": series.device_mb,
-            "parameters": self.parameters,
-        }
-
-
-@dataclasses.dataclass(frozen=True)
 class AxisResult:
     """An axis, measured."""
 
     axis: Axis
     """The axis."""
-    points: tuple[Point, ...]
-    """The values that could be measured."""
+    points: Mapping[Value, Series]
+    """Measurements of the values that could be measured, in turn."""
     failed: Mapping[Value, str]
     """The values that cannot run here, and why."""
 
@@ -94,11 +65,23 @@ class AxisResult:
     def record(self) -> dict[str, Any]:
         """Return the figures as JSON."""
         return {
-            "points": {label(point.value): point.record() for point in self.points},
+            "points": {label(value): record_of(series) for value, series in self.points.items()},
             "cost_falls": not self.offenders,
             "offenders": {label(value): ratio for value, ratio in self.offenders.items()},
             "failed": {label(value): why for value, why in self.failed.items()},
         }
+
+
+def record_of(series: Series) -> dict[str, Any]:
+    """Return the figures of a value as JSON."""
+    speeds = series.speeds
+    return {
+        "env_steps_per_s": {"median": series.speed, "lowest": min(speeds), "highest": max(speeds)},
+        "us_per_env_step": series.us_per_env_step,
+        "rss_mb": series.rss_mb,
+        "device_mb": series.device_mb,
+        "parameters": series.parameters,
+    }
 
 
 def run(
@@ -129,9 +112,9 @@ def run(
         results.append(measure_axis(axis, config, repeats, seconds))
         print_axis(title, results[-1])
     figures = {
-        f"{result.axis.name}={label(point.value)}": point.series.speeds
+        f"{result.axis.name}={label(value)}": series.speeds
         for result in results
-        for point in result.points
+        for value, series in result.points.items()
     }
     keys = {"axes": {result.axis.name: result.record() for result in results}}
     keys["cost_falls"] = {name: axis["cost_falls"] for name, axis in keys["axes"].items()}
@@ -241,11 +224,10 @@ def measure_axis(axis: Axis, config: ExperimentConfig, repeats: int, seconds: fl
     if not measured:
         value, why = next(iter(failed.items()))
         raise UsageError(f"no value of {axis.name} can run on this machine; {label(value)}: {why}")
-    points = (Point(v, trials[v].parameters, series) for v, series in measured.items())
-    return AxisResult(axis, tuple(points), failed)
+    return AxisResult(axis, measured, failed)
 
 
-def cost_rises(axis: Axis, points: Sequence[Point]) -> dict[Value, float]:
+def cost_rises(axis: Axis, points: Mapping[Value, Series]) -> dict[Value, float]:
     """Return the points that cost more than a point with less work, beyond the tolerance.
 
     Costs are compared with the point before that is cheapest by its median, and within a round, so
@@ -255,21 +237,15 @@ def cost_rises(axis: Axis, points: Sequence[Point]) -> dict[Value, float]:
       By value, the median of the ratios of the costs.
     """
 
-    def parameters(point: Point) -> int:
-        return point.parameters if axis.per_parameter else 1
-
     rises: dict[Value, float] = {}
-    cheapest: Point | None = None
-    for point in points:
-        if cheapest is None:
-            cheapest = point
-            continue
-        fewer = parameters(cheapest) / parameters(point)
-        ratio = cheapest.series.gain_over(point.series) * fewer
+    cheapest, *others = points.values()
+    for value, series in zip(list(points)[1:], others, strict=True):
+        fewer = cheapest.parameters / series.parameters if axis.per_parameter else 1.0
+        ratio = cheapest.gain_over(series) * fewer
         if ratio > 1 + TOLERANCE:
-            rises[point.value] = ratio
-        if point.us_per_env_step * fewer < cheapest.us_per_env_step:
-            cheapest = point
+            rises[value] = ratio
+        if series.us_per_env_step * fewer < cheapest.us_per_env_step:
+            cheapest = series
     return rises
 
 
@@ -284,12 +260,12 @@ def print_axis(title: str, result: AxisResult) -> None:
     columns = ["env steps/s", "lowest", "highest", "us/step"]
     columns += ["ps/step, parameter"] * per_parameter + ["peak RSS MB", "device MB"]
     rows = {}
-    for point in result.points:
-        series, cost_us = point.series, point.us_per_env_step
-        rows[label(point.value)] = [
+    for value, series in result.points.items():
+        cost_us = series.us_per_env_step
+        rows[label(value)] = [
             *(f"{x:,.0f}" for x in (series.speed, min(series.speeds), max(series.speeds))),
             f"{cost_us:,.2f}",
-            *[f"{1e6 * cost_us / point.parameters:,.1f}"] * per_parameter,
+            *[f"{1e6 * cost_us / series.parameters:,.1f}"] * per_parameter,
             f"{series.rss_mb:,.0f}",
             f"{series.device_mb:,.1f}",
         ]
@@ -323,11 +299,11 @@ def draw(results: Sequence[AxisResult], title: str, png_file: str) -> None:
 
 def _draw_axis(axes: Any, result: AxisResult) -> None:
     places = range(len(result.points))
-    all_series = [point.series for point in result.points]
+    all_series = result.points.values()
     lowest, highest = ([edge(one.speeds) for one in all_series] for edge in (min, max))
     axes.fill_between(places, lowest, highest, color=BLUE, alpha=0.2)
     axes.plot(places, [one.speed for one in all_series], color=BLUE, marker="o", markersize=4)
-    axes.set_xticks(places, [label(point.value) for point in result.points])
+    axes.set_xticks(places, [label(value) for value in result.points])
     axes.set_xlabel(result.axis.name)
     axes.set_ylabel("env steps/s", color=BLUE)
     axes.grid(alpha=0.25)

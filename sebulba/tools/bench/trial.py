@@ -47,6 +47,8 @@ class Measurement:
     """Mean policy lag."""
     cpu_ms_per_env_step: float = math.nan
     """CPU time of all threads of the process."""
+    parameters: int = 0
+    """Number of parameters of the networks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,18 @@ class Series:
 
     @property
     def policy_lag_mean(self) -> float:
+        """Mean policy lag."""
         return statistics.fmean(one.policy_lag_mean for one in self.measurements)
+
+    @property
+    def us_per_env_step(self) -> float:
+        """Microseconds, the median."""
+        return 1e6 / self.speed
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of the networks."""
+        return self.measurements[0].parameters
 
     def gain_over(self, other: Series) -> float:
         """Return the median of the ratios of speed to ``other``, each taken within a round."""
@@ -87,9 +100,6 @@ class Series:
 
 class Trial(Worker):
     """A configuration in a process of its own."""
-
-    parameters = 0
-    """Number of parameters of its networks, once it is ready."""
 
     def __init__(
         self, config: ExperimentConfig, seconds: float, *, memory_limit_mb: float | None = None
@@ -105,10 +115,6 @@ class Trial(Worker):
         super().__init__(
             _Meter, config, seconds, timeout_s=timeout_s, memory_limit_mb=memory_limit_mb
         )
-
-    def ready(self) -> None:
-        """Wait until it can be measured."""
-        self.parameters = super().ready()
 
     def measure(self) -> Measurement:
         """Train on for a while."""
@@ -145,11 +151,10 @@ class _Meter:
         self._steps_per_cycle = config.steps_per_cycle
         self._state = self._loop.new_state(config.seed, config.steps_per_cycle)
 
-    def warm_up(self) -> int:
-        """Compile, and return the number of parameters of the networks."""
+    def warm_up(self) -> None:
+        """Compile."""
         # The first cycle compiles the update, the second the shorter chunks of a fused cycle.
         self._run(3 * self._loop.num_inferencers)
-        return sum(int(leaf.size) for leaf in jax.tree.leaves(self._state.networks))
 
     def measure(self) -> Measurement:
         """Train on until ``write`` stops the loop."""
@@ -163,6 +168,7 @@ class _Meter:
             self._device_mb,
             statistics.fmean(lag for lag in lags if lag is not None),
             1e3 * (self._cpu_s[-1] - self._cpu_s[0]) / env_steps,
+            sum(int(leaf.size) for leaf in jax.tree.leaves(self._state.networks)),
         )
 
     def _run(self, num_cycles: int) -> None:

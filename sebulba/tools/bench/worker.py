@@ -28,8 +28,8 @@ CLOSE_S = 5.0
 class Meter(Protocol):
     """What a worker measures with; made in its process."""
 
-    def warm_up(self) -> Any:
-        """Compile and get ready; returns the worker's first answer."""
+    def warm_up(self) -> object:
+        """Compile and get ready."""
         ...
 
     def measure(self) -> Any:
@@ -64,13 +64,13 @@ class Worker(contextlib.AbstractContextManager):
         self._process.start()
         child.close()
 
-    def ready(self) -> Any:
-        """Wait until it can be measured; return what ``warm_up`` returned.
+    def ready(self) -> None:
+        """Wait until it can be measured.
 
         Raises:
           WorkerError: The process cannot run, takes too much memory or takes too long.
         """
-        return self._answer(START_TIMEOUT_S)
+        self._answer(START_TIMEOUT_S)
 
     def measure(self) -> Any:
         """Return a measurement; errors are those of ``ready``."""
@@ -147,7 +147,8 @@ def _serve(make_meter: Callable[..., Meter], arguments: tuple, pipe: Connection)
     share_accelerator()
     try:
         meter = make_meter(*arguments)
-        pipe.send(meter.warm_up())
+        meter.warm_up()
+        pipe.send(None)
         while pipe.recv():
             pipe.send(meter.measure())
     except (EOFError, BrokenPipeError, ConnectionResetError):
