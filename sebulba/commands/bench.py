@@ -16,6 +16,7 @@ from sebulba.commands.options import Option, check_folder, number, option
 from sebulba.errors import UsageError
 from sebulba.runs.configurations import config_first
 from sebulba.runs.read_config import read_config
+from sebulba.support.checks import at_least
 
 LEAST_REPEATS = 5
 KINDS = ("stepped", "fused", "threads", "processes")
@@ -162,10 +163,7 @@ def run_benchmark(
 
 def _check(given: Mapping[str, Any], options: Sequence[Option]) -> None:
     """Raise UsageError unless repeats, numbers and files keep their rules."""
-    if (repeats := given.get("repeats", LEAST_REPEATS)) < LEAST_REPEATS:
-        raise UsageError(
-            f"repeats={repeats} must be at least {LEAST_REPEATS}; use {LEAST_REPEATS} or more"
-        )
+    at_least(LEAST_REPEATS, "repeats", given.get("repeats"))
     for name, value in given.items():
         if isinstance(value, float) and not value > 0:
             raise UsageError(f"{name}={value} must be above 0")

@@ -30,6 +30,7 @@ from sebulba.metrics.short_text import duration
 from sebulba.options import INT32, MOST_EPISODE_STEPS
 from sebulba.policies.pretrained import beside, folder_of
 from sebulba.runs.folder import RunFolder
+from sebulba.support.checks import at_least
 from sebulba.support.files import PARTIAL, check_no_link, write_json
 from sebulba.support.trust import trust_of
 from sebulba.support.user_code import import_from_here
@@ -57,8 +58,6 @@ def evaluate(argv: list[str]) -> int:
     """Play a policy as the words say; returns the exit code."""
     what = "Play the trained policy of a run and print its return."
     given = _played("eval", what, 100, argv, number("--num-envs", 16), json_of("the result"))
-    if given.num_envs < 1:
-        raise UsageError(f"num_envs={given.num_envs} must be at least 1; use 1 or more")
     folder, env = _open_run(given)
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.loops.evaluation import evaluate as play
@@ -86,13 +85,15 @@ def evaluate(argv: list[str]) -> int:
 def video(argv: list[str]) -> int:
     """Film the policy of a run; returns the exit code."""
     out = "film to write, .mp4 or .gif; default: RUN/video.mp4"
-    given = _filmed(
+    given = _played(
         "video",
         "Film the trained policy of a run: the best of several episodes, or all in a grid.",
         4,
         argv,
+        FPS,
         option("--out", out, metavar="FILE"),
         flag("--grid", "show all episodes in a grid"),
+        most=MOST_FILMED,
     )
     from sebulba.video.film import check_film_file, make_film
 
@@ -124,13 +125,15 @@ def video(argv: list[str]) -> int:
 def watch(argv: list[str]) -> int:
     """Show the policy of a run as it plays; returns the exit code."""
     on = "default: the window, if there is a display"
-    given = _filmed(
+    given = _played(
         "watch",
         "Watch the trained policy of a run in a window or, without a display, in the terminal. "
         "Ctrl-C ends it.",
         3,
         argv,
+        FPS,
         option("--on", on, choices=("window", "terminal")),
+        most=MOST_FILMED,
     )
     from sebulba.video.screens import open_screen
 
@@ -264,19 +267,11 @@ def _played(
         raise UsageError(f"episodes={given.episodes} must be from 1 to {most}; use 4")
     if given.seed not in INT32:
         raise UsageError(f"seed={given.seed} must be a 32-bit integer, such as 1")
-    for name in ("episodes", "max_episode_steps"):
-        if (value := getattr(given, name)) < 1:
-            raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
-    return given
-
-
-def _filmed(
-    command: str, what: str, episodes: int, argv: Sequence[str], *options: Option
-) -> argparse.Namespace:
-    """Return ``_played`` with the rate of pictures."""
-    given = _played(command, what, episodes, argv, FPS, *options, most=MOST_FILMED)
-    if given.fps is not None and not 0.1 <= given.fps <= 1000:
-        raise UsageError(f"fps={given.fps} must be from 0.1 to 1000; use 30")
+    for name in ("episodes", "max_episode_steps", "num_envs"):
+        at_least(1, name, getattr(given, name, None))
+    fps = getattr(given, "fps", None)
+    if fps is not None and not 0.1 <= fps <= 1000:
+        raise UsageError(f"fps={fps} must be from 0.1 to 1000; use 30")
     return given
 
 

@@ -17,6 +17,7 @@ from sebulba.runs.exit_codes import EXIT_OK, EXIT_OTHER
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.read_config import read_config
 from sebulba.runs.signals import StopOnSignal
+from sebulba.support.checks import at_least
 from sebulba.support.files import check_regular, read_json_object, write_json
 from sebulba.tools.sweep.space import Space, read_space
 from sebulba.tools.sweep.study import Study, import_optuna
@@ -37,8 +38,7 @@ def main(argv: Sequence[str]) -> int:
     """Run a sweep, or go on with one; returns the exit code."""
     arguments, words = parsed(argv)
     for name, least in (("trials", 1), ("parallel", 1), ("seeds", 1), ("prune_after", 0)):
-        if (value := getattr(arguments, name)) < least:
-            raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")
+        at_least(least, name, getattr(arguments, name))
     import_optuna()  # before anything is written
     space = read_space(Path(arguments.space))
     preset, config = read_config(words, "sebulba sweep")

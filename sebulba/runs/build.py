@@ -22,7 +22,7 @@ from sebulba.runs.wording import setting
 from sebulba.types import EnvFactory, EnvSpec, MultiAgentSpec, PyTree
 
 if TYPE_CHECKING:
-    from sebulba.video.training import TrainingFilms
+    from sebulba.video.film import TrainingFilms
 
 
 def build_envs(config: ExperimentConfig, env: EnvConfig) -> tuple[EnvFactory, Any, EnvConfig]:
@@ -138,8 +138,8 @@ def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> Tr
     """
     if not config.video_every_env_steps:
         return None
+    from sebulba.video.film import TrainingFilms
     from sebulba.video.rendering import drawing_factory
-    from sebulba.video.training import TrainingFilms
 
     return TrainingFilms(
         agent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import subprocess
@@ -32,8 +33,9 @@ def test_choices_are_those_of_the_benchmarks():
     assert bench.KINDS == train.COMPARISONS
     assert (*bench.KINDS, with_prototype.PROTOTYPE) == commands.KINDS
     assert tuple(rivals.TASKS) == commands.RIVAL_AGENTS
-    assert {*bench.TUNED} == {k.name for k in tune.choose_knobs(cartpole(), devices, [])}
-    axes = [*scale.all_axes(cartpole(), devices), *scale.all_axes(atari(), devices)]
+    configs = [dataclasses.replace(c, num_inferencers_per_device=2) for c in (cartpole(), atari())]
+    assert {*bench.TUNED} == {k.name for k in tune.choose_knobs(configs[0], devices, [])}
+    axes = [axis for config in configs for axis in scale.all_axes(config, devices)]
     assert {*bench.AXES} == {axis.name for axis in axes}
 
 

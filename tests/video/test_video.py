@@ -25,9 +25,8 @@ from sebulba.errors import EnvError, UsageError
 from sebulba.policies.policy import Policy
 from sebulba.video import film as film_module
 from sebulba.video import rendering, screens
-from sebulba.video.film import check_film_file, grid, make_film
+from sebulba.video.film import TrainingFilms, check_film_file, grid, make_film
 from sebulba.video.rendering import Stage, Stopped, drawing_factory
-from sebulba.video.training import TrainingFilms
 from tests.support.needs import needs_mujoco
 
 SMALL = [

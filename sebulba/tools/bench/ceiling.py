@@ -100,36 +100,34 @@ class Verdict:
     """The one setting to change, and why."""
 
 
+def _sizes(costs: Mapping[str, Cost], setup: Setup) -> dict[str, float]:
+    """Return what of each cost limits a run: CPU time on shared cores, else wall time."""
+    unit = "cpu_us" if setup.shares_cores else "wall_us"
+    return {name: getattr(cost, unit) for name, cost in costs.items()}
+
+
 def ceiling(costs: Mapping[str, Cost], setup: Setup) -> float:
     """Return the environment steps per second that the stages allow.
 
     If the stages share cores, these are the cores divided by the sum of the stages' CPU seconds; if
     they have hardware of their own, those of the slowest stage.
     """
-    if setup.shares_cores:
-        return 1e6 * setup.cores / sum(costs[stage].cpu_us for stage in STAGES)
-    return 1e6 / max(costs[stage].wall_us for stage in STAGES)
+    stages = [_sizes(costs, setup)[stage] for stage in STAGES]
+    return 1e6 * (setup.cores / sum(stages) if setup.shares_cores else 1 / max(stages))
 
 
 def shares(costs: Mapping[str, Cost], setup: Setup) -> dict[str, float]:
     """Return the stages' shares of all CPU time or, without shared cores, of the longest time."""
-    if setup.shares_cores:
-        total = sum(costs[stage].cpu_us for stage in STAGES)
-        return {stage: costs[stage].cpu_us / total for stage in STAGES}
-    slowest = max(costs[stage].wall_us for stage in STAGES)
-    return {stage: costs[stage].wall_us / slowest for stage in STAGES}
+    sizes = _sizes(costs, setup)
+    whole = (sum if setup.shares_cores else max)(sizes[stage] for stage in STAGES)
+    return {stage: sizes[stage] / whole for stage in STAGES}
 
 
 def _part(stage: str, costs: Mapping[str, Cost], setup: Setup) -> str:
     """Return ``stage`` or, for the cycle, the larger of its parts."""
-    if stage != "cycle":
-        return stage
-
-    def size(part: str) -> float:
-        return costs[part].cpu_us if setup.shares_cores else costs[part].wall_us
-
+    sizes = _sizes(costs, setup)
     parts = [part for part in (*BREAKDOWN, RELAY) if part in costs]
-    return max(parts, key=size)
+    return max(parts, key=sizes.__getitem__) if stage == "cycle" else stage
 
 
 def judge(costs: Mapping[str, Cost], training: Training, setup: Setup) -> Verdict:
