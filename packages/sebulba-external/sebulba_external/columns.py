@@ -1,0 +1,124 @@
+"""What one seat does, as columns of trajectories."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from sebulba.inference.episodes import EpisodeStatistics
+from sebulba.types import EnvStep, PyTree, StepInfos, Trajectory
+
+
+class Column(NamedTuple):
+    """T transitions of one seat: a column of a trajectory."""
+
+    trajectory: Trajectory
+    """Leaves ``[T+1, ...]`` and ``[T, ...]``, without an axis of environments."""
+    initial: PyTree
+    """The seat's rows of the step state before row 0."""
+    final: PyTree
+    """The seat's rows of the step state before row T."""
+    step_infos: StepInfos
+    """Statistics of its episodes, ``[T, 1]``."""
+
+
+class SeatColumns:
+    """Writes the rows of one seat, and cuts them into columns.
+
+    An episode that ends takes a row for its last observation. Its action is zeros: the transition
+    to the next episode's first row is no transition (``EnvStep.inserted``).
+    """
+
+    def __init__(self, like: Trajectory, num_steps: int) -> None:
+        """Write columns of ``num_steps`` in the shapes of one environment's ``like [T, B, ...]``."""
+        self._num_steps = num_steps
+        row, extras = like.env_step, like.extras
+        self._shapes = jax.tree.map(lambda x: (x.shape[2:], x.dtype), (row, like.action, extras))
+        self._like = like
+        self._statistics = EpisodeStatistics(1)
+        self._at = 0
+        """Index of the row that has no action yet, or is the next to be written."""
+        self._initial: PyTree = ()
+        self._in_episode = False
+        self._new_arrays()
+
+    def _new_arrays(self) -> None:
+        sizes = (self._num_steps + 1, self._num_steps, self._num_steps)
+        trees = (self._like.env_step, self._like.action, self._like.extras)
+        self._rows, self._actions, self._extras = (
+            jax.tree.map(lambda x, size=size: np.zeros((size, *x.shape[2:]), x.dtype), tree)
+            for size, tree in zip(sizes, trees, strict=True)
+        )
+
+    @property
+    def in_episode(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self._in_episode
+
+    def add(self, row: EnvStep, own_state: PyTree) -> Column | None:
+        """Write the next row, leaves ``[...]``; return the column that it completes.
+
+        Args:
+          row: What the client reported.
+          own_state: The seat's rows of the step state, from before this row is acted in.
+        """
+        _write(self._rows, self._at, row)
+        self._in_episode = not (row.terminated or row.truncated)
+        if self._at < self._num_steps:
+            if self._at == 0:
+                self._initial = own_state
+            return None
+        column = self._complete(own_state)
+        self._new_arrays()
+        _write(self._rows, 0, row)
+        self._at, self._initial = 0, own_state
+        return column
+
+    def act(self, action: PyTree | None, extras: PyTree) -> None:
+        """Write what was chosen in the latest row; zeros for None, after an episode."""
+        if action is not None:
+            _write(self._actions, self._at, action)
+            _write(self._extras, self._at, extras)
+        self._at += 1
+
+    def cut(self) -> None:
+        """End the episode in progress at its last observation: the client is gone."""
+        last = self._at - 1
+        if self._in_episode and last >= 0 and not self._rows.is_first[last]:
+            self._rows.truncated[last] = True
+        self._in_episode = False
+
+    def _complete(self, final: PyTree) -> Column:
+        rows = self._rows
+        after = jax.tree.map(lambda x: x[1:, None], rows)
+        ended = after.terminated | after.truncated
+        infos = self._statistics.add(
+            after.reward, ended, after.inserted, after.masked_truncation
+        )
+        trajectory = Trajectory(rows, self._actions, self._extras)
+        return Column(trajectory, self._initial, final, infos)
+
+
+def _write(arrays: PyTree, at: int, values: PyTree) -> None:
+    for array, value in zip(jax.tree.leaves(arrays), jax.tree.leaves(values), strict=True):
+        array[at] = value
+
+
+def joined(columns: list[Column]) -> tuple[Trajectory, PyTree, PyTree, StepInfos]:
+    """Return B columns as one trajectory ``[T, B, ...]``, and what belongs to it."""
+
+    def beside(trees: list[Any], axis: int) -> Any:
+        return jax.tree.map(lambda *x: np.stack(x, axis=axis), *trees)
+
+    first_three = [tuple(column.trajectory[:3]) for column in columns]
+    infos = [column.step_infos for column in columns]
+    by_step = [np.concatenate(x, axis=1) for x in zip(*(info[:4] for info in infos), strict=True)]
+    by_episode = [np.concatenate(x) for x in zip(*(info[4:6] for info in infos), strict=True)]
+    return (
+        Trajectory(*beside(first_three, 1)),
+        beside([column.initial for column in columns], 0),
+        beside([column.final for column in columns], 0),
+        StepInfos(*by_step, *by_episode),
+    )

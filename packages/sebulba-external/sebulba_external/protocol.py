@@ -1,0 +1,112 @@
+"""The messages between a client and the trainer: a length, then a map in msgpack.
+
+A frame is an unsigned 32-bit length in network byte order and that many bytes of msgpack: one map
+with a string ``type``. No extension types and no pickles. An array travels as the bytes of its
+elements, little-endian and in C order; the ``welcome`` says dtype and shape of each. ``docs/
+external.md`` lists the messages.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any
+
+import msgpack
+import numpy as np
+
+VERSION = 1
+"""Version of the protocol; another one is refused."""
+LENGTH = struct.Struct("!I")
+SPARE_BYTES = 1024
+"""What a frame may have beside the bytes of its arrays."""
+
+
+class ProtocolError(Exception):
+    """A message that breaks the protocol; its text says which rule."""
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """Return the frame of a message."""
+    body = msgpack.packb(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def unpack(body: bytes | memoryview) -> dict[str, Any]:
+    """Return the message of a frame without its length.
+
+    Raises:
+      ProtocolError: It is not one map with a string ``type``, or has extension types.
+    """
+    try:
+        message = msgpack.unpackb(body, ext_hook=_refuse, max_map_len=16, max_array_len=1024)
+    except Exception as error:
+        raise ProtocolError(f"a frame is not valid msgpack: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolError("a message must be a map with a string 'type'")
+    return message
+
+
+def _refuse(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not allowed")
+
+
+def connect(address: str) -> socket.socket:
+    """Return a connection to ``unix:PATH`` or ``HOST:PORT``."""
+    if address.startswith("unix:"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address.removeprefix("unix:"))
+        return connection
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def receive(connection: socket.socket) -> dict[str, Any]:
+    """Wait for a message.
+
+    Raises:
+      ConnectionError: The other side closed the connection.
+      ProtocolError: See ``unpack``.
+    """
+    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    return unpack(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the other side closed the connection")
+        data += piece
+    return bytes(data)
+
+
+def array_bytes(array: Any, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return ``array`` as it travels.
+
+    Raises:
+      ValueError: Another shape, or a dtype that cannot be cast safely within its kind.
+    """
+    given = np.asarray(array)
+    if given.shape != tuple(shape):
+        raise ValueError(f"an array has shape {given.shape}; the welcome says {tuple(shape)}")
+    return given.astype(np.dtype(dtype).newbyteorder("<"), casting="same_kind").tobytes()
+
+
+def array_of(data: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the array that ``array_bytes`` made.
+
+    Raises:
+      ProtocolError: Not bytes, or another number of them.
+    """
+    kind = np.dtype(dtype).newbyteorder("<")
+    expected = kind.itemsize * int(np.prod(shape, dtype=np.int64))
+    if not isinstance(data, bytes) or len(data) != expected:
+        got = f"{len(data)} bytes" if isinstance(data, bytes) else f"a {type(data).__name__}"
+        raise ProtocolError(
+            f"an array is {got}; {dtype} of shape {tuple(shape)} has {expected} bytes"
+        )
+    return np.frombuffer(data, kind).astype(np.dtype(dtype)).reshape(shape)
