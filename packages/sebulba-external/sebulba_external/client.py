@@ -30,8 +30,12 @@ class Client:
         """
         self._connection = protocol.connect(address)
         self._connection.settimeout(timeout_s)
-        self._send(type="hello", version=protocol.VERSION, token=token)
-        welcome = self._receive("welcome")
+        try:
+            self._send(type="hello", version=protocol.VERSION, token=token)
+            welcome = self._receive("welcome")
+        except BaseException:
+            self.close()
+            raise
         self.seat: int = welcome["seat"]
         """Number of the seat."""
         self.observation: dict[str, list] = welcome["observation"]

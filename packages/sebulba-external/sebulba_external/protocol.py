@@ -55,7 +55,11 @@ def connect(address: str) -> socket.socket:
     """Return a connection to ``unix:PATH`` or ``HOST:PORT``."""
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(address.removeprefix("unix:"))
+        try:
+            connection.connect(address.removeprefix("unix:"))
+        except BaseException:
+            connection.close()
+            raise
         return connection
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)))

@@ -232,7 +232,7 @@ class ServedCycle:
 
     def _parts(self, step_state: PyTree) -> list[PyTree]:
         """Return the parts of a step state for which the agent's spec has an entry each."""
-        return self._spec.flatten_up_to(step_state)
+        return self._spec.flatten_up_to(step_state)  # type: ignore[attr-defined]
 
     def _act_for_some(
         self, networks: list, step_state: PyTree, leaves: list, asked: jax.Array
@@ -292,7 +292,7 @@ class ServedCycle:
         self._drop_late(selector)
         if asking:
             asked = np.zeros(self._num_seats, np.bool_)
-            asked[[client.seat for client in asking]] = True
+            asked[[client.seat for client in asking if client.seat is not None]] = True
             actions = self._answer(asked)
             for client in asking:
                 data = actions[client.seat].astype(self._action.newbyteorder("<")).tobytes()

@@ -1,0 +1,371 @@
+"""Clients that drive their environments: what they say is what is learned from."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from gymnasium import spaces
+from sebulba_external import protocol, seats
+from sebulba_external.client import Client
+from sebulba_external.seats import ExternalEnv, Seats
+
+import sebulba
+from sebulba.agents.configs import ImpalaConfig
+from sebulba.agents.impala import Impala
+from sebulba.configs.impala_presets import PRESETS
+
+B, T = 4, 8
+ONE = {"num_inferencers_per_device": 1, "inference_devices": [0], "update_devices": [0]}
+SPACE = spaces.Box(-1.0, 1e6, (3,), np.float32)
+ACTIONS = spaces.Discrete(5, start=2)
+
+
+def reward_of(observation: np.ndarray, action: int) -> float:
+    return float(observation[0] + 0.5 * observation[2] - action)
+
+
+def tell(client: int, address: str, token: str, stop: threading.Event, num_episodes: int) -> None:
+    """Play episodes whose rows say whose they are: ``[client, episode, step]``."""
+    rng = np.random.default_rng(client)
+    with contextlib.suppress(OSError), Client(address, token) as seat:
+        for episode in range(num_episodes):
+            observation = np.asarray([client, episode, 0], np.float32)
+            action = int(seat.begin(observation))
+            length = int(rng.integers(1, 13))
+            for step in range(1, length + 1):
+                if stop.is_set() or rng.random() < 0.02:
+                    return  # in the middle of an episode
+                reward = reward_of(observation, action)
+                observation = np.asarray([client, episode, step], np.float32)
+                if step == length:
+                    seat.end(reward, observation, truncated=bool(rng.random() < 0.5))
+                else:
+                    action = int(seat.step(reward, observation))
+
+
+class Checker:
+    """Checks every transition that the update is given."""
+
+    def __init__(self) -> None:
+        self.valid = self.ends = 0
+        self.clients: set[int] = set()
+
+    def __call__(self, trajectory: Any, infos: Any) -> None:
+        rows, actions = trajectory.env_step, np.asarray(trajectory.action)
+        obs, valid = np.asarray(rows.obs), np.asarray(rows.valid[1:])
+        assert obs.shape == (T + 1, B, 3)
+        before, after = obs[:-1][valid], obs[1:][valid]
+        chosen = actions[valid]
+        assert np.array_equal(before[:, :2], after[:, :2])
+        assert np.array_equal(before[:, 2] + 1, after[:, 2])
+        expected = [reward_of(row, action) for row, action in zip(before, chosen, strict=True)]
+        assert np.array_equal(np.asarray(rows.reward)[1:][valid], np.asarray(expected, np.float32))
+        assert np.array_equal(np.asarray(rows.prev_action)[1:][valid], chosen)
+        first = np.asarray(rows.is_first)
+        assert not obs[first][:, 2].any()
+        # An episode that nobody ended was cut at its last observation.
+        over = np.asarray(rows.terminated | rows.truncated)
+        assert (over | first)[:-1][np.asarray(rows.inserted)[1:]].all()
+        self.valid += int(valid.sum())
+        self.ends += int(infos.episode_end.sum())
+        self.clients |= set(obs[..., 0].astype(int).flat)
+
+
+@contextlib.contextmanager
+def training(
+    address: str, config: ImpalaConfig | None = None, **changes: Any
+) -> Iterator[tuple[Seats, sebulba.GymnasiumLoop]]:
+    config = config or ImpalaConfig(learning_rate=1e-3)
+
+    def make() -> ExternalEnv:
+        return ExternalEnv(SPACE, ACTIONS)
+
+    with (
+        Seats(address) as given,
+        sebulba.GymnasiumLoop(
+            make,
+            Impala(sebulba.env_spec(make), config),
+            num_envs=B,
+            cycle=given.cycle,
+            **ONE | changes,
+        ) as loop,
+    ):
+        yield given, loop
+
+
+def in_threads(work: Callable[..., None], *arguments: tuple) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, args=args, daemon=True) for args in arguments]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def tellers(given: Seats, count: int, stop: threading.Event) -> list[threading.Thread]:
+    """Have ``count`` clients at a time play until stopped, new ones in the place of the gone."""
+
+    def one_after_another(first: int) -> None:
+        number = first
+        while not stop.is_set():
+            tell(number, given.address, given.token, stop, 30)
+            number += count
+            stop.wait(0.001)
+
+    return in_threads(one_after_another, *((k,) for k in range(count)))
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 6])
+def test_every_transition_is_one_that_a_client_made(tmp_path: Path, num_clients: int) -> None:
+    checker, stop = Checker(), threading.Event()
+    with training(f"unix:{tmp_path}/s", observe_cycle=checker) as (given, loop):
+        tellers(given, num_clients, stop)
+        result = loop.train(total_env_steps=4096, steps_per_cycle=T)
+        stop.set()
+    assert result.counters.env_steps == 4096
+    assert checker.valid > 2500
+    assert checker.ends > 200
+    assert len(checker.clients) >= num_clients
+    assert given.counts["vanished"] > 0
+    assert given.counts["asked"] >= given.counts["batches"] > 0
+
+
+def test_all_who_ask_at_once_are_answered_in_one_call() -> None:
+    stop = threading.Event()
+    with training("127.0.0.1:0") as (given, loop):
+        tellers(given, B, stop)
+        loop.train(total_env_steps=1024, steps_per_cycle=T)
+        stop.set()
+        assert given.counts["asked"] > 1.2 * given.counts["batches"]
+
+
+def test_the_memory_of_a_seat_waits_while_it_does_not_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Evaluated again from the state that its column begins with, the policy that acted gives the
+    # probabilities that it acted with: only if no request of another seat moved that state.
+    stop, differences, run = threading.Event(), [], seats.ServedCycle.run
+    config = ImpalaConfig(learning_rate=1e-30, lstm_size=8)
+    agent = Impala(sebulba.env_spec(lambda: ExternalEnv(SPACE, ACTIONS)), config)
+    evaluate = jax.jit(agent.evaluate)
+
+    def checked(self: Any, networks: Any, *arguments: Any) -> Any:
+        item, step_state = run(self, networks, *arguments)
+        if item is not None:
+            rows, action = item.trajectory.env_step, item.trajectory.action
+            core = item.initial_step_state.core
+            output = evaluate(networks, rows.obs, core, rows.is_first)
+            raw = agent.distribution.index(action)
+            log_prob = agent.distribution.log_prob(output.params[:-1], raw)
+            difference = log_prob - item.trajectory.extras.log_prob
+            differences.append(np.abs(np.asarray(difference))[rows.valid[1:]].max())
+            assert np.asarray(core).any()
+        return item, step_state
+
+    monkeypatch.setattr(seats.ServedCycle, "run", checked)
+    with training(f"unix:{tmp_path}/s", config) as (given, loop):
+        tellers(given, B - 1, stop)
+        loop.train(total_env_steps=2048, steps_per_cycle=T)
+        stop.set()
+    assert len(differences) == 2048 // (B * T)
+    assert max(differences) < 1e-4
+
+
+def hello(token: str = "right", **changes: Any) -> dict[str, Any]:
+    return {"type": "hello", "version": protocol.VERSION, "token": token} | changes
+
+
+def frame(**message: Any) -> bytes:
+    return protocol.pack(message)
+
+
+OBSERVATION = {"": np.zeros(3, "<f4").tobytes()}
+BEGIN = frame(type="begin", observation=OBSERVATION)
+BAD = {
+    "wrong token": ([protocol.pack(hello("wrong"))], "token is wrong"),
+    "no token": ([frame(type="hello", version=1)], "token is wrong"),
+    "version": ([protocol.pack(hello(version=99))], "version=99"),
+    "no hello": ([BEGIN], "must be 'hello'"),
+    "huge": ([protocol.pack(hello()), protocol.LENGTH.pack(2**31)], "at most"),
+    "not msgpack": ([protocol.LENGTH.pack(3) + b"\xc1\xc1\xc1"], "msgpack"),
+    "extension": ([protocol.LENGTH.pack(3) + b"\xd4\x01\x00"], "msgpack"),
+    "nested": ([protocol.LENGTH.pack(900) + b"\x91" * 900], "msgpack"),
+    "not a map": ([protocol.LENGTH.pack(1) + b"\x07"], "map"),
+    "unknown": ([protocol.pack(hello()), frame(type="dance")], "unknown"),
+    "step first": (
+        [protocol.pack(hello()), frame(type="step", reward=0.0, observation=OBSERVATION)],
+        "send 'begin' first",
+    ),
+    "shape": (
+        [protocol.pack(hello()), frame(type="begin", observation={"": b"1234"})],
+        "has 12 bytes",
+    ),
+    "no observation": ([protocol.pack(hello()), frame(type="begin")], "'observation'"),
+    "not finite": (
+        [
+            protocol.pack(hello()),
+            frame(type="begin", observation={"": np.full(3, np.nan, "<f4").tobytes()}),
+        ],
+        "not finite",
+    ),
+    "reward": (
+        [
+            protocol.pack(hello()),
+            BEGIN,
+            frame(type="step", reward=float("inf"), observation=OBSERVATION),
+        ],
+        "reward=inf",
+    ),
+    "impatient": ([protocol.pack(hello()) + BEGIN + BEGIN], "before the last one was answered"),
+}  # fmt: skip
+
+
+def answers(address: str, frames: list[bytes]) -> list[dict[str, Any]]:
+    """Send frames, each after the answer to the one before; return all answers until the end."""
+    connection = protocol.connect(address)
+    connection.settimeout(60)
+    got = []
+    with contextlib.closing(connection):
+        for data in frames:
+            connection.sendall(data)
+            got.append(protocol.receive(connection))
+        with contextlib.suppress(OSError):
+            while True:
+                got.append(protocol.receive(connection))
+    return got
+
+
+def test_what_breaks_the_protocol_is_refused_in_words_and_disturbs_nobody(tmp_path: Path) -> None:
+    checker, stop = Checker(), threading.Event()
+    with training(f"unix:{tmp_path}/s", observe_cycle=checker) as (given, loop):
+        given.token = "right"
+        tellers(given, B - 1, stop)
+        trained = in_threads(lambda: loop.train(total_env_steps=200_000, steps_per_cycle=T), ())
+        for name, (frames, words) in BAD.items():
+            got = answers(given.address, frames)
+            assert got[-1]["type"] == "error", name
+            assert words in got[-1]["message"], name
+        assert given.counts["refused"] == len(BAD)
+        assert trained[0].is_alive()
+        before = checker.valid
+        deadline = time.monotonic() + 60
+        while checker.valid < before + 500:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        stop.set()
+        loop.stop()
+        trained[0].join(60)
+
+
+def test_a_client_that_dawdles_loses_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "HELLO_WITHIN_S", 0.2)
+    with training(f"unix:{tmp_path}/s") as (given, loop):
+        trained = in_threads(lambda: loop.train(total_env_steps=1024, steps_per_cycle=T), ())
+        for data in (b"", protocol.pack(hello(given.token))[:7]):
+            connection = protocol.connect(given.address)
+            connection.settimeout(60)
+            connection.sendall(data)
+            assert "in time" in protocol.receive(connection)["message"]
+            connection.close()
+        loop.stop()
+        trained[0].join(60)
+
+
+def test_more_clients_than_seats_are_refused(tmp_path: Path) -> None:
+    with training(f"unix:{tmp_path}/s") as (given, loop):
+        trained = in_threads(lambda: loop.train(total_env_steps=1024, steps_per_cycle=T), ())
+        with contextlib.ExitStack() as stack:
+            for _ in range(B):
+                stack.enter_context(Client(given.address, given.token))
+            with pytest.raises(ConnectionError, match="all 4 seats are taken"):
+                Client(given.address, given.token)
+        loop.stop()
+        trained[0].join(60)
+
+
+def test_what_cannot_be_served_is_refused_in_words() -> None:
+    with pytest.raises(sebulba.UsageError, match="token is empty"):
+        Seats("0.0.0.0:0", token="")
+    with (
+        Seats() as given,
+        pytest.raises(sebulba.UsageError, match="served by one Inferencer"),
+        sebulba.GymnasiumLoop(
+            lambda: ExternalEnv(SPACE, ACTIONS),
+            Impala(sebulba.env_spec(lambda: ExternalEnv(SPACE, ACTIONS)), ImpalaConfig()),
+            num_envs=B,
+            cycle=given.cycle,
+            **ONE | {"num_inferencers_per_device": 2},
+        ) as loop,
+    ):
+        loop.train(total_env_steps=1024, steps_per_cycle=T)
+
+
+def test_a_unix_socket_is_open_to_its_owner_alone(tmp_path: Path) -> None:
+    with Seats(f"unix:{tmp_path}/s"):
+        assert (tmp_path / "s").stat().st_mode & 0o077 == 0
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_client_says_what_it_cannot_send() -> None:
+    ours, theirs = socket.socketpair()
+    seat = Client.__new__(Client)
+    seat._connection, seat.observation, seat.action = ours, {"": ["<f4", [3]]}, ["<i8", []]
+    with pytest.raises(ValueError, match=r"shape \(2,\); the welcome says \(3,\)"):
+        seat.begin(np.zeros(2, np.float32))
+    with pytest.raises(ValueError, match=r"parts \['a'\]"):
+        seat.begin({"a": np.zeros(3)})
+    theirs.close()
+    ours.close()
+
+
+def test_the_client_imports_no_jax() -> None:
+    code = (
+        "import sys, sebulba_external.client; "
+        "print([x for x in ('jax', 'sebulba', 'gymnasium') if x in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_clients_train_cartpole(tmp_path: Path) -> None:
+    env, stop = gymnasium.make("CartPole-v1"), threading.Event()
+
+    def make() -> ExternalEnv:
+        return ExternalEnv(env.observation_space, env.action_space)
+
+    def play(address: str, token: str, seed: int) -> None:
+        world = gymnasium.make("CartPole-v1")
+        with contextlib.suppress(OSError), Client(address, token) as seat:
+            while not stop.is_set():
+                observation, _ = world.reset(seed=seed)
+                action, seed, over = seat.begin(observation), seed + 100, False
+                while not over and not stop.is_set():
+                    observation, reward, dead, cut, _ = world.step(int(action))
+                    over = dead or cut
+                    if over:
+                        seat.end(float(reward), observation, truncated=not dead)
+                    else:
+                        action = seat.step(float(reward), observation)
+
+    agent = Impala(sebulba.env_spec(make), PRESETS["cartpole"].make().agent)  # type: ignore[arg-type]
+    with (
+        Seats(f"unix:{tmp_path}/s") as given,
+        sebulba.GymnasiumLoop(make, agent, num_envs=8, cycle=given.cycle, **ONE) as loop,
+    ):
+        in_threads(play, *((given.address, given.token, seed) for seed in range(8)))
+        result = loop.train(total_env_steps=200_000, steps_per_cycle=32)
+        stop.set()
+    assert result.metrics["episode_return_mean"] > 400
