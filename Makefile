@@ -26,7 +26,7 @@ MINUTES ?= 20
 # Every interpreter has its own environment, so that they do not take turns to rebuild one.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
-NETWORKS := packages/sebulba-networks
+PACKAGES := packages/sebulba-networks packages/sebulba-external
 FAULTS := tests/faults/results
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 IN_PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal
@@ -87,7 +87,7 @@ docs: $(VENV)/.ready-docs
 dist: $(VENV)/.ready-dev
 	rm -rf dist
 	$(BIN)/python -m build
-	$(BIN)/python -m build --outdir dist $(NETWORKS)
+	for package in $(PACKAGES); do $(BIN)/python -m build --outdir dist $$package || exit; done
 	$(BIN)/twine check --strict dist/*
 
 lint: $(VENV)/.ready-dev
@@ -102,14 +102,14 @@ clean:
 # The stamps: older than pyproject.toml means install again. All packages of packages/ are installed
 # but for sebulba-ns3, whose simulator is large.
 
-$(VENV)/.ready: pyproject.toml $(NETWORKS)/pyproject.toml | $(BIN)/python
+$(VENV)/.ready: pyproject.toml $(PACKAGES:%=%/pyproject.toml) | $(BIN)/python
 	@echo "Installing into $(VENV): about 1.5 GB, a few minutes, once"
-	@$(PIP) install --editable . --editable $(NETWORKS)
+	@$(PIP) install --editable . $(PACKAGES:%=--editable %)
 	@touch $@
 
-$(VENV)/.ready-test: pyproject.toml $(NETWORKS)/pyproject.toml | $(BIN)/python
+$(VENV)/.ready-test: pyproject.toml $(PACKAGES:%=%/pyproject.toml) | $(BIN)/python
 	@echo "Installing into $(VENV) with what the tests need: about 2 GB, a few minutes, once"
-	@$(PIP) install --editable '.[test]' --editable $(NETWORKS)
+	@$(PIP) install --editable '.[test]' $(PACKAGES:%=--editable %)
 	@touch $(VENV)/.ready $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-test

@@ -41,6 +41,7 @@ GUIDES = [
     "jax-environments",
     "networks",
     "cluster",
+    "external",
 ]
 """Pages of which every block runs; others have tests of their own."""
 

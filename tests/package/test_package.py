@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sebulba"
-NETWORKS = ROOT / "packages/sebulba-networks"
+NETWORKS, EXTERNAL = ROOT / "packages/sebulba-networks", ROOT / "packages/sebulba-external"
 
 
 def modules_in(root: Path, package: str) -> dict[str, Path]:
@@ -30,7 +30,9 @@ def modules_in(root: Path, package: str) -> dict[str, Path]:
 
 MODULES = modules_in(ROOT, "sebulba")
 OF_NETWORKS = modules_in(NETWORKS, "sebulba_networks")
-EVERY = {**MODULES, **OF_NETWORKS}
+OF_EXTERNAL = modules_in(EXTERNAL, "sebulba_external")
+APART = {**OF_NETWORKS, **OF_EXTERNAL}
+EVERY = {**MODULES, **APART}
 
 ORDER = (
     *("errors", "types", "support", "agent", "options"),
@@ -102,7 +104,7 @@ def test_dependencies_point_one_way(module):
     assert own in ORDER, f"say in ORDER where {own} stands"
     before = set(ORDER[: ORDER.index(own)])
     imported = imports(module, at_import=False)
-    assert not imported & OF_NETWORKS.keys()
+    assert not imported & APART.keys()
     rooms = {room(one) for one in imported} - {"", own}
     assert rooms <= before & ALLOWED.get(own, before)
 
@@ -258,7 +260,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
     data = [PACKAGE / "py.typed", *pages, *trained]
     documents = [*(ROOT / "docs").rglob("*.*"), *(ROOT / "examples").rglob("*.*")]
     documents += [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.json")]
-    documents += [NETWORKS / "README.md", *OF_NETWORKS.values()]
+    documents += [NETWORKS / "README.md", EXTERNAL / "README.md", *APART.values()]
     documents += [ROOT / "tests/package/test_package.py", *ROOT.glob("[A-Z]*.*"), ROOT / "Makefile"]
     documents = [path for path in documents if path.suffix != ".pyc" and path.is_file()]
     for path in [ROOT / "pyproject.toml", *documents, *PACKAGE.rglob("*.py"), *data]:
@@ -266,9 +268,9 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     (copy / "agents").symlink_to("sebulba/agents")
-    shutil.copytree(
-        NETWORKS, copy / "packages/sebulba-networks", ignore=NOT_COPIED, dirs_exist_ok=True
-    )
+    for package in (NETWORKS, EXTERNAL):
+        to = copy / package.relative_to(ROOT)
+        shutil.copytree(package, to, ignore=NOT_COPIED, dirs_exist_ok=True)
     (copy / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
     build(copy, tmp_path)
     (sdist,) = tmp_path.glob("*.tar.gz")
@@ -310,6 +312,21 @@ def test_the_wheel_of_the_networks_holds_the_engine_and_brings_what_sebulba_find
     files = {str(path.relative_to(NETWORKS)) for path in (*OF_NETWORKS.values(), *data)}
     assert {name for name in names if ".dist-info/" not in name} == files
     assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+def test_the_wheel_of_external_environments_needs_no_jax_for_a_client(tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(EXTERNAL, copy, ignore=NOT_COPIED)
+    build(copy, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        info = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        needed = re.findall(r"Requires-Dist: ([^;\n]+)\n", archive.read(info).decode())
+    assert [re.split(r"\W", need)[0] for need in needed] == ["msgpack", "numpy"]
+    files = {*OF_EXTERNAL.values(), EXTERNAL / "sebulba_external/py.typed"}
+    assert names == {str(path.relative_to(EXTERNAL)) for path in files}
 
 
 def test_the_networks_bring_what_sebulba_says_that_they_bring():

@@ -32,7 +32,7 @@ class SeatColumns:
     """
 
     def __init__(self, like: Trajectory, num_steps: int) -> None:
-        """Write columns of ``num_steps`` in the shapes of one environment's ``like [T, B, ...]``."""
+        """Write columns of ``num_steps`` for one environment of ``like [T, B, ...]``."""
         self._num_steps = num_steps
         row, extras = like.env_step, like.extras
         self._shapes = jax.tree.map(lambda x: (x.shape[2:], x.dtype), (row, like.action, extras))
@@ -94,9 +94,7 @@ class SeatColumns:
         rows = self._rows
         after = jax.tree.map(lambda x: x[1:, None], rows)
         ended = after.terminated | after.truncated
-        infos = self._statistics.add(
-            after.reward, ended, after.inserted, after.masked_truncation
-        )
+        infos = self._statistics.add(after.reward, ended, after.inserted, after.masked_truncation)
         trajectory = Trajectory(rows, self._actions, self._extras)
         return Column(trajectory, self._initial, final, infos)
 

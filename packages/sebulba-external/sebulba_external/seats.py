@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import operator
 import os
 import queue
 import secrets
@@ -18,15 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
-from sebulba_external import protocol
-from sebulba_external.columns import Column, SeatColumns, joined
-from sebulba_external.protocol import ProtocolError
 
 import sebulba
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.item import Item
-from sebulba.types import EnvAdapter, EnvStep, PyTree
+from sebulba.types import EnvAdapter, PyTree
+from sebulba_external import protocol
+from sebulba_external.columns import Column, SeatColumns, joined
+from sebulba_external.protocol import ProtocolError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MOST_CONNECTIONS = 256
@@ -40,9 +41,7 @@ COLUMNS_A_SEAT = 4
 class ExternalEnv(gymnasium.Env):
     """The spaces of an environment that clients drive; the trainer never steps it."""
 
-    def __init__(
-        self, observation_space: gymnasium.Space, action_space: gymnasium.Space
-    ) -> None:
+    def __init__(self, observation_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
         """Take the spaces of the clients' observations and actions."""
         self.observation_space, self.action_space = observation_space, action_space
 
@@ -92,13 +91,12 @@ class Seats:
           UsageError: An address beyond this machine with an empty token.
         """
         self.token = secrets.token_urlsafe(24) if token is None else token
-        host = address.rpartition(":")[0]
-        if not token and token is not None and not address.startswith("unix:"):
-            if host not in LOOPBACK:
-                raise sebulba.UsageError(
-                    f"address={address!r} is open to other machines, and token is empty; "
-                    "leave token out to have one made"
-                )
+        is_local = address.startswith("unix:") or address.rpartition(":")[0] in LOOPBACK
+        if not self.token and not is_local:
+            raise sebulba.UsageError(
+                f"address={address!r} is open to other machines, and token is empty; "
+                "leave token out to have one made"
+            )
         self._listener, self.address = _listen(address)
         self.counts = {"asked": 0, "batches": 0, "refused": 0, "vanished": 0, "columns_dropped": 0}
         """What happened: requests, calls of the policy, clients refused, episodes cut because the
@@ -312,7 +310,7 @@ class ServedCycle:
         action, extras = jax.tree.map(np.asarray, (action, extras))
         self._action = action.dtype
         for seat in np.flatnonzero(asked):
-            self.columns[seat].act(action[seat], jax.tree.map(lambda x: x[seat], extras))
+            self.columns[seat].act(action[seat], jax.tree.map(operator.itemgetter(seat), extras))
             self._row.prev_action[seat] = action[seat]
         return action
 
