@@ -69,6 +69,7 @@ def train_benchmark(module: str, kinds: Sequence[str]) -> Benchmark:
             *(CONFIG, REPEATS, JSON, file("png", "also draw the stages in FILE")),
             number("--seconds", 8.0, "seconds of training per round"),
             number("--stage-seconds", 1.0, "seconds of each stage alone, per round"),
+            number("--budget-s", 60.0, "seconds in total, compilation included"),
             words("--compare", kinds, "also measure the run with these settings, interleaved"),
         ],
     )
@@ -103,7 +104,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             option("--output", "configuration to write, NAME.json", metavar="FILE", required=True),
             option("--memory-limit-gb", _MEMORY, type=float),
             number("--seconds-per-trial", 3.0, "measured seconds per candidate"),
-            number("--budget-s", 300.0, "seconds in total, approximately"),
+            number("--budget-s", 60.0, "seconds in total, compilation included"),
             words("--keep", TUNED, "settings that must not change"),
             number("--max-batch-growth", 1.0, _GROWTH),
         ],

@@ -25,7 +25,9 @@ from sebulba.errors import UsageError
 from sebulba.learning.update import Updater
 from sebulba.options import ClusterOptions
 from sebulba.runs.build import build_agent
-from sebulba.tools.bench import ceiling, gil, train
+from sebulba.tools.bench import budget as budget_module
+from sebulba.tools.bench import ceiling, gil, harness, raw_env, train
+from sebulba.tools.bench.budget import Budget
 from sebulba.tools.bench.ceiling import Cost, Setup, Training
 from sebulba.tools.bench.stages import ReplayEnv, Stages, env_work, measure_together
 from sebulba.transport.hand_off import HandOffToMesh
@@ -275,7 +277,8 @@ def stages() -> Any:
 @pytest.mark.slow
 def test_stages_are_measured_at_a_new_state_as_at_a_trained_one(stages):
     costs = stages.measure()
-    assert costs.keys() == set(ceiling.STAGES) | set(ceiling.BREAKDOWN)
+    assert costs.keys() == {*ceiling.STAGES, *ceiling.BREAKDOWN, ceiling.RAW}
+    assert stages.raw_name.startswith("envpool, 6 environments in ")
     assert all(cost.wall_us > 0 and cost.cpu_us > 0 for cost in costs.values())
     assert stages.kind == "fused" and not stages.could_fuse
     assert stages.shares_cores and stages.num_inferencers == 2
@@ -435,14 +438,15 @@ def test_cycles_elsewhere_are_measured_there_with_the_cost_of_their_way(capsys):
         setup = train.setup_of(config, made)
     finally:
         made.close()
-    assert costs.keys() == {*ceiling.STAGES, *ceiling.BREAKDOWN, ceiling.RELAY}
+    assert costs.keys() == {*ceiling.STAGES, *ceiling.BREAKDOWN, ceiling.RELAY, ceiling.RAW}
     relay, cycle = costs[ceiling.RELAY], costs["cycle"]
     assert 0 < relay.wall_us < cycle.wall_us
     # The CPU time of a cycle has that of its process, too.
     assert cycle.cpu_us > relay.cpu_us > 0
     rounds = [train.Round(1e5, 9.0, {1: 1}, 0.5, {"time/learner/get": 0.5})]
     keys, figures = train.summarize(rounds, [costs], setup)
-    record = {"config": {**dataclasses.asdict(config), "preset": "x", "devices": "y"}}
+    settings = {"preset": "x", "devices": "y", "raw_environment": made.raw_name}
+    record = {"config": {**dataclasses.asdict(config), **settings}}
     train.print_result({**keys, **record, "figures": figures}, setup)
     assert "ms an item from where its cycle ran" in " ".join(capsys.readouterr().out.split())
 
@@ -474,7 +478,7 @@ def test_the_record_has_the_promised_keys(tmp_path, capsys, monkeypatch):
     assert record["env_steps_per_s"] == record["fused_env_steps_per_s"]
     assert record["bottleneck"] and record["advice"].startswith("--")
     assert record["suspect"] == (record["achieved_over_ceiling"] > 1.02)
-    assert record["stages"].keys() == set(ceiling.STAGES) | set(ceiling.BREAKDOWN)
+    assert record["stages"].keys() == {*ceiling.STAGES, *ceiling.BREAKDOWN, ceiling.RAW}
     assert record["stages"]["update"].keys() == {"wall_us", "cpu_us"}
     assert record["policy_lag"].keys() == {"mean", "max"}
     assert 0 <= record["queue_fill"] <= 1
@@ -483,6 +487,109 @@ def test_the_record_has_the_promised_keys(tmp_path, capsys, monkeypatch):
     assert picture.stat().st_size > 0
     printed = capsys.readouterr().out
     assert "achieved_over_ceiling" in printed and "bottleneck" in printed
+    assert re.search(r"training is \d+\.\d\d of the raw environment \(envpool, 6 env", printed)
+    for done in ("JAX starts", "compiling the run", "compiling fused", "round 1 of 1"):
+        assert f" s: {done}" in printed
+
+
+# Within a budget.
+
+
+class Clock:
+    """Stands still but for what is added."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds"),
+    [(1e9, [2, 3, 4, 5, 6]), (60.0, [2, 3, 4]), (40.0, [2]), (30.0, [1]), (1.0, [1])],
+)
+def test_rounds_end_before_the_next_would_be_too_late(seconds, rounds):
+    clock = Clock()
+    budget = Budget(seconds, clock)
+    clock.now += 20.0  # to compile
+    done = itertools.count(1)
+
+    def measure():
+        clock.now += 10.0
+        return next(done)
+
+    figures = harness.interleave({"a": measure}, 5, budget=budget)
+    assert figures["a"] == rounds  # the first is to warm up, and counts if it is the only one
+    assert budget.left() >= 0 or rounds == [1]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "share"), [(1e9, 1.0), (100.0, 0.5), (50.0, 0.25), (0.0, 0.05), (-9.0, 0.05)]
+)
+def test_rounds_are_shortened_to_what_is_left(left_s, share):
+    assert train.fitting_share(left_s, 100.0) == share
+
+
+def test_something_is_printed_every_few_seconds(monkeypatch, capsys):
+    monkeypatch.setattr(budget_module, "EVERY_S", 0.01)
+    with Budget(60.0) as budget:
+        budget.doing("compiling")
+        said = ""
+        while said.count("s: compiling") < 3:
+            said += capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_training_ends_early_when_the_time_is_over():
+    clock = Clock()
+    factory = make_env_factory("CartPole-v1")
+    agent = build_agent(CONFIG, env_spec(factory))
+    case = train.TrainingCase(CONFIG, factory, agent, Budget(10.0, clock))
+    try:
+        case.run_cycles(1)
+        clock.now += 11.0
+        made = case.run_cycles(10_000)
+        assert case.result is not None
+        assert made.env_steps_per_s > 0 and case.result.counters.cycles < 5000
+    finally:
+        case.close()
+
+
+@pytest.mark.slow
+def test_a_stepped_cycle_has_its_upload_act_and_fetch_measured():
+    config = dataclasses.replace(CONFIG, cycle="stepped")
+    factory = make_env_factory("CartPole-v1")
+    made = Stages(config, factory, build_agent(config, env_spec(factory)), 0.01)
+    try:
+        made.use_new_state()
+        costs = made.measure()
+        setup = train.setup_of(config, made)
+    finally:
+        made.close()
+    assert {*ceiling.ACTING, ceiling.RAW} < costs.keys()
+    result = {
+        "stages": {name: dataclasses.asdict(cost) for name, cost in costs.items()},
+        "env_steps_per_s": 1e5,
+        "training_cpu_us": 9.0,
+    }
+    rows = train.stage_rows(result, setup)
+    for part in ("upload", "act", "fetch"):
+        assert f"    {part}, in inference" in rows
+    assert "  raw environment" in rows and "  environment apart" in rows
+
+
+def test_the_raw_environment_steps_as_its_library_does():
+    single = EnvConfig("tests.support.tiny:CountingEnv")
+    (raw,) = raw_env.raw_envs(single, make_env_factory(single.id), 4)
+    assert [next(raw.steps) for _ in range(9)] == [1] * 9
+    assert raw_env.cost_of(raw, 0.01).wall_us > 0
+    raw.close()
+    pools = raw_env.raw_envs(EnvConfig("CartPole-v1"), make_env_factory("CartPole-v1"), 6)
+    assert [next(pool.steps) for pool in pools] == [6, 3]
+    assert "in batches of 3" in pools[1].name
+    for pool in pools:
+        pool.close()
 
 
 def test_a_suspect_measurement_is_said_to_be_wrong():

@@ -15,6 +15,7 @@ from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
 from sebulba.runs.read_config import parse
 from sebulba.tools.bench import tune
+from sebulba.tools.bench.budget import Budget
 from sebulba.tools.bench.trial import Measurement, Series, Trial
 from sebulba.tools.bench.worker import WorkerError
 from tests.tools.test_bench_scale import tiny_config
@@ -40,7 +41,8 @@ class FakeTrial:
         self.limit_mb = memory_limit_mb
         self.is_open = True
 
-    def ready(self):
+    def ready(self, timeout_s):
+        assert timeout_s > 0
         if self.config.num_envs > self.limit_mb:
             raise WorkerError("too much memory")
 
@@ -226,6 +228,28 @@ def test_the_batch_stays_unless_it_may_grow(tmp_path, contest):
     record = tune.run(START, preset="cartpole", output=str(tmp_path / "t.json"), keep=["devices"])
     changes = ("num-inferencers-per-device", "num-envs", "steps-per-cycle")
     assert [record["options"].get(name) for name in changes] == [3, None, 16]
+
+
+@pytest.mark.parametrize(("budget_s", "attempts"), [(60.0, 1), (100.0, 3), (20.0, 0)])
+def test_everything_ends_within_the_budget(tmp_path, contest, monkeypatch, budget_s, attempts):
+    now = [0.0]
+
+    class Slow(FakeTrial):
+        def ready(self, timeout_s):
+            now[0] += 9.0
+
+        def measure(self):
+            now[0] += 0.9
+            return super().measure()
+
+    contest(peaked(64, 4, 8)).close()
+    monkeypatch.setattr(tune, "Trial", Slow)
+    monkeypatch.setattr(tune, "Budget", lambda seconds: Budget(seconds, lambda: now[0]))
+    file = str(tmp_path / "t.json")
+    options = {"preset": "cartpole", "output": file, "keep": ["devices"], "budget_s": budget_s}
+    record = tune.run(START, **options, max_batch_growth=4.0)
+    assert len(record["attempts"]) == attempts
+    assert now[0] <= max(budget_s, 9.0 + 6 * 0.9)  # the start is always measured
 
 
 def test_a_start_that_nothing_beats_is_written_as_it_is(tmp_path, contest, capsys):

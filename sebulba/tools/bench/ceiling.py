@@ -9,6 +9,11 @@ STAGES = ("cycle", "hand-off", "update")
 """The programs of a run; each is measured alone."""
 BREAKDOWN = ("environment", "inference")
 """The two parts of a cycle, measured apart; they need not add up to a cycle."""
+ACTING = ("upload", "act", "fetch")
+"""The parts of inference in a stepped cycle: rows to the device, the policy, actions to the
+host."""
+RAW = "raw environment"
+"""The environment by itself, as its own library steps it, with random actions."""
 RELAY = "relay"
 """The way of a cycle that runs in another process or on another machine, measured where it is."""
 

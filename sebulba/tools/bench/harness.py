@@ -24,6 +24,7 @@ from sebulba.loops.devices import place
 from sebulba.runs import build as experiment
 from sebulba.runs import huge_pages
 from sebulba.support import files
+from sebulba.tools.bench.budget import Budget
 from sebulba.tools.bench.worker import WorkerError
 from sebulba.tools.compare import tables
 from sebulba.types import EnvFactory
@@ -34,7 +35,10 @@ PACKAGES = ("sebulba", "jax", "jaxlib", "flax", "envpool", "gymnasium", "numpy")
 
 
 def interleave(
-    cases: Mapping[K, Callable[[], T]], repeats: int, failed: dict[K, str] | None = None
+    cases: Mapping[K, Callable[[], T]],
+    repeats: int,
+    failed: dict[K, str] | None = None,
+    budget: Budget | None = None,
 ) -> dict[K, list[T]]:
     """Measure the cases in turn, A B C A B C ..., because a machine's speed drifts.
 
@@ -43,12 +47,19 @@ def interleave(
       repeats: Rounds that count. One more round goes before them, to compile and to warm up.
       failed: Receives the message of a case's ``WorkerError``; that case is then not in the result.
         None lets the error through.
+      budget: Ends the rounds before the time would be over; where only the first fits, it counts.
 
     Returns:
       The figures of each case, in the order of the rounds.
     """
     figures: dict[K, list[T]] = {name: [] for name in cases}
+    budget = budget or Budget()
+    budget.mark()
     for number in range(repeats + 1):
+        if number and not budget.fits_again():
+            break
+        if math.isfinite(budget.left()):
+            budget.doing(f"round {number} of {repeats}" if number else "a round to warm up")
         for name in list(figures):
             try:
                 figure = cases[name]()
@@ -58,8 +69,9 @@ def interleave(
                 failed[name] = str(error)
                 del figures[name]
                 continue
-            if number:
-                figures[name].append(figure)
+            if number == 1:
+                figures[name].clear()  # of the round to warm up
+            figures[name].append(figure)
     return figures
 
 

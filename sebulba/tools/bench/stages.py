@@ -30,7 +30,8 @@ from sebulba.learning.update import Updater
 from sebulba.loops.devices import place
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.support.trees import on_device, owned_copy
-from sebulba.tools.bench.ceiling import ALONE, RELAY, Cost
+from sebulba.tools.bench import ceiling, raw_env
+from sebulba.tools.bench.ceiling import ALONE, RAW, RELAY, Cost
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
 from sebulba.transport.mesh import learner_mesh
@@ -45,6 +46,8 @@ from sebulba.types import (
     RunSpec,
 )
 
+SHARE_OF_PART = 0.25
+"""Duration of the measurement of a part of inference, as a share of that of a stage."""
 MOST_COPIES, MOST_COPIED_BYTES = 64, 2**28
 """Limits to the trajectories that are prepared for the update before the clock starts."""
 
@@ -132,6 +135,9 @@ class Stages:
         """Where the environments of the cycles are."""
         self._cores: Sequence[Cores | None] = ()
         self._envs: list[LoopEnvs] = []
+        self._raw: list[raw_env.Raw] = []
+        self.raw_name = ""
+        """How the fastest raw environment is stepped."""
         self._works: dict[str, list[Work]] = {}
         self._hand_off = HandOffToMesh(agent, self._mesh)
         self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
@@ -219,12 +225,44 @@ class Stages:
             )
             for i, (env, kept) in enumerate(zip(envs, self._kept, strict=True))
         ]
+        if self.kind == "stepped" and not self._places.nodes:
+            self._works |= self._acting(programs)
+        if isinstance(self._agent.spec, EnvSpec):
+            num_envs = self._run.num_envs * self.num_inferencers
+            self._raw = raw_env.raw_envs(config.env, self._factory, num_envs)
         self._works["environment"] = [
             env_work(env, jax.tree.map(np.array, kept.trajectory.action), self.kind, device)
             for env, kept, device in zip(
                 self._make_envs(Places(self._given)), self._kept, self._devices, strict=True
             )
         ]
+
+    def _acting(self, programs: CyclePrograms) -> dict[str, list[Work]]:
+        """Return what uploads a row, acts in it and fetches actions, on the first device."""
+        device, kept = self._devices[0], self._kept[0]
+        host = [np.array(leaf[0]) for leaf in jax.tree.leaves(kept.trajectory.env_step)]
+        row = jax.device_put(host, device)
+        networks = jax.tree.leaves(self._networks[device])
+        step_state = programs.keys.unwrap(owned_copy(kept.final_step_state, device))
+        action, _, step_state = programs.act(networks, step_state, row)
+        actions: list[Any] = []
+
+        def upload() -> None:
+            jax.block_until_ready(jax.device_put(host, device))
+
+        def act() -> None:
+            nonlocal step_state
+            one, _, step_state = programs.act(networks, step_state, row)
+            jax.block_until_ready(one)
+
+        def fetch() -> None:
+            if not actions:  # an array keeps what was fetched
+                actions.extend(programs.copy([action] * MOST_COPIES))
+                jax.block_until_ready(actions)
+            jax.device_get(actions.pop())
+
+        each = {"upload": upload, "act": act, "fetch": fetch}
+        return {name: [repeated(work, self._run.num_envs)] for name, work in each.items()}
 
     def _make_envs(self, places: Places) -> list[EnvAdapter]:
         spec, config = self._agent.spec, self._config
@@ -255,6 +293,13 @@ class Stages:
             costs[RELAY] = self._relay(before, time.process_time() - cpu_before_s)
         elif self.num_inferencers > 1 and self.kind == "stepped":
             costs[ALONE] = measure_together(self._works["environment"][:1], self._seconds / 2)
+        for part in ceiling.ACTING:
+            if part in self._works:
+                costs[part] = measure_together(self._works[part], SHARE_OF_PART * self._seconds)
+        if self._raw:
+            found = [raw_env.cost_of(raw, self._seconds / len(self._raw)) for raw in self._raw]
+            costs[RAW] = min(found, key=lambda cost: cost.wall_us)
+            self.raw_name = self._raw[found.index(costs[RAW])].name
         return costs | {
             "hand-off": self._measure_hand_off(),
             "update": self._measure_update(),
@@ -346,6 +391,8 @@ class Stages:
             stack.callback(self._places.close)
             for env in self._envs:
                 stack.callback(env.close)
+            for raw in self._raw:
+                stack.callback(raw.close)
 
 
 class ReplayEnv:

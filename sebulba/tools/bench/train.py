@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import os
 import statistics
 import time
@@ -23,6 +24,7 @@ from sebulba.metrics.figures import open_frame, picture
 from sebulba.options import ClusterOptions
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.tools.bench import ceiling, harness
+from sebulba.tools.bench.budget import Budget
 from sebulba.tools.bench.ceiling import Cost, Setup, Training
 from sebulba.tools.bench.gil import cycle_processes, gil_share
 from sebulba.tools.bench.stages import Stages
@@ -34,6 +36,14 @@ COMPARISONS = ("stepped", "fused", *PLACES)
 """What a run can be compared with: the other way of a cycle, another place."""
 STAGE_SECONDS = 1.0
 """Duration of the measurement of one stage in a round."""
+STAGES_A_ROUND = 7
+"""Measurements of that duration in a round, roughly."""
+BUDGET_S = 60.0
+"""Seconds that everything may take."""
+SHARE_OF_ROUNDS = 0.5
+"""Share of the time after the first compilation that is planned for rounds: stages compile, too."""
+LEAST_SHARE = 0.05
+"""Least share of the seconds that were asked for."""
 
 
 class Rival(Protocol):
@@ -83,8 +93,18 @@ class TrainingCase:
     Inferencers and updates no longer share the cores.
     """
 
-    def __init__(self, config: ExperimentConfig, factory: EnvFactory, agent: Agent) -> None:
-        """Make the loop as ``sebulba train`` does, with writers that only keep their records."""
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        factory: EnvFactory,
+        agent: Agent,
+        budget: Budget | None = None,
+    ) -> None:
+        """Make the loop as ``sebulba train`` does, with writers that only keep their records.
+
+        Training ends early where ``budget`` has no time left.
+        """
+        self._budget = budget or Budget()
         self._steps_per_cycle = config.steps_per_cycle
         self._env_steps_per_cycle = config.steps_per_cycle * config.num_envs
         self._seen: list[tuple[float, float]] = []
@@ -115,10 +135,24 @@ class TrainingCase:
         del trajectory, step_infos
         cpu_s = time.process_time() + self.loop.cpu_elsewhere_s
         self._seen.append((time.perf_counter(), cpu_s))
+        if self._budget.left() < 0 and len(self._seen) > 1:
+            self.loop.stop()
+
+    def compile(self) -> None:
+        """Train for the first time, for as few cycles as compile all programs."""
+        # The first cycle compiles the update, the second the shorter chunks of a fused cycle.
+        self._train(3 * self.loop.num_inferencers)
+
+    def _train(self, num_cycles: int) -> None:
+        self._seen.clear()
+        self._records.clear()
+        self.result = self.loop.run(self.state, num_cycles, self._steps_per_cycle)
+        self.state = self.result.state
 
     def warm_up(self, seconds: float) -> None:
         """Compile, and find the number of cycles that take about ``seconds``."""
-        self.run_cycles(1)
+        if self.result is None:
+            self.compile()
 
         def cycles_per_s(num_cycles: int) -> float:
             return self.run_cycles(num_cycles).env_steps_per_s / self._env_steps_per_cycle
@@ -131,12 +165,10 @@ class TrainingCase:
 
     def run_cycles(self, num_cycles: int) -> Round:
         """Train for ``num_cycles`` that count, between those of the start and of the end."""
-        self._seen.clear()
-        self._records.clear()
-        total = self._whole_rounds(num_cycles) + 2 * self._in_flight
-        self.result = self.loop.run(self.state, total, self._steps_per_cycle)
-        self.state = self.result.state
+        self._train(self._whole_rounds(num_cycles) + 2 * self._in_flight)
         counted = self._seen[self._in_flight - 1 : len(self._seen) - self._in_flight]
+        if len(counted) < 2:  # it ended early
+            counted = self._seen
         (wall_began, cpu_began), (wall_ended, cpu_ended) = counted[0], counted[-1]
         env_steps = (len(counted) - 1) * self._env_steps_per_cycle
         return Round(
@@ -179,6 +211,7 @@ def run(
     repeats: int = 5,
     seconds: float = 8.0,
     stage_seconds: float = STAGE_SECONDS,
+    budget_s: float = BUDGET_S,
     compare: Sequence[str] = (),
     json_file: str | None = None,
     png_file: str | None = None,
@@ -192,20 +225,25 @@ def run(
     Raises:
       UsageError: Something in ``config`` breaks a rule.
     """
-    config = set_up_jax(config)
     with contextlib.ExitStack() as resources:
-        bench = Bench(config, seconds, stage_seconds, compare, resources, rivals)
-        speeds = harness.interleave(bench.cases, repeats)
+        budget = resources.enter_context(Budget(budget_s))
+        budget.doing("JAX starts")
+        config = set_up_jax(config)
+        bench = Bench(config, seconds, stage_seconds, compare, resources, rivals, budget, repeats)
+        speeds = harness.interleave(bench.cases, repeats, budget=budget)
         gil_shares = speeds.get("gil_share")
         setup = setup_of(
             config, bench.stages, statistics.median(gil_shares) if gil_shares else None
         )
         devices = bench.training.loop.describe()
-    # The first round was to warm up.
-    keys, figures = summarize(bench.rounds[1:], bench.costs[1:], setup)
+    # The first round was to warm up, if there was time for another.
+    counted = slice(1, None) if len(bench.rounds) > 1 else slice(None)
+    keys, figures = summarize(bench.rounds[counted], bench.costs[counted], setup)
     compared_with = [name for name in (*COMPARISONS, *rivals) if name in speeds]
     figures |= {name: speeds[name] for name in (*compared_with, "gil_share") if name in speeds}
-    settings = {"preset": preset, "repeats": repeats, "seconds": seconds, "devices": devices}
+    rounds = len(bench.rounds[counted])
+    settings = {"preset": preset, "repeats": rounds, "seconds": bench.seconds, "devices": devices}
+    settings |= {"budget_s": budget_s, "raw_environment": bench.stages.raw_name}
     result = harness.record(
         keys | compared(speeds, tuple(rivals)), figures, settings | dataclasses.asdict(config)
     )
@@ -227,6 +265,8 @@ class Bench:
         compare: Sequence[str],
         resources: contextlib.ExitStack,
         rivals: Rivals,
+        budget: Budget,
+        repeats: int,
     ) -> None:
         """Make the cases, which train until they are warm.
 
@@ -237,29 +277,50 @@ class Bench:
           compare: Members of ``COMPARISONS``, and names of rivals, to measure as well.
           resources: Closes what is made.
           rivals: What makes rivals, by name.
+          budget: Shortens rounds and stages where the time would not be enough.
+          repeats: Rounds that count.
         """
+        self._budget = budget
         self.rounds: list[Round] = []
         self.costs: list[dict[str, Cost]] = []
-        self._seconds = seconds
+        self.seconds = seconds
+        """Seconds of training in a round, as far as the budget allows."""
         self._stage_seconds = stage_seconds
         self._config = config
         self._resources = resources
         self._rivals = rivals
         self._factory, self._agent = harness.env_and_agent(config)
-        self.training = self._make_training(config)
+        budget.doing("compiling the run")
+        self.training = self._make_training(config, warm_up=False)
+        self.training.compile()
+        self._fit(1 + len(compare), repeats)
+        budget.doing("training until it is warm")
+        self.training.warm_up(self.seconds)
+        budget.doing("compiling each stage alone")
         self.stages = self._make_stages(config)
         self._use_trained_state()
         self.cases: dict[str, Callable[[], float]] = {"train": self._train}
-        self.cases |= {name: self._make_comparison(name) for name in compare}
+        for name in compare:
+            budget.doing(f"compiling {name}, to compare with")
+            self.cases[name] = self._make_comparison(name)
         self.cases["stages"] = self._measure_stages
         # Several processes would not fit into one accelerator's memory.
         if "stepped" in compare and self.stages.shares_cores:
             self.cases["gil_share"] = self._make_gil_case()
 
-    def _make_training(self, config: ExperimentConfig) -> TrainingCase:
-        training = TrainingCase(config, self._factory, self._agent)
+    def _fit(self, num_trainings: int, repeats: int) -> None:
+        """Shorten training and stages so that all rounds are likely to fit."""
+        share = fitting_share(
+            self._budget.left(),
+            (repeats + 1) * (num_trainings * self.seconds + STAGES_A_ROUND * self._stage_seconds),
+        )
+        self.seconds, self._stage_seconds = share * self.seconds, share * self._stage_seconds
+
+    def _make_training(self, config: ExperimentConfig, *, warm_up: bool = True) -> TrainingCase:
+        training = TrainingCase(config, self._factory, self._agent, self._budget)
         self._resources.callback(training.close)
-        training.warm_up(self._seconds)
+        if warm_up:
+            training.warm_up(self.seconds)
         return training
 
     def _make_stages(self, config: ExperimentConfig) -> Stages:
@@ -288,7 +349,7 @@ class Bench:
         if name in self._rivals:
             rival = self._rivals[name](self._config, self._agent)
             self._resources.callback(rival.close)
-            rival.warm_up(self._seconds)
+            rival.warm_up(self.seconds)
             return rival.measure
         if name in PLACES and name == self._config.cluster.address:
             return lambda: self.rounds[-1].env_steps_per_s
@@ -310,6 +371,16 @@ class Bench:
         processes = cycle_processes(stepped, threads.num_inferencers, self._stage_seconds)
         measure = self._resources.enter_context(processes)
         return lambda: gil_share(1e6 / threads.measure_cycle().wall_us, measure())
+
+
+def fitting_share(left_s: float, wanted_s: float) -> float:
+    """Return which share of the wanted seconds is to be measured.
+
+    Args:
+      left_s: Seconds that are left of the budget.
+      wanted_s: Seconds of all rounds.
+    """
+    return min(1.0, max(LEAST_SHARE, SHARE_OF_ROUNDS * left_s / wanted_s))
 
 
 def setup_of(config: ExperimentConfig, stages: Stages, gil_share: float | None = None) -> Setup:
@@ -425,6 +496,11 @@ def stage_rows(result: Mapping[str, Any], setup: Setup) -> dict[str, list[str]]:
     parts = {f"  {part} apart": [*_cells(costs[part]), ""] for part in ceiling.BREAKDOWN}
     if ceiling.RELAY in costs:
         parts["  relay, in it"] = [*_cells(costs[ceiling.RELAY]), ""]
+    for part in ceiling.ACTING:
+        if part in costs:
+            parts[f"    {part}, in inference"] = [*_cells(costs[part]), ""]
+    if ceiling.RAW in costs:
+        parts[f"  {ceiling.RAW}"] = [*_cells(costs[ceiling.RAW]), ""]
     cycle = {"cycle": stages.pop("cycle")}
     return cycle | parts | stages | {"training": [*_cells(training), ""]}
 
@@ -459,6 +535,7 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
             )
             for who, key in (("update loop", "learner"), ("mean Inferencer", "inferencer"))
         ),
+        *raw_lines(result),
         *relay_lines(result),
         *comparison_lines(result),
         f"bottleneck: {result['bottleneck']}",
@@ -468,6 +545,21 @@ def verdict_lines(result: Mapping[str, Any], setup: Setup) -> list[str]:
         lines.append(
             f"this measurement is wrong: a run cannot be {result['achieved_over_ceiling']:.2f} "
             "times as fast as its parts allow; measure again on a machine that does nothing else"
+        )
+    return lines
+
+
+def raw_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return how near training is to the environment alone, and where the budget cut rounds."""
+    lines, config = [], result.get("config", {})
+    if raw := result.get("stages", {}).get(ceiling.RAW):
+        share = result["env_steps_per_s"] * raw["wall_us"] / 1e6
+        lines.append(f"training is {share:.2f} of the {ceiling.RAW} ({config['raw_environment']})")
+    budget_s = config.get("budget_s", math.inf)
+    if math.isfinite(budget_s):
+        lines.append(
+            f"measured {config['repeats']} rounds of {config['seconds']:.1f} s; --budget-s "
+            f"{budget_s:.0f} limits all of it, compilation included"
         )
     return lines
 

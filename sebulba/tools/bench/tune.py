@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,9 +26,10 @@ from sebulba.runs.jax_setup import configure_jax
 from sebulba.runs.placement import num_cpu_devices_for
 from sebulba.support import machine
 from sebulba.tools.bench import harness
+from sebulba.tools.bench.budget import Budget
 from sebulba.tools.bench.memory_use import MB
 from sebulba.tools.bench.trial import Series, Trial, measure_in_turn
-from sebulba.tools.bench.worker import WorkerError, share_accelerator
+from sebulba.tools.bench.worker import START_TIMEOUT_S, WorkerError, share_accelerator
 
 MIN_GAIN = 0.05
 """Least share by which a change must pay: less is noise, and not worth another batch size."""
@@ -39,8 +39,6 @@ REPEATS = 5
 """Rounds of the winner against the start."""
 MEMORY_SHARE = 0.8
 """Share of the free memory that a process may take, if no limit is given."""
-RESTART_S = 10.0
-"""Seconds that a process takes to start, roughly."""
 BATCH = ("num-envs", "steps-per-cycle")
 """Settings that change the batch of an update, and so what is learned."""
 MEASURED = ("tuned_env_steps_per_s", "start_env_steps_per_s", "gain", "rss_mb", "policy_lag_mean")
@@ -107,7 +105,7 @@ def run(
     output: str,
     memory_limit_gb: float | None = None,
     seconds_per_trial: float = 3.0,
-    budget_s: float = 300.0,
+    budget_s: float = 60.0,
     keep: Sequence[str] = (),
     max_batch_growth: float = 1.0,
     json_file: str | None = None,
@@ -120,7 +118,7 @@ def run(
       UsageError: The start cannot run here, a name in ``keep`` is unknown, or ``output`` does not
         end in .json.
     """
-    began = time.monotonic()
+    budget = Budget(budget_s)
     if not output.endswith(".json"):
         raise UsageError(
             f"output={output!r} must end in .json, by which sebulba train knows it; "
@@ -135,15 +133,20 @@ def run(
     free_mb = machine.memory().available / MB
     limit_mb = 1000 * memory_limit_gb if memory_limit_gb else MEMORY_SHARE * free_mb
     seconds = seconds_per_trial / ROUNDS
-    confirm_s = RESTART_S + 2 * (REPEATS + 1) * seconds
+    measure_s = 2 * (REPEATS + 1) * seconds
     max_batch = int(max_batch_growth * batch(config))
     _say(
         f"bench tune: {preset}, at most {limit_mb:,.0f} MB a process, trajectories of at most "
         f"{max_batch:,} env steps, about {budget_s:.0f} s"
     )
-    with Contest(config, seconds, limit_mb, max_batch) as contest:
-        climb(knobs, contest, lambda: time.monotonic() - began < budget_s - confirm_s)
-        start, tuned = contest.confirm(config)
+    with budget:
+        budget.doing(f"the start: {preset}")
+        contest = Contest(config, seconds, limit_mb, max_batch, budget)
+        with contest:
+            # The end measures the start again, which takes as long as a candidate.
+            climb(knobs, contest, lambda: budget.fits_again(budget.longest_s + measure_s))
+            budget.doing("the start and the best, in turn")
+            start, tuned = contest.confirm(config)
         best = contest.best if tuned is not start else config
     options = config_options(best, preset, default)
     keys = keys_of(start, tuned) | {
@@ -276,6 +279,7 @@ class Contest(contextlib.AbstractContextManager):
         seconds: float,
         limit_mb: float,
         max_batch: int,
+        budget: Budget | None = None,
     ) -> None:
         """Begin with ``start`` as the best.
 
@@ -284,6 +288,7 @@ class Contest(contextlib.AbstractContextManager):
           seconds: Duration of a measurement.
           limit_mb: Most memory that a trial may take.
           max_batch: Most environment steps that a trajectory may have.
+          budget: A candidate that compiles beyond it is given up.
 
         Raises:
           UsageError: ``start`` cannot run here.
@@ -293,6 +298,7 @@ class Contest(contextlib.AbstractContextManager):
         self._seconds = seconds
         self._limit_mb = limit_mb
         self._max_batch = max_batch
+        self._budget = budget or Budget()
         try:
             self._trial = self._ready(start)
         except WorkerError as error:
@@ -301,10 +307,10 @@ class Contest(contextlib.AbstractContextManager):
                 "use a smaller one, for example --num-envs 8"
             ) from error
 
-    def _ready(self, config: ExperimentConfig) -> Trial:
+    def _ready(self, config: ExperimentConfig, timeout_s: float = START_TIMEOUT_S) -> Trial:
         trial = Trial(config, self._seconds, memory_limit_mb=self._limit_mb)
         try:
-            trial.ready()
+            trial.ready(timeout_s)
         except BaseException:
             trial.close()
             raise
@@ -321,7 +327,8 @@ class Contest(contextlib.AbstractContextManager):
                 change, f"its trajectories have {batch(config):,} env steps, above the limit"
             )
         try:
-            trial = self._ready(config)
+            self._budget.doing(change)
+            trial = self._ready(config, min(START_TIMEOUT_S, max(1.0, self._budget.left())))
         except WorkerError as error:
             return self._discard(change, str(error))
         failed: dict[str, str] = {}

@@ -64,13 +64,13 @@ class Worker(contextlib.AbstractContextManager):
         self._process.start()
         child.close()
 
-    def ready(self) -> None:
-        """Wait until it can be measured.
+    def ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Wait until it can be measured, at most so many seconds.
 
         Raises:
           WorkerError: The process cannot run, takes too much memory or takes too long.
         """
-        self._answer(START_TIMEOUT_S)
+        self._answer(timeout_s)
 
     def measure(self) -> Any:
         """Return a measurement; errors are those of ``ready``."""
