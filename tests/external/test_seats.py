@@ -22,7 +22,8 @@ from sebulba_external.client import Client
 from sebulba_external.seats import ExternalEnv, Seats
 
 import sebulba
-from sebulba.agents.configs import ImpalaConfig
+from sebulba.agents.configs import DQNConfig, ImpalaConfig, ReplayConfig
+from sebulba.agents.dqn import DQN
 from sebulba.agents.impala import Impala
 from sebulba.configs.impala_presets import PRESETS
 
@@ -85,7 +86,7 @@ class Checker:
 
 @contextlib.contextmanager
 def training(
-    address: str, config: ImpalaConfig | None = None, **changes: Any
+    address: str, config: Any = None, agent: Callable[..., Any] = Impala, **changes: Any
 ) -> Iterator[tuple[Seats, sebulba.GymnasiumLoop]]:
     config = config or ImpalaConfig(learning_rate=1e-3)
 
@@ -96,7 +97,7 @@ def training(
         Seats(address) as given,
         sebulba.GymnasiumLoop(
             make,
-            Impala(sebulba.env_spec(make), config),
+            agent(sebulba.env_spec(make), config),
             num_envs=B,
             cycle=given.cycle,
             **ONE | changes,
@@ -179,6 +180,26 @@ def test_the_memory_of_a_seat_waits_while_it_does_not_ask(
         stop.set()
     assert len(differences) == 2048 // (B * T)
     assert max(differences) < 1e-4
+
+
+def test_a_replay_draws_transitions_of_one_seat_only(tmp_path: Path) -> None:
+    # Places of a trajectory change hands: 3 clients at different paces fill 4 columns.
+    stop = threading.Event()
+    replay = ReplayConfig(capacity=1024, batch_size=32, updates_per_cycle=1, warm_up_cycles=2)
+    with training(f"unix:{tmp_path}/s", DQNConfig(replay=replay), DQN) as (given, loop):
+        tellers(given, B - 1, stop)
+        result = loop.train(total_env_steps=4096, steps_per_cycle=T)
+        stop.set()
+    store = result.state.experience
+    starts = np.argwhere(np.asarray(store.weight) > 0)
+    assert len(starts) > 400
+    rows = jax.tree.map(np.asarray, store.rows)
+    for j, row, place in starts:
+        after = (j, (row + 1) % store.num_rows, place)
+        before = rows.obs[j, row, place]
+        assert np.array_equal(before[:2], rows.obs[after][:2])
+        assert before[2] + 1 == rows.obs[after][2]
+        assert rows.reward[after] == np.float32(reward_of(before, rows.action[j, row, place]))
 
 
 def hello(token: str = "right", **changes: Any) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class Column(NamedTuple):
     """The seat's rows of the step state before row T."""
     step_infos: StepInfos
     """Statistics of its episodes, ``[T, 1]``."""
+    number: int
+    """How many columns the seat had completed before."""
 
 
 class SeatColumns:
@@ -38,6 +40,7 @@ class SeatColumns:
         self._shapes = jax.tree.map(lambda x: (x.shape[2:], x.dtype), (row, like.action, extras))
         self._like = like
         self._statistics = EpisodeStatistics(1)
+        self._number = -1
         self._at = 0
         """Index of the row that has no action yet, or is the next to be written."""
         self._initial: PyTree = ()
@@ -96,7 +99,8 @@ class SeatColumns:
         ended = after.terminated | after.truncated
         infos = self._statistics.add(after.reward, ended, after.inserted, after.masked_truncation)
         trajectory = Trajectory(rows, self._actions, self._extras)
-        return Column(trajectory, self._initial, final, infos)
+        self._number += 1
+        return Column(trajectory, self._initial, final, infos, self._number)
 
 
 def _write(arrays: PyTree, at: int, values: PyTree) -> None:
@@ -104,10 +108,50 @@ def _write(arrays: PyTree, at: int, values: PyTree) -> None:
         array[at] = value
 
 
-def joined(columns: list[Column]) -> tuple[Trajectory, PyTree, PyTree, StepInfos]:
-    """Return B columns as one trajectory ``[T, B, ...]``, and what belongs to it."""
+class Places:
+    """Puts B columns beside each other, and knows which of them continue the trajectory before."""
 
-    def beside(trees: list[Any], axis: int) -> Any:
+    def __init__(self, num_seats: int, *, marks_seams: bool) -> None:
+        """Remember the latest column in each place.
+
+        Args:
+          num_seats: B.
+          marks_seams: For a replay, which takes row 0 of a trajectory for row T of the one before:
+            where it is not, it becomes a reset, so that no transition ends in it.
+        """
+        self._latest: list[tuple[int, int] | None] = [None] * num_seats
+        self._marks_seams = marks_seams
+
+    def joined(
+        self, columns: list[tuple[int, Column]]
+    ) -> tuple[Trajectory, PyTree, PyTree, StepInfos]:
+        """Return B columns, with their seats, as one trajectory ``[T, B, ...]``.
+
+        A seat's column stands in the seat's own place, if it is the first of this seat.
+
+        Returns:
+          The trajectory, rows ``[B, ...]`` of the step state before rows 0 and T, statistics.
+        """
+        placed: dict[int, tuple[int, Column]] = {}
+        others = []
+        for seat, column in columns:
+            if placed.setdefault(seat, (seat, column))[1] is not column:
+                others.append((seat, column))
+        empty = [place for place in range(len(columns)) if place not in placed]
+        placed |= zip(empty, others, strict=True)
+        in_order = [placed[place] for place in range(len(columns))]
+        trajectory, initial, final, infos = _beside([column for _, column in in_order])
+        for place, (seat, column) in enumerate(in_order):
+            if self._marks_seams and self._latest[place] not in (None, (seat, column.number - 1)):
+                rows = trajectory.env_step
+                rows.is_first[0, place] = True
+                rows.terminated[0, place] = rows.truncated[0, place] = False
+            self._latest[place] = seat, column.number
+        return trajectory, initial, final, infos
+
+
+def _beside(columns: list[Column]) -> tuple[Trajectory, PyTree, PyTree, StepInfos]:
+    def stacked(trees: list[Any], axis: int) -> Any:
         return jax.tree.map(lambda *x: np.stack(x, axis=axis), *trees)
 
     first_three = [tuple(column.trajectory[:3]) for column in columns]
@@ -115,8 +159,8 @@ def joined(columns: list[Column]) -> tuple[Trajectory, PyTree, PyTree, StepInfos
     by_step = [np.concatenate(x, axis=1) for x in zip(*(info[:4] for info in infos), strict=True)]
     by_episode = [np.concatenate(x) for x in zip(*(info[4:6] for info in infos), strict=True)]
     return (
-        Trajectory(*beside(first_three, 1)),
-        beside([column.initial for column in columns], 0),
-        beside([column.final for column in columns], 0),
+        Trajectory(*stacked(first_three, 1)),
+        stacked([column.initial for column in columns], 0),
+        stacked([column.final for column in columns], 0),
         StepInfos(*by_step, *by_episode),
     )

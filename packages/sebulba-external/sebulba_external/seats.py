@@ -21,12 +21,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 import sebulba
+from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.item import Item
 from sebulba.types import EnvAdapter, PyTree
 from sebulba_external import protocol
-from sebulba_external.columns import Column, SeatColumns, joined
+from sebulba_external.columns import Column, Places, SeatColumns
 from sebulba_external.protocol import ProtocolError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -167,8 +168,9 @@ class ServedCycle:
         """Serve ``env.num_envs`` seats."""
         self._seats, self._env, self._timer = seats, env, timer
         self._num_seats = env.num_envs
-        self._complete: queue.Queue[Column] = queue.Queue()
+        self._complete: queue.Queue[tuple[int, Column]] = queue.Queue()
         self._networks: list = []
+        self._places = Places(env.num_envs, marks_seams=isinstance(programs.agent, OffPolicyAgent))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._step_state: PyTree = None
@@ -207,7 +209,7 @@ class ServedCycle:
             self._step_state = self._programs.keys.unwrap(self._programs.copy(step_state))
             self._thread = threading.Thread(target=self._serve, name="seats", daemon=True)
             self._thread.start()
-        columns: list[Column] = []
+        columns: list[tuple[int, Column]] = []
         with self._timer.phase("take"):  # a wait for clients is no hang
             while len(columns) < self._num_seats:
                 if self._error is not None:
@@ -217,7 +219,7 @@ class ServedCycle:
                 with contextlib.suppress(queue.Empty):
                     columns.append(self._complete.get(timeout=WAKE_S))
         with self._timer.phase("finish"):
-            trajectory, initial, final, infos = joined(columns)
+            trajectory, initial, final, infos = self._places.joined(columns)
             initial, final = self._with_own(step_state, initial), self._with_own(step_state, final)
             return Item(trajectory, initial, final, infos), step_state
 
@@ -400,17 +402,17 @@ class ServedCycle:
             row.prev_action[seat] = 0
         column = columns.add(jax.tree.map(lambda x: x[seat], row), self._own(seat))
         if column is not None:
-            self._keep(column)
+            self._keep(seat, column)
         if is_end:
             columns.act(None, None)
         return not is_end
 
-    def _keep(self, column: Column) -> None:
+    def _keep(self, seat: int, column: Column) -> None:
         while self._complete.qsize() >= COLUMNS_A_SEAT * self._num_seats:
             with contextlib.suppress(queue.Empty):
                 self._complete.get_nowait()
                 self._seats.counts["columns_dropped"] += 1
-        self._complete.put(column)
+        self._complete.put((seat, column))
 
     def _obs_parts(self) -> dict[str, np.ndarray]:
         obs = self._row.obs
