@@ -84,22 +84,22 @@ class DDPG(ActorCriticsAgent[DDPGConfig]):
         first critic is the actor's guide.
         """
         draw_key, noise_key = self.loss_keys(key)
-        draw, batch = self.batch(experience, draw_key)
+        draw, weight, batch = self.batch(experience, draw_key)
 
         next_action = self.target_action(opt.target["actor"], batch.next_obs, noise_key)
         next_values = self.values(opt.target["critics"], batch.next_obs, next_action)
         values = self.values(networks["critics"], batch.obs, batch.action)
-        critic = critic_loss(values, batch, jnp.min(next_values, axis=0))
+        loss, priority = critic_loss(values, batch, weight, jnp.min(next_values, axis=0))
 
         guide = stop_gradient(networks["critics"][:1])
         action = self.chosen(networks["actor"], batch.obs)
         actor_loss = -jnp.mean(self.values(guide, batch.obs, action))
 
         metrics = {
-            "critic_loss": critic.loss,
+            "critic_loss": loss,
             "actor_loss": actor_loss,
             "value": jnp.mean(values),
             **self.replay_metrics(experience, opt),
         }
-        experience = self.set_priority(experience, draw, critic.error)
-        return critic.loss + actor_loss, (experience, metrics)
+        experience = self.set_priority(experience, draw, priority)
+        return loss + actor_loss, (experience, metrics)

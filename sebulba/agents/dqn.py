@@ -14,11 +14,7 @@ import optax
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.bases.value_based import StepState, ValueBasedAgent
 from sebulba.agents.configs import DQNConfig
-from sebulba.agents.kernels.exploration import (
-    FALLING_EPSILON_SPEC,
-    FallingEpsilon,
-    exploration_ladder,
-)
+from sebulba.agents.kernels.exploration import FallingEpsilon, exploration_ladder
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.returns import double_q_values, value_of
 from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
@@ -43,16 +39,10 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
         return FallingEpsilon.new(config.initial_epsilon, final, steps, run)
 
     def stepped_epsilon(self, epsilon: FallingEpsilon) -> tuple[jax.Array, FallingEpsilon]:
-        """Return the probability of a random action, ``[B]``, and the state for the next step."""
-        return epsilon.value, epsilon.stepped()
+        return epsilon.value, epsilon.advanced()
 
     def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
-        """Let epsilon fall as far as it has after ``num_steps``."""
         return step_state._replace(epsilon=step_state.epsilon.advanced(num_steps))
-
-    def step_state_spec(self) -> StepState:
-        """Split the final epsilon; initial epsilon and progress are scalars."""
-        return super().step_state_spec()._replace(epsilon=FALLING_EPSILON_SPEC)
 
     def values(self, networks: PyTree, obs: PyTree) -> jax.Array:
         """Return the values of all actions, ``[N, A]``, of observations ``[N, ...]``."""
@@ -67,7 +57,7 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
         """Return the mean loss of the temporal differences of a batch, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)
-        batch = self.transitions(experience, draw)
+        batch = self.gathered(experience, draw)
         index = self.actions.index(batch.action)
         value = value_of(self.values(networks, batch.obs), index)
         target_values = self.values(opt.target, batch.next_obs)

@@ -7,11 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
+from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, check_minibatches
 from sebulba.agents.configs import ImpalaConfig
 from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import transitions, vtrace
-from sebulba.errors import UsageError
 from sebulba.types import PyTree, RunSpec, Trajectory
 
 
@@ -24,17 +23,8 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         return self.config.epochs * self.config.minibatches
 
     def check_run(self, run: RunSpec) -> None:
-        """Check that minibatches are of one size.
-
-        Raises:
-          UsageError: They cannot be.
-        """
-        envs = run.num_envs // run.num_update_devices
-        if envs % self.config.minibatches:
-            raise UsageError(
-                f"minibatches={self.config.minibatches} must divide the {envs} environments of a "
-                f"trajectory on each of the {run.num_update_devices} update devices; use 1"
-            )
+        """Check that minibatches are of one size."""
+        check_minibatches(self.config.minibatches, run)
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array

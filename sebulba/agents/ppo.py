@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -12,11 +11,15 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.normalization import Statistics
-from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, StepState
+from sebulba.agents.bases.on_policy import (
+    Experience,
+    OnPolicyAgent,
+    StepState,
+    check_minibatches,
+)
 from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import gae, transitions
-from sebulba.errors import UsageError
 from sebulba.support.platforms import cond_on_cpu
 from sebulba.types import PyTree, RunSpec, Trajectory
 
@@ -63,26 +66,8 @@ class PPO(OnPolicyAgent[PPOConfig]):
     uses_final_obs = True
 
     def check_run(self, run: RunSpec) -> None:
-        """Check that minibatches are of one size.
-
-        Raises:
-          UsageError: They cannot be.
-        """
-        envs = run.num_envs // run.num_update_devices
-        columns = self._num_columns(run.steps_per_cycle, envs)
-        minibatches = self.config.minibatches
-        if columns % minibatches == 0:
-            return
-        what = f"{envs} environments"
-        if not self.config.lstm_size:
-            what = f"{run.steps_per_cycle} steps x {envs} environments = {columns} transitions"
-        divisors = [d for d in range(1, columns + 1) if columns % d == 0]
-        below = max(d for d in divisors if d < minibatches)
-        above = [d for d in divisors if d > minibatches][:1]
-        raise UsageError(
-            f"minibatches={minibatches} must divide the {what} of a trajectory on each of the "
-            f"{run.num_update_devices} update devices; use {' or '.join(map(str, [below, *above]))}"
-        )
+        """Check that minibatches are of one size."""
+        check_minibatches(self.config.minibatches, run, of_steps=not self.config.lstm_size)
 
     def _num_columns(self, num_steps: int, num_envs: int) -> int:
         return num_envs if self.config.lstm_size else num_steps * num_envs
@@ -121,16 +106,14 @@ class PPO(OnPolicyAgent[PPOConfig]):
         networks: PyTree,
     ) -> PPOExperience:
         """Estimate values and advantages, once for all updates with this trajectory."""
-        core = initial_step_state.core
-        trajectory, statistics = self.normalization(
-            trajectory, final_step_state.scaling, experience.statistics
+        newest: Experience = super().update_experience(
+            experience, initial_step_state, final_step_state, trajectory, networks
         )
-        row = trajectory.env_step
-        output = self.evaluate_rows(networks, row, core)
+        output = self.evaluate_rows(networks, newest.trajectory.env_step, newest.core)
         return experience._replace(
-            batch=self._batch(trajectory, output.value, output.final_value),
-            core=core,
-            statistics=statistics,
+            batch=self._batch(newest.trajectory, output.value, output.final_value),
+            core=newest.core,
+            statistics=newest.statistics,
             minibatch=jnp.int32(0),
         )
 
@@ -175,9 +158,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         """
         batch = experience.batch
         if not self.config.lstm_size:
-            batch = jax.tree.map(
-                lambda x: x.reshape(1, math.prod(x.shape[:2]), *x.shape[2:]), batch
-            )
+            batch = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2)[None], batch)
 
         def take(x: jax.Array, axis: int) -> jax.Array:
             at = (slice(None),) * axis + (chosen,)

@@ -41,11 +41,7 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         super().__init__(spec, config, SequenceReplay.of(spec, config.replay, length=length))
 
     def check_run(self, run: RunSpec) -> None:
-        """Check that sequences begin and end where trajectories do.
-
-        Raises:
-          UsageError: A hyper-parameter does not fit ``run``.
-        """
+        """Check that sequences begin and end where trajectories do."""
         period, num_rows = run.steps_per_cycle, self.replay.length
         if num_rows % period:
             less = num_rows // period * period
@@ -70,7 +66,7 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         """Return the mean squared error of a batch of sequences, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)
-        sequence = self.sequences(experience, draw)
+        sequence = self.gathered(experience, draw)
         core = sequence.core
         if not config.stored_state:
             core = jax.tree.map(jnp.zeros_like, core)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +16,6 @@ from sebulba.agents.kernels.distributions import SquashedGaussian
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
 from sebulba.types import ActionMoments, EnvSpec, EnvStep, PyTree
-
-
-class Sampled(NamedTuple):
-    """Actions of the policy now."""
-
-    action: jax.Array
-    """Unit action, ``[N, K]``."""
-    log_prob: jax.Array
-    """Its log-density, ``[N]``, in nats."""
 
 
 class SAC(ActorCriticsAgent[SACConfig]):
@@ -69,11 +60,11 @@ class SAC(ActorCriticsAgent[SACConfig]):
         raw = distribution.at(params, noise) if explore else distribution.mode(params)
         return self.squashing.unit(raw)
 
-    def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> Sampled:
-        """Draw an action for each observation, differentiable in ``actor``."""
+    def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Draw unit actions ``[N, K]``, differentiable in ``actor``, and their log-densities."""
         params = self.policy(actor, obs)
         raw = self.distribution.sample(params, key)
-        return Sampled(self.squashing.unit(raw), self.distribution.log_prob(params, raw))
+        return self.squashing.unit(raw), self.distribution.log_prob(params, raw)
 
     def loss_keys(self, key: jax.Array) -> tuple[jax.Array, ...]:
         """Return the keys of what is drawn, and of the actions after and at its observations."""
@@ -88,28 +79,28 @@ class SAC(ActorCriticsAgent[SACConfig]):
         and 18 of arXiv 1812.05905, with the smaller of two target critics (section 5).
         """
         draw_key, next_key, now_key = self.loss_keys(key)
-        draw, batch = self.batch(experience, draw_key)
+        draw, weight, batch = self.batch(experience, draw_key)
         temperature = jnp.exp(networks["log_temperature"])
 
-        following = self.sampled(networks["actor"], batch.next_obs, next_key)
-        next_values = self.values(opt.target, batch.next_obs, following.action)
-        next_value = jnp.min(next_values, axis=0) - temperature * following.log_prob
+        next_action, log_prob = self.sampled(networks["actor"], batch.next_obs, next_key)
+        next_values = self.values(opt.target, batch.next_obs, next_action)
+        next_value = jnp.min(next_values, axis=0) - temperature * log_prob
         values = self.values(networks["critics"], batch.obs, batch.action)
-        critic = critic_loss(values, batch, next_value)
+        loss, priority = critic_loss(values, batch, weight, next_value)
 
-        now = self.sampled(networks["actor"], batch.obs, now_key)
-        value = jnp.min(self.values(stop_gradient(networks["critics"]), batch.obs, now.action), 0)
-        actor_loss = jnp.mean(stop_gradient(temperature) * now.log_prob - value)
-        entropy = -jnp.mean(stop_gradient(now.log_prob))
+        action, log_prob = self.sampled(networks["actor"], batch.obs, now_key)
+        value = jnp.min(self.values(stop_gradient(networks["critics"]), batch.obs, action), 0)
+        actor_loss = jnp.mean(stop_gradient(temperature) * log_prob - value)
+        entropy = -jnp.mean(stop_gradient(log_prob))
         temperature_loss = temperature * (entropy - self.target_entropy)
 
         metrics = {
-            "critic_loss": critic.loss,
+            "critic_loss": loss,
             "actor_loss": actor_loss,
             "value": jnp.mean(values),
             "entropy": entropy,
             "temperature": temperature,
             **self.replay_metrics(experience, opt),
         }
-        experience = self.set_priority(experience, draw, critic.error)
-        return critic.loss + actor_loss + temperature_loss, (experience, metrics)
+        experience = self.set_priority(experience, draw, priority)
+        return loss + actor_loss + temperature_loss, (experience, metrics)

@@ -42,6 +42,29 @@ def require_size(name: str, value: int, low: int, remedy: str) -> None:
     require(value >= low, name, value, f"must be a whole number of at least {low}", remedy)
 
 
+def check_positive(config: Any, *names: str, prefix: str = "") -> None:
+    """Raise UsageError for the first of these fields of a dataclass that is not positive."""
+    for name in names:
+        remedy = f"use {getattr(type(config), name)}"
+        require_positive(prefix + name, getattr(config, name), remedy)
+
+
+def check_ranges(config: Any, prefix: str = "", **ranges: tuple[float, float] | int) -> None:
+    """Raise UsageError for the first field of a dataclass that is out of its range.
+
+    Args:
+      config: The dataclass; the remedy is its default.
+      prefix: Before the name of a field, in messages.
+      **ranges: Least and greatest number of a field, or the least of a whole number.
+    """
+    for name, limits in ranges.items():
+        value, remedy = getattr(config, name), f"use {getattr(type(config), name)}"
+        if isinstance(limits, tuple):
+            require_number(prefix + name, value, *limits, remedy)
+        else:
+            require_size(prefix + name, value, limits, remedy)
+
+
 def check_divisible(name: str, value: int, divisor: int, what: str) -> None:
     """Raise UsageError unless ``value`` divides evenly by ``divisor``, which is ``what``."""
     if value % divisor:

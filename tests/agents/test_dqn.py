@@ -61,7 +61,7 @@ def test_loss_is_that_of_the_equations(driven: Any, double: bool) -> None:
     draw, weight = with_axis(lambda x: agent.draw(x, key), experience)
     loss, (after, metrics) = with_axis(lambda x: agent.loss(networks, opt, x, key), experience)
 
-    batch = with_axis(lambda x: agent.replay.transitions(x, draw, 0.99), experience)
+    batch = with_axis(lambda x: agent.replay.gathered(x, draw, 0.99), experience)
     of = jax.jit(agent.values)
     online, target = of(networks, batch.next_obs), of(opt.target, batch.next_obs)
     assert np.abs(online - target).max() > 1e-6

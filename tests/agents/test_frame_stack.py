@@ -49,8 +49,8 @@ class Pair:
     def _reader(layout: Any) -> Any:
         def read(replay: Any, draw: Draw) -> Any:
             if isinstance(layout, SequenceReplay):
-                return layout.sequences(replay, draw).env_step.obs.swapaxes(0, 1)
-            batch = layout.transitions(replay, draw, 0.9)
+                return layout.gathered(replay, draw, 0.9).env_step.obs.swapaxes(0, 1)
+            batch = layout.gathered(replay, draw, 0.9)
             return batch.obs, batch.next_obs
 
         return read
@@ -235,7 +235,7 @@ def test_a_million_frames_take_less_than_8_gigabytes_and_are_not_copied() -> Non
 
     def learn(replay: Any, key_data: jax.Array) -> Any:
         draw = layout.draw(replay, jax.random.wrap_key_data(key_data), 32)
-        batch = layout.transitions(replay, draw, 0.99)
+        batch = layout.gathered(replay, draw, 0.99)
         return layout.set_priority(replay, draw, batch.reward), batch
 
     mesh = mesh_of(1)

@@ -178,7 +178,7 @@ def test_the_learning_rate_of_each_member_falls_over_its_own_updates():
 def test_a_schedule_is_found_from_the_first_trajectories(counts, schedule):
     found = schedule_of("x", lambda cycle: counts[(cycle - 1) % len(counts)])
     assert found == schedule
-    assert [found.due_after(c) for c in range(1, len(counts) + 1)] == counts
+    assert [found.due(c) for c in range(1, len(counts) + 1)] == counts
     assert [int(found.due(jnp.int32(c))) for c in range(1, len(counts) + 1)] == counts
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from sebulba.agents.bases.normalization import Normalization
-from sebulba.agents.configs import PPOConfig
+from sebulba.agents.configs import PPOConfig, TorsoConfig
 from sebulba.agents.kernels.normalization import (
     Moments,
     ObservationNormalizer,
+    RewardStatistics,
     new_moments,
-    new_reward_statistics,
     normalized_rewards,
     updated_moments,
 )
@@ -24,6 +24,7 @@ from sebulba.types import EnvSpec, EnvStep, RunSpec
 
 spaces = gymnasium.spaces
 DISCRETE = spaces.Discrete(2, dtype=np.int32)
+FLATTENING = TorsoConfig(kind="mlp")
 
 
 def over_devices(function: Any, *shards: Any) -> Any:
@@ -52,8 +53,8 @@ def test_moments_are_those_of_all_samples_of_all_devices_and_batches() -> None:
 @pytest.mark.parametrize("outlier", [1e20, -float(np.finfo(np.float32).max)])
 @pytest.mark.parametrize("batch_of_outlier", [0, 3])
 def test_one_outlier_does_not_ruin_the_statistics(outlier: float, batch_of_outlier: int) -> None:
-    spec = EnvSpec(spaces.Box(-np.inf, np.inf, (1,), np.float32), DISCRETE)
-    normalizer = ObservationNormalizer(spec, images_are_flattened=True)
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    normalizer = ObservationNormalizer(space, FLATTENING)
     rng, statistics = np.random.default_rng(0), normalizer.new()
     for batch in range(40):
         x = (5.0 + 2.0 * rng.normal(size=(1, 100, 5, 1))).astype(np.float32)
@@ -69,8 +70,8 @@ def test_one_outlier_does_not_ruin_the_statistics(outlier: float, batch_of_outli
 
 @pytest.mark.parametrize("grown", [3.0, 1e6])
 def test_a_quantity_that_grows_is_followed_within_a_few_updates(grown: float) -> None:
-    spec = EnvSpec(spaces.Box(-np.inf, np.inf, (1,), np.float32), DISCRETE)
-    normalizer = ObservationNormalizer(spec, images_are_flattened=True)
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    normalizer = ObservationNormalizer(space, FLATTENING)
     statistics = normalizer.new()
     for value in [0.0] * 10 + [grown] * 20:
         x = np.full((1, 100, 5, 1), value, np.float32)
@@ -93,7 +94,7 @@ def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
         number=spaces.Discrete(3),
         inner=spaces.Dict(vector=spaces.Box(-np.inf, np.inf, (3,), np.float64)),
     )
-    normalizer = ObservationNormalizer(EnvSpec(space, DISCRETE), images_are_flattened=False)
+    normalizer = ObservationNormalizer(space, TorsoConfig())
     rng = np.random.default_rng(1)
     obs = {
         "picture": rng.integers(0, 255, (9, 8, 4, 5), np.uint8),
@@ -113,7 +114,7 @@ def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
     np.testing.assert_allclose(
         normalizer(scaling, far)["inner"]["vector"][0, 0], [-10, 0, 10], atol=0.5
     )
-    flattening = ObservationNormalizer(EnvSpec(space, DISCRETE), images_are_flattened=True)
+    flattening = ObservationNormalizer(space, FLATTENING)
     assert [moments.mean.shape for moments in flattening.new()] == [(2, 6, 7), (3,)]
 
 
@@ -124,16 +125,16 @@ def test_pixels_and_discrete_observations_are_left_alone() -> None:
         normalization = Normalization(
             EnvSpec(space, DISCRETE), PPOConfig(normalize_observations=True)
         )
-        assert not normalization.scales_observations
+        assert not normalization.observations
         assert normalization.new(run).observations == ()
         obs = np.zeros((3, 2, *space.shape), space.dtype)
-        assert normalization.scaled((), obs) is obs
+        assert normalization.observations((), obs) is obs
 
 
 def test_rewards_by_hand_of_a_model_in_numpy() -> None:
     rng = np.random.default_rng(2)
     gamma, steps, envs = 0.8, 7, 2
-    statistics = new_reward_statistics(num_inferencers=3, num_envs=envs)
+    statistics = RewardStatistics(new_moments(), jnp.zeros((3, envs)))
     so_far, sums = np.zeros((3, envs)), []
     ended = np.zeros((3, envs), bool)
     for inferencer in (0, 2, 0, 1, 2, 0):
@@ -163,8 +164,8 @@ def test_rewards_by_hand_of_a_model_in_numpy() -> None:
 
 
 def test_the_share_of_clipped_numbers_is_counted() -> None:
-    spec = EnvSpec(spaces.Box(-np.inf, np.inf, (2,), np.float32), DISCRETE)
-    normalizer = ObservationNormalizer(spec, images_are_flattened=True)
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    normalizer = ObservationNormalizer(space, FLATTENING)
     scaling = normalizer.scaling((Moments(jnp.float32(9), jnp.zeros(2), jnp.ones(2)),))
     x = np.zeros((5, 4, 2), np.float32)
     assert normalizer.clipped(normalizer(scaling, x)) == 0
@@ -172,5 +173,5 @@ def test_the_share_of_clipped_numbers_is_counted() -> None:
     assert normalizer.clipped(normalizer(scaling, x)) == pytest.approx(2 / 40)
     for normalizes in (False, True):
         config = PPOConfig(normalize_observations=normalizes)
-        said = Normalization(spec, config).metrics(jnp.asarray(x))
+        said = Normalization(EnvSpec(space, DISCRETE), config).metrics(jnp.asarray(x))
         assert list(said) == ["observations_clipped"] * normalizes

@@ -101,7 +101,7 @@ def test_epsilon_falls_over_the_steps_of_all_inferencers() -> None:
     values = []
     for _ in range(6):
         values.append(float(epsilon.value[0]))
-        epsilon = epsilon.stepped()
+        epsilon = epsilon.advanced()
     np.testing.assert_allclose(values, [1.0, 0.8, 0.6, 0.4, 0.2, 0.2], rtol=1e-5)
     np.testing.assert_allclose(FallingEpsilon.new(1.0, jnp.full(5, 0.2), 0, run).value, 0.2)
 

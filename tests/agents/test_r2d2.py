@@ -90,7 +90,7 @@ def test_stored_state_is_the_one_that_acted(driver: Driver) -> None:
     @jax.jit
     def core_after_a_cycle(experience: Any) -> Any:
         draw = agent.replay.draw(experience, jax.random.key(0), 12)
-        sequence = agent.replay.sequences(experience, draw)
+        sequence = agent.replay.gathered(experience, draw, 1.0)
         rows = jax.tree.map(lambda x: x[:T], sequence.env_step)
         return draw, agent.evaluate(driver._acting, rows, sequence.core).core
 

@@ -85,7 +85,7 @@ def test_drawn_transitions_are_those_of_the_stream() -> None:
     def read(replay: Any, seed: jax.Array) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), jax.lax.axis_index("learner"))
         draw = TRANSITIONS.draw(replay, key, 4 * 150)
-        return draw, TRANSITIONS.transitions(replay, draw, GAMMA)
+        return draw, TRANSITIONS.gathered(replay, draw, GAMMA)
 
     program = mapped(mesh_of(4), read, (TRANSITIONS.spec(), P()), DRAWN)
     draw, batch = jax.tree.map(np.asarray, program(replay, np.uint32(0)))
@@ -124,7 +124,7 @@ def test_drawn_sequences_are_those_of_the_stream_with_the_state_before_them() ->
 
     def read(replay: Any, seed: jax.Array) -> Any:
         key = jax.random.fold_in(jax.random.key(seed), jax.lax.axis_index("learner"))
-        sequence = SEQUENCES.sequences(replay, SEQUENCES.draw(replay, key, 4 * 10))
+        sequence = SEQUENCES.gathered(replay, SEQUENCES.draw(replay, key, 4 * 10), GAMMA)
         return sequence._replace(core=()), sequence.core
 
     specs = (P(None, "learner"), P("learner"))
@@ -236,9 +236,7 @@ def test_a_replay_works_with_64_bits_enabled(layout: Any) -> None:
         def drawn(replay: Any, key: jax.Array) -> tuple[Any, jax.Array]:
             draw = layout.draw(replay, key, 4)
             weight = layout.importance_weights(replay, draw, 0.5)
-            if layout is TRANSITIONS:
-                return layout.transitions(replay, draw, GAMMA), weight
-            return layout.sequences(replay, draw), weight
+            return layout.gathered(replay, draw, GAMMA), weight
 
         batch, weight = mapped(mesh_of(1), drawn, (layout.spec(), P()), P())(
             replay, jax.random.key(0)

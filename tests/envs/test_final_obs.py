@@ -346,7 +346,7 @@ def test_replayed_transitions_end_in_last_observations():
     assert (np.asarray(store.weight)[0, : NUM_STEPS - 3] > 0).all()
     zero = np.zeros_like(row)
     draw = Draw(*map(jnp.asarray, (zero, row, env, zero, zero)))
-    drawn = jax.jit(lambda s, d: replay.transitions(s, d, DISCOUNT))(store, draw)
+    drawn = jax.jit(lambda s, d: replay.gathered(s, d, DISCOUNT))(store, draw)
     for i, (t, e) in enumerate(zip(row, env, strict=True)):
         steps = told(e)
         last = next((n for n in range(3) if steps.ended[t + n]), 2)

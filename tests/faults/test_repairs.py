@@ -420,10 +420,10 @@ def test_epsilon_does_not_stand_still_over_very_many_steps():
     run = RunSpec(num_envs=1, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
     epsilon = FallingEpsilon.new(1.0, jnp.full(1, 0.05), 50_000_000, run)
     half = epsilon.advanced(25_000_000)
-    assert int(half.stepped().steps) == 25_000_001
+    assert int(half.advanced().steps) == 25_000_001
     np.testing.assert_allclose(half.value, 0.525, rtol=1e-6)
     np.testing.assert_allclose(half.advanced(25_000_000).value, 0.05, rtol=1e-6)
-    assert int(half.advanced(10**12).stepped().steps) == 50_000_000
+    assert int(half.advanced(10**12).advanced().steps) == 50_000_000
 
 
 def test_random_steps_are_not_taken_again():

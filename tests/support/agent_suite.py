@@ -265,9 +265,7 @@ def kept_transitions(agent: Any, experience: Any) -> tuple[Any, ...]:
 
     def draw(replay: Any) -> Any:
         drawn = agent.replay.draw(replay, jax.random.key(0), 2 * B)
-        if hasattr(agent.replay, "sequences"):
-            return agent.replay.sequences(replay, drawn)
-        return agent.replay.transitions(replay, drawn, 0.0)
+        return agent.replay.gathered(replay, drawn, 0.0)
 
     drawn = jax.tree.map(lambda x: x[0], jax.jit(jax.vmap(draw, axis_name=LEARNER_AXIS))(one))
     if hasattr(drawn, "env_step"):

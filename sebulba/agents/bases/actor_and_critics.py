@@ -14,39 +14,25 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
 from sebulba.agents.kernels.optimizer import make_optimizers
 from sebulba.agents.kernels.squashing import Squashing
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
-from sebulba.agents.replay.transitions_and_sequences import Draw, Replay, TransitionReplay
+from sebulba.agents.replay.transitions_and_sequences import (
+    Draw,
+    Replay,
+    Transition,
+    TransitionReplay,
+)
 from sebulba.errors import UsageError
 from sebulba.support.key_streams import FIRST_NOISE_STREAM
 from sebulba.support.one_kernel import after
 from sebulba.types import ActionOutput, EnvSpec, EnvStep, PyTree, RunSpec, empty_env_step
 
 ConfigT = TypeVar("ConfigT", bound=ContinuousControlConfig)
-
-
-class Batch(NamedTuple):
-    """Transitions from the replay, leaves ``[N, ...]``."""
-
-    obs: Encoded
-    """Observations in which the actions were taken."""
-    action: jax.Array
-    """Unit action, ``[N, K]``."""
-    reward: jax.Array
-    """Scaled and discounted sum of the rewards until ``next_obs``, ``[N]``."""
-    discount: jax.Array
-    """Factor of the value of ``next_obs``, 0 after a termination, ``[N]``."""
-    next_obs: Encoded
-    """Observations from which the targets bootstrap."""
-    weight: jax.Array
-    """Importance weight of the draw, ``[N]``; 1 where it was uniform."""
 
 
 class StepState(NamedTuple):
@@ -169,11 +155,6 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         left = max(int(step_state.random_steps) - num_steps, 0)
         return step_state._replace(random_steps=jnp.int32(left))
 
-    def step_state_spec(self) -> StepState:
-        """Split the noise and its scale."""
-        rows = P(LEARNER_AXIS)
-        return StepState(P(), P(), rows, rows)  # type: ignore[arg-type]
-
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
@@ -195,44 +176,43 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         next_state = step_state._replace(key=key, random_steps=left)
         return ActionOutput(self.squashing.action(unit)), next_state
 
-    def batch(self, experience: Replay, draw_key: jax.Array) -> tuple[Draw, Batch]:
-        """Draw transitions, and return them as the networks take them."""
-        draw, weight = self.draw(experience, draw_key)
-        drawn = self.transitions(experience, draw)
-        return draw, Batch(
-            obs=self.encode(drawn.obs, num_leading=1),
-            action=self.squashing.unit_of(drawn.action),
-            reward=self.config.reward_scale * drawn.reward,
-            discount=drawn.discount,
-            next_obs=self.encode(drawn.next_obs, num_leading=1),
-            weight=weight,
+    def batch(self, experience: Replay, key: jax.Array) -> tuple[Draw, jax.Array, Transition]:
+        """Draw transitions; return where they are, their weights ``[N]``, and them.
+
+        They are as the networks take them: observations encoded, unit actions, rewards scaled.
+        """
+        draw, weight = self.draw(experience, key)
+        drawn = self.gathered(experience, draw)
+        obs, next_obs = (self.encode(x, num_leading=1) for x in (drawn.obs, drawn.next_obs))
+        action = self.squashing.unit_of(drawn.action)
+        reward = self.config.reward_scale * drawn.reward
+        return (
+            draw,
+            weight,
+            drawn._replace(obs=obs, action=action, reward=reward, next_obs=next_obs),
         )
 
 
-class CriticLoss(NamedTuple):
-    """Loss and errors of the critics."""
+def critic_loss(
+    values: jax.Array, batch: Transition, weight: jax.Array, next_value: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return ``sum_i mean_n w_n (Q_in - r_n - discount_n V'_n)^2 / 2``, and the priorities ``[N]``.
 
-    loss: jax.Array
-    """Scalar; its gradient is that of the critics only."""
-    error: jax.Array
-    """Size of the temporal difference, mean over critics, ``[N]``: the priority."""
-
-
-def critic_loss(values: jax.Array, batch: Batch, next_value: jax.Array) -> CriticLoss:
-    """Return ``sum_i mean_n w_n (Q_in - r_n - discount_n V'_n)^2 / 2``.
-
+    Its gradient is that of the critics only. A priority is the mean size of the temporal
+    differences of the critics.
     Sources: Lillicrap et al. 2015 (arXiv 1509.02971), algorithm 1; Haarnoja et al. 2018 (arXiv
     1812.05905), equation 5; the weights, Horgan et al. 2018 (arXiv 1803.00933).
 
     Args:
       values: ``Q``, ``[critics, N]``, of the actions that were taken.
-      batch: Rewards, discounts and weights of the transitions.
+      batch: The transitions.
+      weight: ``w``, ``[N]``, importance weights of their draw.
       next_value: ``V'``, ``[N]``, by target networks.
     """
     target = jax.lax.stop_gradient(batch.reward + batch.discount * next_value)
     error = values - target[None]
-    loss = 0.5 * jnp.sum(jnp.mean(batch.weight[None] * jnp.square(error), axis=1))
-    return CriticLoss(loss, jax.lax.stop_gradient(jnp.mean(jnp.abs(error), axis=0)))
+    loss = 0.5 * jnp.sum(jnp.mean(weight[None] * jnp.square(error), axis=1))
+    return loss, jax.lax.stop_gradient(jnp.mean(jnp.abs(error), axis=0))
 
 
 def _continuous(space: gymnasium.Space, agent_name: str) -> gymnasium.spaces.Box:

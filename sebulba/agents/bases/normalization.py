@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import gymnasium
@@ -10,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agents.configs.network_and_optimizer import TorsoConfig
+from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs.on_policy import OnPolicyConfig
 from sebulba.agents.kernels.normalization import (
-    REWARD_STATISTICS_SPEC,
     ObservationNormalizer,
+    RewardStatistics,
+    new_moments,
     new_observations,
-    new_reward_statistics,
     normalized_rewards,
 )
 from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory, without_parts
@@ -29,12 +28,6 @@ class ActingNetworks(NamedTuple):
     """What acts, as it is where nothing is normalised."""
     scaling: PyTree
     """``ObservationNormalizer.scaling``."""
-
-
-def observation_normalizer(spec: EnvSpec, torso: TorsoConfig, is_on: bool) -> ObservationNormalizer:
-    """Return the normaliser of what policies see."""
-    flattened = torso.kind == "mlp"
-    return ObservationNormalizer(spec.policy_spec, images_are_flattened=flattened, is_on=is_on)
 
 
 class Statistics(NamedTuple):
@@ -56,30 +49,22 @@ class Normalization:
         self._discount = config.discount
         self._rewards = config.normalize_rewards
         self._eval_only = spec.eval_only
-        is_on = config.normalize_observations
-        self._observations = observation_normalizer(spec, config.torso, is_on)
-        self._hidden: ObservationNormalizer | None = None
-        if is_on:
-            self._hidden = _of_hidden(spec, images_are_flattened=config.torso.kind == "mlp")
-
-    @property
-    def scales_observations(self) -> bool:
-        """Whether observations are normalised."""
-        return bool(self._observations)
+        hidden = {name: spec.observation_space[name] for name in spec.eval_only}  # type: ignore[index]
+        self.observations, self._hidden = (
+            ObservationNormalizer(space, config.torso, is_on=config.normalize_observations)
+            for space in (spec.policy_spec.observation_space, gymnasium.spaces.Dict(hidden))
+        )
 
     def new(self, run: RunSpec) -> Statistics:
         """Return statistics without samples."""
-        return Statistics(
-            observations=self._observations.new(),
-            rewards=new_reward_statistics(run.num_inferencers, run.num_envs)
-            if self._rewards
-            else (),
-            hidden=self._hidden.new() if self._hidden else (),
-        )
+        so_far = jnp.zeros((run.num_inferencers, run.num_envs))
+        rewards = RewardStatistics(new_moments(), so_far) if self._rewards else ()
+        return Statistics(self.observations.new(), rewards, self._hidden.new())
 
     def spec(self) -> Statistics:
         """Return a prefix tree of PartitionSpecs of the statistics."""
-        return Statistics(P(), REWARD_STATISTICS_SPEC if self._rewards else P(), P())
+        rewards: PyTree = RewardStatistics(P(), P(None, LEARNER_AXIS)) if self._rewards else P()  # type: ignore[arg-type]
+        return Statistics(P(), rewards, P())
 
     def lasting(self, statistics: Statistics) -> Statistics:
         """Return statistics with the moments of rewards, and no sums of single environments."""
@@ -95,17 +80,13 @@ class Normalization:
 
     def scaling(self, statistics: Statistics) -> PyTree:
         """Return what policies scale observations with; ``()`` where they do not."""
-        return self._observations.scaling(statistics.observations)
-
-    def scaled(self, scaling: PyTree, obs: PyTree) -> PyTree:
-        """Return what policies see of observations ``[T, B, ...]`` as their networks see it."""
-        return self._observations(scaling, obs)
+        return self.observations.scaling(statistics.observations)
 
     def metrics(self, obs: PyTree) -> dict[str, jax.Array]:
         """Return the share of ``obs``, as networks see them, ``[T, B, ...]``, that was clipped."""
-        if not self._observations:
+        if not self.observations:
             return {}
-        return {"observations_clipped": self._observations.clipped(self._apart(obs)[0])}
+        return {"observations_clipped": self.observations.clipped(self._apart(obs)[0])}
 
     def scaled_row(self, scaling: PyTree, row: EnvStep, statistics: Statistics) -> EnvStep:
         """Return rows ``[T, B, ...]`` with all observations as networks see them.
@@ -118,12 +99,10 @@ class Normalization:
 
         def scaled(obs: PyTree) -> PyTree:
             seen, hidden = self._apart(obs)
-            seen = self.scaled(scaling, seen)
+            seen = self.observations(scaling, seen)
             if not self._eval_only:
                 return seen
-            if self._hidden:
-                hidden = self._hidden(self._hidden.scaling(statistics.hidden), hidden)
-            return {**seen, **hidden}
+            return {**seen, **self._hidden(self._hidden.scaling(statistics.hidden), hidden)}
 
         final = row.final
         if isinstance(final, FinalObs):
@@ -140,12 +119,10 @@ class Normalization:
     def _counted(self, statistics: Statistics, obs: PyTree, counts: jax.Array | None) -> Statistics:
         """Return the statistics with observations ``[T, B, ...]``, or with those that count."""
         seen, hidden = self._apart(obs)
-        new = self._observations.update(statistics.observations, seen, counts)
-        statistics = statistics._replace(observations=new)
-        if self._hidden:
-            new = self._hidden.update(statistics.hidden, hidden, counts)
-            statistics = statistics._replace(hidden=new)
-        return statistics
+        return statistics._replace(
+            observations=self.observations.update(statistics.observations, seen, counts),
+            hidden=self._hidden.update(statistics.hidden, hidden, counts),
+        )
 
     def __call__(
         self, trajectory: Trajectory, scaling: PyTree, statistics: Statistics
@@ -162,7 +139,7 @@ class Normalization:
           statistics: Of the trajectories before.
         """
         row, before = trajectory.env_step, statistics
-        if self._observations or self._hidden:
+        if self.observations or self._hidden:
             for obs, counts in new_observations(row):
                 statistics = self._counted(statistics, obs, counts)
             row = self.scaled_row(scaling, row, before)
@@ -174,14 +151,3 @@ class Normalization:
             row = row._replace(reward=reward)
             statistics = statistics._replace(rewards=rewards)
         return trajectory._replace(env_step=row), statistics
-
-
-def _of_hidden(spec: EnvSpec, **options: bool) -> ObservationNormalizer | None:
-    """Return the normaliser of the parts that policies do not see, if there is anything to do."""
-    if not spec.eval_only:
-        return None
-    parts = {name: spec.observation_space[name] for name in spec.eval_only}  # type: ignore[index]
-    of_parts = dataclasses.replace(
-        spec, observation_space=gymnasium.spaces.Dict(parts), eval_only=(), legal_actions=None
-    )
-    return ObservationNormalizer(of_parts, **options) or None

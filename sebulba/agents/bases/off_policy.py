@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from typing import Generic, NamedTuple, Self, TypeVar
 
 import jax
@@ -11,18 +12,14 @@ import jax.numpy as jnp
 import optax
 
 from sebulba.agent import Agent
-from sebulba.agents.bases.normalization import ActingNetworks, observation_normalizer
+from sebulba.agents.bases.normalization import ActingNetworks
 from sebulba.agents.configs.off_policy import OffPolicyConfig
+from sebulba.agents.kernels.normalization import ObservationNormalizer
 from sebulba.agents.nets.torso import has_convolutions
 from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.remote_sample import DrawnLayout
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
-from sebulba.agents.replay.transitions_and_sequences import (
-    Sequence,
-    SequenceReplay,
-    Transition,
-    TransitionReplay,
-)
+from sebulba.agents.replay.transitions_and_sequences import Transition
 from sebulba.errors import UsageError
 from sebulba.support.platforms import cond_on_cpu
 from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, Trajectory
@@ -58,8 +55,9 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
           UsageError: An observation space that the networks cannot take.
         """
         super().__init__(spec, config)
-        is_on = config.normalize_observations
-        self.normalizer = observation_normalizer(spec, config.torso, is_on)
+        self.normalizer = ObservationNormalizer(
+            spec.policy_spec.observation_space, config.torso, is_on=config.normalize_observations
+        )
         self.replay = dataclasses.replace(replay, normalizer=self.normalizer)
         self.optimizer = optimizer
         # An observation space that does not fit raises here and not later in a thread.
@@ -83,11 +81,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     # The contract.
 
     def check_run(self, run: RunSpec) -> None:
-        """Check that the update devices can share a batch, and that warm-up fills enough.
-
-        Raises:
-          UsageError: A hyper-parameter does not fit ``run``.
-        """
+        """Check that the update devices can share a batch, and that warm-up fills enough."""
         self.replay.check_run(run, self.config.replay.batch_size)
         check_warm_up(self.config.replay.warm_up_cycles, self.replay.rows_of_start, run)
 
@@ -141,7 +135,6 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return experience._replace(statistics=lasting)
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return the number of updates: 0 in warm-up, then a fixed ratio to trajectories."""
         return self.config.replay.updates_due(cycle)
 
     # For trajectory managers.
@@ -184,29 +177,17 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
 
     # For a loss.
 
-    def _scaling(self, experience: Replay) -> PyTree:
-        return self.normalizer.scaling(experience.statistics) if self.normalizer else ()
-
-    def transitions(
-        self: OffPolicyAgent[ConfigT, TransitionReplay], experience: Replay, draw: Draw
-    ) -> Transition:
-        """Return the transitions that begin at ``draw``, with observations as networks see them."""
+    def gathered(self, experience: Replay, draw: Draw) -> PyTree:
+        """Return what the replay has at ``draw``, with observations as networks see them."""
         drawn = self.replay.gathered(experience, draw, self.config.discount)
-        scaling = self._scaling(experience)
-        obs, next_obs = (self.normalizer(scaling, obs) for obs in (drawn.obs, drawn.next_obs))
-        return drawn._replace(obs=obs, next_obs=next_obs)
-
-    def sequences(
-        self: OffPolicyAgent[ConfigT, SequenceReplay], experience: Replay, draw: Draw
-    ) -> Sequence:
-        """Return the sequences that begin at ``draw``, with observations as networks see them."""
-        drawn = self.replay.gathered(experience, draw, self.config.discount)
-        scaling = self._scaling(experience)
+        scaling = self.normalizer.scaling(experience.statistics) if self.normalizer else ()
+        scaled = functools.partial(self.normalizer, scaling)
+        if isinstance(drawn, Transition):
+            return drawn._replace(obs=scaled(drawn.obs), next_obs=scaled(drawn.next_obs))
         row, final = drawn.env_step, drawn.env_step.final
         if isinstance(final, FinalObs):
-            final = final._replace(obs=self.normalizer(scaling, final.obs))
-        row = row._replace(obs=self.normalizer(scaling, row.obs), final=final)
-        return drawn._replace(env_step=row)
+            final = final._replace(obs=scaled(final.obs))
+        return drawn._replace(env_step=row._replace(obs=scaled(row.obs), final=final))
 
     def draw(self, experience: Replay, key: jax.Array) -> tuple[Draw, jax.Array]:
         """Return this device's share of a batch, and its importance weights ``[N]``."""

@@ -134,8 +134,10 @@ class OnPolicyAgent(Agent[ConfigT]):
           ``params [T, B, P]`` for ``self.distribution``, ``value [T, B]``, and the recurrent state
           after the last row. The last of T+1 rows has a value to bootstrap from, and no action.
         """
-        inputs = self._inputs(obs, core, is_first)
-        output = self.network.apply({"params": networks}, *inputs)
+        return self._evaluate(networks, obs, core, is_first)
+
+    def _evaluate(self, networks: PyTree, obs: PyTree, *rest: Any) -> ActorCriticOutput:
+        output = self.network.apply({"params": networks}, *self._inputs(obs, *rest))
         return output._replace(params=only_legal(self.spec, obs, output.params))  # type: ignore[union-attr]
 
     def _inputs(
@@ -162,9 +164,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         """
         if not isinstance(row.final, FinalObs):
             return self.evaluate(networks, row.obs, core, row.is_first)
-        inputs = self._inputs(row.obs, core, row.is_first, row.final.obs)
-        output = self.network.apply({"params": networks}, *inputs)
-        return output._replace(params=only_legal(self.spec, row.obs, output.params))  # type: ignore[union-attr]
+        return self._evaluate(networks, row.obs, core, row.is_first, row.final.obs)
 
     def entropy(self, params: jax.Array, raw: jax.Array) -> jax.Array:
         """Return the entropy of policies for a loss, ``[...]``.
@@ -213,10 +213,6 @@ class OnPolicyAgent(Agent[ConfigT]):
         scaling = self.normalization.scaling(self.normalization.new(run))
         return StepState(key, zero_core(self.config.lstm_size, run.num_envs), scaling)
 
-    def step_state_spec(self) -> StepState:
-        """Split recurrent states."""
-        return StepState(P(), P(LEARNER_AXIS), P())  # type: ignore[arg-type]
-
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return the networks, with the scaling of observations where there is one.
 
@@ -224,7 +220,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         """
         if self.config.central_critic:
             networks = {name: part for name, part in networks.items() if name not in VALUE_PARTS}
-        if not self.normalization.scales_observations:
+        if not self.normalization.observations:
             return networks
         return ActingNetworks(networks, self.normalization.scaling(experience.statistics))
 
@@ -251,7 +247,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         scaling: PyTree = ()
         if isinstance(networks, ActingNetworks):
             networks, scaling = networks
-        obs = self.normalization.scaled(scaling, obs)
+        obs = self.normalization.observations(scaling, obs)
         if not self.config.central_critic:
             return self.evaluate(networks, obs, step_state.core, is_first), scaling
         encoded = self._encode(obs, num_leading=2)
@@ -321,3 +317,26 @@ class OnPolicyAgent(Agent[ConfigT]):
 
     def experience_spec(self) -> PyTree:
         return Experience(TRAJECTORY_SPEC, P(LEARNER_AXIS), self.normalization.spec())
+
+
+def check_minibatches(minibatches: int, run: RunSpec, *, of_steps: bool = False) -> None:
+    """Raise UsageError unless all minibatches of a trajectory are of one size.
+
+    They are of environments, or ``of_steps``: of transitions.
+    """
+    envs = run.num_envs // run.num_update_devices
+    columns, what = envs, f"{envs} environments"
+    if of_steps:
+        columns = run.steps_per_cycle * envs
+        what = f"{run.steps_per_cycle} steps x {envs} environments = {columns} transitions"
+    if columns % minibatches == 0:
+        return
+    divisors = [d for d in range(1, columns + 1) if columns % d == 0]
+    fits = [
+        max(d for d in divisors if d < minibatches),
+        *[d for d in divisors if d > minibatches][:1],
+    ]
+    raise UsageError(
+        f"minibatches={minibatches} must divide the {what} of a trajectory on each of the "
+        f"{run.num_update_devices} update devices; use {' or '.join(map(str, fits))}"
+    )

@@ -7,9 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.bases.off_policy import OffPolicyAgent, ReplayT
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.exploration import HeldActions, epsilon_greedy, held_epsilon_greedy
@@ -130,11 +128,6 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         core = zero_core(self.config.lstm_size, run.num_envs)
         held = HeldActions.new(run.num_envs) if self.config.most_held_steps > 1 else ()
         return StepState(key, self.new_epsilon(run, inferencer), core, held)
-
-    def step_state_spec(self) -> StepState:
-        """Split exploration, which has a row for each environment, and recurrent states."""
-        rows = P(LEARNER_AXIS)
-        return StepState(P(), rows, rows, rows)  # type: ignore[arg-type]
 
     def step(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True

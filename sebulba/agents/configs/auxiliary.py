@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from sebulba.agents.configs.network_and_optimizer import OptimizerConfig, TorsoConfig
-from sebulba.support.checks import check_types, require_number, require_positive, require_size
+from sebulba.support.checks import check_positive, check_ranges, check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,5 @@ class RandomNetworkDistillationConfig(AuxiliaryConfig):
 
     def __post_init__(self) -> None:
         check_types(self)
-        require_number("bonus_scale", self.bonus_scale, 0, 1e6, "use 0.1")
-        require_positive("learning_rate", self.learning_rate, "use 3e-4")
-        require_size("updates_per_cycle", self.updates_per_cycle, 1, "use 1")
-        require_size("features", self.features, 1, "use 32")
+        check_positive(self, "learning_rate")
+        check_ranges(self, bonus_scale=(0, 1e6), updates_per_cycle=1, features=1)

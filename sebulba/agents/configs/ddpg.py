@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
-from sebulba.support.checks import require_number, require_size
+from sebulba.support.checks import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,5 @@ class DDPGConfig(ContinuousControlConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_size("num_steps", self.num_steps, 1, "use 1 or 5")
-        require_size("num_critics", self.num_critics, 1, "use 1 or 2")
-        require_number("target_noise", self.target_noise, 0, math.inf, "use 0.2, or 0")
-        require_number("noise_scale", self.noise_scale, 0, 1, "use 0.1")
-        require_number("noise_exponent", self.noise_exponent, 0, math.inf, "use 2, or 0")
+        check_ranges(self, num_steps=1, num_critics=1, noise_scale=(0, 1))
+        check_ranges(self, target_noise=(0, math.inf), noise_exponent=(0, math.inf))

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from sebulba.agents.configs.network_and_optimizer import OptimizerConfig
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import TargetConfig
-from sebulba.support.checks import require_number, require_size
+from sebulba.support.checks import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,6 @@ class DQNConfig(ValueBasedConfig):
     agent_class: ClassVar[str] = "sebulba.agents.dqn:DQN"
 
     learning_rate: float = 5e-4
-    """Step size of the optimizer."""
     double: bool = True
     """Choose the target's action with the trained network (van Hasselt et al. 2016)."""
     loss: Literal["huber", "squared"] = "huber"
@@ -33,12 +32,8 @@ class DQNConfig(ValueBasedConfig):
     """A ladder: environment i of N ends at final_epsilon ** (1 + epsilon_exponent * i / (N - 1))
     (Horgan et al. 2018); 0: all end at final_epsilon."""
     optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=10.0)
-    """From gradient to update."""
     target: TargetConfig = TargetConfig(period=500)
-    """How the target network follows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("initial_epsilon", self.initial_epsilon, 0, 1, "use 1")
-        require_number("final_epsilon", self.final_epsilon, 0, 1, "use 0.05")
-        require_size("exploration_env_steps", self.exploration_env_steps, 0, "use 10000")
+        check_ranges(self, initial_epsilon=(0, 1), final_epsilon=(0, 1), exploration_env_steps=0)

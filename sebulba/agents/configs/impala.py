@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from sebulba.agents.configs.on_policy import ActorCriticConfig
-from sebulba.support.checks import require_number, require_positive, require_size
+from sebulba.support.checks import check_positive, check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,6 @@ class ImpalaConfig(ActorCriticConfig):
     agent_class: ClassVar[str] = "sebulba.agents.impala:Impala"
 
     entropy_coefficient: float = 0.01
-    """Weight of the entropy bonus."""
     trace_decay: float = 1.0
     """Lambda: multiplies the trace coefficients c; 1 is the paper's V-trace."""
     epochs: int = 1
@@ -40,8 +39,5 @@ class ImpalaConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_size("epochs", self.epochs, 1, "use 1")
-        require_size("minibatches", self.minibatches, 1, "use 1")
-        require_number("ratio_clip", self.ratio_clip, 0, math.inf, "use 0.2, or 0 for no limit")
-        for name in ("max_rho", "max_c", "max_policy_rho"):
-            require_positive(name, getattr(self, name), "use 1")
+        check_ranges(self, epochs=1, minibatches=1, ratio_clip=(0, math.inf))
+        check_positive(self, "max_rho", "max_c", "max_policy_rho")

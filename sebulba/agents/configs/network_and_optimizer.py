@@ -9,10 +9,10 @@ from typing import Any, Literal, get_args
 
 from sebulba.agents.configs.agent_config import AgentConfig
 from sebulba.support.checks import (
+    check_positive,
+    check_ranges,
     check_types,
     require,
-    require_number,
-    require_positive,
     require_size,
 )
 from sebulba.support.user_code import is_attribute
@@ -69,10 +69,7 @@ class TorsoConfig:
             f"cannot be applied to your own network, {self.kind!r}",
             "give its layers a dtype, and use float32 here",
         )
-        require_size("torso.image_features", self.image_features, 1, "use 512")
-        require_size(
-            "torso.small_image_pixels", self.small_image_pixels, 0, "use 256, or 0 for no small_cnn"
-        )
+        check_ranges(self, "torso.", image_features=1, small_image_pixels=0)
         for size in self.hidden_sizes:
             require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
         for size in self.resnet_channels:
@@ -136,10 +133,9 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "optimizer.")
-        norm_remedy = "use 0.5, or 0 for no clipping"
-        require_number("optimizer.max_grad_norm", self.max_grad_norm, 0, math.inf, norm_remedy)
-        require_positive("optimizer.epsilon", self.epsilon, "use 1e-5")
-        require_number("optimizer.decay", self.decay, 0, 1, "use 0.99")
+        check_positive(self, "epsilon", prefix="optimizer.")
+        check_ranges(self, "optimizer.", max_grad_norm=(0, math.inf), decay=(0, 1))
+        check_ranges(self, "optimizer.", share_after_schedule=(0, math.inf))
         least = 1 if self.schedule == "linear" else 0
         require_size(
             "optimizer.schedule_updates",
@@ -147,8 +143,6 @@ class OptimizerConfig:
             least,
             "use the number of updates of the run",
         )
-        share = self.share_after_schedule
-        require_number("optimizer.share_after_schedule", share, 0, math.inf, "use 0.1")
 
 
 def check_normalization(normalize_observations: bool, torso: TorsoConfig) -> None:
@@ -184,6 +178,5 @@ class CommonConfig(AgentConfig):
     def __post_init__(self) -> None:
         """Check types of all fields, and the ranges of these."""
         check_types(self)
-        require_positive("learning_rate", self.learning_rate, f"use {type(self).learning_rate}")
-        require_number("discount", self.discount, 0, 1, f"use {type(self).discount}")
-        require_positive("reward_scale", self.reward_scale, "use 1")
+        check_positive(self, "learning_rate", "reward_scale")
+        check_ranges(self, discount=(0, 1))

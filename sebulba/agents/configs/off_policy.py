@@ -12,7 +12,7 @@ from sebulba.agents.configs.network_and_optimizer import (
     check_normalization,
 )
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
-from sebulba.support.checks import require_number, require_positive, require_size
+from sebulba.support.checks import check_positive, check_ranges, require_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,6 @@ class OffPolicyConfig(CommonConfig):
     """Hyper-parameters of an agent that learns from what it draws out of a replay."""
 
     torso: TorsoConfig = TorsoConfig(activation="relu")
-    """Network from observation to features."""
     replay: ReplayConfig = ReplayConfig()
     """Size, draws and update ratio of the replay."""
     target: TargetConfig = TargetConfig()
@@ -51,17 +50,13 @@ class ValueBasedConfig(OffPolicyConfig):
     head_hidden_sizes: tuple[int, ...] = ()
     """Units of each hidden layer between features and values; with dueling, of both streams."""
 
-    # Without an annotation this is a constant and not an option; R2D2 makes it an option.
+    # Without annotations these are constants and not options; R2D2 makes them options.
     lstm_size = 0
-    """Units of an LSTM; there is none."""
     seen_reward = "raw"
-    """What the LSTM sees of the last reward."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_size("num_steps", self.num_steps, 1, "use 1 or 5")
-        require_number("epsilon_exponent", self.epsilon_exponent, 0, math.inf, "use 7, or 0")
-        require_size("most_held_steps", self.most_held_steps, 1, "use 1, or 100")
+        check_ranges(self, num_steps=1, epsilon_exponent=(0, math.inf), most_held_steps=1)
         for size in self.head_hidden_sizes:
             require_size("head_hidden_sizes", size, 1, "use sizes such as 512, or none")
 
@@ -85,12 +80,9 @@ class ContinuousControlConfig(OffPolicyConfig):
     optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=0.0, epsilon=1e-8)
     """From gradient to update; each part of the networks has its own."""
     replay: ReplayConfig = ReplayConfig(capacity=1_000_000, batch_size=256)
-    """Size, draws and update ratio of the replay."""
     target: TargetConfig = TargetConfig(rate=0.005)
-    """How the target networks follow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("critic_learning_rate", self.critic_learning_rate, "use 1e-3")
-        require_size("random_env_steps", self.random_env_steps, 0, "use 1000, or 0")
-        require_number("noise_correlation", self.noise_correlation, 0, 0.999, "use 0.85, or 0")
+        check_positive(self, "critic_learning_rate")
+        check_ranges(self, random_env_steps=0, noise_correlation=(0, 0.999))

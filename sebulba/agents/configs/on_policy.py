@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from sebulba.agents.configs.network_and_optimizer import CommonConfig, check_normalization
-from sebulba.support.checks import require, require_number, require_size
+from sebulba.support.checks import check_ranges, require
 
 LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of the logarithm of the standard deviation of continuous actions."""
@@ -23,24 +23,14 @@ class OnPolicyConfig(CommonConfig):
     action; from 0.0068 to 7.3, its bounds in training."""
 
     # Without annotations these are constants and not options; an actor-critic makes them options.
-    value_head = False
-    """Whether the network also estimates a value."""
+    value_head = separate_value_torso = central_critic = False
     lstm_size = 0
-    """Units of an LSTM; there is none."""
-    separate_value_torso = False
-    """Whether the value has its own torso."""
-    central_critic = False
-    """Whether the value sees more than the policy."""
-    normalize_observations = False
-    """Whether observations are normalised."""
-    normalize_rewards = False
-    """Whether rewards are normalised."""
+    normalize_observations = normalize_rewards = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("entropy_coefficient", self.entropy_coefficient, 0, math.inf, "use 0.01")
         low, high = map(math.exp, LOG_STD_RANGE)
-        require_number("initial_std", self.initial_std, low, high, "use 0.5")
+        check_ranges(self, entropy_coefficient=(0, math.inf), initial_std=(low, high))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +60,13 @@ class ActorCriticConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_number("value_coefficient", self.value_coefficient, 0, math.inf, "use 0.5")
-        require_number("trace_decay", self.trace_decay, 0, 1, f"use {type(self).trace_decay}")
-        require_size("lstm_size", self.lstm_size, 0, "use 256, or 0 for no LSTM")
-        require(
-            not (self.separate_value_torso and self.lstm_size),
-            "separate_value_torso",
-            self.separate_value_torso,
-            f"cannot be combined with lstm_size={self.lstm_size}, which policy and value share",
-            "use separate_value_torso=False (--agent.no-separate-value-torso), or lstm_size=0",
-        )
-        require(
-            not (self.central_critic and self.lstm_size),
-            "central_critic",
-            self.central_critic,
-            f"cannot be combined with lstm_size={self.lstm_size}, which policy and value share",
-            "set one of them to False or 0",
-        )
+        check_ranges(self, value_coefficient=(0, math.inf), trace_decay=(0, 1), lstm_size=0)
+        for name in ("separate_value_torso", "central_critic"):
+            require(
+                not (getattr(self, name) and self.lstm_size),
+                name,
+                True,
+                f"cannot be combined with lstm_size={self.lstm_size}, which policy and value share",
+                f"use {name}=False (--agent.no-{name.replace('_', '-')}), or lstm_size=0",
+            )
         check_normalization(self.normalize_observations, self.torso)

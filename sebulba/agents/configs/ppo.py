@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from sebulba.agents.configs.on_policy import ActorCriticConfig
-from sebulba.support.checks import require_number, require_positive, require_size
+from sebulba.support.checks import check_positive, check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,7 +17,6 @@ class PPOConfig(ActorCriticConfig):
     agent_class: ClassVar[str] = "sebulba.agents.ppo:PPO"
 
     learning_rate: float = 3e-4
-    """Step size of the optimizer."""
     trace_decay: float = 0.95
     """Lambda of the generalized advantage estimate."""
     epochs: int = 10
@@ -33,12 +32,8 @@ class PPOConfig(ActorCriticConfig):
     normalize_advantages: bool = True
     """Scale advantages to mean 0 and standard deviation 1 in every minibatch."""
     initial_std: float = 1.0
-    """Initial standard deviation of continuous actions, in units of half the range of a bounded
-    action."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_size("epochs", self.epochs, 1, "use 10")
-        require_size("minibatches", self.minibatches, 1, "use 4")
-        require_positive("ratio_clip", self.ratio_clip, "use 0.2")
-        require_number("value_clip", self.value_clip, 0, math.inf, "use 0 for no clipping")
+        check_ranges(self, epochs=1, minibatches=1, value_clip=(0, math.inf))
+        check_positive(self, "ratio_clip")

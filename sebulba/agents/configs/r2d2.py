@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from sebulba.agents.configs.network_and_optimizer import OptimizerConfig
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
-from sebulba.support.checks import require_number, require_size
+from sebulba.support.checks import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +24,8 @@ class R2D2Config(ValueBasedConfig):
     agent_class: ClassVar[str] = "sebulba.agents.r2d2:R2D2"
 
     learning_rate: float = 1e-4
-    """Step size of the optimizer."""
     discount: float = 0.997
-    """Discount per environment step."""
     num_steps: int = 5
-    """Rewards in a target before it bootstraps (n)."""
     sequence_length: int = 80
     """Rows of a sequence that the loss uses (m)."""
     burn_in: int = 40
@@ -42,24 +39,19 @@ class R2D2Config(ValueBasedConfig):
     epsilon: float = 0.4
     """Probability of a random action in the first environment."""
     epsilon_exponent: float = 7.0
-    """Environment i of N explores at epsilon ** (1 + epsilon_exponent * i / (N - 1))."""
     lstm_size: int = 512
     """Units of the LSTM, which also sees the last action and reward; 0: no memory."""
     seen_reward: Literal["tanh", "raw"] = "tanh"
     """Last reward that the LSTM sees, times reward_scale: its tanh, as in Acme
     (acme/jax/networks/embedding.py), or raw, which saturates units if rewards are large."""
     dueling: bool = True
-    """Sum a value and advantages to the values of actions."""
     head_hidden_sizes: tuple[int, ...] = (512,)
     """Units of each hidden layer between LSTM and values; with dueling, of both streams."""
     optimizer: OptimizerConfig = OptimizerConfig(epsilon=1e-3, max_grad_norm=40.0)
-    """From gradient to update."""
     replay: ReplayConfig = ReplayConfig(
         prioritized=True, priority_exponent=0.9, importance_exponent=0.6
     )
-    """Size, draws and update ratio of the replay."""
     target: TargetConfig = TargetConfig(period=2500)
-    """How the target network follows."""
 
     @staticmethod
     def of_record(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,8 +61,5 @@ class R2D2Config(ValueBasedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_size("sequence_length", self.sequence_length, 1, "use 80")
-        require_size("burn_in", self.burn_in, 0, "use 40, or 0 for none")
-        require_number("priority_max_share", self.priority_max_share, 0, 1, "use 0.9")
-        require_number("epsilon", self.epsilon, 0, 1, "use 0.4")
-        require_size("lstm_size", self.lstm_size, 0, "use 512, or 0 for no LSTM")
+        check_ranges(self, sequence_length=1, burn_in=0, lstm_size=0)
+        check_ranges(self, priority_max_share=(0, 1), epsilon=(0, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sebulba.support.checks import check_types, require, require_number, require_size
+from sebulba.support.checks import check_ranges, check_types, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,9 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "replay.")
-        require_size("replay.capacity", self.capacity, 1, "use 100000")
-        require_size("replay.batch_size", self.batch_size, 1, "use 64")
-        require_size("replay.updates_per_cycle", self.updates_per_cycle, 1, "use 1")
-        require_size("replay.cycles_per_update", self.cycles_per_update, 1, "use 1")
+        check_ranges(self, "replay.", capacity=1, batch_size=1, warm_up_cycles=1)
+        check_ranges(self, "replay.", updates_per_cycle=1, cycles_per_update=1)
+        check_ranges(self, "replay.", priority_exponent=(0, 1), importance_exponent=(0, 1))
         require(
             self.updates_per_cycle == 1 or self.cycles_per_update == 1,
             "replay.updates_per_cycle",
@@ -47,9 +46,6 @@ class ReplayConfig:
             f"cannot be combined with cycles_per_update={self.cycles_per_update}",
             "set one of them to 1",
         )
-        require_size("replay.warm_up_cycles", self.warm_up_cycles, 1, "use 1")
-        require_number("replay.priority_exponent", self.priority_exponent, 0, 1, "use 0.6")
-        require_number("replay.importance_exponent", self.importance_exponent, 0, 1, "use 0.4")
 
     def updates_due(self, cycle: int) -> int:
         """Return the updates that follow the ``cycle``-th (from 1) consumed trajectory."""
@@ -73,6 +69,5 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "target.")
-        require_size("target.period", self.period, 1, "use 1")
-        require_number("target.rate", self.rate, 0, 1, "use 1, or 0.005 with period 1")
+        check_ranges(self, "target.", period=1, rate=(0, 1))
         require(self.rate > 0, "target.rate", self.rate, "would never move the target", "use 0.005")

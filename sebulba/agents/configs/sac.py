@@ -7,7 +7,7 @@ import math
 from typing import ClassVar
 
 from sebulba.agents.configs.off_policy import ContinuousControlConfig
-from sebulba.support.checks import require, require_positive
+from sebulba.support.checks import check_positive, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,7 @@ class SACConfig(ContinuousControlConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rate = self.temperature_learning_rate
-        require_positive("temperature_learning_rate", rate, "use 1e-3")
-        require_positive("initial_temperature", self.initial_temperature, "use 1")
+        check_positive(self, "temperature_learning_rate", "initial_temperature")
         require(
             self.target_entropy is None or math.isfinite(self.target_entropy),
             "target_entropy",

@@ -19,4 +19,3 @@ class SimplePolicyGradientConfig(OnPolicyConfig):
     """Subtract the mean return of the same row over all environments and divide by the standard
     deviation over the batch."""
     torso: TorsoConfig = TorsoConfig(hidden_sizes=(200,) * 5)
-    """Network from observation to features."""

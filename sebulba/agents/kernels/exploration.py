@@ -7,9 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS
 from sebulba.types import RunSpec
 
 _LARGEST_INT32 = 2**31 - 1
@@ -60,18 +58,10 @@ class FallingEpsilon(NamedTuple):
         share = jnp.where(self.steps < self.last, self.steps / jnp.maximum(self.last, 1), 1.0)
         return self.initial + (self.final - self.initial) * share
 
-    def stepped(self) -> FallingEpsilon:
-        """Return the state after a step of the vector environment."""
-        return self._replace(steps=jnp.minimum(self.steps, self.last - 1) + 1)
-
-    def advanced(self, num_steps: int) -> FallingEpsilon:
+    def advanced(self, num_steps: int = 1) -> FallingEpsilon:
         """Return the state after ``num_steps`` more steps of the vector environment."""
         left = self.last - self.steps
         return self._replace(steps=self.steps + jnp.minimum(left, min(num_steps, _LARGEST_INT32)))
-
-
-FALLING_EPSILON_SPEC = FallingEpsilon(P(), P(LEARNER_AXIS), P(), P())  # type: ignore[arg-type]
-"""PartitionSpecs of a FallingEpsilon."""
 
 
 def epsilon_greedy(

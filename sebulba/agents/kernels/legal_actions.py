@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -25,15 +27,11 @@ def legal_mask(spec: EnvSpec, obs: PyTree) -> jax.Array | None:
     if spec.legal_actions is None:
         return None
     mask = jnp.asarray(obs[spec.legal_actions]).astype(jnp.bool_)
-    space = spec.action_space
-    if isinstance(space, gymnasium.spaces.MultiDiscrete):
-        sizes = space.nvec.ravel()
-    else:
-        assert isinstance(space, gymnasium.spaces.Discrete)
-        sizes = np.array([space.n])
+    space: Any = spec.action_space
+    sizes = np.ravel(space.nvec if isinstance(space, gymnasium.spaces.MultiDiscrete) else space.n)
     parts = jnp.split(mask, np.cumsum(sizes)[:-1], axis=-1)
     whole = [part | ~part.any(axis=-1, keepdims=True) for part in parts]
-    return whole[0] if len(whole) == 1 else jnp.concatenate(whole, axis=-1)
+    return jnp.concatenate(whole, axis=-1)
 
 
 def only_legal(spec: EnvSpec, obs: PyTree, x: jax.Array) -> jax.Array:

@@ -13,11 +13,11 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.nets.encoder import is_image
-from sebulba.types import EnvSpec, EnvStep, FinalObs, PyTree
+from sebulba.types import EnvStep, FinalObs, PyTree
 
 LARGEST = 10.0
 """Normalised values are clipped to plus and minus this."""
@@ -113,15 +113,15 @@ class ObservationNormalizer:
     Statistics and scalings are tuples, one entry for each array that is normalised.
     """
 
-    def __init__(self, spec: EnvSpec, *, images_are_flattened: bool, is_on: bool = True) -> None:
-        """Find the vectors of numbers in the observation space; there may be none.
+    def __init__(self, space: gymnasium.Space, torso: TorsoConfig, *, is_on: bool = True) -> None:
+        """Find the vectors of numbers in an observation space; there may be none.
 
         One that is not ``is_on`` has none, and returns observations as they are.
         """
-        spaces = _parts(spec.observation_space)
-        self._chosen = [is_on and _is_numbers(space, images_are_flattened) for space in spaces]
+        parts = _parts(space)
+        self._chosen = [is_on and _is_numbers(part, torso.kind == "mlp") for part in parts]
         self._shapes = [
-            space.shape or () for space, chosen in zip(spaces, self._chosen, strict=True) if chosen
+            part.shape or () for part, chosen in zip(parts, self._chosen, strict=True) if chosen
         ]
 
     def __bool__(self) -> bool:
@@ -219,17 +219,6 @@ class RewardStatistics(NamedTuple):
     """Moments of that sum, over all environments."""
     so_far: jax.Array
     """``[J, B]``, the sum now in each environment of each Inferencer."""
-
-
-REWARD_STATISTICS_SPEC = RewardStatistics(
-    P(),  # type: ignore[arg-type]
-    P(None, LEARNER_AXIS),  # type: ignore[arg-type]
-)
-
-
-def new_reward_statistics(num_inferencers: int, num_envs: int) -> RewardStatistics:
-    """Return statistics without samples."""
-    return RewardStatistics(new_moments(), jnp.zeros((num_inferencers, num_envs)))
 
 
 def normalized_rewards(

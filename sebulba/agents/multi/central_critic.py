@@ -22,47 +22,43 @@ from sebulba.types import COMMON, OBSERVATION, EnvSpec, EnvStep, Group, MultiAge
 
 def critic_spec(spec: MultiAgentSpec, group: str) -> EnvSpec:
     """Return what the learner of a member of ``group`` sees, of which others are ``eval_only``."""
-    own = spec.groups[group].spec
-    others = {name: space for name, space, _ in _others(spec, group)}
+    own, others = spec.groups[group].spec, list(_others(spec, group))
     if not others:
         return own
-    parts = _parts(own)
-    first = [name for name in parts if own.has_channels_first("" if _is_bare(own) else name)]
-    first += [name for name, _, is_first in _others(spec, group) if is_first]
+    parts = [*_parts(own), *others]
     return dataclasses.replace(
         own,
-        observation_space=gymnasium.spaces.Dict({**parts, **others}),
-        eval_only=(*own.eval_only, *others),
-        channels_first=tuple(first),
+        observation_space=gymnasium.spaces.Dict({name: space for name, space, _ in parts}),
+        eval_only=(*own.eval_only, *(name for name, _, _ in others)),
+        channels_first=tuple(name for name, _, is_first in parts if is_first),
     )
 
 
-def _others(spec: MultiAgentSpec, group: str) -> Iterator[tuple[str, gymnasium.Space, bool]]:
-    """Yield name and space of each part, and whether it is an image with its channels first."""
+Part = tuple[str, gymnasium.Space, bool]
+"""Name and space of a part of an observation, and whether it has its channels first."""
+
+
+def _others(spec: MultiAgentSpec, group: str) -> Iterator[Part]:
     for name, other in spec.groups.items():
         for number in _numbers(other, is_own=name == group):
             where = f"others/{name}/{number}"
             if other.waits:
                 yield where, gymnasium.spaces.MultiBinary(1), False
-            for part, space in _parts(other.spec).items():
+            for part, space, is_first in _parts(other.spec):
                 if part != COMMON:
-                    first = other.spec.has_channels_first("" if _is_bare(other.spec) else part)
-                    yield f"{where}/{part}", space, first
+                    yield f"{where}/{part}", space, is_first
 
 
 def _numbers(group: Group, *, is_own: bool) -> range:
     return range(int(is_own), len(group.slots))
 
 
-def _is_bare(spec: EnvSpec) -> bool:
-    return not isinstance(spec.observation_space, gymnasium.spaces.Dict)
-
-
-def _parts(spec: EnvSpec) -> dict[str, gymnasium.Space]:
+def _parts(spec: EnvSpec) -> Iterator[Part]:
     space = spec.observation_space
     if isinstance(space, gymnasium.spaces.Dict):
-        return dict(space.spaces)
-    return {OBSERVATION: space}
+        yield from ((name, part, spec.has_channels_first(name)) for name, part in space.items())
+    else:
+        yield OBSERVATION, space, spec.has_channels_first("")
 
 
 def with_others(
@@ -83,25 +79,21 @@ def with_others(
       env_step: ``[*, B, A, ...]`` by group.
       num_leading: Dimensions before B.
     """
-    axis = num_leading + 1
     others: dict[str, jax.Array] = {}
     for name, other in spec.groups.items():
-        parts: dict[str, Any] = {"": env_step.acting[name]} if other.waits else {}
-        seen = env_step.obs[name]
-        parts |= seen if isinstance(seen, dict) else {OBSERVATION: seen}
+        seen: Any = env_step.obs[name]
+        seen = seen if isinstance(seen, dict) else {OBSERVATION: seen}
+        parts = {f"/{part}": jnp.asarray(x) for part, x in seen.items()}
+        if other.waits:
+            parts[""] = jnp.asarray(env_step.acting[name])[..., None].astype(jnp.int8)
         for number in _numbers(other, is_own=name == group):
             shown = np.full(len(slots), number)
             if name == group:
                 shown = (np.array(slots) + number) % len(other.slots)
             for part, x in parts.items():
-                rows = jnp.take(jnp.asarray(x), shown, axis=axis)
-                begin, rest = rows.shape[:num_leading], rows.shape[num_leading + 2 :]
-                rows = rows.reshape(*begin, rows.shape[num_leading] * len(slots), *rest)
-                where = f"others/{name}/{number}"
-                if not part:
-                    others[where] = rows[..., None].astype(jnp.int8)
-                else:
-                    others[f"{where}/{part}"] = rows
+                rows = jnp.take(x, shown, axis=num_leading + 1)
+                rows = jax.lax.collapse(rows, num_leading, num_leading + 2)
+                others[f"others/{name}/{number}{part}"] = rows
     if not others:
         return obs
     return {**(obs if isinstance(obs, dict) else {OBSERVATION: obs}), **others}

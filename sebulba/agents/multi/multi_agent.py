@@ -58,6 +58,14 @@ class Member(NamedTuple):
     trains: bool = True
     """It learns; otherwise it is frozen."""
 
+    def inner(self, tree: PyTree) -> PyTree:
+        """Return what its agent has of its step state, or of its experience."""
+        return tree.agent if self.waits else tree
+
+    def with_inner(self, tree: PyTree, own: PyTree) -> PyTree:
+        """Return the step state, or the experience, with another such part."""
+        return tree._replace(agent=own) if self.waits else own
+
 
 class WaitingStep(NamedTuple):
     """The step state of a member whose slots do not act in every row."""
@@ -130,11 +138,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
 
     def check_run(self, run: RunSpec) -> None:
-        """Check that the hyper-parameters of every member fit.
-
-        Raises:
-          UsageError: They do not.
-        """
         for name, member in self.members.items():
             try:
                 member.agent.check_run(_run_of(member, run))
@@ -210,13 +213,10 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return {name: spec(member) for name, member in self.members.items()}
 
     def advance_step_state(self, step_state: PyTree, num_steps: int) -> PyTree:
-        """Let the exploration of every member be where it has come."""
 
         def advanced(member: Member, state: PyTree) -> PyTree:
-            if member.waits:
-                own = member.agent.advance_step_state(state.agent, num_steps)
-                return state._replace(agent=own)
-            return member.agent.advance_step_state(state, num_steps)
+            own = member.agent.advance_step_state(member.inner(state), num_steps)
+            return member.with_inner(state, own)
 
         return {name: advanced(m, step_state[name]) for name, m in self.members.items()}
 
@@ -229,41 +229,18 @@ class MultiAgent(Agent[MultiAgentConfig]):
         states, actions, extras = {}, {}, {}
         num_envs = jax.tree.leaves(env_step.reward)[0].shape[0]
         for name, member in self.members.items():
-            act = self._step_waiting if member.waits else self._step_always
-            output, states[name] = act(
-                member, networks[name], step_state[name], env_step, explore=explore
-            )
+            row, given = self._view(member, env_step, 0), (networks[name], step_state[name])
+            if member.waits:
+                acting = self._acting(member, env_step, 0)
+                output, states[name] = _step_waiting(member.agent, *given, row, acting, explore)
+            else:
+                output, states[name] = member.agent.act(*given, row, explore=explore)
             apart = (num_envs, len(member.slots))
             actions[name], extras[name] = jax.tree.map(
                 lambda x, apart=apart: x.reshape(*apart, *x.shape[1:]),
                 (output.action, output.extras),
             )
         return ActionOutput(self._by_group(actions), extras), states  # type: ignore[arg-type]
-
-    def _step_always(
-        self, member: Member, networks: PyTree, state: PyTree, env_step: EnvStep, *, explore: bool
-    ) -> tuple[ActionOutput, PyTree]:
-        return member.agent.act(networks, state, self._view(member, env_step, 0), explore=explore)
-
-    def _step_waiting(
-        self,
-        member: Member,
-        networks: PyTree,
-        state: WaitingStep,
-        env_step: EnvStep,
-        *,
-        explore: bool,
-    ) -> tuple[ActionOutput, WaitingStep]:
-        """Act on what each slot is shown, and change nothing of those that wait."""
-        agent, row = member.agent, self._view(member, env_step, 0)
-        shown = waiting_agents.show(state.turns, row, self._acting(member, env_step, 0))
-        output, new = agent.act(networks, state.agent, shown.row, explore=explore)
-        before = _rows_of_step_state(agent, state.agent)
-        new = _with_rows(
-            agent, new, waiting_agents.chosen(shown.keep, _rows_of_step_state(agent, new), before)
-        )
-        pending = waiting_agents.Pending(shown.row, output.action, output.extras, before)
-        return output, WaitingStep(new, waiting_agents.advance(state.turns, row, shown, pending))
 
     def _by_group(self, actions: dict[str, jax.Array]) -> dict[str, jax.Array]:
         """Return ``{group: [B, A, ...]}`` of the members' actions ``[B, n, ...]``."""
@@ -303,7 +280,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
         obs = rows.obs
         if COMMON in env_step.obs:
             shared = jax.tree.map(
-                lambda x: _repeated(x, len(member.slots), num_leading), env_step.obs[COMMON]
+                lambda x: jnp.repeat(jnp.asarray(x), len(member.slots), num_leading),
+                env_step.obs[COMMON],
             )
             obs = {**obs, COMMON: shared}
         if member.sees_all:
@@ -321,8 +299,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         x = jnp.asarray(x)
         if len(member.slots) < len(self.groups[member.group].slots):
             x = jnp.take(x, np.array(member.slots), axis=num_leading + 1)
-        begin, rest = x.shape[:num_leading], x.shape[num_leading + 2 :]
-        return x.reshape(*begin, x.shape[num_leading] * x.shape[num_leading + 1], *rest)
+        return jax.lax.collapse(x, num_leading, num_leading + 2)
 
     # Learning.
 
@@ -335,17 +312,14 @@ class MultiAgent(Agent[MultiAgentConfig]):
         networks: PyTree,
     ) -> PyTree:
         """Give every member its rows of the trajectory, with the rewards of the auxiliaries."""
-        own, new = self._of_each(experience), {}
+        new = dict(self._of_each(experience))
         seen = self._seen(trajectory.env_step) if self.auxiliaries else {}
         for name, auxiliary in self.auxiliaries.items():
-            new[name] = auxiliary.update_experience(own[name], seen, trajectory, networks[name])
-        bonuses = functools.partial(self._with_bonuses, networks, dict(new))
+            new[name] = auxiliary.update_experience(new[name], seen, trajectory, networks[name])
         for name, member in self.members.items():
-            new[name] = own[name]
             if member.trains:
                 states = initial_step_state[name], final_step_state[name]
-                given = own[name], *states, trajectory, networks[name]
-                new[name] = self._member_experience(name, bonuses, *given)
+                new[name] = self._member_experience(name, new, states, trajectory, networks)
         if self._schedules:
             return PacedExperience(new, experience.cycle + 1, jnp.int32(0))
         return new
@@ -353,31 +327,26 @@ class MultiAgent(Agent[MultiAgentConfig]):
     def _member_experience(
         self,
         name: str,
-        bonuses: Callable[[Member, Trajectory], Trajectory],
-        experience: PyTree,
-        initial: PyTree,
-        final: PyTree,
+        experience: dict[str, PyTree],
+        states: tuple[PyTree, PyTree],
         trajectory: Trajectory,
         networks: PyTree,
     ) -> PyTree:
         """Return the experience of a member with its rows of the trajectory."""
-        member = self.members[name]
+        member, own, (initial, final) = self.members[name], experience[name], states
         rows = self._rows(name, member, trajectory)
-        if not member.waits:
-            rows = bonuses(member, rows)
-            return member.agent.update_experience(experience, initial, final, rows, networks)
-        rows, before = waiting_agents.pack(
-            initial.turns,
-            rows,
-            self._acting(member, trajectory.env_step, 1),
-            joins=isinstance(member.agent, OffPolicyAgent),
+        if member.waits:
+            acting = self._acting(member, trajectory.env_step, 1)
+            joins = isinstance(member.agent, OffPolicyAgent)
+            rows, before = waiting_agents.pack(initial.turns, rows, acting, joins=joins)
+            lost = jnp.sum(final.turns.uncredited - initial.turns.uncredited)
+            own = own._replace(uncredited=own.uncredited + jax.lax.psum(lost, LEARNER_AXIS))
+            initial, final = _with_rows(member.agent, initial.agent, before), final.agent
+        rows = self._with_bonuses(networks, experience, member, rows)
+        new = member.agent.update_experience(
+            member.inner(own), initial, final, rows, networks[name]
         )
-        lost = jnp.sum(final.turns.uncredited - initial.turns.uncredited)
-        initial, final = _with_rows(member.agent, initial.agent, before), final.agent
-        rows = bonuses(member, rows)
-        own = member.agent.update_experience(experience.agent, initial, final, rows, networks)
-        total = experience.uncredited + jax.lax.psum(lost, LEARNER_AXIS)
-        return WaitingExperience(own, total)
+        return member.with_inner(own, new)
 
     def _with_bonuses(
         self, networks: PyTree, experience: PyTree, member: Member, rows: Trajectory
@@ -414,10 +383,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return trajectory._replace(
             env_step=self._view(member, trajectory.env_step, 1),
             action=self._flat(member, trajectory.action[member.group], 1),  # type: ignore[call-overload]
-            extras=jax.tree.map(
-                lambda x: x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:]),
-                trajectory.extras[name],
-            ),
+            extras=jax.tree.map(lambda x: jax.lax.collapse(x, 1, 3), trajectory.extras[name]),
         )
 
     def loss(
@@ -521,7 +487,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
             for name, learner in self._learners.items()
         }
         most = max(due.values())
-        planned = {name: one.due_after(cycle) for name, one in self._schedules.items()}
+        planned = {name: one.due(cycle) for name, one in self._schedules.items()}
         if due != (planned or dict.fromkeys(due, most)):
             raise UsageError(
                 f"members have different numbers of updates after trajectory {cycle} ({due}) than "
@@ -546,8 +512,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
     def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
         own = dict(self._of_each(experience))
         for name, member in self.members.items():
-            kept = member.agent.with_lasting(self._inner(name, own[name]), lasting[name])
-            own[name] = own[name]._replace(agent=kept) if member.waits else kept
+            kept = member.agent.with_lasting(member.inner(own[name]), lasting[name])
+            own[name] = member.with_inner(own[name], kept)
         return experience._replace(of_each=own) if self._schedules else own
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
@@ -615,14 +581,22 @@ def _run_of(member: Member, run: RunSpec) -> RunSpec:
     return dataclasses.replace(run, num_envs=run.num_envs * len(member.slots))
 
 
-def _repeated(x: Any, count: int, num_leading: int) -> jax.Array:
-    """Return ``[*, B * count, ...]`` of ``[*, B, ...]``: the same for slots of an environment."""
-    x = jnp.asarray(x)
-    begin, size, rest = x.shape[:num_leading], x.shape[num_leading], x.shape[num_leading + 1 :]
-    apart = jnp.expand_dims(x, num_leading + 1)
-    return jnp.broadcast_to(apart, (*begin, size, count, *rest)).reshape(
-        *begin, size * count, *rest
-    )
+def _step_waiting(
+    agent: Agent,
+    networks: PyTree,
+    state: WaitingStep,
+    row: EnvStep,
+    acting: jax.Array,
+    explore: bool,
+) -> tuple[ActionOutput, WaitingStep]:
+    """Act on what each slot is shown, and change nothing of those that wait."""
+    shown = waiting_agents.show(state.turns, row, acting)
+    output, new = agent.act(networks, state.agent, shown.row, explore=explore)
+    before = _rows_of_step_state(agent, state.agent)
+    rows = waiting_agents.chosen(shown.keep, _rows_of_step_state(agent, new), before)
+    pending = waiting_agents.Pending(shown.row, output.action, output.extras, before)
+    turns = waiting_agents.advance(state.turns, row, shown, pending)
+    return output, WaitingStep(_with_rows(agent, new, rows), turns)
 
 
 def _rows_of_step_state(agent: Agent, step_state: PyTree) -> list[jax.Array]:

@@ -154,8 +154,7 @@ class GroupNovelty:
     def __init__(self, spec: EnvSpec, config: RandomNetworkDistillationConfig) -> None:
         """Describe the network of predictor and target."""
         self._spec = spec
-        flattened = config.torso.kind == "mlp"
-        self._normalizer = ObservationNormalizer(spec, images_are_flattened=flattened)
+        self._normalizer = ObservationNormalizer(spec.observation_space, config.torso)
         self._encode = ObservationEncoder(spec, config.torso)
         self._network = Features(config.torso, config.features)
 

@@ -33,15 +33,10 @@ class Schedule(NamedTuple):
     updates: int
     """Updates that follow each."""
 
-    def due(self, cycle: jax.Array) -> jax.Array:
-        """Return the number of updates that follow trajectory ``cycle``."""
+    def due(self, cycle: Any) -> Any:
+        """Return the number of updates that follow trajectory ``cycle``, traced or not."""
         since = cycle - self.first
-        return jnp.where((since >= 0) & (since % self.every == 0), self.updates, 0)
-
-    def due_after(self, cycle: int) -> int:
-        """Return the same on the host."""
-        since = cycle - self.first
-        return self.updates if since >= 0 and since % self.every == 0 else 0
+        return self.updates * ((since >= 0) & (since % self.every == 0))
 
 
 class PacedExperience(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import gymnasium
@@ -48,41 +48,26 @@ class ObservationEncoder:
         """Encode observations with ``num_leading`` leading dimensions, which are merged into N."""
         vectors: list[jax.Array] = []
         images: list[jax.Array] = []
-        self._encode(self._spec.observation_space, "", obs, num_leading, vectors, images)
-        if vectors:
-            return Encoded(jnp.concatenate(vectors, axis=-1), tuple(images))
-        return Encoded(jnp.zeros((images[0].shape[0], 0), jnp.float32), tuple(images))
-
-    def _encode(
-        self,
-        space: gymnasium.Space,
-        name: str,
-        obs: PyTree,
-        num_leading: int,
-        vectors: list[jax.Array],
-        images: list[jax.Array],
-    ) -> None:
-        if isinstance(space, gymnasium.spaces.Dict):
-            for part in sorted(space.spaces):
-                self._encode(space[part], part, obs[part], num_leading, vectors, images)
-            return
-        x = jnp.asarray(obs)
-        x = x.reshape(math.prod(x.shape[:num_leading]), *x.shape[num_leading:])
-        if isinstance(space, gymnasium.spaces.Discrete):
-            vectors.append(jax.nn.one_hot(x - int(space.start), int(space.n)))
-        elif isinstance(space, gymnasium.spaces.MultiDiscrete):
-            vectors.append(_multi_one_hot(x, space))
-        elif isinstance(space, gymnasium.spaces.MultiBinary):
-            vectors.append(x.reshape(x.shape[0], -1).astype(jnp.float32))
-        elif not isinstance(space, gymnasium.spaces.Box):
-            raise UsageError(
-                f"observation_space={space} must be a Box, Discrete, MultiDiscrete, MultiBinary "
-                "or a Dict of these; use a wrapper that gives one"
-            )
-        elif self._images and is_image(space):
-            images.append(self._image(x, name))
-        else:
-            vectors.append(self._flat(x, space))
+        for name, space, leaf in _parts(self._spec.observation_space, obs):
+            x = jax.lax.collapse(jnp.asarray(leaf), 0, num_leading)
+            if isinstance(space, gymnasium.spaces.Discrete):
+                vectors.append(jax.nn.one_hot(x - int(space.start), int(space.n)))
+            elif isinstance(space, gymnasium.spaces.MultiDiscrete):
+                vectors.append(_multi_one_hot(x, space))
+            elif isinstance(space, gymnasium.spaces.MultiBinary):
+                vectors.append(x.reshape(x.shape[0], -1).astype(jnp.float32))
+            elif not isinstance(space, gymnasium.spaces.Box):
+                raise UsageError(
+                    f"observation_space={space} must be a Box, Discrete, MultiDiscrete, "
+                    "MultiBinary or a Dict of these; use a wrapper that gives one"
+                )
+            elif self._images and is_image(space):
+                images.append(self._image(x, name))
+            else:
+                vectors.append(self._flat(x, space))
+        if not vectors:
+            vectors = [jnp.zeros((images[0].shape[0], 0), jnp.float32)]
+        return Encoded(jnp.concatenate(vectors, axis=-1), tuple(images))
 
     def _image(self, x: jax.Array, name: str) -> jax.Array:
         """Return ``[N, height, width, channels]``."""
@@ -103,6 +88,17 @@ class ObservationEncoder:
         scale = np.divide(2.0, high - low, out=np.ones_like(low), where=bounded)
         shift = np.where(bounded, -1.0 - np.where(bounded, low, 0.0) * scale, 0.0)
         return x * scale.astype(np.float32)[None] + shift.astype(np.float32)[None]
+
+
+def _parts(
+    space: gymnasium.Space, obs: PyTree, name: str = ""
+) -> Iterator[tuple[str, gymnasium.Space, PyTree]]:
+    """Yield name, space and array of each part of observations."""
+    if not isinstance(space, gymnasium.spaces.Dict):
+        yield name, space, obs
+        return
+    for part in sorted(space.spaces):
+        yield from _parts(space[part], obs[part], part)
 
 
 def is_image(space: gymnasium.Space) -> bool:

@@ -110,26 +110,6 @@ def _same(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.all(x == y, axis=tuple(range(2, x.ndim)))
 
 
-def can_rebuild(code: jax.Array, depth: int) -> jax.Array:
-    """Return for each row whether all its frames were stored.
-
-    Args:
-      code: Any shape.
-      depth: K.
-    """
-    return code < depth
-
-
-def keeps_older_frames(code: jax.Array, num_before: jax.Array) -> jax.Array:
-    """Return for each row whether none of its frames was overwritten, ``[N, B]``.
-
-    Args:
-      code: ``[N, B]``.
-      num_before: ``[N]``, rows between the oldest row of the ring and this one.
-    """
-    return code <= num_before[:, None]
-
-
 def rebuild(
     frames: jax.Array,
     code: jax.Array,

@@ -159,10 +159,6 @@ class ReplayLayout(abc.ABC):
         """Return the number of rows from one start to the next."""
 
     @abc.abstractmethod
-    def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
-        """Return the weights after a trajectory was written at ``place``, of S."""
-
-    @abc.abstractmethod
     def gathered(self, replay: Replay, draw: Draw, discount: float) -> PyTree:
         """Return what begins at ``draw``, as losses get it.
 
@@ -175,6 +171,10 @@ class ReplayLayout(abc.ABC):
     @abc.abstractmethod
     def gathered_spec(self) -> PyTree:
         """Return a prefix tree of PartitionSpecs that say which axis of ``gathered`` is N."""
+
+    def may_start(self, replay: Replay, inferencer: jax.Array, rows: jax.Array) -> jax.Array:
+        """Return which rows may be starts once all that they need is there, ``[rows, B]``."""
+        return jnp.ones((len(rows), replay.weight.shape[2]), jnp.bool_)
 
     def kept_prev_action(self, trajectory: Trajectory) -> PyTree:
         """Return the action before row 0 of a trajectory, ``[B, ...]``, if it is kept."""
@@ -288,7 +288,32 @@ class ReplayLayout(abc.ABC):
             stream=replay.stream.at[j].set(stream),
             statistics=self.counted(replay.statistics, trajectory),
         )
-        return replay._replace(weight=self.weigh(replay, j, place))
+        return replay._replace(weight=self._weigh(replay, j, head))
+
+    def _weigh(self, replay: Replay, inferencer: jax.Array, head: jax.Array) -> jax.Array:
+        """Return the weights after a trajectory was written from row ``head`` on."""
+        between, num_rows = self.rows_between_starts(replay.steps_per_cycle), replay.num_rows
+        # Starts that this trajectory completes, and after them those that still lack rows.
+        complete, lack = replay.steps_per_cycle // between, (self.rows_of_start - 1) // between
+        window = head + between * (jnp.arange(complete + lack) - lack)
+        rows = window[:complete] % num_rows
+        rows_before = (replay.stream[inferencer] - 1) * replay.steps_per_cycle
+        can_start = (window[:complete] >= head - rows_before)[:, None]
+        can_start &= self.may_start(replay, inferencer, rows)
+        if isinstance(replay.stack, StackState):
+            needed = (rows[:, None] + jnp.arange(self.rows_of_start)[None]) % num_rows
+            built = replay.stack.code[inferencer, needed] < self.frame_stack
+            can_start &= jnp.all(built, axis=1)
+        new = jnp.where(can_start, self.weight_of_new(replay), 0.0)
+        new = jnp.concatenate([new, jnp.zeros((lack, new.shape[1]))])
+        weight = replay.weight.at[inferencer, window % num_rows // between].set(new)
+        if isinstance(replay.stack, StackState):
+            # The oldest starts, whose older frames have just been overwritten.
+            ages = jnp.arange(0, self.frame_stack - 1, between)
+            oldest = (head + replay.steps_per_cycle + ages) % num_rows
+            keeps = replay.stack.code[inferencer, oldest] <= ages[:, None]
+            weight = weight.at[inferencer, oldest // between].multiply(keeps)
+        return weight
 
     def new_statistics(self) -> PyTree:
         """Return statistics of no observation; ``()`` where none are normalised."""

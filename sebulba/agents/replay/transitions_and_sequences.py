@@ -7,7 +7,7 @@ constructor and holds no arrays::
     experience = replay.new(self.empty_trajectory(networks, run), (), run)   # new_experience
     experience = replay.insert(experience, trajectory)                       # update_experience
     draw = replay.draw(experience, key, batch_size)                          # loss
-    batch = replay.transitions(experience, draw, gamma)
+    batch = replay.gathered(experience, draw, discount)
     weight = replay.importance_weights(experience, draw, 0.4)
     experience = replay.set_priority(experience, draw, jnp.abs(error))
 """
@@ -22,7 +22,6 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS
-from sebulba.agents.replay.frame_stack import StackState, can_rebuild, keeps_older_frames
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout, rows_at
 from sebulba.types import EnvStep, FinalObs, PyTree, Trajectory
 
@@ -77,47 +76,18 @@ class TransitionReplay(ReplayLayout):
     def rows_between_starts(self, steps_per_cycle: int) -> int:
         return 1
 
-    def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
-        """Return the weights after a trajectory was written at ``place`` (of S places)."""
-        n, steps, num_rows = self.num_steps, replay.steps_per_cycle, replay.num_rows
-        head = place * steps
-        # The first T of these rows are the starts that this trajectory completes.
-        window = (head - n + jnp.arange(steps + n)) % num_rows
-        after = jax.tree.map(lambda x: x[inferencer, window[1:]], replay.rows.consequences)
-        can_start = after.valid[:steps]
-        rows_before = (replay.stream[inferencer] - 1) * steps
-        can_start &= (jnp.arange(steps) >= n - rows_before)[:, None]
-        if isinstance(replay.stack, StackState):
-            built = can_rebuild(replay.stack.code[inferencer, window], self.frame_stack)
-            for step in range(n + 1):
-                can_start &= built[step : step + steps]
-        new = jnp.where(can_start, self.weight_of_new(replay), 0.0)
-        new = jnp.concatenate([new, jnp.zeros((n, new.shape[1]))])
-        weight = replay.weight.at[inferencer, window].set(new)
-        if isinstance(replay.stack, StackState):
-            ages = jnp.arange(self.frame_stack - 1)
-            oldest = (head + steps + ages) % num_rows
-            keeps = keeps_older_frames(replay.stack.code[inferencer, oldest], ages)
-            weight = weight.at[inferencer, oldest].multiply(keeps)
-        return weight
+    def may_start(self, replay: Replay, inferencer: jax.Array, rows: jax.Array) -> jax.Array:
+        """Return whether the transitions from these rows are valid, ``[rows, B]``."""
+        after = jax.tree.map(
+            lambda x: x[inferencer, (rows + 1) % replay.num_rows], replay.rows.consequences
+        )
+        return after.valid
 
     def gathered(self, replay: Replay, draw: Draw, discount: float) -> Transition:
-        return self.transitions(replay, draw, discount)
-
-    def gathered_spec(self) -> PyTree:
-        """Return the spec of transitions, ``[N, ...]``."""
-        return P(LEARNER_AXIS)
-
-    def transitions(self, replay: Replay, draw: Draw, gamma: float) -> Transition:
         """Return the transitions that begin at ``draw``.
 
         ``sum_{i<k} gamma^i r_{t+i+1}``; the sum ends with the step that terminates or is cut
         short, before a step that an environment inserted, and after n steps.
-
-        Args:
-          replay: Read only.
-          draw: N starts.
-          gamma: Discount per environment step.
         """
         j, row, env, num_rows = draw.inferencer, draw.row, draw.env, replay.num_rows
         step = jnp.arange(self.num_steps)[:, None]
@@ -127,16 +97,19 @@ class TransitionReplay(ReplayLayout):
         goes_on = jnp.cumprod(valid & ~terminated & ~after.truncated, axis=0) > 0
         is_summed = valid & jnp.concatenate([jnp.ones_like(valid[:1]), goes_on[:-1]])
         num_summed = jnp.sum(is_summed, axis=0, dtype=jnp.int32)
-        factor = jnp.where(is_summed, jnp.float32(gamma) ** step, 0.0)
+        factor = jnp.where(is_summed, jnp.float32(discount) ** step, 0.0)
         terminates = jnp.any(is_summed & terminated, axis=0)
         return Transition(
             obs=self.obs_at(replay, (j, row, env)),
             action=rows_at(replay.rows.action, (j, row, env)),
             extras=rows_at(replay.rows.extras, (j, row, env)),
             reward=jnp.sum(factor * after.reward, axis=0),
-            discount=jnp.where(terminates, 0.0, jnp.float32(gamma) ** num_summed),
+            discount=jnp.where(terminates, 0.0, jnp.float32(discount) ** num_summed),
             next_obs=self._next_obs(replay, (j, (row + num_summed) % num_rows, env)),
         )
+
+    def gathered_spec(self) -> PyTree:
+        return P(LEARNER_AXIS)
 
     def _next_obs(self, replay: Replay, index: tuple[jax.Array, ...]) -> PyTree:
         """Return what was observed at the end of transitions, ``[N, ...]``, before any reset."""
@@ -171,46 +144,10 @@ class SequenceReplay(ReplayLayout):
         return steps_per_cycle
 
     def kept_prev_action(self, trajectory: Trajectory) -> PyTree:
-        """Return the action before row 0, ``[B, ...]``."""
         return jnp.asarray(trajectory.env_step.prev_action)[0]
-
-    def weigh(self, replay: Replay, inferencer: jax.Array, place: jax.Array) -> jax.Array:
-        """Return the weights after a trajectory was written at ``place``, of S."""
-        steps, num_places = replay.steps_per_cycle, replay.cycle.shape[1]
-        needed = -(-self.rows_of_start // steps)
-        # This trajectory completes the start at the first of these.
-        window = (place - needed + 1 + jnp.arange(needed)) % num_places
-        can_start = jnp.full(replay.weight.shape[2], replay.stream[inferencer] >= needed)
-        if isinstance(replay.stack, StackState):
-            rows = (window[0] * steps + jnp.arange(self.rows_of_start)) % replay.num_rows
-            built = can_rebuild(replay.stack.code[inferencer, rows], self.frame_stack)
-            can_start &= jnp.all(built, axis=0)
-        start = jnp.where(can_start, self.weight_of_new(replay), 0.0)
-        new = jnp.zeros((needed, len(start))).at[0].set(start)
-        weight = replay.weight.at[inferencer, window].set(new)
-        if isinstance(replay.stack, StackState):
-            ages = jnp.arange(0, self.frame_stack - 1, steps)
-            oldest = (place + 1 + jnp.arange(len(ages))) % num_places
-            code = replay.stack.code[inferencer, oldest * steps]
-            weight = weight.at[inferencer, oldest].multiply(keeps_older_frames(code, ages))
-        return weight
 
     def gathered(self, replay: Replay, draw: Draw, discount: float) -> Sequence:
         """Return the sequences that begin at ``draw``; their rewards are not summed."""
-        return self.sequences(replay, draw)
-
-    def gathered_spec(self) -> Sequence:
-        """Return the spec of sequences: N is the second axis, and the first of ``core``."""
-        rows: PyTree = P(None, LEARNER_AXIS)
-        return Sequence(rows, rows, rows, P(LEARNER_AXIS))
-
-    def sequences(self, replay: Replay, draw: Draw) -> Sequence:
-        """Return the sequences that begin at ``draw``.
-
-        Args:
-          replay: Read only.
-          draw: N starts.
-        """
         rows = (draw.row[None] + jnp.arange(self.length + 1)[:, None]) % replay.num_rows
         index = tuple(jnp.broadcast_arrays(draw.inferencer[None], rows, draw.env[None]))
         action, extras, *consequences = rows_at(replay.rows[1:], index)
@@ -223,3 +160,7 @@ class SequenceReplay(ReplayLayout):
             extras=jax.tree.map(lambda x: x[:-1], extras),
             core=core,
         )
+
+    def gathered_spec(self) -> Sequence:
+        rows: PyTree = P(None, LEARNER_AXIS)
+        return Sequence(rows, rows, rows, P(LEARNER_AXIS))
