@@ -60,19 +60,8 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         value_error = targets.value_target - output.value[:-1]
         value_loss = 0.5 * masked_mean(jnp.square(value_error), step.valid)
         entropy = masked_mean(self.entropy(params, trajectory.extras.raw), step.valid)
-        loss = (
-            policy_loss
-            + config.value_coefficient * value_loss
-            - config.entropy_coefficient * entropy
-        )
-        metrics = {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
-            "rho_mean": masked_mean(rho, step.valid),
-            **self.normalization.metrics(trajectory.env_step.obs),
-        }
-        return loss, (experience, metrics)
+        loss, metrics = self.total_loss(policy_loss, value_loss, entropy, row.obs)
+        return loss, (experience, metrics | {"rho_mean": masked_mean(rho, step.valid)})
 
     def _minibatch(self, experience: Experience, key: jax.Array) -> tuple[Trajectory, PyTree]:
         """Return the trajectory and the recurrent state of environments that are drawn."""

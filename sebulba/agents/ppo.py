@@ -76,7 +76,6 @@ class PPO(OnPolicyAgent[PPOConfig]):
         return self.config.epochs * self.config.minibatches
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
-        """Return a batch of zeros and empty statistics."""
         base: Experience = super().new_experience(key, networks, run)
         no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs))
         columns = self._num_columns(run.steps_per_cycle, run.num_envs)
@@ -190,18 +189,10 @@ class PPO(OnPolicyAgent[PPOConfig]):
         policy_loss = masked_mean(-gain, batch.valid)
         value_loss = 0.5 * masked_mean(square, batch.valid)
         entropy = masked_mean(self.entropy(output.params, batch.raw), batch.valid)
-        loss = (
-            policy_loss
-            + config.value_coefficient * value_loss
-            - config.entropy_coefficient * entropy
-        )
+        loss, metrics = self.total_loss(policy_loss, value_loss, entropy, batch.obs)
         outside = jnp.abs(ratio - 1.0) > config.ratio_clip
-        return loss, {
-            "policy_loss": policy_loss,
-            "value_loss": value_loss,
-            "entropy": entropy,
+        return loss, metrics | {
             # Schulman 2020, "Approximating KL Divergence": unbiased and never negative.
             "approx_kl": masked_mean(ratio - 1.0 - log_ratio, batch.valid),
             "clip_fraction": masked_mean(outside.astype(jnp.float32), batch.valid),
-            **self.normalization.metrics(batch.obs),
         }

@@ -151,7 +151,6 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         return StepState(key, random_steps, (), noise)
 
     def advance_step_state(self, step_state: StepState, num_steps: int) -> StepState:
-        """Leave out the random steps that have been taken already."""
         left = max(int(step_state.random_steps) - num_steps, 0)
         return step_state._replace(random_steps=jnp.int32(left))
 

@@ -121,7 +121,6 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return self.replay.spec()
 
     def acting_networks(self, networks: PyTree, experience: Replay) -> PyTree:
-        """Return what acts, with the scaling of observations where they are normalised."""
         return self._acting_networks(networks, experience.statistics if self.normalizer else ())
 
     def _acting_networks(self, networks: PyTree, statistics: PyTree) -> PyTree:

@@ -178,6 +178,19 @@ class OnPolicyAgent(Agent[ConfigT]):
         slope = jnp.sum(distribution.squashing.log_slope(raw), axis=-1)
         return jax.lax.stop_gradient(slope - distribution.log_prob(params, raw))
 
+    def total_loss(
+        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array, obs: PyTree
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Return the weighted sum of what an actor-critic minimises, and the metrics of it."""
+        config: Any = self.config
+        loss = (
+            policy_loss
+            + config.value_coefficient * value_loss
+            - config.entropy_coefficient * entropy
+        )
+        parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
+        return loss, parts | self.normalization.metrics(obs)
+
     def new_networks(self, key: jax.Array) -> PyTree:
         obs = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1).obs)
         core, is_first = zero_core(self.config.lstm_size, 1), jnp.zeros((1, 1), jnp.bool_)
@@ -264,11 +277,6 @@ class OnPolicyAgent(Agent[ConfigT]):
     def acting_value(
         self, networks: PyTree, value_networks: PyTree, step_state: StepState, env_step: EnvStep
     ) -> jax.Array:
-        """Return the values of the value network, ``[B]``, in units of the environment.
-
-        Raises:
-          UsageError: The agent learns no values.
-        """
         if not self.config.value_head:
             raise UsageError(f"{type(self).__name__} has no values; use Impala or PPO")
         if self.config.central_critic:

@@ -121,10 +121,6 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
     # Acting.
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
-        """Return a key, the exploration of these environments, and a recurrent state of zeros.
-
-        No random action is held.
-        """
         core = zero_core(self.config.lstm_size, run.num_envs)
         held = HeldActions.new(run.num_envs) if self.config.most_held_steps > 1 else ()
         return StepState(key, self.new_epsilon(run, inferencer), core, held)

@@ -129,15 +129,12 @@ def held_epsilon_greedy(
     that has become illegal end it, too. Source: Dabney et al. 2020 (arXiv 2006.01782), section 4,
     with mu = 2.
 
+    The other arguments are those of ``epsilon_greedy``.
+
     Args:
-      key: Typed PRNG key.
-      greedy: ``[B]`` int32, from 0.
-      num_actions: Random indices are below this.
-      epsilon: ``[B]``.
       held: Before this step.
       most_steps: At least 1.
       is_first: ``[B]`` bool, where an episode begins.
-      legal: ``[B, num_actions]`` bool, which indices may be taken; None for all.
     """
     explore_key, action_key, length_key = jax.random.split(key, 3)
     left = jnp.where(is_first, 0, held.left)

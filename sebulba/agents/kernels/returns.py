@@ -67,7 +67,12 @@ def transitions(
     """
     final = trajectory.env_step.final
     if isinstance(final, FinalObs):
-        final = final._replace(obs=())
+        if isinstance(final_value, tuple):
+            raise UsageError(
+                "transitions(...) lacks final_value, the values of env_step.final.obs; give them, "
+                "or leave the agent's uses_final_obs at False, which masks these transitions"
+            )
+        final = FinalValue(jax.lax.stop_gradient(final_value), final.given)  # type: ignore[arg-type]
     flags = trajectory.env_step._replace(obs=(), prev_action=(), final=final)  # type: ignore[arg-type]
     after = jax.tree.map(lambda x: jnp.asarray(x)[1:], flags)
     return Transitions(
@@ -75,21 +80,8 @@ def transitions(
         discount=gamma * (1.0 - after.terminated.astype(jnp.float32)),
         last=after.terminated | after.truncated,
         valid=after.valid,
-        final=_final_value(after.final, final_value),
+        final=after.final,
     )
-
-
-def _final_value(
-    final: FinalObs | tuple[()], value: jax.Array | tuple[()]
-) -> FinalValue | tuple[()]:
-    if not isinstance(final, FinalObs):
-        return ()
-    if isinstance(value, tuple):
-        raise UsageError(
-            "transitions(...) lacks final_value, the values of env_step.final.obs; give them, or "
-            "leave the agent's uses_final_obs at False, which masks these transitions"
-        )
-    return FinalValue(jax.lax.stop_gradient(value)[1:], final.given)  # type: ignore[arg-type]
 
 
 def _next_value(value: jax.Array, step: Transitions) -> jax.Array:

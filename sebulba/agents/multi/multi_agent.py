@@ -124,9 +124,10 @@ class MultiAgent(Agent[MultiAgentConfig]):
         trained = {name: member.agent for name, member in self.members.items() if member.trains}
         self._learners: dict[str, Any] = {**trained, **self.auxiliaries}
         _check_names(self.members, trained, self.auxiliaries)
-        self.updates_in_one_program = all(a.updates_in_one_program for a in trained.values()) and (
-            not has_convolutions(_shapes_of_networks(self.auxiliaries))
-        )
+        key = jax.eval_shape(jax.random.key, 0)
+        shapes = [jax.eval_shape(one.new_networks, key) for one in self.auxiliaries.values()]
+        in_one = all(agent.updates_in_one_program for agent in trained.values())
+        self.updates_in_one_program = in_one and not has_convolutions(shapes)
 
     # What is made once.
 
@@ -169,7 +170,9 @@ class MultiAgent(Agent[MultiAgentConfig]):
 
         experience = {name: new(name, member) for name, member in self.members.items()}
         if self.auxiliaries:
-            seen = self._example_of_seen(run)
+            row = empty_env_step(self.population, run.num_envs)
+            size = run.steps_per_cycle + 1
+            seen = self._seen(jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), row))
             for name, one in self.auxiliaries.items():
                 experience[name] = one.new_experience(keys[name], networks[name], seen)
         if self._schedules:
@@ -204,8 +207,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return WaitingStep(own, waiting_agents.new_turns(row, row.prev_action, empty, rows))  # type: ignore[arg-type]
 
     def step_state_spec(self) -> PyTree:
-        """Split what has a row for each environment."""
-
         def spec(member: Member) -> PyTree:
             own = member.agent.step_state_spec()
             return WaitingStep(own, P(LEARNER_AXIS)) if member.waits else own  # type: ignore[arg-type]
@@ -372,13 +373,6 @@ class MultiAgent(Agent[MultiAgentConfig]):
             seen[name] = Seen(rows, acting)
         return seen
 
-    def _example_of_seen(self, run: RunSpec) -> dict[str, Seen]:
-        """Return what every group sees of rows of zeros."""
-        row = empty_env_step(self.population, run.num_envs)
-        size = run.steps_per_cycle + 1
-        rows = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), row)
-        return self._seen(rows)
-
     def _rows(self, name: str, member: Member, trajectory: Trajectory) -> Trajectory:
         return trajectory._replace(
             env_step=self._view(member, trajectory.env_step, 1),
@@ -441,7 +435,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
         for name, learner in self._learners.items():
             step: Callable[..., tuple] = learner.optimize
             if self._schedules:
-                step = functools.partial(update_rates.optimize_if, grads[MARKS][name] > 0, step)
+                due = grads[MARKS][name] > 0
+                step = functools.partial(jax.lax.cond, due, step, lambda *old: old[:2])
             trained[name], new_opt[name] = step(networks[name], own_opt[name], grads[name])
         if not self._schedules:
             return trained, new_opt
@@ -547,11 +542,6 @@ def _check_names(
             "all members are frozen, so nothing can learn; leave one out of frozen, or play them "
             "with sebulba.evaluate"
         )
-
-
-def _shapes_of_networks(auxiliaries: Mapping[str, Auxiliary]) -> PyTree:
-    key = jax.eval_shape(jax.random.key, 0)
-    return {name: jax.eval_shape(one.new_networks, key) for name, one in auxiliaries.items()}
 
 
 def _sharing_common(member: Member) -> Member:

@@ -30,7 +30,7 @@ from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
 from sebulba.agents.multi.auxiliary import Auxiliary, Seen
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.torso import Torso, dense
-from sebulba.types import EnvSpec, EnvStep, MultiAgentSpec, PyTree, Trajectory, empty_env_step
+from sebulba.types import EnvStep, MultiAgentSpec, PyTree, Trajectory, empty_env_step
 
 
 class Features(nn.Module):
@@ -66,18 +66,24 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
     def __init__(self, spec: MultiAgentSpec, config: RandomNetworkDistillationConfig) -> None:
         """Describe the networks; raise UsageError for observations that they cannot take."""
         super().__init__(spec, config)
-        self.groups = {
-            name: GroupNovelty(group.spec.policy_spec, config)
-            for name, group in spec.groups.items()
+        self.specs = {name: group.spec.policy_spec for name, group in spec.groups.items()}
+        self._normalizers = {
+            name: ObservationNormalizer(one.observation_space, config.torso)
+            for name, one in self.specs.items()
         }
+        self._encoders = {
+            name: ObservationEncoder(one, config.torso) for name, one in self.specs.items()
+        }
+        self._network = Features(config.torso, config.features)
         self.optimizer = make_optimizer(config.learning_rate, config.optimizer)
         jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
 
     def new_networks(self, key: jax.Array) -> PyTree:
-        return {
-            name: group.new_parameters(jax.random.fold_in(key, i))
-            for i, (name, group) in enumerate(self.groups.items())
-        }
+        networks = {}
+        for i, (name, spec) in enumerate(self.specs.items()):
+            encoded = self._encoders[name](empty_env_step(spec, 1).obs, num_leading=1)
+            networks[name] = self._network.init(jax.random.fold_in(key, i), encoded)["params"]
+        return networks
 
     def new_opt(self, networks: PyTree) -> PyTree:
         return self.optimizer.init(networks)
@@ -86,16 +92,19 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
         self, key: jax.Array, networks: PyTree, seen: dict[str, Seen]
     ) -> dict[str, Novelty]:
         """Return targets, and statistics without samples."""
-        return {
-            name: group.new(jax.random.fold_in(key, i), seen[name])
-            for i, (name, group) in enumerate(self.groups.items())
-        }
+        experience = {}
+        for name, target in self.new_networks(key).items():
+            observations = self._normalizers[name].new()
+            obs = self._normalized(name, observations, seen[name].env_step.obs)
+            acting = seen[name].acting
+            experience[name] = Novelty(obs, acting, observations, new_moments(), target)
+        return experience
 
     def experience_spec(self) -> PyTree:
         """Split environments; targets and statistics are the same on all devices."""
         rows = P(None, LEARNER_AXIS)
         spec = Novelty(rows, rows, P(), P(), P())  # type: ignore[arg-type]
-        return dict.fromkeys(self.groups, spec)
+        return dict.fromkeys(self.specs, spec)
 
     def update_experience(
         self,
@@ -105,18 +114,23 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
         networks: PyTree,
     ) -> dict[str, Novelty]:
         """Keep what was observed, and add it to the statistics."""
-        return {
-            name: group.updated(experience[name], seen[name], networks[name])
-            for name, group in self.groups.items()
-        }
+        new = {}
+        for name in self.specs:
+            own, obs, acting = experience[name], seen[name].env_step.obs, seen[name].acting
+            observations = self._normalizers[name].update(own.observations, obs, acting)
+            obs = self._normalized(name, observations, obs)
+            error = self._error(name, networks[name], own.target, obs)
+            errors = updated_moments(own.errors, error, acting)
+            new[name] = Novelty(obs, acting, observations, errors, own.target)
+        return new
 
     def reward(
         self, networks: PyTree, experience: dict[str, Novelty], group: str, rows: EnvStep
     ) -> jax.Array:
         """Return the errors of the predictor in standard deviations, times the scale."""
         own = experience[group]
-        obs = self.groups[group].normalized(own.observations, rows.obs)
-        error = self.groups[group].error(networks[group], own.target, obs)
+        obs = self._normalized(group, own.observations, rows.obs)
+        error = self._error(group, networks[group], own.target, obs)
         factor = self.config.bonus_scale * jax.lax.rsqrt(own.errors.variance + 1e-8)
         return factor * error
 
@@ -125,9 +139,9 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
     ) -> tuple[jax.Array, tuple[dict[str, Novelty], dict[str, jax.Array]]]:
         """Return the mean error of the predictors on the newest trajectory."""
         metrics, total = {}, jnp.float32(0)
-        for name, group in self.groups.items():
+        for name in self.specs:
             own = experience[name]
-            error = group.error(networks[name], own.target, own.obs)
+            error = self._error(name, networks[name], own.target, own.obs)
             metrics[f"error/{name}"] = mean = masked_mean(error, own.acting)
             total += mean
         return total, (experience, metrics)
@@ -147,44 +161,14 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
             name: saved[name]._replace(obs=own.obs, acting=own.acting) for name, own in new.items()
         }
 
-
-class GroupNovelty:
-    """The mathematics of one group; it holds no arrays."""
-
-    def __init__(self, spec: EnvSpec, config: RandomNetworkDistillationConfig) -> None:
-        """Describe the network of predictor and target."""
-        self._spec = spec
-        self._normalizer = ObservationNormalizer(spec.observation_space, config.torso)
-        self._encode = ObservationEncoder(spec, config.torso)
-        self._network = Features(config.torso, config.features)
-
-    def new_parameters(self, key: jax.Array) -> PyTree:
-        """Return initial parameters of a predictor, or of the target."""
-        encoded = self._encode(empty_env_step(self._spec, 1).obs, num_leading=1)
-        return self._network.init(key, encoded)["params"]
-
-    def new(self, key: jax.Array, seen: Seen) -> Novelty:
-        """Return a target, and statistics without samples."""
-        observations = self._normalizer.new()
-        obs = self.normalized(observations, seen.env_step.obs)
-        target = self.new_parameters(key)
-        return Novelty(obs, seen.acting, observations, new_moments(), target)
-
-    def updated(self, own: Novelty, seen: Seen, predictor: PyTree) -> Novelty:
-        """Return the experience with a trajectory."""
-        obs, acting = seen.env_step.obs, seen.acting
-        observations = self._normalizer.update(own.observations, obs, acting)
-        obs = self.normalized(observations, obs)
-        errors = updated_moments(own.errors, self.error(predictor, own.target, obs), acting)
-        return Novelty(obs, acting, observations, errors, own.target)
-
-    def normalized(self, observations: tuple[Moments, ...], obs: PyTree) -> PyTree:
+    def _normalized(self, group: str, observations: tuple[Moments, ...], obs: PyTree) -> PyTree:
         """Return observations ``[T, N, ...]`` in units of their standard deviations."""
-        return self._normalizer(self._normalizer.scaling(observations), obs)
+        normalizer = self._normalizers[group]
+        return normalizer(normalizer.scaling(observations), obs)
 
-    def error(self, predictor: PyTree, target: PyTree, obs: PyTree) -> jax.Array:
+    def _error(self, group: str, predictor: PyTree, target: PyTree, obs: PyTree) -> jax.Array:
         """Return the mean square error of the prediction of ``obs [T, N, ...]``, ``[T, N]``."""
-        encoded = self._encode(obs, num_leading=2)
+        encoded = self._encoders[group](obs, num_leading=2)
         predicted, wanted = (
             self._network.apply({"params": p}, encoded) for p in (predictor, target)
         )

@@ -118,13 +118,6 @@ def loss_if(
     return value, (jax.tree.unflatten(structure, merged), metrics)
 
 
-def optimize_if(
-    due: jax.Array, optimize: Callable[..., Any], networks: PyTree, opt: PyTree, grads: PyTree
-) -> tuple[PyTree, PyTree]:
-    """Return what ``optimize`` does if ``due``; else ``networks`` and ``opt``."""
-    return jax.lax.cond(due, optimize, lambda *old: old[:2], networks, opt, grads)
-
-
 def means_when_due(means: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
     """Return means of the metrics of learners over the updates that they had.
 

@@ -72,7 +72,7 @@ def drawn_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrawnLayout:
-    """Stands in for a layout whose replay is in trajectory managers."""
+    """Stands in for a layout whose replay is in trajectory managers; see ``ReplayLayout``."""
 
     of: ReplayLayout
     """The layout there."""
@@ -83,16 +83,13 @@ class DrawnLayout:
 
     @property
     def rows_of_start(self) -> int:
-        """Rows that must follow each other until the first of them can be drawn."""
         return self.of.rows_of_start
 
     @property
     def length(self) -> int:
-        """Transitions of a sequence."""
         return self.of.length  # type: ignore[attr-defined]
 
     def check_run(self, run: RunSpec, batch_size: int) -> None:
-        """Check the replay against the sizes of a run; raise UsageError."""
         self.of.check_run(run, batch_size)
 
     def new(self, trajectory: Trajectory, core: PyTree, run: RunSpec) -> Drawn:
@@ -129,7 +126,6 @@ class DrawnLayout:
         return drawn.draw
 
     def gathered(self, drawn: Drawn, draw: Draw, discount: float) -> PyTree:
-        """Return the transitions or sequences that begin at ``draw``."""
         return drawn.batch
 
     def set_priority(self, drawn: Drawn, draw: Draw, priority: jax.Array) -> Drawn:
@@ -137,13 +133,10 @@ class DrawnLayout:
         return drawn._replace(priority=jax.lax.stop_gradient(priority))
 
     def importance_weights(self, drawn: Drawn, draw: Draw, exponent: float) -> jax.Array:
-        """Return the importance weights, ``[N]``; see ``ReplayLayout.importance_weights``."""
         return ReplayLayout.importance_weights(self, drawn, draw, exponent)  # type: ignore[arg-type]
 
     def size(self, drawn: Drawn) -> jax.Array:
-        """Return the number of starts in the replay, scalar float32."""
         return jnp.asarray(drawn.size)
 
     def inserted(self, drawn: Drawn) -> jax.Array:
-        """Return the number of rows inserted so far, scalar float32."""
         return jnp.asarray(drawn.inserted)

@@ -304,7 +304,7 @@ class ReplayLayout(abc.ABC):
             needed = (rows[:, None] + jnp.arange(self.rows_of_start)[None]) % num_rows
             built = replay.stack.code[inferencer, needed] < self.frame_stack
             can_start &= jnp.all(built, axis=1)
-        new = jnp.where(can_start, self.weight_of_new(replay), 0.0)
+        new = jnp.where(can_start, replay.max_priority**self.priority_exponent, 0.0)
         new = jnp.concatenate([new, jnp.zeros((lack, new.shape[1]))])
         weight = replay.weight.at[inferencer, window % num_rows // between].set(new)
         if isinstance(replay.stack, StackState):
@@ -326,10 +326,6 @@ class ReplayLayout(abc.ABC):
         for obs, counts in new_observations(trajectory.env_step):
             statistics = self.normalizer.update(statistics, obs, counts)
         return statistics
-
-    def weight_of_new(self, replay: Replay) -> jax.Array:
-        """Return the weight of starts that have not been drawn yet, scalar."""
-        return replay.max_priority**self.priority_exponent
 
     def draw(self, replay: Replay, key: jax.Array, batch_size: int) -> Draw:
         """Draw this device's share of a batch from its own shard, with replacement.
@@ -419,7 +415,10 @@ class ReplayLayout(abc.ABC):
 
     def _kept(self, trajectory: Trajectory) -> Rows:
         """Return what is kept of rows 0 to T-1; frame stacks are whole."""
-        rows = _rows_of(trajectory)
+        step = jax.tree.map(lambda x: jnp.asarray(x)[:-1], trajectory.env_step)
+        done = trajectory.action, trajectory.extras
+        flags = step.terminated, step.truncated, step.is_first
+        rows = Rows(step.obs, *done, step.reward, *flags, step.final)
         if self.slots == 1:
             return rows
         shared = jax.tree.map(lambda x: x[:, :: self.slots], rows.obs[COMMON])
@@ -429,11 +428,3 @@ class ReplayLayout(abc.ABC):
 def rows_at(tree: PyTree, index: tuple[jax.Array, ...]) -> PyTree:
     """Return rows of leaves ``[J, R, B, ...]``; the index is inside."""
     return jax.tree.map(lambda x: x.at[index].get(mode="promise_in_bounds"), tree)
-
-
-def _rows_of(trajectory: Trajectory) -> Rows:
-    """Return rows 0 to T-1."""
-    step = jax.tree.map(lambda x: jnp.asarray(x)[:-1], trajectory.env_step)
-    done = trajectory.action, trajectory.extras
-    flags = step.terminated, step.truncated, step.is_first
-    return Rows(step.obs, *done, step.reward, *flags, step.final)
