@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
-from typing import Any, Generic, NamedTuple, Self, TypeVar, final
+from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,8 @@ TRAJECTORY_SPEC = Trajectory(
 """Prefix tree of PartitionSpecs of a trajectory on the update devices: environments are split."""
 
 ConfigT = TypeVar("ConfigT")
+Loss: TypeAlias = tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]
+"""``(scalar loss, (experience, scalar metrics))``."""
 
 
 def is_spec(x: PyTree) -> bool:
@@ -349,9 +351,7 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """
 
     @abc.abstractmethod
-    def loss(
-        self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
-    ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array) -> Loss:
         """Return ``(scalar loss, (experience, scalar metrics))`` of this device's shard.
 
         The loop takes the mean of gradients and metrics over the devices; a masked mean must

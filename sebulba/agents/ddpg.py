@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
+from sebulba.agent import Loss
 from sebulba.agents.bases.actor_and_critics import ActorCriticsAgent, StepState, critic_loss
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import DDPGConfig
@@ -75,9 +76,7 @@ class DDPG(ActorCriticsAgent[DDPGConfig]):
         """Return the keys of what is drawn and of the noise on a target's action."""
         return tuple(jax.random.split(key))
 
-    def loss(
-        self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Replay, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array) -> Loss:
         """Return the sum of the losses of critics and actor.
 
         The critics' parameters are constants to the actor's loss (algorithm 1 of the paper). The

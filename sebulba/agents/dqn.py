@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from sebulba.agent import Loss
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.bases.value_based import StepState, ValueBasedAgent
 from sebulba.agents.configs import DQNConfig
@@ -51,9 +52,7 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
         output = self.network.apply({"params": networks}, encoded, (), is_first)
         return only_legal(self.spec, obs, output.values[0])  # type: ignore[union-attr]
 
-    def loss(
-        self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Replay, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array) -> Loss:
         """Return the mean loss of the temporal differences of a batch, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)

@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from sebulba.agent import Loss
 from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, check_minibatches
 from sebulba.agents.configs import ImpalaConfig
 from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
@@ -26,9 +27,7 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         """Check that minibatches are of one size."""
         check_minibatches(self.config.minibatches, run)
 
-    def loss(
-        self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Experience, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array) -> Loss:
         """Return the sum of policy loss, weighted value loss and weighted negative entropy.
 
         The policy is evaluated again on all T+1 rows, from the recurrent state that acted first.

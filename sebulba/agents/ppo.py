@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS
+from sebulba.agent import LEARNER_AXIS, Loss
 from sebulba.agents.bases.normalization import Statistics
 from sebulba.agents.bases.on_policy import (
     Experience,
@@ -135,7 +135,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: PPOExperience, key: jax.Array
-    ) -> tuple[jax.Array, tuple[PPOExperience, Metrics]]:
+    ) -> Loss:
         """Return the loss of the next minibatch; the first of an epoch draws a permutation."""
         number, order = experience.minibatch, experience.order
         order = cond_on_cpu(

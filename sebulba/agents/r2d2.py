@@ -11,6 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from sebulba.agent import Loss
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.bases.value_based import ValueBasedAgent
 from sebulba.agents.configs import R2D2Config
@@ -60,9 +61,7 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
             run, inferencer, base=config.epsilon, exponent=config.epsilon_exponent
         )
 
-    def loss(
-        self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Replay, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array) -> Loss:
         """Return the mean squared error of a batch of sequences, and set their priorities."""
         config = self.config
         draw, weight = self.draw(experience, key)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
+from sebulba.agent import Loss
 from sebulba.agents.bases.actor_and_critics import ActorCriticsAgent, StepState, critic_loss
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import SACConfig
@@ -70,9 +71,7 @@ class SAC(ActorCriticsAgent[SACConfig]):
         """Return the keys of what is drawn, and of the actions after and at its observations."""
         return tuple(jax.random.split(key, 3))
 
-    def loss(
-        self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Replay, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array) -> Loss:
         """Return the sum of the losses of critics, actor and temperature.
 
         Each trains its own part of the networks: the others are constants to it. Equations 5, 9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from sebulba.agent import LEARNER_AXIS
+from sebulba.agent import LEARNER_AXIS, Loss
 from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent
 from sebulba.agents.configs import SimplePolicyGradientConfig
 from sebulba.agents.kernels.optimizer import masked_mean
@@ -21,9 +21,7 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
 
     uses_final_obs = True
 
-    def loss(
-        self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array
-    ) -> tuple[jax.Array, tuple[Experience, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array) -> Loss:
         """Return the policy loss minus the weighted entropy."""
         config, trajectory = self.config, experience.trajectory
         row = trajectory.env_step

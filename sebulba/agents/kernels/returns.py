@@ -14,7 +14,7 @@ For the values ``[T+1, B]`` of a trajectory::
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -65,22 +65,24 @@ def transitions(
     Raises:
       UsageError: Rows have last observations, and their values are missing.
     """
-    final = trajectory.env_step.final
+    final: Any = trajectory.env_step.final
+    if isinstance(final, FinalObs):
+        final = final._replace(obs=())
+    flags = trajectory.env_step._replace(obs=(), prev_action=(), final=final)  # type: ignore[arg-type]
+    after = jax.tree.map(lambda x: jnp.asarray(x)[1:], flags)
     if isinstance(final, FinalObs):
         if isinstance(final_value, tuple):
             raise UsageError(
                 "transitions(...) lacks final_value, the values of env_step.final.obs; give them, "
                 "or leave the agent's uses_final_obs at False, which masks these transitions"
             )
-        final = FinalValue(jax.lax.stop_gradient(final_value), final.given)  # type: ignore[arg-type]
-    flags = trajectory.env_step._replace(obs=(), prev_action=(), final=final)  # type: ignore[arg-type]
-    after = jax.tree.map(lambda x: jnp.asarray(x)[1:], flags)
+        final = FinalValue(jax.lax.stop_gradient(final_value)[1:], after.final.given)
     return Transitions(
         reward=reward_scale * after.reward.astype(jnp.float32),
         discount=gamma * (1.0 - after.terminated.astype(jnp.float32)),
         last=after.terminated | after.truncated,
         valid=after.valid,
-        final=after.final,
+        final=final,
     )
 
 

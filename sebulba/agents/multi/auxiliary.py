@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 
+from sebulba.agent import Loss
 from sebulba.agents.configs.auxiliary import AuxiliaryConfig
 from sebulba.errors import UsageError, shown
 from sebulba.types import EnvStep, MultiAgentSpec, PyTree, Trajectory
@@ -81,9 +82,7 @@ class Auxiliary(abc.ABC, Generic[ConfigT]):
         return None
 
     @abc.abstractmethod
-    def loss(
-        self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
-    ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array) -> Loss:
         """Return ``(scalar loss, (experience, scalar metrics))`` of this device's shard."""
 
     @abc.abstractmethod

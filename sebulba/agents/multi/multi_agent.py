@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS, Agent, is_spec, spec_of_each_leaf
+from sebulba.agent import LEARNER_AXIS, Agent, Loss, is_spec, spec_of_each_leaf
 from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.configs.agent_config import AgentConfig, agent_class_of, make_agent
 from sebulba.agents.configs.frozen import FrozenConfig
@@ -380,9 +380,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
             extras=jax.tree.map(lambda x: jax.lax.collapse(x, 1, 3), trajectory.extras[name]),
         )
 
-    def loss(
-        self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
-    ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
+    def loss(self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array) -> Loss:
         """Return the sum of the losses of all learners, whose networks have nothing in common."""
         keys, own, total = self._keys(key), self._of_each(experience), jnp.float32(0)
         new = dict(own)
@@ -398,7 +396,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
 
     def _loss_of(
         self, name: str, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array
-    ) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
+    ) -> Loss:
         """Return what the loss of a learner does; where it is not due, what leaves all as it is."""
         own_opt, own = (self._of_each(tree)[name] for tree in (opt, experience))
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS
+from sebulba.agent import LEARNER_AXIS, Loss
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.configs.auxiliary import RandomNetworkDistillationConfig
 from sebulba.agents.kernels.normalization import (
@@ -136,7 +136,7 @@ class RandomNetworkDistillation(Auxiliary[RandomNetworkDistillationConfig]):
 
     def loss(
         self, networks: PyTree, opt: PyTree, experience: dict[str, Novelty], key: jax.Array
-    ) -> tuple[jax.Array, tuple[dict[str, Novelty], dict[str, jax.Array]]]:
+    ) -> Loss:
         """Return the mean error of the predictors on the newest trajectory."""
         metrics, total = {}, jnp.float32(0)
         for name in self.specs:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sebulba.agent import Loss
 from sebulba.errors import UsageError
 from sebulba.types import PyTree
 
@@ -80,9 +81,7 @@ def schedule_of(name: str, due_after: Callable[[int], int]) -> Schedule:
     return Schedule(first[0], second[0] - first[0], first[1])
 
 
-def loss_if(
-    due: jax.Array, loss: Callable[..., Any], networks: PyTree, experience: PyTree
-) -> tuple[jax.Array, tuple[PyTree, dict[str, jax.Array]]]:
+def loss_if(due: jax.Array, loss: Callable[..., Any], networks: PyTree, experience: PyTree) -> Loss:
     """Return ``loss(networks, experience)`` if ``due``; else 0, ``experience``, and zeros.
 
     What the loss does not change of the experience, such as the rows of a replay, does not go
