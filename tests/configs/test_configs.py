@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 
@@ -180,25 +178,6 @@ def test_a_neutral_preset_has_nothing_of_a_task(name):
     assert made.env == EnvConfig(made.env.id), "an environment without options"
     if hasattr(made.agent, "normalize_rewards"):
         assert made.agent.normalize_observations and made.agent.normalize_rewards
-
-
-def test_every_field_of_a_configuration_is_documented():
-    import sebulba
-
-    root = Path(sebulba.__file__).parent
-    files = [root / "options.py", root / "configs/experiment.py", *root.glob("agents/configs/*.py")]
-    classes = [
-        node
-        for file in files
-        for node in ast.parse(file.read_text()).body
-        if isinstance(node, ast.ClassDef) and node.name.endswith(("Config", "Options"))
-    ]
-    assert len(classes) > 14
-    for node in classes:
-        for field, after in zip(node.body, [*node.body[1:], None], strict=True):
-            if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
-                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-                assert documented, f"{node.name}.{ast.unparse(field.target)}"
 
 
 def test_a_learning_rate_is_annealed_only_where_the_agent_has_an_optimizer():
