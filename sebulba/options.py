@@ -20,7 +20,7 @@ Schedule = Literal["async", "lockstep"]
 CycleKind = Literal["auto", "stepped", "fused"]
 """How an Inferencer runs a cycle."""
 
-JAX_LIBRARIES = ("gymnax", "brax", "jumanji", "pgx", "jaxmarl")
+JAX_LIBRARIES = ("gymnax", "brax", "playground", "jumanji", "pgx", "jaxmarl")
 """Libraries of JAX environments, whose ids are ``LIBRARY:ID``. So no module of an environment of
 one's own can have one of these names."""
 

@@ -52,8 +52,8 @@ class EnvConfig:
     """An environment. None leaves an option to the backend's own default."""
 
     id: str
-    """Id of envpool or Gymnasium; gymnax:ID, or one of brax, jumanji, pgx, jaxmarl or pettingzoo;
-    or module:attribute of an environment class or factory."""
+    """Id of envpool or Gymnasium; gymnax:ID, or one of brax, playground, jumanji, pgx, jaxmarl or
+    pettingzoo; or module:attribute of an environment class or factory."""
     backend: Literal["envpool", "gymnasium"] | None = None
     """None: envpool if it has the id, otherwise Gymnasium."""
     num_threads: int | None = None

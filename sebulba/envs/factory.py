@@ -182,7 +182,7 @@ def make_env_factory(
           ``MultiAgentEnv``, or an AEC or Parallel environment of PettingZoo;
         * a callable with parameters ``num_envs`` and ``seeds`` that returns a Gymnasium vector
           environment, in any autoreset mode, or an EnvAdapter;
-        * ``"LIBRARY:ID"`` of gymnax, brax, jumanji, pgx or jaxmarl, or a ``JaxEnv`` or
+        * ``"LIBRARY:ID"`` of gymnax, brax, playground, jumanji, pgx or jaxmarl, or a ``JaxEnv`` or
           ``MultiAgentJaxEnv``: an object, a class, or a function that is annotated to return one;
         * ``"pettingzoo:FAMILY/NAME"``, such as ``"pettingzoo:classic/connect_four_v3"``;
         * the id of one that an installed package brings, ``"PREFIX:NAME"`` or ``"PREFIX/NAME"``,
@@ -560,6 +560,8 @@ def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Facto
 
     _check_fits(own, name, backend=True, threads=True, single="is written in JAX")
     env = make()  # one will do: its functions are pure
+    if not own.privileged:
+        own = dataclasses.replace(own, privileged=getattr(env, "privileged", ()))
     many = hasattr(env, "tree")
     adapter, make_spec = (
         (JaxPopulationAdapter, jax_population_spec) if many else (JaxAdapter, jax_env_spec)

@@ -37,6 +37,7 @@ class JaxEnv(Protocol):
     """Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these."""
     action_space: gymnasium.Space
     """Box of floats, Discrete or MultiDiscrete."""
+    # A Dict may have ``privileged``, a tuple: its parts that only the learner sees.
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
         """Begin an episode with a typed PRNG key; return ``(obs, state)``."""
@@ -124,12 +125,13 @@ class TimeLimit:
     observation_space: gymnasium.Space
     action_space: gymnasium.Space
     tree: Population
+    privileged: tuple[str, ...]
 
     def __init__(self, env: JaxEnv | MultiAgentJaxEnv, max_episode_steps: int) -> None:
         """Limit ``env`` to ``max_episode_steps``, at least 1."""
         where = f"max_episode_steps={shown(max_episode_steps)}"
         check_number(where, max_episode_steps, default=1000, smallest=1)
-        for name in ("observation_space", "action_space", "tree"):
+        for name in ("observation_space", "action_space", "tree", "privileged"):
             if hasattr(env, name):
                 setattr(self, name, getattr(env, name))
         if acting := getattr(env, "acting", None):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import importlib.util
+import sys
+import types
 from typing import Any
 
+import flax.struct
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +19,8 @@ import pytest
 import sebulba
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs import env_source
+from sebulba.envs.jax_libraries import IMPORTED
+from sebulba.envs.jax_libraries.playground_env import PlaygroundEnv
 from sebulba.errors import UsageError
 from tests.envs.test_jax_populations import value_of_slots
 from tests.support.value_of_ends import first_value
@@ -27,13 +34,14 @@ pytestmark = [
 IDS = {
     "gymnax": ["gymnax:CartPole-v1", "gymnax:Breakout-MinAtar", "gymnax:Catch-bsuite"],
     "brax": ["brax:inverted_pendulum"],
+    "playground": ["playground:CartpoleBalance"],
     "jumanji": ["jumanji:Snake-v1", "jumanji:Cleaner-v0"],
     "pgx": ["pgx:2048"],
 }
 
 
 def needs(library: str) -> None:
-    if importlib.util.find_spec(library) is None:
+    if importlib.util.find_spec(IMPORTED.get(library, library)) is None:
         pytest.skip(f"{library} is not installed; pip install 'sebulba[{library}]'")
 
 
@@ -67,6 +75,10 @@ def test_an_id_makes_an_environment_that_keeps_its_contract(env_id):
     [
         ("gymnax:Breakout", "'Breakout' is not an id of gymnax; the nearest are Breakout-MinAtar"),
         ("brax:antt", "'antt' is not an id of brax; the nearest are ant"),
+        (
+            "playground:CartpolBalance",
+            "is not an id of playground; the nearest are CartpoleBalance",
+        ),
         ("jumanji:Snak-v1", "'Snak-v1' is not an id of jumanji; the nearest are Snake-v1"),
         ("pgx:2047", "'2047' is not an id of pgx; the nearest are 2048"),
         ("jaxmarl:MPE_simple_spred_v3", "'MPE_simple_spred_v3' is not an id of jaxmarl; the"),
@@ -87,6 +99,7 @@ def test_what_is_not_there_is_named_with_what_is_near(env_id, words):
         ("gymnax:CartPole-v1", {"max_episode_steps": 0}, "must be at least 1"),
         ("brax:reacher", {"phisics": "spring"}, "no option 'phisics'; the nearest are physics"),
         ("brax:reacher", {"physics": "springs"}, "cannot be made"),
+        ("playground:CartpoleBalance", {"ctrl_td": 1}, "no option 'ctrl_td'; the nearest are ctrl"),
         ("jumanji:Snake-v1", {"rows": 3}, "no option 'rows'"),
         ("pgx:2048", {"size": 3}, "no option 'size'"),
         ("pgx:tic_tac_toe", {"size": 3}, "no option 'size'"),
@@ -342,3 +355,95 @@ def test_the_bare_prototype_trains_on_the_same_environment():
     case = make_prototype_case(config, None)  # type: ignore[arg-type]
     case.warm_up(0.0)
     assert case.measure() > 0
+
+
+# MuJoCo Playground, by a double with its interface: it needs mujoco, mjx and brax.
+
+
+@flax.struct.dataclass
+class Standing:
+    """As ``mujoco_playground.State``."""
+
+    data: Any
+    obs: Any
+    reward: Any
+    done: Any
+    metrics: dict[str, Any]
+    info: dict[str, Any]
+
+
+class Robot:
+    """Counts its steps; ``data`` is ``[steps, sum of actions]``."""
+
+    action_size = 2
+
+    def __init__(self, ends: str = "") -> None:
+        self.ends = ends
+
+    def reset(self, rng):
+        zero = jnp.float32(0)
+        return Standing(jnp.zeros(2), self.obs(jnp.zeros(2)), zero, zero, {}, {"time_out": zero})
+
+    def obs(self, data):
+        return {"state": data, "privileged_state": jnp.concatenate([data, data])}
+
+    def step(self, state, action):
+        data = state.data + jnp.array([1.0, action.sum()])
+        is_last = (data[0] >= 6).astype(jnp.float32)
+        broken = jnp.where(is_last > 0, jnp.nan, data) if self.ends == "broken" else data
+        time_out = is_last if self.ends == "time" else jnp.float32(0)
+        done = is_last if self.ends else jnp.float32(0)
+        info = {"time_out": time_out}
+        obs = self.obs(broken)
+        return state.replace(data=data, obs=obs, reward=broken[0], done=done, info=info)
+
+
+@pytest.fixture
+def playground(monkeypatch):
+    """Put a double in the place of ``mujoco_playground``; return what it was asked to load."""
+    loaded = []
+
+    def load(env_id, config_overrides=None):
+        loaded.append((env_id, config_overrides))
+        return Robot()
+
+    config = {"impl": "warp", "episode_length": 9, "action_repeat": 2, "ctrl_dt": 0.01}
+    registry = types.ModuleType("registry")
+    registry.ALL_ENVS = ("Robot",)
+    registry.get_default_config, registry.load = lambda env_id: dict(config), load
+    module = types.ModuleType("mujoco_playground")
+    module.registry = registry
+    module.__spec__ = importlib.machinery.ModuleSpec("mujoco_playground", None)
+    monkeypatch.setitem(sys.modules, "mujoco_playground", module)
+    return loaded
+
+
+def test_playground_is_loaded_with_its_options_and_hides_what_is_privileged(playground):
+    env = adapter("playground:Robot", ctrl_dt=0.02)
+    assert playground[-1] == ("Robot", {"ctrl_dt": 0.02, "impl": "jax"})  # a CPU has no Warp
+    assert env.spec.eval_only == ("privileged_state",)
+    assert set(env.spec.policy_spec.observation_space) == {"state"}
+    assert env.spec.action_space == gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    env.reset()
+    rows = [env.step(np.full((2, 2), 0.25, np.float32)) for _ in range(6)]
+    # Two steps of the robot in each: 9 of them are 5.
+    np.testing.assert_array_equal(rows[0].reward, [3, 3])
+    np.testing.assert_array_equal(rows[0].obs["state"], [[2, 1], [2, 1]])
+    assert [bool(row.truncated[0]) for row in rows] == [False] * 4 + [True, False]
+    assert not any(row.terminated.any() for row in rows) and rows[5].is_first.all()
+    adapter("playground:Robot", impl="warp", max_episode_steps=3)
+    assert playground[-1] == ("Robot", {"impl": "warp"})
+    with pytest.raises(UsageError, match="no option 'ctrl_td'; the nearest are ctrl_dt"):
+        adapter("playground:Robot", ctrl_td=1)
+
+
+@pytest.mark.parametrize("ends", ["time", "broken", "fallen"])
+def test_playground_says_why_an_episode_ends(ends):
+    env = adapter(PlaygroundEnv(Robot(ends)))
+    env.reset()
+    rows = [env.step(np.zeros((2, 2), np.float32)) for _ in range(6)]
+    assert not any((row.terminated | row.truncated).any() for row in rows[:5])
+    assert rows[5].truncated.all() == (ends == "time")
+    assert rows[5].terminated.all() == (ends != "time")
+    expected = 0 if ends == "broken" else 6  # NaN would end the run
+    assert rows[5].reward[0] == expected and rows[5].obs["state"][0, 0] == expected

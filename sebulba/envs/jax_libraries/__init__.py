@@ -20,6 +20,9 @@ from sebulba.errors import UsageError, text_of
 from sebulba.options import JAX_LIBRARIES
 from sebulba.support.checks import nearest
 
+IMPORTED = {"playground": "mujoco_playground"}
+"""What is imported of a library whose ids, package and extra have another name."""
+
 
 def library_of(env: str) -> str | None:
     """Return the library that ``env`` names before its colon; None if it names none."""
@@ -68,7 +71,7 @@ def library_versions(env: str) -> dict[str, str]:
 def _checked(env: str) -> tuple[Any, str]:
     """Return the module that knows the library of ``env``, and the id, which it has."""
     library, _, env_id = env.partition(":")
-    if importlib.util.find_spec(library) is None:
+    if importlib.util.find_spec(IMPORTED.get(library, library)) is None:
         raise UsageError(
             f"env={env!r} needs {library}, which is not installed; pip install 'sebulba[{library}]'"
         )
