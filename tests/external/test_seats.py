@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import pytest
 from gymnasium import spaces
-from sebulba_external import protocol, seats
+from sebulba_external import listener, protocol, seats
 from sebulba_external.client import Client
 from sebulba_external.seats import ExternalEnv, Seats
 
@@ -137,7 +137,7 @@ def test_every_transition_is_one_that_a_client_made(tmp_path: Path, num_clients:
     assert checker.valid > 2500
     assert checker.ends > 200
     assert len(checker.clients) >= num_clients
-    assert given.counts["vanished"] > 0
+    assert given.counts["broke_off"] > 0
     assert given.counts["asked"] >= given.counts["batches"] > 0
 
 
@@ -269,7 +269,7 @@ def answers(address: str, frames: list[bytes]) -> list[dict[str, Any]]:
 def test_what_breaks_the_protocol_is_refused_in_words_and_disturbs_nobody(tmp_path: Path) -> None:
     checker, stop = Checker(), threading.Event()
     with training(f"unix:{tmp_path}/s", observe_cycle=checker) as (given, loop):
-        given.token = "right"
+        given.listener.token = "right"
         tellers(given, B - 1, stop)
         trained = in_threads(lambda: loop.train(total_env_steps=200_000, steps_per_cycle=T), ())
         for name, (frames, words) in BAD.items():
@@ -291,7 +291,7 @@ def test_what_breaks_the_protocol_is_refused_in_words_and_disturbs_nobody(tmp_pa
 def test_a_client_that_dawdles_loses_its_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr(listener, "HELLO_WITHIN_S", 0.2)
     with training(f"unix:{tmp_path}/s") as (given, loop):
         trained = in_threads(lambda: loop.train(total_env_steps=1024, steps_per_cycle=T), ())
         for data in (b"", protocol.pack(hello(given.token))[:7]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +45,6 @@ class SeatColumns:
         self._at = 0
         """Index of the row that has no action yet, or is the next to be written."""
         self._initial: PyTree = ()
-        self._in_episode = False
         self._new_arrays()
 
     def _new_arrays(self) -> None:
@@ -55,28 +55,23 @@ class SeatColumns:
             for size, tree in zip(sizes, trees, strict=True)
         )
 
-    @property
-    def in_episode(self) -> bool:
-        """Whether an episode has begun and not ended."""
-        return self._in_episode
-
-    def add(self, row: EnvStep, own_state: PyTree) -> Column | None:
+    def add(self, row: EnvStep, own_state: Callable[[], PyTree]) -> Column | None:
         """Write the next row, leaves ``[...]``; return the column that it completes.
 
         Args:
           row: What the client reported.
-          own_state: The seat's rows of the step state, from before this row is acted in.
+          own_state: Returns the seat's rows of the step state, before this row is acted in.
         """
         _write(self._rows, self._at, row)
-        self._in_episode = not (row.terminated or row.truncated)
         if self._at < self._num_steps:
             if self._at == 0:
-                self._initial = own_state
+                self._initial = own_state()
             return None
-        column = self._complete(own_state)
+        own = own_state()
+        column = self._complete(own)
         self._new_arrays()
         _write(self._rows, 0, row)
-        self._at, self._initial = 0, own_state
+        self._at, self._initial = 0, own
         return column
 
     def act(self, action: PyTree | None, extras: PyTree) -> None:
@@ -89,9 +84,8 @@ class SeatColumns:
     def cut(self) -> None:
         """End the episode in progress at its last observation: the client is gone."""
         last = self._at - 1
-        if self._in_episode and last >= 0 and not self._rows.is_first[last]:
+        if last >= 0 and not self._rows.is_first[last]:
             self._rows.truncated[last] = True
-        self._in_episode = False
 
     def _complete(self, final: PyTree) -> Column:
         rows = self._rows

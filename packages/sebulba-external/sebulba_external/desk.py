@@ -1,0 +1,154 @@
+"""Where observations arrive and actions are chosen: one row a seat."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from sebulba.agent import Agent
+from sebulba.support.trees import KeyData
+from sebulba.types import EnvStep, PyTree
+from sebulba_external import protocol
+from sebulba_external.protocol import ProtocolError
+
+REPORTS = ("begin", "step", "end")
+"""Messages of a client that has a seat."""
+
+
+class Answer(NamedTuple):
+    """What the policy chose in one call, leaves ``[B, ...]``; only rows that asked count."""
+
+    action: np.ndarray
+    extras: PyTree
+
+
+class Desk:
+    """Acts for those seats that ask; the recurrent state of the others waits."""
+
+    def __init__(self, agent: Agent, num_seats: int, step_state: PyTree, *, explore: bool) -> None:
+        """Act with ``agent``.
+
+        Args:
+          agent: The algorithm.
+          num_seats: B.
+          step_state: Of B environments; copied.
+          explore: Act as in training, not as the evaluation policy.
+        """
+        self._agent, self._explore = agent, explore
+        self.num_seats = num_seats
+        self.networks: PyTree = None
+        """Acting networks; whoever has newer ones puts them here."""
+        self.row: EnvStep = jax.tree.map(np.array, agent.empty_env_step(num_seats))
+        """The latest row of each seat, which ``report`` writes."""
+        self.in_episode = np.zeros(num_seats, np.bool_)
+        """Seats whose episode has begun and not ended."""
+        is_spec = lambda x: isinstance(x, PartitionSpec)  # noqa: E731
+        spec = agent.step_state_spec()
+        self._is_own = [tuple(x) != () for x in jax.tree.leaves(spec, is_leaf=is_spec)]
+        self._spec = jax.tree.structure(spec, is_leaf=is_spec)
+        self._keys = KeyData(step_state)
+        self._step_state = self._keys.unwrap(jax.tree.map(jnp.copy, step_state))
+        self._act = jax.jit(self._act_for_some, donate_argnums=1)
+
+    @property
+    def parts(self) -> dict[str, np.ndarray]:
+        """Observations ``[B, ...]`` by part; an observation without parts is the part ""."""
+        obs = self.row.obs
+        return obs if isinstance(obs, dict) else {"": obs}
+
+    @property
+    def longest_frame(self) -> int:
+        """Most bytes of a message that reports."""
+        return sum(part[0].nbytes for part in self.parts.values()) + protocol.SPARE_BYTES
+
+    def shapes(self) -> dict[str, Any]:
+        """Return what a client has to know of observations and actions."""
+        action = self.row.prev_action
+        parts = self.parts.items()
+        return {
+            "observation": {name: [x.dtype.str, list(x.shape[1:])] for name, x in parts},
+            "action": [action.dtype.str, list(action.shape[1:])],
+        }
+
+    def report(self, seat: int, message: dict[str, Any]) -> None:
+        """Write what a client reports into its row.
+
+        Raises:
+          ProtocolError: It breaks the protocol; nothing is written.
+        """
+        kind = message["type"]
+        if kind not in REPORTS:
+            raise ProtocolError(f"type={kind!r} is unknown; use {', '.join(REPORTS)}")
+        is_first, is_end = kind == "begin", kind == "end"
+        if not is_first and not self.in_episode[seat]:
+            raise ProtocolError(f"{kind!r} came outside of an episode; send 'begin' first")
+        given = message.get("observation")
+        if not isinstance(given, dict) or given.keys() != self.parts.keys():
+            raise ProtocolError(f"'observation' must be a map with the parts {sorted(self.parts)}")
+        obs = {name: _part(name, given[name], like) for name, like in self.parts.items()}
+        reward = 0.0 if is_first else _finite(message.get("reward"))
+        row, is_cut = self.row, message.get("truncated") is True
+        for name, part in self.parts.items():
+            part[seat] = obs[name]
+        row.reward[seat], row.is_first[seat] = reward, is_first
+        row.terminated[seat], row.truncated[seat] = is_end and not is_cut, is_end and is_cut
+        if is_first:
+            row.prev_action[seat] = 0
+        self.in_episode[seat] = not is_end
+
+    def answer(self, asked: np.ndarray) -> Answer:
+        """Act in the rows of the seats in ``asked [B]`` bool."""
+        row = jax.tree.map(np.copy, self.row)  # JAX may alias what it is given
+        action, extras, self._step_state = self._act(self.networks, self._step_state, row, asked)
+        answer = Answer(*jax.tree.map(np.asarray, (action, extras)))
+        self.row.prev_action[asked] = answer.action[asked]
+        return answer
+
+    def _act_for_some(
+        self, networks: PyTree, step_state: PyTree, row: EnvStep, asked: jax.Array
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        wrapped = self._keys.wrap(step_state)
+        output, new = self._agent.act(networks, wrapped, row, explore=self._explore)
+
+        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(asked.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        olds = self._split(step_state)
+        pairs = zip(self._is_own, self._split(self._keys.unwrap(new)), olds, strict=True)
+        parts = [jax.tree.map(chosen, n, o) if own else n for own, n, o in pairs]
+        return output.action, output.extras, jax.tree.unflatten(self._spec, parts)
+
+    def own(self, seat: int) -> list[PyTree]:
+        """Return a seat's rows of the step state, on the host."""
+        pairs = zip(self._is_own, self._split(self._step_state), strict=True)
+        of_seat = operator.itemgetter(seat)
+        return [jax.tree.map(lambda x: of_seat(np.array(x)), part) for own, part in pairs if own]
+
+    def with_own(self, step_state: PyTree, own: list[PyTree]) -> PyTree:
+        """Return a copy of ``step_state`` with rows ``[B, ...]`` in the place of its own."""
+        rows = iter(own)
+        pairs = zip(self._is_own, self._split(step_state), strict=True)
+        parts = [jax.tree.map(jnp.asarray, next(rows) if own else part) for own, part in pairs]
+        return jax.tree.map(jnp.copy, jax.tree.unflatten(self._spec, parts))
+
+    def _split(self, step_state: PyTree) -> list[PyTree]:
+        """Return the parts of a step state for which the agent's spec has an entry each."""
+        return self._spec.flatten_up_to(step_state)  # type: ignore[attr-defined]
+
+
+def _part(name: str, data: Any, like: np.ndarray) -> np.ndarray:
+    part = protocol.array_of(data, like.dtype.str, like.shape[1:])
+    if part.dtype.kind == "f" and not np.isfinite(part).all():
+        raise ProtocolError(f"the observation {name!r} has a value that is not finite")
+    return part
+
+
+def _finite(reward: Any) -> float:
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not np.isfinite(reward):
+        raise ProtocolError(f"reward={reward!r} must be a finite number")
+    return float(reward)
