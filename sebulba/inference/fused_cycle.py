@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -236,7 +238,9 @@ class FusedCycle(LocalCycle):
         chunk = functools.partial(
             _run_chunk, self._programs, self._packing, self._fused.step, length, is_last
         )
-        return jax.jit(chunk, donate_argnums=(1, 2)).lower(*example).compile()
+        lowered = jax.jit(chunk, donate_argnums=(1, 2)).lower(*example)
+        with contextlib.nullcontext() if self._fused.is_pure else _without_saving():
+            return lowered.compile()
 
     def _choose_chunks(self, chunk_s: float) -> None:
         """Split long chunks after the first cycle; merge short ones once if the run lasts."""
@@ -313,6 +317,16 @@ def _run_chunk(
     columns = info_columns(done.true_reward, done.episode_end, done.env_step, acting)
     finished = _finish(packing.unpack(rows), step_state) if is_last else None
     return end, recording, finished, Chunk(columns, num_invalid.sum())
+
+
+def _without_saving() -> contextlib.AbstractContextManager[None]:
+    """Let JAX save no compiled program of this thread in its folder.
+
+    The address of native environments is part of theirs, so that no other process would find it.
+    """
+    from jax._src import config
+
+    return config.persistent_cache_min_compile_time_secs(math.inf)
 
 
 def _row_shapes(shapes: Trajectory) -> Row:

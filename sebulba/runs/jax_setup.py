@@ -28,8 +28,7 @@ COMPILE_CACHE_S = 30 * 24 * 3600.0
 """Age at which a compiled program is removed."""
 
 COMPILE_CACHE_BYTES = 2 * 2**30
-"""Size of the folder of compiled programs after a start. Fused programs with native environments
-are kept, too, and never found again: the address of their environments is part of them."""
+"""Size of the folder of compiled programs after a start."""
 
 Platform = Literal["cpu", "cuda", "tpu"]
 

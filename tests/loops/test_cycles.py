@@ -9,6 +9,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from jax._src import compilation_cache
 
 import sebulba
 from sebulba.inference import choose_cycle, fused_cycle, hangs, stepped_cycle
@@ -147,6 +148,67 @@ def test_short_chunks_of_a_fused_cycle_are_merged_once_and_it_stays_the_same(
     assert numbers_of_chunks[0] == 4 and set(numbers_of_chunks[1:]) == {1}
     for one, other in zip(whole.trajectories, merged.trajectories, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.env_step, other.env_step)
+
+
+class Noted:
+    """An array that notes when it is asked for and when it is read."""
+
+    def __init__(self, array, events):
+        self.array, self.events = array, events
+
+    def copy_to_host_async(self):
+        self.events.append("asked")
+        self.array.copy_to_host_async()
+
+    def __array__(self, dtype=None, copy=None):
+        self.events.append("read")
+        return np.asarray(self.array, dtype)
+
+    def __bool__(self):
+        return bool(self.__array__())
+
+
+def test_the_host_asks_for_all_of_a_chunk_before_it_reads(monkeypatch):
+    """So an accelerator is waited for once a chunk."""
+    chunks = []
+    program_of = fused_cycle.FusedCycle._program
+
+    def noting(cycle, *arguments):
+        def program(*given):
+            events = []
+            *rest, finished, chunk = compiled(*given)
+            if finished is not None:
+                finished = finished._replace(finite=Noted(finished.finite, events))
+            chunks.append(events)
+            return *rest, finished, jax.tree.map(lambda x: Noted(x, events), chunk)
+
+        compiled = program_of(cycle, *arguments)
+        return program
+
+    monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
+    monkeypatch.setattr(fused_cycle.FusedCycle, "_program", noting)
+    record("CartPole-v1", "fused", 2, 12, **ONE)
+    assert len(chunks) >= 8
+    for events in chunks:
+        count = events.count("asked")
+        assert count >= 3 and events == ["asked"] * count + ["read"] * count
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnax:CartPole-v1"])
+def test_programs_that_no_other_process_finds_are_not_saved(env, monkeypatch):
+    if env.startswith("gymnax"):
+        pytest.importorskip("gymnax")
+    saved = []
+    monkeypatch.setattr(
+        compilation_cache, "put_executable_and_time", lambda key, name, *_: saved.append(name)
+    )
+    monkeypatch.setattr(compilation_cache, "get_executable_and_time", lambda *_: (None, None))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    try:
+        record(env, "fused", 1, 12, **ONE)
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    assert any("run_chunk" in name for name in saved) == env.startswith("gymnax")
 
 
 def test_auto_says_which_way_it_uses_and_why():

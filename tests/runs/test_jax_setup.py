@@ -1,6 +1,7 @@
 """How the CPU is split for a run, and what an accelerator leaves to it."""
 
 import dataclasses
+import json
 import os
 import time
 
@@ -8,7 +9,9 @@ import jax
 import pytest
 
 from sebulba.agents.configs import TorsoConfig
+from sebulba.commands.cli import main
 from sebulba.configs.presets import OWN_NUMBERS, PRESETS
+from sebulba.loops import devices
 from sebulba.runs import jax_setup, placement
 from tests.support.needs import needs_mujoco
 
@@ -187,3 +190,34 @@ def test_the_folder_of_programs_may_hold_folders_and_keeps_its_size(tmp_path, mo
     jax_setup._remove_old_files(str(tmp_path))
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"xla_gpu_per_fusion_autotune_cache_dir", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("platform", "platforms"), [("cuda", "cuda,cpu"), ("tpu", "tpu,cpu"), ("cpu", "cpu")]
+)
+def test_jax_has_a_cpu_beside_the_platform_of_a_run(platform, platforms, monkeypatch):
+    said = {}
+    monkeypatch.setattr(jax.config, "update", said.__setitem__)
+    jax_setup.configure_jax(platform, None, "off")
+    assert said["jax_platforms"] == platforms
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (2, "cartpole-dqn --total-env-steps 2000"),
+        (3, "cartpole --total-env-steps 9000"),
+        (4, "pendulum-sac --total-env-steps 1500"),
+        (6, "cartpole --total-env-steps 18000"),
+        (8, "pong --num-envs 24 --steps-per-cycle 8 --total-env-steps 2000"),
+    ],
+)
+def test_plain_commands_train_on_any_number_of_devices(count, words, tmp_path, monkeypatch):
+    everywhere = jax.local_devices()[:count]
+    monkeypatch.setattr(devices, "local_devices", lambda platform=None: everywhere)
+    folder = tmp_path / "run"
+    assert main(["train", *words.split(), "--writers", "--run-dir", str(folder)]) == 0
+    records = (folder / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(records[-1])["updates"] > 0
