@@ -66,7 +66,7 @@ def train(seed: int, *, bonus: bool = True, num_cycles: int = 300, **given: Any)
     with sebulba.GymnasiumLoop(Vault, agent, num_envs=16, seed=seed, **options) as loop:
         result = loop.run(loop.new_state(seed, 32), num_cycles, 32)
     policy = sebulba.Policy(agent, result.acting_networks)
-    return sebulba.evaluate(policy, Vault, num_episodes=20, num_envs=20).mean_return
+    return sebulba.evaluate(policy, Vault, num_episodes=20, num_envs=20).episode_return_mean
 
 
 def main() -> None:

@@ -238,7 +238,7 @@ class Progress:
     def __call__(self, trajectory: Trajectory, infos: StepInfos) -> None:
         """Count a trajectory; ``infos`` has the returns of the episodes that ended in it."""
         self.returns.extend(infos.episode_returns)
-        self.env_steps += infos.true_reward.size  # [T, B]
+        self.env_steps += infos.unclipped_reward.size  # [T, B]
         if self.solved_at is None and len(self.returns) == 100 and self.mean >= self.goal:
             self.solved_at = self.env_steps
         self.times.append(time.perf_counter())

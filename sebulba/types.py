@@ -16,6 +16,7 @@ from typing import (
     NamedTuple,
     Protocol,
     TypeAlias,
+    TypeVar,
     runtime_checkable,
 )
 
@@ -152,11 +153,11 @@ class Trajectory(NamedTuple):
 class StepInfos(NamedTuple):
     """Episode bookkeeping of one cycle, host arrays from the environment adapter.
 
-    Not what the learner sees: ``true_reward`` is unclipped, and ``episode_end`` is the end of the
-    whole game even where a lost life is ``terminated``.
+    Not what the learner sees: rewards are unclipped, and ``episode_end`` is the end of the whole
+    game even where a lost life is ``terminated``.
     """
 
-    true_reward: PyTree
+    unclipped_reward: PyTree
     """``[T, B]`` float32; with many agents ``{group: [T, B, A]}``."""
     episode_end: np.ndarray
     """``[T, B]`` bool."""
@@ -165,11 +166,12 @@ class StepInfos(NamedTuple):
     masked_truncation: np.ndarray
     """``[T, B]`` bool, ``EnvStep.masked_truncation``: the loss has nothing to bootstrap from."""
     episode_returns: np.ndarray
-    """``[N]`` float64: true returns of the N episodes that ended in this cycle, in time order."""
+    """``[N]`` float64: returns of the N episodes that ended in this cycle, in time order: sums of
+    ``unclipped_reward``."""
     episode_lengths: np.ndarray
     """``[N]`` int64: their lengths in environment steps."""
     slot_returns: PyTree = ()
-    """With many agents ``{group: [N, A]}`` float64: the true return of every slot, NaN for one that
+    """With many agents ``{group: [N, A]}`` float64: the return of every slot, NaN for one that
     never acted. ``episode_returns`` is the mean over all slots of all groups."""
     slot_lengths: PyTree = ()
     """With many agents ``{group: [N, A]}`` int64: how often every slot acted."""
@@ -191,7 +193,7 @@ class EnvOutput(NamedTuple):
     """``EnvStep.truncated``."""
     is_first: Any
     """``EnvStep.is_first``."""
-    true_reward: Any
+    unclipped_reward: Any
     """``[B]`` float32: the reward before any clipping."""
     episode_end: Any
     """``[B]`` bool: the whole game ended (never a mere lost life), with many agents for all."""
@@ -515,7 +517,10 @@ class RunSpec:
         return self.num_hosts * self.num_inferencers * self.num_envs
 
 
-def policy_row(spec: EnvSpec | MultiAgentSpec, row: EnvStep) -> EnvStep:
+RowT = TypeVar("RowT", EnvStep, EnvOutput)
+
+
+def policy_row(spec: EnvSpec | MultiAgentSpec, row: RowT) -> RowT:
     """Return rows of an environment without the parts of observations that are ``eval_only``.
 
     With many agents, rows stay as they are: ``MultiAgent`` decides what each member sees.

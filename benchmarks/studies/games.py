@@ -346,7 +346,7 @@ def worth_of_words(policy: Policy, *, num_episodes: int = 512) -> float:
         return ShuffledWords(make_env_factory(SPEAKER_LISTENER)(num_envs, seeds))
 
     with_words, without = (
-        evaluate(policy, env, num_episodes=num_episodes, num_envs=64).mean_return
+        evaluate(policy, env, num_episodes=num_episodes, num_envs=64).episode_return_mean
         for env in (SPEAKER_LISTENER, shuffled)
     )
     return 2 * (with_words - without)

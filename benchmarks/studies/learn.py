@@ -47,15 +47,15 @@ class Goal:
 
     preset: str
     """Configuration of ``sebulba train``."""
-    mean_return: float
+    episode_return_mean: float
     """Return to reach."""
     env_steps: int
     """Budget of environment steps."""
     evaluated: bool = True
     """The return is that of the evaluation policy, not that of the training episodes."""
     is_limit: bool = False
-    """What counts must not exceed ``mean_return``: a return that shows what the agent cannot do
-    without a part that ``options`` take away, or an exam's figure of losses."""
+    """What counts must not exceed ``episode_return_mean``: a return that shows what the agent
+    cannot do without a part that ``options`` take away, or an exam's figure of losses."""
     seconds: float | None = None
     """Seconds of the run, compile included, within which to reach it; None for no limit."""
     options: tuple[str, ...] = ()
@@ -74,7 +74,9 @@ class Goal:
         where = self.exam or where
         time = "" if self.seconds is None else f" and {self.seconds:g} s"
         sign = "≤" if self.is_limit else "≥"
-        return f"{where} {sign} {self.mean_return:g} within {self.env_steps:,} env steps{time}"
+        return (
+            f"{where} {sign} {self.episode_return_mean:g} within {self.env_steps:,} env steps{time}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Verdict:
 
     is_reached: bool
     """The run reached the goal."""
-    mean_return: float | None
+    episode_return_mean: float | None
     """The return that counts: the worse of the last two evaluations, or the last training mean."""
     env_steps: int | None = None
     """Environment steps until the goal was first reached."""
@@ -266,7 +268,7 @@ def verdict(result: SeedResult, goal: Goal) -> Verdict:
     if not goal.evaluated:
         training = [point for point in result.training if point[0] <= goal.env_steps]
         last = training[-1][2] if training else None
-        first = next((p for p in training if p[2] >= goal.mean_return), None)
+        first = next((p for p in training if p[2] >= goal.episode_return_mean), None)
         in_time = first is not None and (goal.seconds is None or first[1] <= goal.seconds)
         is_reached = in_time and result.exit_code == 0
         return Verdict(is_reached, last, *(first[:2] if first else ()))
@@ -275,10 +277,10 @@ def verdict(result: SeedResult, goal: Goal) -> Verdict:
     if len(last_two) < 2 or result.exit_code != 0:
         return Verdict(False, None)
     if goal.is_limit:
-        return Verdict(max(last_two) <= goal.mean_return, max(last_two))
+        return Verdict(max(last_two) <= goal.episode_return_mean, max(last_two))
     in_time = goal.seconds is None or (result.seconds or 0.0) <= goal.seconds
-    reached = next((p[0] for p in evaluations if p[1] >= goal.mean_return), None)
-    is_reached = in_time and min(last_two) >= goal.mean_return
+    reached = next((p[0] for p in evaluations if p[1] >= goal.episode_return_mean), None)
+    is_reached = in_time and min(last_two) >= goal.episode_return_mean
     return Verdict(is_reached, min(last_two), reached)
 
 
@@ -287,7 +289,9 @@ def _verdict_of_exam(result: SeedResult, goal: Goal) -> Verdict:
     if figure is None or result.exit_code != 0:
         return Verdict(False, None)
     in_time = goal.seconds is None or (result.seconds or 0.0) <= goal.seconds
-    is_good = figure <= goal.mean_return if goal.is_limit else figure >= goal.mean_return
+    is_good = (
+        figure <= goal.episode_return_mean if goal.is_limit else figure >= goal.episode_return_mean
+    )
     return Verdict(in_time and is_good, figure)
 
 
@@ -306,7 +310,7 @@ def table_row(result: SeedResult, goal: Goal | None) -> str:
     return " ".join(
         [
             f"{result.seed:>5} {result.exit_code:>4} {word:>8}",
-            cell(found.mean_return, 9, ".3f" if goal and goal.exam else ".1f"),
+            cell(found.episode_return_mean, 9, ".3f" if goal and goal.exam else ".1f"),
             cell(found.env_steps, 11, ",d"),
             cell(found.seconds, 8, ".1f"),
             cell(result.seconds, 7, ".1f"),
@@ -359,7 +363,9 @@ def figures_of(results: Sequence[SeedResult], goal: Goal | None) -> dict[str, An
     if goal is not None:
         verdicts = [verdict(result, goal) for result in results]
         figures |= {
-            "return that counts": [v.mean_return for v in verdicts if v.mean_return is not None],
+            "return that counts": [
+                v.episode_return_mean for v in verdicts if v.episode_return_mean is not None
+            ],
             "env steps until first reached": [v.env_steps for v in verdicts if v.env_steps],
             "seconds until first reached": [v.seconds for v in verdicts if v.seconds],
         }
@@ -398,7 +404,7 @@ def write(
         {f"seed {r.seed}": ([(x, y) for x, _, y in r.training], r.evaluations) for r in results},
         file,
         title=name,
-        line=goal.mean_return if goal else None,
+        line=goal.episode_return_mean if goal else None,
     )
 
 
@@ -411,10 +417,10 @@ def draw_exam(figures: Mapping[int, float | None], goal: Goal, name: str, file: 
         lengths = [found or 0.0 for found in figures.values()]
         axes.barh(names, lengths, height=0.6, color=BLUE)
         sign = "≤" if goal.is_limit else "≥"
-        label = f"goal {sign} {goal.mean_return:g}"
-        axes.axvline(goal.mean_return, color=GREY, linestyle=":", label=label)
+        label = f"goal {sign} {goal.episode_return_mean:g}"
+        axes.axvline(goal.episode_return_mean, color=GREY, linestyle=":", label=label)
         axes.invert_yaxis()
-        longest = max(*lengths, goal.mean_return) or 1.0
+        longest = max(*lengths, goal.episode_return_mean) or 1.0
         axes.set(xlabel=goal.exam, xlim=(-0.01 * longest, 1.15 * longest))
         axes.set_title(name, loc="left", fontweight="bold")
         axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0)

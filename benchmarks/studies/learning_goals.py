@@ -15,19 +15,19 @@ _SB3_ZOO = "Stable-Baselines3 with its zoo's settings"
 
 def _reach(preset: str, env_steps: int, **more: Any) -> Goal:
     """Return the goal to reach the mean return that the preset names."""
-    mean_return = PRESETS[preset].goal
-    assert mean_return is not None, preset
-    return Goal(preset, mean_return, env_steps, **more)
+    episode_return_mean = PRESETS[preset].goal
+    assert episode_return_mean is not None, preset
+    return Goal(preset, episode_return_mean, env_steps, **more)
 
 
 _ZOO_TABLE = "rl-baselines3-zoo, benchmark.md"
 
 
-def _zoo(preset: str, mean_return: float, env_steps: int, every: int, row: str) -> Goal:
+def _zoo(preset: str, episode_return_mean: float, env_steps: int, every: int, row: str) -> Goal:
     """Return a goal by a row of the zoo; ``every`` is env steps from evaluation to evaluation."""
     return Goal(
         preset,
-        mean_return,
+        episode_return_mean,
         env_steps,
         options=("--eval-every-env-steps", str(every), "--eval-episodes", "50"),
         reference=f"{_ZOO_TABLE}, {row}",
@@ -49,7 +49,7 @@ class _Task(NamedTuple):
     """Argument of ``--env.id``."""
     env_steps: int
     """Environment steps to train for; ``reference`` says if others took more, or fewer."""
-    mean_return: float
+    episode_return_mean: float
     """The return that was published, or is the best possible."""
     reference: str
     """Who measured it."""
@@ -137,7 +137,7 @@ def _neutral(preset: str, task: _Task) -> Goal:
     """Return the goal to come within 10 % of the known return, with nothing typed but the task."""
     return Goal(
         preset,
-        round(task.mean_return - 0.1 * abs(task.mean_return), 3),
+        round(task.episode_return_mean - 0.1 * abs(task.episode_return_mean), 3),
         task.env_steps,
         options=(
             *("--env.id", task.env_id, "--total-env-steps", str(task.env_steps)),

@@ -89,8 +89,8 @@ def copy(run: Path, folder: Path, returns: np.ndarray) -> None:
     *command, option, _ = record["command"]
     assert option == "--run-dir", record["command"]
     facts = {
-        "mean_return": round(float(np.mean(returns)), 4),
-        "return_std": round(float(np.std(returns)), 4),
+        "episode_return_mean": round(float(np.mean(returns)), 4),
+        "episode_return_std": round(float(np.std(returns)), 4),
         "num_episodes": len(returns),
         "env_steps": last["env_steps"],
         "versions": _versions(run),
@@ -98,7 +98,8 @@ def copy(run: Path, folder: Path, returns: np.ndarray) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     policy = sebulba.load_policy(run)
-    spread = f"{facts['mean_return']:.2f} ± {facts['return_std']:.2f} (standard deviation)"
+    mean, deviation = facts["episode_return_mean"], facts["episode_return_std"]
+    spread = f"{mean:.2f} ± {deviation:.2f} (standard deviation)"
     save_policy(
         folder / "policy",
         policy.agent,

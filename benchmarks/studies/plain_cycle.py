@@ -83,7 +83,7 @@ class PlainCycle:
             actions, extras = jax.tree.map(lambda *x: jnp.stack(x), *outputs)
             columns = zip(
                 *(
-                    info_columns(row.true_reward, row.episode_end, env_step, ())
+                    info_columns(row.unclipped_reward, row.episode_end, env_step, ())
                     for row, env_step in zip(rows, env_steps[1:], strict=True)
                 ),
                 strict=True,

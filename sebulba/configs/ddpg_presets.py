@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sebulba.agents.configs import DDPGConfig, ReplayConfig
+from sebulba.agents.configs import DDPGConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Presets, for_task
+from sebulba.configs.preset import PENDULUM_REPLAY, REPLAY, Presets, for_task
 
 PRESETS = Presets()
 
 _PLAIN: dict[str, Any] = {"num_critics": 1, "target_noise": 0.0}
 """DDPG without the refinements of TD3."""
-_PENDULUM_REPLAY = ReplayConfig(
-    capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
-)
 
 
 @PRESETS.add("ddpg", "DDPG for any task with continuous actions")
@@ -34,9 +31,7 @@ def neutral() -> ExperimentConfig:
             num_critics=2,
             target_noise=0.2,
             random_env_steps=5_000,
-            replay=ReplayConfig(
-                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
-            ),
+            replay=REPLAY,
         ),
         total_env_steps=1_000_000,
         num_envs=4,
@@ -58,7 +53,7 @@ def pendulum() -> ExperimentConfig:
         "critic_learning_rate": 1e-3,
         "discount": 0.98,
         "random_env_steps": 1_000,
-        "replay": _PENDULUM_REPLAY,
+        "replay": PENDULUM_REPLAY,
     }
     return for_task(
         neutral(), "Pendulum-v1", agent, total_env_steps=20_000, eval_every_env_steps=2_500
@@ -78,7 +73,7 @@ def pendulum_apex() -> ExperimentConfig:
         "num_steps": 3,
         "noise_scale": 0.5,
         "noise_exponent": 3.0,
-        "replay": dataclasses.replace(_PENDULUM_REPLAY, prioritized=True),
+        "replay": dataclasses.replace(PENDULUM_REPLAY, prioritized=True),
     }
     return for_task(plain, plain.env.id, agent, num_inferencers_per_device=2)
 
@@ -93,8 +88,6 @@ def halfcheetah() -> ExperimentConfig:
     """
     agent = _PLAIN | {
         "random_env_steps": 25_000,
-        "replay": ReplayConfig(
-            capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=1563
-        ),
+        "replay": dataclasses.replace(REPLAY, warm_up_cycles=1563),
     }
     return for_task(neutral(), "HalfCheetah-v4", agent, eval_every_env_steps=50_000)

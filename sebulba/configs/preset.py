@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from sebulba.agents.configs import ReplayConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 
 Make: TypeAlias = Callable[[], ExperimentConfig]
@@ -35,6 +36,11 @@ class Presets(dict[str, Preset]):
 
         return decorated
 
+
+REPLAY = ReplayConfig(capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313)
+"""For continuous actions: an update an env step of cycles of 16, after 5,000 env steps."""
+PENDULUM_REPLAY = dataclasses.replace(REPLAY, capacity=20_000, warm_up_cycles=63)
+"""For 20,000 env steps."""
 
 ATARI = EnvConfig(
     "Pong-v5", episodic_life=True, reward_clip=True, noop_max=30, frame_skip=4, stack_num=4

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sebulba.agents.configs import ReplayConfig, SACConfig
+from sebulba.agents.configs import SACConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
-from sebulba.configs.preset import Presets, for_task
+from sebulba.configs.preset import PENDULUM_REPLAY, REPLAY, Presets, for_task
 
 PRESETS = Presets()
 
@@ -20,9 +20,7 @@ def neutral() -> ExperimentConfig:
         env=EnvConfig("Pendulum-v1"),
         agent=SACConfig(
             random_env_steps=5_000,
-            replay=ReplayConfig(
-                capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313
-            ),
+            replay=REPLAY,
         ),
         total_env_steps=1_000_000,
         num_envs=4,
@@ -42,9 +40,7 @@ def pendulum() -> ExperimentConfig:
     agent = {
         "learning_rate": 1e-3,
         "random_env_steps": 1_000,
-        "replay": ReplayConfig(
-            capacity=20_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=63
-        ),
+        "replay": PENDULUM_REPLAY,
     }
     return for_task(
         neutral(), "Pendulum-v1", agent, total_env_steps=20_000, eval_every_env_steps=2_500

@@ -20,7 +20,7 @@ from sebulba.envs.envpool_families import check_family, import_envpool
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
 from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
 from sebulba.envs.observation_parts import LegalActions
-from sebulba.envs.option_checks import check_number, check_option_names
+from sebulba.envs.option_checks import check_like, check_option_names
 from sebulba.envs.pool import PoolAdapter, scattered
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
@@ -98,7 +98,6 @@ class EnvpoolAdapter(PoolAdapter):
         self._legal = LegalActions()
 
     def reset(self) -> EnvOutput:
-        """Begin new episodes in all environments."""
         obs, info = self._open_pool().reset()
         if (order := self._order(info)) is not None:
             obs = scattered(obs, order)
@@ -113,10 +112,10 @@ class EnvpoolAdapter(PoolAdapter):
         self._check_action(action)
         self._legal.check(self.spec, action)
         obs, reward, terminated, truncated, info = self._step(self._native_action(action))
-        true_reward, game_over = _game(reward, terminated, info)
+        unclipped_reward, game_over = _game(reward, terminated, info)
         if (order := self._order(info)) is not None:
-            obs, reward, terminated, truncated, true_reward, game_over = scattered(
-                (obs, reward, terminated, truncated, true_reward, game_over), order
+            obs, reward, terminated, truncated, unclipped_reward, game_over = scattered(
+                (obs, reward, terminated, truncated, unclipped_reward, game_over), order
             )
         # The row after an end is a reset. Testing `elapsed_step == 0` would miss lost lives.
         is_first, self._ends = self._ends, terminated | truncated
@@ -129,12 +128,11 @@ class EnvpoolAdapter(PoolAdapter):
             terminated=terminated,
             truncated=truncated,
             is_first=is_first,
-            true_reward=_as_float32(true_reward),
+            unclipped_reward=_as_float32(unclipped_reward),
             episode_end=ends,
         )
 
     def fused(self) -> FusedEnv | str:
-        """Return the environment as JAX functions, or the reason why it has none."""
         pool = self._open_pool()
         if not sys.platform.startswith("linux"):
             return f"envpool has its XLA interface on Linux only, not on {sys.platform}"
@@ -168,7 +166,6 @@ class EnvpoolAdapter(PoolAdapter):
         return ATARI_HZ / self._pool.config["frame_skip"] if is_atari else None
 
     def close(self) -> None:
-        """Free the pool and its threads."""
         self._step = None
         super().close()
 
@@ -273,10 +270,10 @@ def _fused_step(
 
     def after(ends: jax.Array, rows: jax.Array | None, pool_output: tuple) -> tuple:
         obs, reward, terminated, truncated, info = pool_output
-        true_reward, game_over = _game(reward, terminated, info)
+        unclipped_reward, game_over = _game(reward, terminated, info)
         rows = _places_by_comparison(info["env_id"]) if rows is None else rows
-        obs, reward, terminated, truncated, true_reward, game_over = jax.tree.map(
-            lambda x: x[rows], (obs, reward, terminated, truncated, true_reward, game_over)
+        obs, reward, terminated, truncated, unclipped_reward, game_over = jax.tree.map(
+            lambda x: x[rows], (obs, reward, terminated, truncated, unclipped_reward, game_over)
         )
         output = EnvOutput(
             obs=_make_obs_cast(spec.observation_space)(obs),
@@ -284,7 +281,7 @@ def _fused_step(
             terminated=terminated,
             truncated=truncated,
             is_first=ends,
-            true_reward=true_reward.astype(jnp.float32),
+            unclipped_reward=unclipped_reward.astype(jnp.float32),
             episode_end=game_over.astype(jnp.bool_) | truncated,
         )
         return output, terminated | truncated
@@ -372,19 +369,21 @@ def envpool_id(env: str) -> str | None:
 
 def draws(env_id: str) -> bool:
     """Tell whether envpool draws what it knows as ``env_id``, safely and without a display."""
+    return not _family(env_id).startswith(_NOT_DRAWN)
+
+
+def _family(env_id: str) -> str:
+    """Return the package that has an id of envpool's, such as ``envpool.mujoco.gym``."""
     import_envpool()
     from envpool.registration import registry
 
-    return not registry.specs[env_id][0].startswith(_NOT_DRAWN)
+    return registry.specs[env_id][0]
 
 
 def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
     """Raise UsageError for options that envpool does not know, or would abort on."""
     envpool = import_envpool()
-    from envpool.registration import registry
-
-    check_family(env_id, registry.specs[env_id][0])
-
+    check_family(env_id, _family(env_id))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -421,19 +420,13 @@ def _check_draws(env_id: str, render_mode: Any) -> None:
 def _check_option(env_id: str, name: str, value: Any, default: Any) -> None:
     if type(value) is type(default) and value == default:
         return
-    where = f"option {name}={shown(value)} of {env_id}"
-    if isinstance(default, bool) or not isinstance(default, int | float):
-        if not isinstance(value, type(default)) and not isinstance(default, list | tuple | dict):
-            raise UsageError(f"{where} must be a {type(default).__name__}, such as {default!r}")
-        return
-    is_int = isinstance(default, int)
     # Sizes and counts that are too low abort or hang in native code. So an option whose default is
     # 1 or more must be at least 1, and one whose default is 0 or -1 must be at least that.
-    smallest = min(default, 1) if is_int else None
+    smallest = min(default, 1) if isinstance(default, int) else None
     largest = _LARGEST.get(name)
     if name == "repeat_action_probability":
         smallest, largest = 0, 1
-    check_number(where, value, is_int=is_int, smallest=smallest, largest=largest, default=default)
+    check_like(name, value, default, env_id, smallest=smallest, largest=largest)
 
 
 def default_num_threads(env_id: str) -> int:
@@ -447,10 +440,7 @@ def default_num_threads(env_id: str) -> int:
 
 def has_one_thread(env_id: str) -> bool:
     """Tell whether a step is so cheap that waking a thread costs more."""
-    import_envpool()
-    from envpool.registration import registry
-
-    return registry.specs[env_id][0] in _ONE_THREAD_FAMILIES
+    return _family(env_id) in _ONE_THREAD_FAMILIES
 
 
 def threads_each(num_inferencers: int, *, on_cpu: bool) -> int:
@@ -495,8 +485,6 @@ def make_envpool(
                 seed=list(seeds),
                 **options,
             )
-        except UsageError:
-            raise
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
         return adapt_pool(pool, env_id)

@@ -48,12 +48,11 @@ from sebulba.envs.observation_parts import (
     ActionMaskPlace,
     marked,
     prepared,
-    tags_of,
+    spec_of,
     warn_of_unused_mask,
 )
 from sebulba.envs.option_checks import check_number, check_option_names
 from sebulba.envs.packages import VectorKind, is_package_id, package_env, package_versions
-from sebulba.envs.spaces import canonical_action_space, canonical_observation_space
 from sebulba.envs.vectorize import make_vector_env, remember
 from sebulba.envs.wrappers import load_wrapper, warn_of_statistics, wrapped
 from sebulba.errors import UsageError, shown
@@ -117,7 +116,7 @@ class _Factory:
         return dataclasses.replace(self, make=make, num_threads=threads)
 
     def __call__(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
-        check_number(f"num_envs={shown(num_envs)}", num_envs, default=16, smallest=1)
+        check_number("num_envs", num_envs, default=16, smallest=1)
         env = self.make(int(num_envs), seeds)
         try:
             stated = self._stated(env.spec)
@@ -261,11 +260,10 @@ class _OwnOptions:
     """Wrappers around single environments, or their names."""
 
     def __post_init__(self) -> None:
-        where, seconds = f"step_timeout_s={shown(self.step_timeout_s)}", self.step_timeout_s
-        check_number(where, seconds, default=STEP_TIMEOUT_S, is_int=False, smallest=0.001)
+        seconds, default = self.step_timeout_s, STEP_TIMEOUT_S
+        check_number("step_timeout_s", seconds, default=default, is_int=False, smallest=0.001)
         if (threads := self.num_threads) is not None:
-            where = f"num_threads={shown(threads)}"
-            check_number(where, threads, default=1, smallest=1, largest=1024)
+            check_number("num_threads", threads, default=1, smallest=1, largest=1024)
         if not isinstance(self.wrappers, tuple):
             raise UsageError(
                 f"wrappers={shown(self.wrappers)} must be a tuple of wrappers or their names; use "
@@ -344,12 +342,7 @@ def env_spec(env: Any, **options: Any) -> Any:
     if isinstance(env, gymnasium.Env):
         env = prepared(lambda: env)
         _warn_of_losses(env, _name(env))
-        return EnvSpec(
-            observation_space=canonical_observation_space(env.observation_space),
-            action_space=canonical_action_space(env.action_space),
-            name=_name(env),
-            **tags_of(env),
-        )
+        return spec_of(env, _name(env))
     factory = make_env_factory(env, **options)
     assert isinstance(factory, _Factory)
     return factory.spec()
@@ -555,7 +548,7 @@ def _check_fits(
 
 
 def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Factory:
-    from sebulba.envs.jax_adapter import JaxAdapter, jax_env_spec
+    from sebulba.envs.jax_adapter import JaxAdapter
     from sebulba.envs.multi.jax_population import JaxPopulationAdapter, jax_population_spec
 
     _check_fits(own, name, backend=True, threads=True, single="is written in JAX")
@@ -563,9 +556,8 @@ def _jax_factory(make: Callable[[], Any], name: str, own: _OwnOptions) -> _Facto
     if not own.privileged:
         own = dataclasses.replace(own, privileged=getattr(env, "privileged", ()))
     many = hasattr(env, "tree")
-    adapter, make_spec = (
-        (JaxPopulationAdapter, jax_population_spec) if many else (JaxAdapter, jax_env_spec)
-    )
+    adapter = JaxPopulationAdapter if many else JaxAdapter
+    make_spec: Any = jax_population_spec if many else spec_of
     return _Factory(
         lambda num_envs, seeds: adapter(env, seeds, name=name),
         name,
@@ -688,7 +680,7 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
         if isinstance(env.env, PopulationEnv):
             return env.env.population  # type: ignore[return-value]
         _warn_of_losses(env.env, name)
-        return EnvSpec(env.observation_space, env.action_space, name=name, **tags_of(env))
+        return spec_of(env, name)
 
     return _Factory(make, name, make_spec, make_env, own=own)
 

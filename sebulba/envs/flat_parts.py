@@ -67,7 +67,6 @@ class FlatPartsEnv(ObsWrapper):
         self.metadata = {**(env.metadata or {}), **({LEFT_OUT: text} if text else {})}
 
     def changed(self, obs: Any, info: Any, method: str, *, at_end: bool) -> dict[str, Any]:
-        """Return the parts of the observation side by side."""
         return {name: part_of(obs, path) for name, path in self._paths.items()}
 
 

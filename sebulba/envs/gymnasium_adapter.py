@@ -8,36 +8,31 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import gymnasium
 import jax
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
-from sebulba.envs.checked_env import describe_result
 from sebulba.envs.device_arrays import DeviceArrays, are_on_device
 from sebulba.envs.first_episodes import Offsets, VectorPromises
-from sebulba.envs.observation_parts import LegalActions, tags_of
+from sebulba.envs.observation_parts import LegalActions, spec_of
+from sebulba.envs.returned import RESET, STEP, make_obs_check, own_array, parts_of
 from sebulba.envs.saving import saved_env
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import (
-    canonical_action_space,
-    canonical_observation_space,
     make_action_check,
     make_native_action,
-    require_spaces,
 )
 from sebulba.envs.vectorize import (
     end_workers,
     guilty_workers,
     has_died,
     holds_checked_envs,
-    restore_states,
-    states_of,
 )
 from sebulba.errors import EnvError, UsageError, shown, text_of
 from sebulba.types import EnvOutput, EnvSpec, FinalObs, FusedEnv, PyTree, empty_env_step
 
+BOOL, FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 STEP_TIMEOUT_S = 60.0
 """Seconds after which a worker process that has not finished a step counts as hung."""
 
@@ -84,6 +79,7 @@ class GymnasiumAdapter:
         self._has_failed = False
         self._num_steps = 0
         self.num_envs = vector_env.num_envs
+        self._rows = (self.num_envs,)
         self._seeds: list[int] | None = _check_gymnasium_seeds(seeds, self.num_envs)
         self._step_timeout_s = step_timeout_s
         self._mode = _autoreset_mode(vector_env)
@@ -99,7 +95,7 @@ class GymnasiumAdapter:
         self._native_action = make_native_action(vector_env.single_action_space)
         self._ends = np.zeros(self.num_envs, np.bool_)
         self._on_device: DeviceArrays | None = None
-        self._leaves = _expected_leaves(self.spec, self.num_envs)
+        self._own = make_obs_check(self.spec.observation_space, self.num_envs)
         self._fault_of_copies: str | None = None
         self._legal = LegalActions()
         is_ready_made = not holds_checked_envs(vector_env)
@@ -116,16 +112,14 @@ class GymnasiumAdapter:
         ):
             # The base class promises only that it takes one integer.
             seed = seed[0]
-        with self._worker_errors():
-            result = self._reset_raw(seed=seed)
-        obs = self._obs_of_reset(result)
+        obs = self._obs_of_reset(self._ask("reset", seed=seed))
         self._seeds = None
         if self._on_device is None and are_on_device(obs):
             self._on_device = DeviceArrays(self.spec, self.num_envs, self._mode, obs)
         if self._on_device is not None:
             return self._on_device.first(obs)
         self._ends = np.zeros(self.num_envs, np.bool_)
-        first = EnvOutput.first(self._own(obs), self.num_envs, self._no_final)
+        first = EnvOutput.first(self._own(obs, "obs"), self.num_envs, self._no_final)
         self._legal.look(self.spec, first.obs)
         return first
 
@@ -143,24 +137,21 @@ class GymnasiumAdapter:
             action = self._native_action(action)
         else:
             action = self._on_device.action(action)
-        with self._worker_errors():
-            result = self._step_raw(action)
+        result = self._ask("step", action)
         self._num_steps += 1
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise EnvError(
-                f"vector environment {self.spec.name!r}, step {self._num_steps}: step must return "
-                f"a tuple of 5 (obs, reward, terminated, truncated, info); got "
-                f"{describe_result(result)}"
-            )
+        where = f"vector environment {self.spec.name!r}, step {self._num_steps}: step"
+        given_obs, reward, terminated, truncated, info = parts_of(result, STEP, where)
         if self._on_device is not None:
             return self._on_device.step(*result)
-        given_obs, reward, terminated, truncated, info = result
-        obs = self._own(given_obs)
+        obs = self._own(given_obs, "obs")
         if self.offsets.is_looking:
             parts = given_obs if isinstance(given_obs, dict) else {"": given_obs}
             self.offsets.look({name: np.asarray(leaf)[0] for name, leaf in parts.items()})
         reward = self._own_reward(reward)
-        terminated, truncated = self._own_flag(terminated), self._own_flag(truncated)
+        terminated, truncated = (
+            own_array(flag, "terminated and truncated", self._rows, BOOL)
+            for flag in (terminated, truncated)
+        )
         ends = terminated | truncated
         is_first, final = ends, self._no_final
         if self._mode is AutoresetMode.NEXT_STEP:
@@ -176,7 +167,6 @@ class GymnasiumAdapter:
         return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends, final)
 
     def fused(self) -> FusedEnv | str:
-        """Return the reason why there is no fused cycle."""
         return "a Gymnasium environment is Python code, not JAX functions"
 
     def pictures(self) -> np.ndarray:
@@ -187,13 +177,8 @@ class GymnasiumAdapter:
           Exception: Whatever an environment raises that cannot draw.
         """
         self._check_open()
-        env = self._vector_env
-        with self._worker_errors():
-            if isinstance(env, AsyncVectorEnv):
-                env.call_async("render")
-                frames: Any = env.call_wait(self._step_timeout_s)
-            else:
-                frames = env.render()
+        is_async = isinstance(self._vector_env, AsyncVectorEnv)
+        frames = self._ask("call", "render") if is_async else self._vector_env.render()
         return checked_pictures(frames, self.num_envs, self._who())
 
     @property
@@ -231,8 +216,11 @@ class GymnasiumAdapter:
         self.reset()
         self._seeds = seeds_of_now
         if isinstance(saved, list):
+            env: Any = self._vector_env
             with self._worker_errors():
-                restore_states(self._vector_env, saved, self._step_timeout_s)
+                env.set_attr("given_state", saved)
+            if problem := next(filter(None, self._ask("call", "restored")), None):
+                raise EnvError(problem)
         else:
             self._put_back_whole(saved)
         self._ends, self._num_steps, self._seeds = ends, num_steps, seeds
@@ -260,8 +248,8 @@ class GymnasiumAdapter:
         if self._on_device is not None:
             return f"{self._who()} has its arrays on a device"
         if holds_checked_envs(env):
-            with self._worker_errors():
-                return states_of(env, self._step_timeout_s)
+            states = self._ask("call", "saved")
+            return next((state for state in states if isinstance(state, str)), list(states))
         if isinstance(env.unwrapped, AsyncVectorEnv):
             return (
                 f"{self._who()} is an AsyncVectorEnv, which keeps its environments in worker "
@@ -279,33 +267,22 @@ class GymnasiumAdapter:
         except Exception as error:  # a user's code may raise anything here
             raise EnvError(f"{self._who()} could not be restored: {text_of(error)}") from error
 
-    def _reset_raw(self, **arguments: Any) -> tuple:
+    def _ask(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Call a method of the vector environment; of one with workers, within the time limit."""
         env = self._vector_env
-        if not isinstance(env, AsyncVectorEnv):
-            return env.reset(**arguments)
-        env.reset_async(**arguments)
-        return env.reset_wait(self._step_timeout_s)
-
-    def _step_raw(self, action: np.ndarray) -> tuple:
-        env = self._vector_env
-        if not isinstance(env, AsyncVectorEnv):
-            return env.step(action)
-        env.step_async(action)
-        return env.step_wait(self._step_timeout_s)
+        with self._worker_errors():
+            if not isinstance(env, AsyncVectorEnv):
+                return getattr(env, method)(*arguments, **keywords)
+            getattr(env, f"{method}_async")(*arguments, **keywords)
+            return getattr(env, f"{method}_wait")(self._step_timeout_s)
 
     def _obs_of_reset(self, result: Any) -> Any:
-        if isinstance(result, tuple) and len(result) == 2:
-            return result[0]
-        raise EnvError(
-            f"vector environment {self.spec.name!r}: reset must return a tuple (obs, info); got "
-            f"{describe_result(result)}"
-        )
+        return parts_of(result, RESET, f"vector environment {self.spec.name!r}: reset")[0]
 
     def _reset_some(self, ends: np.ndarray, obs: PyTree) -> PyTree:
         """Return ``obs`` with rows ``ends`` replaced by the next episodes' first observations."""
-        with self._worker_errors():
-            result = self._reset_raw(options={"reset_mask": ends.copy()})
-        first = self._own(self._obs_of_reset(result))
+        result = self._ask("reset", options={"reset_mask": ends.copy()})
+        first = self._own(self._obs_of_reset(result), "obs")
         self._promises.partial_reset(ends, obs, first)
         if not isinstance(obs, dict):
             obs[ends] = first[ends]
@@ -335,41 +312,14 @@ class GymnasiumAdapter:
             found = _stacked(rows)
         return FinalObs(self._own(found, "info['final_obs']"), given)
 
-    def _own(self, obs: Any, name: str = "obs") -> PyTree:
-        """Return a checked copy, because vector environments overwrite their buffers."""
-        if isinstance(self._leaves, tuple):
-            return _own_leaf(obs, name, *self._leaves)
-        if not isinstance(obs, dict) or obs.keys() != self._leaves.keys():
-            got = f"keys {shown(list(obs))}" if isinstance(obs, dict) else f"a {type(obs)}"
-            raise EnvError(f"{name} must be a dict with keys {list(self._leaves)}; got {got}")
-        return {
-            key: _own_leaf(obs[key], f"{name}[{key!r}]", *expected)
-            for key, expected in self._leaves.items()
-        }
-
     def _own_reward(self, reward: Any) -> np.ndarray:
-        reward = _as_array(reward, "reward")
-        if not np.can_cast(reward.dtype, np.float32, "same_kind"):
-            raise EnvError(f"reward must be numbers; got dtype {reward.dtype}")
-        with np.errstate(over="ignore"):  # too large a number becomes infinite: found below
-            reward = np.array(reward, np.float32)
-        if reward.shape != (self.num_envs,):
-            raise EnvError(f"reward must have shape ({self.num_envs},); got {reward.shape}")
+        reward = own_array(reward, "reward", self._rows, FLOAT)
         if not np.isfinite(reward).all():
             index = int(np.argmin(np.isfinite(reward)))
             raise EnvError(
                 f"environment {index}: reward must be a finite float32 number; got {reward[index]}"
             )
         return reward
-
-    def _own_flag(self, flag: Any) -> np.ndarray:
-        flag = np.copy(_as_array(flag, "terminated and truncated"))
-        if flag.shape != (self.num_envs,) or flag.dtype != np.bool_:
-            raise EnvError(
-                f"terminated and truncated must have shape ({self.num_envs},) and dtype bool; got "
-                f"{flag.shape} and {flag.dtype}"
-            )
-        return flag
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -420,14 +370,8 @@ def checked_pictures(frames: Any, num_envs: int, who: str) -> np.ndarray:
 
 def vector_env_spec(vector_env: VectorEnv, name: str) -> EnvSpec:
     """Return the spec of one environment of ``vector_env``."""
-    require_spaces(vector_env, str(name or vector_env), "single_")
-    return EnvSpec(
-        observation_space=canonical_observation_space(vector_env.single_observation_space),
-        action_space=canonical_action_space(vector_env.single_action_space),
-        name=name,
-        final_obs=_autoreset_mode(vector_env) is not AutoresetMode.NEXT_STEP,
-        **tags_of(vector_env),
-    )
+    final_obs = _autoreset_mode(vector_env) is not AutoresetMode.NEXT_STEP
+    return spec_of(vector_env, name, "single_", final_obs=final_obs)
 
 
 def _autoreset_mode(vector_env: VectorEnv) -> AutoresetMode:
@@ -452,23 +396,6 @@ def _check_gymnasium_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
     return checked
 
 
-def _expected_leaves(spec: EnvSpec, num_envs: int) -> Any:
-    space = spec.observation_space
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {key: ((num_envs, *(leaf.shape or ())), leaf.dtype) for key, leaf in space.items()}
-    return (num_envs, *(space.shape or ())), space.dtype
-
-
-def _own_leaf(leaf: Any, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    array = _as_array(leaf, name)
-    if array.shape != shape or not np.can_cast(array.dtype, dtype, "same_kind"):
-        raise EnvError(
-            f"{name} must have shape {shape} and dtype {dtype}; got {array.shape} and {array.dtype}"
-        )
-    with np.errstate(over="ignore"):  # infinities are found at the end of the cycle
-        return np.array(array, dtype, order="C")
-
-
 def _stacked(rows: list[PyTree]) -> PyTree:
     try:
         return jax.tree.map(lambda *x: np.stack(x), *rows)
@@ -476,10 +403,3 @@ def _stacked(rows: list[PyTree]) -> PyTree:
         raise EnvError(
             f"info['final_obs'] must have observations as reset returns them; {text_of(error)}"
         ) from error
-
-
-def _as_array(value: Any, name: str) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except Exception as error:  # a user's object may raise anything when converted
-        raise EnvError(f"{name} must be an array; got {shown(value)} ({text_of(error)})") from error

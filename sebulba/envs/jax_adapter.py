@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -12,21 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.jax_env import JaxEnv
-from sebulba.envs.observation_parts import LegalActions
+from sebulba.envs.observation_parts import LegalActions, spec_of
+from sebulba.envs.returned import by_name, parts_of
 from sebulba.envs.saving.saved_arrays import fitted
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
-from sebulba.envs.spaces import (
-    canonical_action_space,
-    canonical_observation_space,
-    make_action_check,
-    require_spaces,
-)
+from sebulba.envs.spaces import make_action_check
 from sebulba.envs.valid_actions import clamp
-from sebulba.errors import EnvError, shown
+from sebulba.errors import EnvError
 from sebulba.support.platforms import cond_on_cpu
 from sebulba.support.trees import KeyData, host_copy, named_leaves
-from sebulba.types import EnvOutput, EnvSpec, FusedEnv, PyTree, empty_env_step
+from sebulba.types import EnvOutput, FusedEnv, PyTree, empty_env_step
 
 
 class JaxEnvState(NamedTuple):
@@ -42,20 +38,6 @@ class JaxEnvState(NamedTuple):
     """What the environment calls its state, as ``KeyData.unwrap`` returns it."""
     agents: PyTree = ()
     """With many agents, where each of them stands."""
-
-
-def jax_env_spec(env: JaxEnv, name: str) -> EnvSpec:
-    """Return the spec of one environment.
-
-    Raises:
-      UsageError: It has no spaces, or one that is not supported.
-    """
-    require_spaces(env, f"env={name!r}")
-    return EnvSpec(
-        observation_space=canonical_observation_space(env.observation_space),
-        action_space=canonical_action_space(env.action_space),
-        name=name,
-    )
 
 
 class JaxAdapter:
@@ -93,7 +75,6 @@ class JaxAdapter:
         return self._first_output(jax.device_get(obs), self._first)
 
     def step(self, action: PyTree) -> EnvOutput:
-        """Act in all environments."""
         if self._state is None:
             raise EnvError(f"environment {self.spec.name!r} is closed, or was not reset; reset it")
         self._check_action(action)
@@ -101,11 +82,9 @@ class JaxAdapter:
         return self._looked_at(jax.device_get(output))
 
     def fused(self) -> FusedEnv:
-        """Return the environment as JAX functions."""
         return FusedEnv(self._first, self._step, is_pure=True)
 
     def state(self) -> bytes | str:
-        """Return the arrays of the state."""
         if self._state is None:
             return "no episode has begun"
         leaves = jax.tree.leaves(host_copy(self._state))
@@ -127,7 +106,7 @@ class JaxAdapter:
     # What is different where there are many agents.
 
     def _make_spec(self, env: Any, name: str) -> Any:
-        return jax_env_spec(env, name)
+        return spec_of(env, name)
 
     @functools.cached_property
     def _check_action(self) -> Callable[[Any], None]:
@@ -214,7 +193,7 @@ class JaxAdapter:
         found: list[KeyData] = []
 
         def reset(key: jax.Array) -> PyTree:
-            _, inside = self._parts("reset", self._env.reset(key), 2)
+            _, inside = self._after_reset(key)
             inside = jax.tree.map(jnp.asarray, inside)  # of Python numbers, too
             found.append(KeyData(inside))
             return found[0].unwrap(inside)
@@ -223,12 +202,14 @@ class JaxAdapter:
         return found[0], shapes
 
     def _reset_one(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        obs, inside = self._parts("reset", self._env.reset(key), 2)
+        obs, inside = self._after_reset(key)
         return self._obs("reset", obs), self._kept("reset", inside)
 
     def _step_one(self, key: jax.Array, inside: PyTree, action: PyTree) -> tuple:
         result = self._env.step(key, self._keys.wrap(inside), action)
-        obs, inside, reward, terminated, truncated = self._parts("step", result, 5)
+        names = "obs, state, reward, terminated, truncated"
+        obs, inside, *told = parts_of(result, names, f"env={self.spec.name!r}: step")
+        reward, terminated, truncated = told
         return (
             self._obs("step", obs),
             self._kept("step", inside),
@@ -241,12 +222,8 @@ class JaxAdapter:
         """Return a reward or a flag."""
         return self._leaf(what, value, (), dtype)
 
-    def _parts(self, where: str, result: Any, number: int) -> tuple:
-        if not isinstance(result, tuple) or len(result) != number:
-            names = "(obs, state, reward, terminated, truncated)" if number > 2 else "(obs, state)"
-            got = f"{len(result)} things" if isinstance(result, tuple) else shown(type(result))
-            raise self._breach(where, f"must return {names}; got {got}")
-        return result
+    def _after_reset(self, key: jax.Array) -> tuple:
+        return parts_of(self._env.reset(key), "obs, state", f"env={self.spec.name!r}: reset")
 
     def _obs(self, where: str, obs: PyTree) -> PyTree:
         return self._part(f"{where}: obs", obs, self.spec.observation_space)
@@ -254,9 +231,7 @@ class JaxAdapter:
     def _part(self, what: str, obs: PyTree, space: gymnasium.Space) -> PyTree:
         if not isinstance(space, gymnasium.spaces.Dict):
             return self._leaf(what, obs, space.shape or (), space.dtype)
-        if not isinstance(obs, Mapping) or obs.keys() != space.keys():
-            got = f"keys {sorted(obs)}" if isinstance(obs, Mapping) else shown(type(obs))
-            raise self._breach(what, f"must be a dict of {sorted(space)}; got {got}")
+        obs = by_name(obs, space.keys(), f"env={self.spec.name!r}: {what}")
         return {
             name: self._part(f"{what}[{name!r}]", obs[name], part) for name, part in space.items()
         }

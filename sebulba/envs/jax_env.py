@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import gymnasium
 import numpy as np
 
 from sebulba.envs.option_checks import check_number
-from sebulba.errors import shown
 
 if TYPE_CHECKING:
     import jax
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from sebulba.envs.tree import Population
     from sebulba.types import PyTree
 
+Stepped: TypeAlias = "tuple[PyTree, PyTree, Any, Any, Any]"
+"""Observation, state, reward, terminated and truncated."""
 NUM_STEP_ARGUMENTS = 3
 """A step takes a key, a state and an action."""
 
@@ -43,9 +44,7 @@ class JaxEnv(Protocol):
         """Begin an episode with a typed PRNG key; return ``(obs, state)``."""
         ...
 
-    def step(
-        self, key: jax.Array, state: PyTree, action: jax.Array
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         """Act; return ``(obs, state, reward, terminated, truncated)``, the last three scalars."""
         ...
 
@@ -104,9 +103,7 @@ class MultiAgentJaxEnv(Protocol):
         """
         ...
 
-    def step(
-        self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def step(self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]) -> Stepped:
         """Act; return ``(obs, state, reward, terminated, truncated)``.
 
         ``actions`` are those of all slots, ``{group: [A, ...]}``; those of slots that wait mean
@@ -129,8 +126,7 @@ class TimeLimit:
 
     def __init__(self, env: JaxEnv | MultiAgentJaxEnv, max_episode_steps: int) -> None:
         """Limit ``env`` to ``max_episode_steps``, at least 1."""
-        where = f"max_episode_steps={shown(max_episode_steps)}"
-        check_number(where, max_episode_steps, default=1000, smallest=1)
+        check_number("max_episode_steps", max_episode_steps, default=1000, smallest=1)
         for name in ("observation_space", "action_space", "tree", "privileged"):
             if hasattr(env, name):
                 setattr(self, name, getattr(env, name))
@@ -144,9 +140,7 @@ class TimeLimit:
         obs, state = self._env.reset(key)
         return obs, (state, np.int32(0))
 
-    def step(
-        self, key: jax.Array, state: PyTree, action: PyTree
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def step(self, key: jax.Array, state: PyTree, action: PyTree) -> Stepped:
         """Act, and truncate at the limit."""
         inside, num_steps = state
         obs, inside, reward, terminated, truncated = self._env.step(key, inside, action)

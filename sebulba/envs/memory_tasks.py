@@ -47,7 +47,6 @@ class SelectedComponents(View):
         self.spec = dataclasses.replace(env.spec, observation_space=observed)
 
     def seen(self, output: EnvOutput) -> EnvOutput:
-        """Return the output with these components alone."""
         return output._replace(obs=output.obs[:, self._components])
 
 
@@ -88,7 +87,6 @@ class RepeatObservation:
         return EnvOutput.first(obs, self.num_envs)
 
     def step(self, action: np.ndarray) -> EnvOutput:
-        """Act in all environments."""
         self._check_action(action)
         self._state, output = _repeat_step(np, self._seed, self._sizes, self._state, action)
         return output
@@ -107,7 +105,6 @@ class RepeatObservation:
         return f"environment {self.spec.name!r} with (delay, num_symbols, length) {self._sizes}"
 
     def fused(self) -> FusedEnv:
-        """Return the environment as JAX functions."""
         num_symbols = self._sizes[1]
 
         def step(state: PyTree, action: Any) -> tuple[PyTree, EnvOutput, Any]:
@@ -139,7 +136,7 @@ def _repeat_step(
         terminated=ended,
         truncated=xp.zeros_like(ended),
         is_first=is_first,
-        true_reward=reward,
+        unclipped_reward=reward,
         episode_end=ended,
     )
     return (episode, t), output

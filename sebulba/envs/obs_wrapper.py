@@ -17,7 +17,6 @@ class ObsWrapper(gymnasium.Wrapper):
     """Changes observations; results of a wrong form pass unchanged, and CheckedEnv refuses them."""
 
     def reset(self, **arguments: Any) -> Any:
-        """Reset, and change the observation."""
         result = self.env.reset(**arguments)
         if not isinstance(result, tuple) or len(result) != 2:
             return result
@@ -25,7 +24,6 @@ class ObsWrapper(gymnasium.Wrapper):
         return self.changed(obs, info, "reset", at_end=False), info
 
     def step(self, action: Any) -> Any:
-        """Step, and change the observation."""
         result = self.env.step(action)
         if not isinstance(result, tuple) or len(result) != 5:
             return result

@@ -18,7 +18,14 @@ from gymnasium import spaces
 
 from sebulba.envs.flat_parts import flattened
 from sebulba.envs.obs_wrapper import ObsWrapper, part_of
-from sebulba.envs.spaces import check_legal, has_legal, num_choices
+from sebulba.envs.spaces import (
+    canonical_action_space,
+    canonical_observation_space,
+    check_legal,
+    has_legal,
+    num_choices,
+    require_spaces,
+)
 from sebulba.envs.tree import (
     OBSERVATION,
     SPEC,
@@ -40,6 +47,28 @@ ActionMaskPlace = Literal["observation", "info"]
 def tags_of(env: Any) -> dict[str, Any]:
     """Return ``eval_only`` and ``legal_actions`` of an environment, single or vector, if it has."""
     return dict((getattr(env, "metadata", None) or {}).get(TAGS) or {})
+
+
+def spec_of(env: Any, name: str, prefix: str = "", **fields: Any) -> EnvSpec:
+    """Return the spec of one environment.
+
+    Args:
+      env: Has the two spaces, and perhaps tags.
+      name: Name of the spec.
+      prefix: Before the names of the spaces.
+      **fields: Other fields of the spec.
+
+    Raises:
+      UsageError: It lacks a space, or one is not supported.
+    """
+    require_spaces(env, f"env={name or type(env).__name__!r}", prefix)
+    return EnvSpec(
+        observation_space=canonical_observation_space(getattr(env, f"{prefix}observation_space")),
+        action_space=canonical_action_space(getattr(env, f"{prefix}action_space")),
+        name=name,
+        **tags_of(env),
+        **fields,
+    )
 
 
 def prepared(
@@ -87,11 +116,9 @@ class NodeEnv(ObsWrapper):
         self._act = node.act.space
 
     def step(self, action: Any) -> Any:
-        """Step, with the action as the tree has it."""
         return super().step(action_parts(action, self._act))
 
     def changed(self, obs: Any, info: Any, method: str, *, at_end: bool) -> Any:
-        """Return the parts of the observation side by side."""
         if self._names == [""]:
             return obs
         return {name: part_of(obs, name.split(".")) for name in self._names}
@@ -132,7 +159,6 @@ class ActionMaskEnv(ObsWrapper):
         self.metadata = {**env.metadata, TAGS: tags}
 
     def changed(self, obs: Any, info: Any, method: str, *, at_end: bool) -> Any:
-        """Return the observation with the mask in it."""
         holder = info if self._place == "info" else obs
         if not isinstance(holder, Mapping) or MASK not in holder:
             if self._place == "observation":

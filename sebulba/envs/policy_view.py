@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FinalObs, FusedEnv, PyTree, without_parts
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, FusedEnv, PyTree, policy_row
 
 
 class View:
@@ -25,15 +25,12 @@ class View:
         return getattr(self._env, name)
 
     def reset(self) -> EnvOutput:
-        """Begin new episodes in all environments."""
         return self.seen(self._env.reset())
 
     def step(self, action: Any) -> EnvOutput:
-        """Act in all environments."""
         return self.seen(self._env.step(self.given(action)))
 
     def fused(self) -> FusedEnv | str:
-        """Return the environment as JAX functions, or the reason why it has none."""
         fused = self._env.fused()
         if isinstance(fused, str):
             return fused
@@ -45,7 +42,6 @@ class View:
         return fused._replace(step=step)
 
     def close(self) -> None:
-        """Close all environments."""
         self._env.close()
 
     def seen(self, output: EnvOutput) -> EnvOutput:
@@ -63,15 +59,10 @@ class PolicyView(View):
     def __init__(self, env: EnvAdapter) -> None:
         """Take over ``env``."""
         super().__init__(env)
-        self._hidden = env.spec.eval_only
         self.spec: EnvSpec = env.spec.policy_spec
 
     def seen(self, output: EnvOutput) -> EnvOutput:
-        """Return the output without the hidden parts."""
-        final = output.final
-        if isinstance(final, FinalObs):
-            final = final._replace(obs=without_parts(final.obs, self._hidden))
-        return output._replace(obs=without_parts(output.obs, self._hidden), final=final)
+        return policy_row(self._env.spec, output)
 
 
 def as_policy_sees(env: EnvAdapter) -> EnvAdapter:

@@ -26,11 +26,9 @@ class PoolAdapter:
         return "envpool cannot save its environments"
 
     def put_back(self, state: bytes) -> None:
-        """Raise EnvError."""
         raise EnvError(f"{self.state()}; reset {self.spec.name!r} instead")
 
     def close(self) -> None:
-        """Free the pool and its threads."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.close()

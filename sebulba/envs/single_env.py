@@ -113,7 +113,7 @@ class SingleEnv(gymnasium.Env):
         terminated = is_over and bool(output.terminated[0])
         self._plays = not is_over
         self._draw()
-        reward = float(output.true_reward[0])
+        reward = float(output.unclipped_reward[0])
         return _last_obs(output), reward, terminated, is_over and not terminated, {}
 
     def render(self) -> np.ndarray | None:  # type: ignore[override]

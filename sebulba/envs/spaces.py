@@ -5,7 +5,7 @@ This module needs no JAX: worker processes import it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -76,11 +76,11 @@ def _canonical(space: Any, path: str, supported: str) -> gymnasium.Space:
         case spaces.Box():
             return _canonical_box(space, path)
         case spaces.Discrete():
-            _check_int32(path, space, space.start, space.start + space.n - 1)
+            _check_int32(path, space)
             return spaces.Discrete(int(space.n), start=int(space.start), dtype=np.int32)
         case spaces.MultiDiscrete():
             _check_size(path, space)
-            _check_int32(path, space, space.start, space.start + space.nvec - 1)
+            _check_int32(path, space)
             return spaces.MultiDiscrete(space.nvec, dtype=np.int32, start=space.start)
         case spaces.MultiBinary():
             _check_size(path, space)
@@ -149,7 +149,8 @@ def _check_size(path: str, space: gymnasium.Space) -> None:
         raise UsageError(f"{path}={space} has shape {space.shape}, without elements; none may be 0")
 
 
-def _check_int32(path: str, space: gymnasium.Space, low: Any, high: Any) -> None:
+def _check_int32(path: str, space: gymnasium.Space) -> None:
+    low, high = choices(space)
     if np.min(low) < -(2**31) or np.max(high) >= 2**31:
         raise UsageError(f"{path}={space} must have values that fit 32 bits")
 
@@ -180,6 +181,13 @@ def make_action_check(space: gymnasium.Space, num_envs: int) -> ActionCheck:
     return check
 
 
+def choices(space: gymnasium.Space) -> tuple[Any, Any]:
+    """Return the first and the last value of a Discrete or MultiDiscrete."""
+    assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+    count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return space.start, space.start + count - 1
+
+
 def num_choices(space: gymnasium.Space) -> int | None:
     """Return how many entries a mask of legal actions has; None for a Box."""
     if isinstance(space, spaces.Discrete):
@@ -207,7 +215,7 @@ def check_legal(
       ActionError: One is not; the message names whose.
     """
     mask = mask.astype(np.bool_)
-    begin = _first_entries(space)
+    begin = first_entries(space)
     index = action.reshape(len(action), -1) - np.asarray(space.start).ravel()  # type: ignore[attr-defined]
     legal = np.take_along_axis(mask, index + begin, axis=1)
     wrong = (has_legal(mask, space) & ~legal).any(axis=1) & acting
@@ -236,9 +244,44 @@ def check_legal_of_slots(mask: Any, action: np.ndarray, group: Group, acting: An
     check_legal(mask, action, group.spec.action_space, np.asarray(acting).ravel(), who)
 
 
+class SlotActions:
+    """Which actions of the slots of B environments can be taken in the row that is acted on."""
+
+    def __init__(self, groups: Mapping[str, Group], num_envs: int) -> None:
+        """Know the groups, and of no row yet."""
+        self._groups = groups
+        self._checks = {
+            name: make_action_check(group.spec.action_space, num_envs * len(group.slots))
+            for name, group in groups.items()
+        }
+        self._legal: Mapping[str, Any] = {}
+        self._acting: Mapping[str, Any] = {}
+
+    def look(self, legal: Mapping[str, Any], acting: Any) -> None:
+        """Take who acts, ``{group: [B, A]}`` bool, and ``masks_of`` what they observe."""
+        self._legal, self._acting = legal, acting or {}
+
+    def check(self, action: Any) -> None:
+        """Raise ActionError for actions ``{group: [B, A, ...]}`` that are outside or not legal."""
+        if not isinstance(action, Mapping) or action.keys() != self._groups.keys():
+            raise ActionError(f"actions must be a dict of {', '.join(self._groups)}; got {action}")
+        for name, check in self._checks.items():
+            flat = action[name].reshape(-1, *action[name].shape[2:])
+            check(flat)
+            if name in self._legal:
+                acting = self._acting.get(name, np.ones(len(flat), np.bool_))
+                check_legal_of_slots(self._legal[name], flat, self._groups[name], acting)
+
+
+def masks_of(groups: Mapping[str, Group], obs: Any) -> dict[str, Any]:
+    """Return the masks of legal actions in observations, by group, where there are any."""
+    masks = {name: group.spec.legal_actions for name, group in groups.items()}
+    return {name: obs[name][mask] for name, mask in masks.items() if mask is not None}
+
+
 def has_legal(mask: np.ndarray, space: gymnasium.Space) -> np.ndarray:
     """Return whether a mask ``[N, entries]`` allows anything, for each part of an action."""
-    return np.logical_or.reduceat(mask.astype(np.bool_), _first_entries(space), axis=1)
+    return np.logical_or.reduceat(mask.astype(np.bool_), first_entries(space), axis=1)
 
 
 def legal_action(action: Any, mask: np.ndarray, space: gymnasium.Space) -> np.ndarray:
@@ -251,14 +294,14 @@ def legal_action(action: Any, mask: np.ndarray, space: gymnasium.Space) -> np.nd
     """
     start = np.asarray(space.start)  # type: ignore[attr-defined]
     index = (np.asarray(action) - start).reshape(-1)
-    for part, mine in enumerate(np.split(np.asarray(mask) > 0, _first_entries(space)[1:])):
+    for part, mine in enumerate(np.split(np.asarray(mask) > 0, first_entries(space)[1:])):
         if mine.any() and not mine[index[part]]:
             legal = np.flatnonzero(mine)
             index[part] = legal[index[part] % len(legal)]
     return (index.reshape(start.shape) + start).astype(space.dtype)
 
 
-def _first_entries(space: gymnasium.Space) -> np.ndarray:
+def first_entries(space: gymnasium.Space) -> np.ndarray:
     """Return where the entries of each part of an action begin in a mask."""
     assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
     sizes = np.array([space.n]) if isinstance(space, spaces.Discrete) else space.nvec.ravel()

@@ -98,6 +98,14 @@ class Population:
 Node = AgentNode | Population
 
 
+def seats(name: str, number: int, node: AgentNode) -> Population:
+    """Return the players of a game, who can change places; two of them play for what the other
+    loses."""
+    payoff: Payoff = "zero_sum" if number == 2 else "general"
+    players = {f"{name}_{index}": node for index in range(number)}
+    return Population(players, payoff=payoff, symmetric=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slot:
     """A place for an agent, before it is put into a group."""
@@ -130,7 +138,7 @@ def compile_tree(root: Any, *, name: str = "", waits: bool = False) -> EnvSpec |
             f"{_at('')}an action that is not atomic makes several agents; put the node into a "
             "Population"
         )
-    _require(isinstance(root, Population), "", f"is {shown(root)}", "give a Population")
+    _require(isinstance(root, Population), "", f"is {shown(root)}; give a Population")
     common = _common(root)
     slots = list(_slots(root, "", common, waits, ()))
     groups = _groups(slots, name)
@@ -149,10 +157,8 @@ def _slots(
     if isinstance(node, AgentNode):
         yield from _slots_of_agent(node, path, common, waits)
         return
-    _require(
-        isinstance(node, Population), path, f"is {shown(node)}", "give AgentNode or Population"
-    )
-    _require(id(node) not in above, path, "contains itself", "make a tree")
+    _require(isinstance(node, Population), path, f"is {shown(node)}; give AgentNode or Population")
+    _require(id(node) not in above, path, "contains itself; make a tree")
     _check_population(node, path)
     if isinstance(node.members, Repeat):
         repeat = node.members
@@ -171,43 +177,39 @@ def _check_population(node: Population, path: str) -> None:
         _require(
             isinstance(members, Mapping),
             path,
-            f"has members={shown(members)}",
-            "give a dict by name, or Repeat(node, most)",
+            f"has members={shown(members)}; give a dict by name, or Repeat(node, most)",
         )
-        _require(len(members) > 0, path, "has no members", "give it at least one")
+        _require(len(members) > 0, path, "has no members; give it at least one")
         for member in members:
             _check_name(member, path, "member")
     _require(
         node.payoff in get_args(Payoff),
         path,
-        f"has payoff={shown(node.payoff)}",
-        f"use one of {', '.join(get_args(Payoff))}",
+        f"has payoff={shown(node.payoff)}; use one of {', '.join(get_args(Payoff))}",
     )
     _check_bool(path, "symmetric", node.symmetric)
-    _require(path == "" or node.common is None, path, "has common", "give it to the root")
+    _require(path == "" or node.common is None, path, "has common; give it to the root")
 
 
 def _check_repeat(repeat: Repeat, path: str) -> None:
     node, most = repeat.node, repeat.most
     if isinstance(node, list | tuple | Mapping):
         _require(
-            False, path, "repeats several nodes", "all of a Repeat are alike: give one AgentNode"
+            False, path, "repeats several nodes; all of a Repeat are alike: give one AgentNode"
         )
-    _require(
-        isinstance(node, AgentNode), path, f"repeats {shown(node)}", "give the AgentNode of one"
-    )
+    _require(isinstance(node, AgentNode), path, f"repeats {shown(node)}; give the AgentNode of one")
     is_count = isinstance(most, int) and not isinstance(most, bool) and 1 <= most <= MOST_SLOTS
-    _require(is_count, path, f"has most={shown(most)}", f"use a number from 1 to {MOST_SLOTS}")
+    _require(is_count, path, f"has most={shown(most)}; use a number from 1 to {MOST_SLOTS}")
 
 
 def _common(root: Population) -> Obs | None:
     common = root.common
     if common is None:
         return None
-    _require(isinstance(common, Obs), COMMON, f"is {shown(common)}", "give Obs(space)")
+    _require(isinstance(common, Obs), COMMON, f"is {shown(common)}; give Obs(space)")
     _check_obs(common, COMMON)
-    _require(not common.legal_actions, COMMON, "has legal_actions", "each agent has its own")
-    _require(not common.eval_only, COMMON, "is eval_only", "give eval_only parts to the agents")
+    _require(not common.legal_actions, COMMON, "has legal_actions; each agent has its own")
+    _require(not common.eval_only, COMMON, "is eval_only; give eval_only parts to the agents")
     _space(common.space, COMMON)
     return common
 
@@ -220,15 +222,14 @@ def _teams(node: Node, path: str, place: Mapping[str, str]) -> Iterator[Team]:
     _require(
         node.payoff != "zero_sum" or len(slots) > 1,
         path,
-        "is zero_sum with one agent",
-        "use payoff='general', or give it more",
+        "is zero_sum with one agent; use payoff='general', or give it more",
     )
     in_groups = {where.partition("/")[0] for where in slots}
     _require(
         not node.symmetric or len(in_groups) == 1,
         path,
-        f"is symmetric, but its agents differ ({', '.join(sorted(in_groups))})",
-        "give all of them equal observations and actions, or drop symmetric",
+        f"is symmetric, but its agents differ ({', '.join(sorted(in_groups))}); give all of them "
+        "equal observations and actions, or drop symmetric",
     )
     yield Team(path, slots, node.payoff, node.symmetric)
     if isinstance(node.members, Mapping):
@@ -253,22 +254,22 @@ def agents_of(node: Any, path: str = "") -> dict[str, AgentNode]:
 
 
 def _slots_of_agent(node: AgentNode, path: str, common: Obs | None, waits: bool) -> Iterator[Slot]:
-    _require(isinstance(node.act, Act), path, _wrong_act(node.act), "give Act(space)")
+    _require(isinstance(node.act, Act), path, f"{_wrong_act(node.act)}; give Act(space)")
     _check_bool(path, "Act.non_atomic", node.act.non_atomic)
     parts = dict(named_parts(node.obs, path))
     if node.act.non_atomic:
         _require(
             isinstance(node.act.space, Mapping),
             path,
-            "has a non_atomic action of one space",
-            "give a dict of spaces by name, or drop non_atomic",
+            "has a non_atomic action of one space; give a dict of spaces by name, or drop "
+            "non_atomic",
         )
         masked = [part for part, obs in parts.items() if obs.legal_actions]
         _require(
             not masked,
             path,
-            f"has legal_actions ({', '.join(masked)}) for a non_atomic action",
-            "give each part a node of its own",
+            f"has legal_actions ({', '.join(masked)}) for a non_atomic action; give each part a "
+            "node of its own",
         )
         for part, space in _named_spaces(node.act.space, path).items():
             action = _action_space(space, _join(path, part))
@@ -287,16 +288,16 @@ def _wrong_act(act: Any) -> str:
 def named_parts(obs: Any, path: str, at: str = "") -> Iterator[tuple[str, Obs]]:
     """Yield the parts of an observation by their names, with dots where they are nested."""
     if isinstance(obs, Mapping):
-        _require(len(obs) > 0, path, f"observes nothing in obs{at and f'[{at!r}]'}", "give a part")
+        _require(len(obs) > 0, path, f"observes nothing in obs{at and f'[{at!r}]'}; give a part")
         for name, part in obs.items():
             _check_name(name, path, "observation")
             yield from named_parts(part, path, _join(at, name))
         return
     where = _join(path, at) if at else path
-    _require(isinstance(obs, Obs), where, f"observes {shown(obs)}", "give Obs(space)")
+    _require(isinstance(obs, Obs), where, f"observes {shown(obs)}; give Obs(space)")
     _check_obs(obs, where)
     if isinstance(obs.space, spaces.Dict):
-        _require(not obs.legal_actions, where, "has legal_actions that are a Dict", "use one space")
+        _require(not obs.legal_actions, where, "has legal_actions that are a Dict; use one space")
         inside = {name: dataclasses.replace(obs, space=s) for name, s in obs.space.spaces.items()}
         yield from named_parts(inside, path, at)
         return
@@ -307,29 +308,27 @@ def _spec(
     parts: Mapping[str, Obs], action: gymnasium.Space, path: str, common: Obs | None
 ) -> EnvSpec:
     masks = [name for name, obs in parts.items() if obs.legal_actions]
-    _require(
-        len(masks) < 2, path, f"has {len(masks)} legal_actions ({', '.join(masks)})", "keep one"
-    )
+    _require(len(masks) < 2, path, f"has {len(masks)} legal_actions ({', '.join(masks)}); keep one")
     seen = [name for name, obs in parts.items() if not (obs.eval_only or obs.legal_actions)]
     _require(
         len(seen) > 0 or common is not None,
         path,
-        "observes nothing that its policy can see",
-        "give it a part that is neither eval_only nor legal_actions",
+        "observes nothing that its policy can see; give it a part that is neither eval_only nor "
+        "legal_actions",
     )
     observed = {name: obs.space for name, obs in parts.items()}
     if common is not None:
-        _require(COMMON not in observed, path, f"observes {COMMON!r} of its own", "rename it")
+        _require(COMMON not in observed, path, f"observes {COMMON!r} of its own; rename it")
         if "" in observed:
             observed[OBSERVATION] = observed.pop("")
         observed[COMMON] = canonical_observation_space(common.space)
     if masks:
         obs, size = parts[masks[0]], num_choices(action)
-        _require(not obs.eval_only, path, f"has {masks[0]!r} legal_actions that are eval_only", "")
-        _require(size is not None, path, f"has legal_actions for {action}", "they are for Discrete")
+        _require(not obs.eval_only, path, f"has {masks[0]!r} legal_actions that are eval_only")
+        _require(size is not None, path, f"has legal_actions for {action}; they are for Discrete")
         fits = isinstance(obs.space, spaces.MultiBinary) and obs.space.shape == (size,)
         _require(
-            fits, path, f"has legal_actions of {obs.space}", f"use MultiBinary({size}) for {action}"
+            fits, path, f"has legal_actions of {obs.space}; use MultiBinary({size}) for {action}"
         )
     hidden = tuple(name for name, obs in parts.items() if obs.eval_only)
     space = observed[""] if list(observed) == [""] else spaces.Dict(observed)
@@ -374,7 +373,7 @@ def action_parts(action: Any, space: Any) -> Any:
 
 def _named_spaces(space: Any, path: str) -> dict[str, Any]:
     named = dict(space.spaces if isinstance(space, spaces.Dict) else space)
-    _require(len(named) > 0, path, "has an action without parts", "give it at least one")
+    _require(len(named) > 0, path, "has an action without parts; give it at least one")
     for name in named:
         _check_name(name, path, "action")
     return {name: named[name] for name in sorted(named)}
@@ -426,22 +425,22 @@ def _at(path: str) -> str:
     return f"node {path!r}: " if path else "the root of the tree: "
 
 
-def _require(fits: bool, path: str, what: str, remedy: str) -> None:
+def _require(fits: bool, path: str, problem: str) -> None:
     if not fits:
         where = f"node {path!r}" if path else "the root of the tree"
-        raise UsageError(f"{where} {what}{f'; {remedy}' if remedy else ''}")
+        raise UsageError(f"{where} {problem}")
 
 
 def _check_name(name: Any, path: str, kind: str) -> None:
     fits = isinstance(name, str) and re.fullmatch(r"[^./*\s]+", name) is not None
-    _require(fits, path, f"has the {kind} name {shown(name)}", "use text without . / * and spaces")
+    _require(fits, path, f"has the {kind} name {shown(name)}; use text without . / * and spaces")
     _require(
-        kind != "member" or name != COMMON, path, f"has a member {COMMON!r}", "the name is reserved"
+        kind != "member" or name != COMMON, path, f"has a member {COMMON!r}; the name is reserved"
     )
 
 
 def _check_bool(path: str, name: str, value: Any) -> None:
-    _require(isinstance(value, bool), path, f"has {name}={shown(value)}", "use True or False")
+    _require(isinstance(value, bool), path, f"has {name}={shown(value)}; use True or False")
 
 
 def _check_obs(obs: Obs, path: str) -> None:
@@ -450,8 +449,7 @@ def _check_obs(obs: Obs, path: str) -> None:
     _require(
         isinstance(obs.space, gymnasium.Space),
         path,
-        f"has space={shown(obs.space)}",
-        "give a Space",
+        f"has space={shown(obs.space)}; give a Space",
     )
 
 
@@ -464,7 +462,7 @@ def _space(space: gymnasium.Space, path: str) -> gymnasium.Space:
 
 def _action_space(space: Any, path: str) -> gymnasium.Space:
     _require(
-        isinstance(space, gymnasium.Space), path, f"has the action {shown(space)}", "give a Space"
+        isinstance(space, gymnasium.Space), path, f"has the action {shown(space)}; give a Space"
     )
     try:
         return canonical_action_space(space)

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sebulba.envs.spaces import choices, first_entries
+
 
 def clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Array]:
     """Return actions ``[B, ...]`` clamped into ``space``, and how many were outside (or NaN)."""
@@ -16,10 +18,7 @@ def clamp(action: jax.Array, space: gymnasium.Space) -> tuple[jax.Array, jax.Arr
         middle = np.clip(np.zeros_like(low), low, high)
         inside = jnp.where(jnp.isnan(action), middle[None], jnp.clip(action, low[None], high[None]))
     else:
-        assert isinstance(space, gymnasium.spaces.Discrete | gymnasium.spaces.MultiDiscrete)
-        count = space.n if isinstance(space, gymnasium.spaces.Discrete) else space.nvec
-        first = np.asarray(space.start, np.int32)[None]
-        last = np.asarray(first + count - 1, np.int32)
+        first, last = (np.asarray(end, np.int32)[None] for end in choices(space))
         inside = jnp.clip(action, first, last)
     is_invalid = (inside != action).reshape(len(action), -1).any(axis=1)
     return inside, is_invalid.sum(dtype=jnp.int32)
@@ -38,12 +37,8 @@ def make_legal(
     Returns:
       The actions, and in which rows one was not legal, ``[N]`` bool.
     """
-    if isinstance(space, gymnasium.spaces.Discrete):
-        sizes, first = [int(space.n)], np.array([[space.start]])
-    else:
-        assert isinstance(space, gymnasium.spaces.MultiDiscrete)
-        sizes, first = space.nvec.ravel().tolist(), space.start.reshape(1, -1)
-    parts = jnp.split(mask.astype(jnp.bool_), np.cumsum(sizes)[:-1], axis=1)
+    first = np.reshape(choices(space)[0], (1, -1))
+    parts = jnp.split(mask.astype(jnp.bool_), first_entries(space)[1:], axis=1)
     index = action.reshape(len(action), -1) - first
     legal = [
         jnp.take_along_axis(part, index[:, i : i + 1], axis=1)[:, 0] | ~part.any(axis=1)

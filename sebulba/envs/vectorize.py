@@ -88,20 +88,6 @@ class SafeAsyncVectorEnv(AsyncVectorEnv):
             errors[index] = error
         raise errors[min(errors)]
 
-    def call_each(
-        self, name: str, arguments: Sequence[Any], timeout_s: float | None = None
-    ) -> tuple[Any, ...]:
-        """Call a method of every environment, each with an argument of its own.
-
-        Raises:
-          multiprocessing.TimeoutError: A worker was not done after ``timeout_s``.
-        """
-        self._assert_is_running()
-        for pipe, argument in zip(self.parent_pipes, arguments, strict=True):
-            pipe.send(("_call", (name, (argument,), {})))
-        self._state = AsyncState.WAITING_CALL
-        return self.call_wait(timeout_s)
-
 
 def make_vector_env(
     make_env: Callable[[], gymnasium.Env],
@@ -167,35 +153,6 @@ def holds_checked_envs(vector_env: VectorEnv) -> bool:
         isinstance(vector_env, SyncVectorEnv)
         and all(isinstance(env, CheckedEnv) for env in vector_env.envs)
     )
-
-
-def states_of(vector_env: VectorEnv, timeout_s: float) -> list[bytes] | str:
-    """Return the states of environments that ``make_vector_env`` made, or why there is none."""
-    if isinstance(vector_env, AsyncVectorEnv):
-        vector_env.call_async("saved")
-        states = vector_env.call_wait(timeout_s)
-    else:
-        assert isinstance(vector_env, SyncVectorEnv)
-        states = vector_env.call("saved")
-    return next((state for state in states if isinstance(state, str)), list(states))
-
-
-def restore_states(vector_env: VectorEnv, states: list[bytes], timeout_s: float) -> None:
-    """Put environments, which have been reset, into ``states``.
-
-    Raises:
-      EnvError: A state does not fit.
-    """
-    if isinstance(vector_env, SafeAsyncVectorEnv):
-        problems = vector_env.call_each("restored", states, timeout_s)
-    else:
-        assert isinstance(vector_env, SyncVectorEnv)
-        problems = tuple(
-            env.get_wrapper_attr("restored")(state)
-            for env, state in zip(vector_env.envs, states, strict=True)
-        )
-    if problem := next(filter(None, problems), None):
-        raise EnvError(problem)
 
 
 def guilty_workers(env: Any, is_guilty: Callable[[Any, Any], bool]) -> str:

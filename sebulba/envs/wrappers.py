@@ -71,7 +71,6 @@ class SubtractOffset(ObsWrapper):
         self.observation_space = parts[""] if self._is_bare else spaces.Dict(parts)
 
     def changed(self, obs: Any, info: Any, method: str, *, at_end: bool) -> Any:
-        """Return the observation without the offsets."""
         if self._is_bare:
             return self._without("", obs)
         if not isinstance(obs, Mapping):

@@ -295,22 +295,22 @@ def no_action(env: EnvAdapter) -> PyTree:
 
 
 def info_columns(
-    true_reward: PyTree, episode_end: PyTree, env_step: EnvStep, acting: PyTree
+    unclipped_reward: PyTree, episode_end: PyTree, env_step: EnvStep, acting: PyTree
 ) -> tuple:
     """Return what ``EpisodeStatistics.add`` takes of ``[..., B]`` steps.
 
     Args:
-      true_reward: Unclipped reward of each step.
+      unclipped_reward: Unclipped reward of each step.
       episode_end: Whether the whole game ended in it.
       env_step: What each step led to.
       acting: ``EnvStep.acting`` of the rows before.
     """
     if not isinstance(env_step.is_first, Mapping):
-        return true_reward, episode_end, env_step.inserted, env_step.masked_truncation
+        return unclipped_reward, episode_end, env_step.inserted, env_step.masked_truncation
     # Only where all begin at once is it the environment's reset: an agent may join alone.
     all_first = [slots.all(axis=-1) for slots in env_step.is_first.values()]
     inserted = functools.reduce(operator.and_, all_first)
-    return true_reward, episode_end, inserted, inserted & ~inserted, acting
+    return unclipped_reward, episode_end, inserted, inserted & ~inserted, acting
 
 
 def check_finite(env_step: EnvStep, spec: EnvSpec | MultiAgentSpec) -> None:

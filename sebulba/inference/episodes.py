@@ -44,7 +44,7 @@ class EpisodeStatistics:
 
     def add(
         self,
-        true_reward: np.ndarray,
+        unclipped_reward: np.ndarray,
         episode_end: np.ndarray,
         inserted: np.ndarray,
         masked_truncation: np.ndarray,
@@ -52,7 +52,7 @@ class EpisodeStatistics:
         """Add the rows of one cycle, or of the part of it that ran before a stop.
 
         Args:
-          true_reward: ``[T, B]``, unclipped.
+          unclipped_reward: ``[T, B]``, unclipped.
           episode_end: ``[T, B]`` bool.
           inserted: ``[T, B]`` bool: the row is a reset, not a transition.
           masked_truncation: ``[T, B]`` bool, returned unchanged.
@@ -62,10 +62,15 @@ class EpisodeStatistics:
           time and then by environment.
         """
         is_step = ~inserted
-        reward = np.where(is_step, true_reward, np.float32(0))
+        reward = np.where(is_step, unclipped_reward, np.float32(0))
         returns, lengths = self.add_apart(reward, episode_end, is_step)
         return StepInfos(
-            true_reward, episode_end, inserted, masked_truncation, returns, lengths.astype(np.int64)
+            unclipped_reward,
+            episode_end,
+            inserted,
+            masked_truncation,
+            returns,
+            lengths.astype(np.int64),
         )
 
     def add_apart(
@@ -133,7 +138,7 @@ class SlotStatistics:
 
     def add(
         self,
-        true_reward: PyTree,
+        unclipped_reward: PyTree,
         episode_end: np.ndarray,
         inserted: np.ndarray,
         masked_truncation: np.ndarray,
@@ -142,7 +147,7 @@ class SlotStatistics:
         """Add the rows of one cycle; see ``EpisodeStatistics.add``.
 
         Args:
-          true_reward: ``{group: [T, B, A]}``.
+          unclipped_reward: ``{group: [T, B, A]}``.
           episode_end: ``[T, B]`` bool.
           inserted: ``[T, B]`` bool.
           masked_truncation: ``[T, B]`` bool.
@@ -151,7 +156,7 @@ class SlotStatistics:
         """
         shape = episode_end.shape
         acting = acting or {}
-        rewards = [true_reward[name] for name in self._slots]
+        rewards = [unclipped_reward[name] for name in self._slots]
         acted = [
             acting.get(name, np.ones((*shape, size), np.bool_))
             for name, size in self._slots.items()
@@ -168,7 +173,7 @@ class SlotStatistics:
         none = np.zeros(shape, np.float32)
         of_envs = self._of_envs.add(none, episode_end, inserted, masked_truncation)
         return of_envs._replace(
-            true_reward=true_reward,
+            unclipped_reward=unclipped_reward,
             episode_returns=returns.mean(axis=1),
             slot_returns=self._by_group(np.where(lengths > 0, returns, np.nan)),
             slot_lengths=self._by_group(lengths.astype(np.int64)),

@@ -48,7 +48,7 @@ class Row(NamedTuple):
     """What the step led to; its ``prev_action`` is the action of the step."""
     extras: PyTree
     """What ``Agent.step`` returned beside the action."""
-    true_reward: jax.Array
+    unclipped_reward: jax.Array
     """The reward before any clipping."""
     episode_end: jax.Array
     """Whether the whole game ended."""
@@ -296,7 +296,7 @@ def _run_chunk(
         )
         env_state, output, num_invalid = env_step_fn(env_state, action)
         env_step = programs.env_step_of(output, action)
-        row = packing.pack(Row(env_step, extras, output.true_reward, output.episode_end))
+        row = packing.pack(Row(env_step, extras, output.unclipped_reward, output.episode_end))
         num_steps = num_steps + 1
         return (step_state, env_state, row, _write(rows, num_steps, row), num_steps), num_invalid
 
@@ -314,7 +314,7 @@ def _run_chunk(
     acting: PyTree = ()
     if done.env_step.acting:
         acting = packing.unpack(newest(rows, num_steps - length)).env_step.acting
-    columns = info_columns(done.true_reward, done.episode_end, done.env_step, acting)
+    columns = info_columns(done.unclipped_reward, done.episode_end, done.env_step, acting)
     finished = _finish(packing.unpack(rows), step_state) if is_last else None
     return end, recording, finished, Chunk(columns, num_invalid.sum())
 

@@ -87,7 +87,7 @@ class SteppedCycle(LocalCycle):
         accelerator = self._accelerator
         row: Any = leaves if accelerator is None else self._uploaded or _upload(leaves, accelerator)
         uploaded = [*row]
-        true_reward: list[PyTree] = []
+        unclipped_reward: list[PyTree] = []
         episode_end: list[np.ndarray] = []
         extras: list[PyTree] = []
         with act_phase:
@@ -117,7 +117,7 @@ class SteppedCycle(LocalCycle):
             if accelerator is not None:
                 row = _upload(leaves, accelerator)
                 uploaded += row
-            true_reward.append(output.true_reward)
+            unclipped_reward.append(output.unclipped_reward)
             episode_end.append(output.episode_end)
             extras.append(extra)
         self._row, self._uploaded = leaves, None if accelerator is None else row
@@ -126,13 +126,13 @@ class SteppedCycle(LocalCycle):
             if not extras:
                 return None, step_state
             if self._stays:
-                infos = programs.stack([*zip(true_reward, episode_end, strict=True)])
+                infos = programs.stack([*zip(unclipped_reward, episode_end, strict=True)])
                 stacked = self._stack_on_device(uploaded)
                 env_step, (rewards, ends) = jax.device_get((programs.brief(stacked), infos))
             else:
                 how = _stack_aligned if accelerator is None else _stack_what_is_read
                 env_step = self._stack(rows, how)
-                rewards = jax.tree.map(lambda *x: np.stack(x), *true_reward)
+                rewards = jax.tree.map(lambda *x: np.stack(x), *unclipped_reward)
                 ends = np.stack(episode_end)
             after_first = jax.tree.map(lambda x: x[1:], env_step)
             acting = jax.tree.map(lambda x: x[:-1], env_step.acting)

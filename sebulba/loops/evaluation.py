@@ -41,7 +41,7 @@ NUM_SEEDS = 2**31
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """True returns and lengths of whole episodes."""
+    """Returns, before any clipping of rewards, and lengths of whole episodes."""
 
     returns: np.ndarray
     """``[N]`` float64, unclipped."""
@@ -59,12 +59,17 @@ class Evaluation:
     """With many agents: the populations of the tree, the whole first."""
 
     @property
-    def mean_return(self) -> float:
+    def episode_return_mean(self) -> float:
         """Mean of the returns."""
         return float(np.mean(self.returns))
 
     @property
-    def mean_length(self) -> float:
+    def mean_return(self) -> float:
+        """The same, by the name that it had before."""
+        return self.episode_return_mean
+
+    @property
+    def episode_length_mean(self) -> float:
         """Mean of the lengths."""
         return float(np.mean(self.lengths))
 
@@ -86,14 +91,14 @@ class Evaluation:
         """Return everything as a JSON object."""
         return {
             "episodes": len(self.returns),
-            "mean_return": self.mean_return,
+            "episode_return_mean": self.episode_return_mean,
             "interval_95": self.interval,
-            "mean_length": self.mean_length,
+            "episode_length_mean": self.episode_length_mean,
             "cut_episodes": self.num_cut,
             "episodes_not_played": self.num_not_played,
             "returns": self.returns.tolist(),
             "lengths": self.lengths.tolist(),
-            **{f"mean_return/{name}": mean for name, mean in self._means()},
+            **{f"episode_return_mean/{name}": mean for name, mean in self._means()},
             **{f"outcomes/{name}": counts for name, counts in self.outcomes().items()},
         }
 
@@ -132,9 +137,9 @@ class Evaluation:
     def metrics(self) -> dict[str, float]:
         """Return what training writes of it."""
         return {
-            "eval_return_mean": self.mean_return,
+            "eval_return_mean": self.episode_return_mean,
             "eval_return_std": float(np.std(self.returns)),
-            "eval_length_mean": self.mean_length,
+            "eval_length_mean": self.episode_length_mean,
             "eval_episodes": len(self.returns),
             "eval_cut_episodes": self.num_cut,
             **{f"eval_return_mean/{name}": mean for name, mean in self._means(numbered=True)},
@@ -144,8 +149,9 @@ class Evaluation:
         interval = self.interval
         margin = f" ± {interval:.2f} (95 % confidence interval)" if interval is not None else ""
         return (
-            f"mean return {self.mean_return:.2f}{margin} over {len(self.returns)} episodes, "
-            f"mean length {self.mean_length:.1f}{self._by_agent()}{self._of_those_cut()}"
+            f"mean return {self.episode_return_mean:.2f}{margin} "
+            f"over {len(self.returns)} episodes, "
+            f"mean length {self.episode_length_mean:.1f}{self._by_agent()}{self._of_those_cut()}"
         )
 
     def _by_agent(self) -> str:
@@ -303,7 +309,7 @@ class EvaluationPlayer:
         evaluation = self.env_thread.call(self._play_through, stop)
         if evaluation is None:
             return None
-        mean = evaluation.mean_return
+        mean = evaluation.episode_return_mean
         if self.best is None or mean >= self.best or evaluation.is_zero_sum:
             self.best, self.best_evaluation = mean, evaluation
             if self._on_best is not None:
@@ -439,17 +445,19 @@ class _Tally:
         """Steps of the longest episode that is being played."""
         return int(self._length[self._plays].max(initial=0))
 
-    def add(self, true_reward: PyTree, played: np.ndarray, ended: np.ndarray) -> None:
+    def add(self, unclipped_reward: PyTree, played: np.ndarray, ended: np.ndarray) -> None:
         """Add a step.
 
         Args:
-          true_reward: ``[B]``; with many agents ``[B, A]`` by group.
+          unclipped_reward: ``[B]``; with many agents ``[B, A]`` by group.
           played: ``[B]`` bool: it was a transition.
           ended: ``[B]`` bool: an episode ended.
         """
-        self._return += mean_of_slots(true_reward)
+        self._return += mean_of_slots(unclipped_reward)
         if self._slots:
-            self._of_slots += np.concatenate([true_reward[name] for name in self._slots], axis=-1)
+            self._of_slots += np.concatenate(
+                [unclipped_reward[name] for name in self._slots], axis=-1
+            )
         self._length += played
         for i in np.flatnonzero(ended).tolist():
             self._end(i)
@@ -509,7 +517,7 @@ def _play(
         action, state = policy.act(env_step_of(output, ()), state)
         output = adapter.step(action)
         reward, ended, inserted, *_ = info_columns(
-            output.true_reward, output.episode_end, env_step_of(output, action), ()
+            output.unclipped_reward, output.episode_end, env_step_of(output, action), ()
         )
         tally.add(reward, ~np.asarray(inserted), ended)
         if progress is not None:

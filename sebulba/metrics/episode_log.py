@@ -44,7 +44,6 @@ class EpisodeLog:
                 self._sample()
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write the episodes of a window."""
         self._sample()
         if not self._sampled:
             return
@@ -60,7 +59,6 @@ class EpisodeLog:
         self._sampled.clear()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _sample(self) -> None:

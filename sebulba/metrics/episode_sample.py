@@ -20,7 +20,7 @@ class Episodes(NamedTuple):
     env_steps: np.ndarray
     """``[N]`` int64: environment steps of the run at the end of the cycle in which each ended."""
     returns: np.ndarray
-    """``[N]`` float64: true returns."""
+    """``[N]`` float64: returns before any clipping of rewards."""
 
     def taken(self, where: np.ndarray) -> Episodes:
         """Return those episodes, given by index or mask."""

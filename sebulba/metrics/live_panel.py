@@ -83,7 +83,6 @@ class PanelWriter:
         self._notice = words
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Show this record."""
         mean = metrics.get("episode_return_mean")
         if mean is not None:
             self._returns = [*self._returns, mean]

@@ -157,7 +157,6 @@ class MlflowWriter:
             raise
 
     def end(self, end: RunEnd) -> None:
-        """Say how the run ended."""
         self._client.set_terminated(self._id, self.STATUS[end])
 
     def close(self) -> None:

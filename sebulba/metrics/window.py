@@ -40,7 +40,7 @@ def teams_of(spec: EnvSpec | MultiAgentSpec) -> Teams:
 
 
 class RecentEpisodes:
-    """True returns and lengths of the last ``EPISODES_AVERAGED`` episodes that ended."""
+    """Returns and lengths of the last ``EPISODES_AVERAGED`` episodes that ended."""
 
     def __init__(self, teams: Teams | None = None) -> None:
         """Begin without episodes; ``teams`` are those whose returns are reported."""

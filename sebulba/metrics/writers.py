@@ -47,7 +47,6 @@ class CompositeWriter:
         self._writers.append(writer)
 
     def write(self, metrics: Mapping[str, Any]) -> None:
-        """Write one record to every writer."""
         self.last = metrics
         self._before()
         self._each(lambda writer: writer.write(metrics))
@@ -57,7 +56,6 @@ class CompositeWriter:
         self._each(lambda writer: writer.end(end), EndWriter)
 
     def close(self) -> None:
-        """Close all writers."""
         self._each(lambda writer: writer.close())
 
     def _each(self, act: Callable[[Any], None], kind: type = object) -> None:
@@ -118,7 +116,6 @@ class JsonLinesWriter:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -245,7 +242,6 @@ class TensorBoardWriter:
         return events
 
     def close(self) -> None:
-        """Flush and close the events file."""
         events, self._events = self._events, None
         if events is not None:
             events.close()

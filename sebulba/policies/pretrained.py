@@ -29,9 +29,9 @@ class Pretrained(NamedTuple):
     """Environment."""
     agent: str
     """Class of the agent, such as PPO."""
-    mean_return: float
+    episode_return_mean: float
     """Of the evaluation policy."""
-    return_std: float
+    episode_return_std: float
     """Standard deviation of the returns of its episodes."""
     num_episodes: int
     """How many episodes were played."""
@@ -90,8 +90,8 @@ def about(name: str) -> Pretrained:
         name=name,
         env_id=run["env"]["id"],
         agent=run["agent_config"].removesuffix("Config"),
-        mean_return=evaluation["mean_return"],
-        return_std=evaluation["return_std"],
+        episode_return_mean=evaluation["episode_return_mean"],
+        episode_return_std=evaluation["episode_return_std"],
         num_episodes=evaluation["num_episodes"],
         env_steps=evaluation["env_steps"],
         versions=evaluation["versions"],

@@ -33,6 +33,7 @@ from sebulba.support.files import (
     read_json_object,
     write_whole,
 )
+from sebulba.support.moved import with_new_keys
 from sebulba.support.trust import Trust, links_in, signed, trust_of, was_changed
 from sebulba.support.user_code import (
     CODE_FOLDERS,
@@ -92,17 +93,17 @@ class RunFolder:
         file = self.best_policy / BEST_RETURN_FILE
         if not file.exists():
             return None
-        mean_return = read_json_object(file).get("mean_return")
-        if not isinstance(mean_return, int | float):
+        mean = with_new_keys(read_json_object(file)).get(RETURN)
+        if not isinstance(mean, int | float):
             raise UsageError(
-                f"{file} is damaged (mean_return={shown(mean_return)}); restore it, or delete "
+                f"{file} is damaged ({RETURN}={shown(mean)}); restore it, or delete "
                 f"{self.best_policy}"
             )
-        return mean_return
+        return mean
 
-    def write_best_return(self, folder: Path, mean_return: float) -> None:
+    def write_best_return(self, folder: Path, mean: float) -> None:
         """Write that into ``folder``, which is to become the best policy's."""
-        (folder / BEST_RETURN_FILE).write_text(json.dumps({"mean_return": mean_return}) + "\n")
+        (folder / BEST_RETURN_FILE).write_text(json.dumps({RETURN: mean}) + "\n")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -564,6 +565,8 @@ MOST_NAME_BYTES = 255
 """Of a file or a folder, as file systems have it."""
 
 BEST_RETURN_FILE = "evaluation.json"
+RETURN = "episode_return_mean"
+"""What that file says of the best policy."""
 KIND = "run"
 """What the signature of ``config.json`` is of; see ``sebulba.support.trust``."""
 MEMBER_CONFIGS = "member_configs"

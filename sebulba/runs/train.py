@@ -477,7 +477,7 @@ class _Run:
             returns = returned(best.metrics(), "eval_return_mean")
             more = {"evaluation": f"{returns}, the {which}"}
             self._write_policy(new, networks, more=more)
-            self._folder.write_best_return(new, best.mean_return)
+            self._folder.write_best_return(new, best.episode_return_mean)
 
         try:
             replace_folder(self._folder.best_policy, write)

@@ -1,10 +1,10 @@
-"""Modules that have other names by now, some in other packages: the old names import them."""
+"""What has another name by now: modules, some in other packages, and keys of files."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -19,6 +19,15 @@ MOVED = {
 }
 """New names by old ones; what is below moved with them. Configurations, saved policies and programs
 of users may have the old ones."""
+
+
+RENAMED_KEYS = {"mean_return": "episode_return_mean"}
+"""New keys by old ones, of the JSON files of a run."""
+
+
+def with_new_keys(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file of a run says by the keys that it would have now."""
+    return {RENAMED_KEYS.get(key, key): value for key, value in record.items()}
 
 
 class MovedModules:

@@ -171,7 +171,7 @@ class Stage(contextlib.AbstractContextManager):
             action, state = policy.act(env_step_of(output, ()), state)
             output = adapter.step(action)
             reward, ended, *_ = info_columns(
-                output.true_reward, output.episode_end, env_step_of(output, action), ()
+                output.unclipped_reward, output.episode_end, env_step_of(output, action), ()
             )
             lengths = shown.lengths + plays
             shown = Shown(

@@ -146,7 +146,7 @@ def test_dqn_learns_beside_ppo():
     apart = dataclasses.replace(PPO, separate_value_torso=True)
     result, _, loop = run(Pairs, MultiAgentConfig({"red": apart, "blue": fast}), 250, 20)
     policy = sebulba.Policy(loop.agent, result.acting_networks)
-    assert sebulba.evaluate(policy, Pairs, num_episodes=5, num_envs=5).mean_return > 9.5
+    assert sebulba.evaluate(policy, Pairs, num_episodes=5, num_envs=5).episode_return_mean > 9.5
 
 
 def test_the_learning_rate_of_each_member_falls_over_its_own_updates():

@@ -245,7 +245,7 @@ def test_members_are_a_slot_each_and_learn_on_four_devices():
 def test_rewards_of_turns_add_up():
     _, result, recorder = run_loop(Turns, DQNConfig(torso=SMALL, replay=ReplayConfig(2000, 16)))
     for infos in recorder.step_infos:
-        total = infos.true_reward["seat"].sum()
+        total = infos.unclipped_reward["seat"].sum()
         assert total == 0
         np.testing.assert_array_equal(infos.slot_returns["seat"].sum(axis=1), 0.0)
         np.testing.assert_array_equal(infos.slot_lengths["seat"], 3)
@@ -504,7 +504,7 @@ def test_an_evaluation_has_the_returns_of_groups():
     np.testing.assert_allclose(guide, 3 * visitors)  # it is paid for each who did
     np.testing.assert_allclose(played.returns, (guide + 3 * visitors) / 4)
     assert played.metrics()["eval_return_mean/guide"] == guide.mean()
-    assert played.record()["mean_return/visitors"] == visitors.mean()
+    assert played.record()["episode_return_mean/visitors"] == visitors.mean()
     slots = {name: returns.mean() for name, returns in played.slot_returns.items()}
     assert next(iter(slots)) == "guide/guide" and len(slots) == 4
     lines = str(played).splitlines()

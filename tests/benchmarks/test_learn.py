@@ -80,7 +80,7 @@ def test_both_of_the_last_two_evaluations_of_the_budget_count():
         True, 475.0, 1000, None
     )
     beyond = evaluated(0.0, 480.0, 490.0, 500.0, 0.0)
-    assert verdict(beyond, EVALUATED).mean_return == 490.0
+    assert verdict(beyond, EVALUATED).episode_return_mean == 490.0
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,8 @@ def test_neutral_is_every_neutral_preset_on_tasks_typed_with_nothing_else(monkey
         assert [word for word in goal.options if word.startswith("--")] == typed
         assert config.agent == NEUTRAL[goal.preset].make().agent
         assert config.total_env_steps == goal.env_steps and goal.reference
-    assert GOALS["neutral-dqn-acrobot"].mean_return == pytest.approx(-76.6 * 1.1, abs=0.01)
-    assert GOALS["neutral-ppo-hopper"].mean_return == pytest.approx(2383 * 0.9, abs=1)
+    assert GOALS["neutral-dqn-acrobot"].episode_return_mean == pytest.approx(-76.6 * 1.1, abs=0.01)
+    assert GOALS["neutral-ppo-hopper"].episode_return_mean == pytest.approx(2383 * 0.9, abs=1)
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_an_exam_of_the_last_policy_counts_in_place_of_a_return(tmp_path, monkey
     failed = dataclasses.replace(result, exit_code=1)
     assert not any(learn.verdict(one, goal).is_reached for one in (worse, late, failed))
     assert "0.190" in learn.table_row(result, goal)
-    at_least = dataclasses.replace(goal, is_limit=False, mean_return=0.2)
+    at_least = dataclasses.replace(goal, is_limit=False, episode_return_mean=0.2)
     assert not learn.verdict(result, at_least).is_reached
 
 

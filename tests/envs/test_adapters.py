@@ -89,7 +89,7 @@ def test_observations_have_the_canonical_dtypes_and_shapes_of_the_spec(space, fo
             assert leaf.dtype == one_space.dtype
             assert leaf.dtype.itemsize < 8
             assert all(one_space.contains(np.asarray(row)) for row in leaf)
-        assert output.reward.dtype == output.true_reward.dtype == np.float32
+        assert output.reward.dtype == output.unclipped_reward.dtype == np.float32
         for flag in (output.terminated, output.truncated, output.is_first, output.episode_end):
             assert flag.dtype == np.bool_
 
@@ -244,7 +244,7 @@ def test_a_lost_life_is_terminated_and_only_the_last_one_ends_the_game():
     # After each lost life, and not only after each game, a row is inserted.
     np.testing.assert_array_equal(steps.is_first[1:], steps.terminated[:-1])
     inserted = steps.is_first & ~steps.terminated & ~steps.truncated
-    assert not steps.reward[inserted].any() and not steps.true_reward[inserted].any()
+    assert not steps.reward[inserted].any() and not steps.unclipped_reward[inserted].any()
     assert not (steps.terminated & steps.is_first).any()
 
 
@@ -322,7 +322,7 @@ def test_a_pool_with_observations_of_several_arrays_has_no_native_step():
     adapter.close()
 
 
-def test_true_reward_is_not_clipped():
+def test_the_unclipped_reward_is_not_clipped():
     # A seed and actions are not needed to score above 1 here: one brick of Atlantis is worth 100.
     adapter = make_env_factory("Atlantis-v5", reward_clip=True, img_height=21, img_width=20)(
         2, [1, 2]
@@ -330,9 +330,9 @@ def test_true_reward_is_not_clipped():
     rng = np.random.default_rng(0)
     outputs = played(adapter, rng.integers(4, size=(300, 2), dtype=np.int32))
     reward = np.stack([output.reward for output in outputs])
-    true_reward = np.stack([output.true_reward for output in outputs])
-    assert true_reward.max() > 1
-    np.testing.assert_array_equal(reward, np.sign(true_reward))
+    unclipped_reward = np.stack([output.unclipped_reward for output in outputs])
+    assert unclipped_reward.max() > 1
+    np.testing.assert_array_equal(reward, np.sign(unclipped_reward))
 
 
 FUSED = {

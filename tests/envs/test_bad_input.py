@@ -424,9 +424,9 @@ class BadVector(SyncVectorEnv):
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
-        (lambda o, r, t, u, i: (o[:, :2], r, t, u, i), r"obs must have shape \(3, 3\)"),
-        (lambda o, r, t, u, i: ({"x": o}, r, t, u, i), r"obs must have shape \(3, 3\)"),
-        (lambda o, r, t, u, i: (o, r[:2], t, u, i), r"reward must have shape \(3,\)"),
+        (lambda o, r, t, u, i: (o[:, :2], r, t, u, i), r"obs must be an array of shape \(3, 3\)"),
+        (lambda o, r, t, u, i: ({"x": o}, r, t, u, i), r"obs must be an array of shape \(3, 3\)"),
+        (lambda o, r, t, u, i: (o, r[:2], t, u, i), r"reward must be an array of shape \(3,\)"),
         (lambda o, r, t, u, i: (o, r * [1, NAN, 1], t, u, i), "environment 1: reward must be"),
         (lambda o, r, t, u, i: (o, r, t + 0, u, i), "dtype bool; got .*int64"),
     ],

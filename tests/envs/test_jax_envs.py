@@ -281,8 +281,16 @@ def returns(*values: Any) -> Any:
             r"must have an attribute observation_space .*; got None",
         ),
         (broken(action_space=spaces.Text(3)), UsageError, "action_space=.* is not supported"),
-        (broken(reset=lambda self, key: jnp.zeros(1)), EnvError, "reset must return .obs, state"),
-        (broken(step=returns(0, 0, 1)), EnvError, "step must return .obs, state, reward, .*got 3"),
+        (
+            broken(reset=lambda self, key: jnp.zeros(1)),
+            EnvError,
+            "reset must return a tuple of 2",
+        ),
+        (
+            broken(step=returns(0, 0, 1)),
+            EnvError,
+            "tuple of 5 .*got a tuple of 3",
+        ),
         (broken(reset=lambda self, key: (jnp.zeros(2), 0)), EnvError, "reset: obs .*shape .2,"),
         (
             broken(step=returns(jnp.zeros(1, complex), 0, 1.0, False, False)),

@@ -426,14 +426,18 @@ NODE = AgentNode(Obs(spaces.Discrete(2)), Act(spaces.Discrete(2)))
         (
             broken(reset=lambda self, key: (jnp.zeros((2, 1)), 0)),
             EnvError,
-            r"reset: obs must be a dict of \['seat'\]",
+            r"reset: obs must be a dict with keys \['seat'\]",
         ),
         (
             broken(reset=lambda self, key: ({"seat": jnp.zeros((3, 1))}, 0)),
             EnvError,
             r"reset: obs\['seat'\] must have shape \(2, 1\)",
         ),
-        (broken(step=says({"seats": 0}, False, False)), EnvError, "reward must be a dict of"),
+        (
+            broken(step=says({"seats": 0}, False, False)),
+            EnvError,
+            "reward must be a dict with",
+        ),
         (
             broken(step=says({"seat": jnp.zeros(3)}, False, False)),
             EnvError,
@@ -449,7 +453,11 @@ NODE = AgentNode(Obs(spaces.Discrete(2)), Act(spaces.Discrete(2)))
             EnvError,
             "truncated must be one scalar for all agents",
         ),
-        (broken(acting=lambda self, state: jnp.ones(2)), EnvError, "acting must be a dict of"),
+        (
+            broken(acting=lambda self, state: jnp.ones(2)),
+            EnvError,
+            "acting must be a dict with",
+        ),
         (
             broken(acting=lambda self, state: {"seat": jnp.ones(3, bool)}),
             EnvError,

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,18 @@ def echo(name: str) -> str:
     return f"tests.support.pettingzoo_echo:{name}"
 
 
-def play(adapter: Any, steps: int, seed: int = 0) -> list:
-    """Return the fingerprints of ``steps`` random steps."""
+def outputs(adapter: Any, steps: int, seed: int = 0) -> Iterator[Any]:
+    """Yield what ``steps`` random steps return."""
     choose = RandomActions(adapter.spec, adapter.num_envs, seed)
     output = adapter.reset()
-    shown = []
     for _ in range(steps):
         output = adapter.step(choose(output))
-        shown.append(fingerprint(output))
-    return shown
+        yield output
+
+
+def play(adapter: Any, steps: int, seed: int = 0) -> list:
+    """Return the fingerprints of ``steps`` random steps."""
+    return [fingerprint(output) for output in outputs(adapter, steps, seed)]
 
 
 @pytest.mark.parametrize("name", ECHOES)
@@ -81,12 +85,11 @@ def test_an_action_that_its_mask_forbids_is_refused(name):
 def test_a_state_goes_on_exactly_in_another_adapter(name):
     factory = sebulba.make_env_factory(echo(name))
     one, other = factory(3, [5, 6, 7]), factory(3, [8, 9, 10])
-    play(one, 23)
+    *_, last = outputs(one, 23)
     state = one.state()
     assert isinstance(state, bytes), state
     other.put_back(state)
     choose = RandomActions(one.spec, 3, 1)
-    last = one._last
     for _ in range(40):
         chosen = choose(last)
         last, again = one.step(chosen), other.step(chosen)
@@ -138,7 +141,7 @@ class Wrong(pettingzoo_echo.EchoParallel):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (lambda *r: r[:4], "must return (observations, rewards, terminations"),
+        (lambda *r: r[:4], "must return a tuple of 5 (observations, rewards"),
         (lambda o, r, *x: (o, {**r, "anchor": np.nan}, *x), "agent 'anchor' must be a finite"),
         (lambda o, r, *x: (o, {**r, "x": 1.0}, *x), "rewards name 'x'"),
         (lambda o, *x: ({**o, "anchor": np.zeros(3)}, *x), "'anchor' must be an array of shape"),
@@ -174,7 +177,7 @@ def test_what_cannot_be_adapted_is_refused_by_name():
     with pytest.raises(UsageError, match=r"node .scout_0.: .*Text"):
         sebulba.env_spec(Spaced)
     adapter = sebulba.make_env_factory(WrongReset)(1, [0])
-    with pytest.raises(EnvError, match=r"must return \(observations, infos\)"):
+    with pytest.raises(EnvError, match=r"must return a tuple of 2 \(observations, infos\)"):
         adapter.reset()
     adapter.close()
     one = pettingzoo_echo.EchoParallel()
@@ -358,7 +361,7 @@ def test_it_is_trained_resumed_and_evaluated(tmp_path, monkeypatch, capsys):
     records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     best = max(record.get("eval_return_mean", -math.inf) for record in records)
     kept = json.loads(Path("run/best_policy/evaluation.json").read_text())
-    assert kept["mean_return"] == best
+    assert kept["episode_return_mean"] == best
     for folder in ("policy", "best_policy"):
         members = {path.name for path in Path("run", folder).iterdir() if path.is_dir()}
         assert members == ({"player"} if env == TICTACTOE else {"scout", "anchor"})

@@ -555,7 +555,7 @@ def test_a_whole_description_of_a_space_is_read():
 def test_a_damaged_score_of_the_best_policy_is_named(tmp_path):
     folder = RunFolder(tmp_path)
     folder.best_policy.mkdir()
-    for text in ("{}", '{"mean_return": "many"}'):
+    for text in ("{}", '{"episode_return_mean": "many"}'):
         (folder.best_policy / "evaluation.json").write_text(text)
         with pytest.raises(UsageError, match=r"is damaged .*or delete"):
             folder.best_return()
@@ -633,7 +633,7 @@ class TextVector(gymnasium.vector.SyncVectorEnv):
 
 @pytest.mark.parametrize(
     ("reward", "word"),
-    [(["1", "2"], "numbers; got dtype <U1"), (np.ones((2, 1)), r"shape \(2,\); got \(2, 1\)")],
+    [(["1", "2"], "dtype <U1"), (np.ones((2, 1)), r"shape \(2, 1\)")],
     ids=["text", "shape"],
 )
 def test_rewards_of_a_vector_environment_that_are_no_numbers_are_refused(reward, word):
@@ -644,7 +644,7 @@ def test_rewards_of_a_vector_environment_that_are_no_numbers_are_refused(reward,
 
     adapter = sebulba.make_env_factory(make)(2, [0, 1])
     adapter.reset()
-    with pytest.raises(EnvError, match=f"reward must (be|have) {word}"):
+    with pytest.raises(EnvError, match=rf"reward must be an array of shape \(2,\) .*{word}"):
         adapter.step(np.zeros(2, np.int32))
     adapter.close()
 

@@ -133,7 +133,7 @@ def test_interval_is_student_t():
     returns = np.array([1.0, 2.0, 4.0, 8.0])
     evaluation = Evaluation(returns, np.array([3, 3, 3, 5]))
     low, high = stats.t.interval(0.95, 3, loc=returns.mean(), scale=stats.sem(returns))
-    assert evaluation.mean_return == 3.75 and evaluation.mean_length == 3.5
+    assert evaluation.episode_return_mean == 3.75 and evaluation.episode_length_mean == 3.5
     assert evaluation.interval == pytest.approx((high - low) / 2)
     assert "mean return 3.75 ± 4.93" in str(evaluation)
 

@@ -466,7 +466,7 @@ def test_a_run_that_evaluates_leaves_its_results_and_the_best_policy(folder, cap
     assert "over 4 episodes" in capsys.readouterr().out
     best = max(r["eval_return_mean"] for r in evaluated)
     policy = sebulba.load_policy(folder / "best_policy")
-    assert sebulba.evaluate(policy, Pays, num_episodes=3).mean_return == pytest.approx(best)
+    assert sebulba.evaluate(policy, Pays, num_episodes=3).episode_return_mean == pytest.approx(best)
     assert not (folder / "best_policy.new").exists()
 
 

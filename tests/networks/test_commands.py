@@ -78,7 +78,7 @@ def test_a_sweep_compares_inside_and_beyond_the_ranges(alone, capsys):
     figures = swept["sweep"]["buffer_packets"]["figures"]
     for who in ORDER:
         assert len(figures[who]) == 3 and 0 < figures[who][0]["throughput"] <= 1.001
-    returns = {who: swept["inside"][who]["mean_return"] for who in ORDER}
+    returns = {who: swept["inside"][who]["episode_return_mean"] for who in ORDER}
     assert returns["oracle"] > returns["fixed window"]
     low, high = returns["fixed window"], returns["oracle"]
     assert swept["gap_closed"] == pytest.approx((returns["policy"] - low) / (high - low))

@@ -60,7 +60,7 @@ def test_it_says_what_was_trained_how_long_and_what_it_returned(run):
 
 def test_the_best_policy_says_what_it_returned(run):
     facts = facts_of((run / "best_policy" / CARD_FILE).read_text())
-    best = json.loads((run / "best_policy" / "evaluation.json").read_text())["mean_return"]
+    best = json.loads((run / "best_policy" / "evaluation.json").read_text())["episode_return_mean"]
     said, _, words = facts["evaluation"].partition(", ")
     assert float(said) == pytest.approx(best, rel=1e-2) and words == "the best so far"
 

@@ -35,10 +35,12 @@ def test_a_policy_returns_what_its_card_says(name, stranger):
     evaluation = sebulba.evaluate(
         policy, environment(f"pretrained:{name}"), num_episodes=EPISODES, num_envs=EPISODES, seed=7
     )
-    spread = 4 * said.return_std / math.sqrt(EPISODES) + 0.02 * abs(said.mean_return)
-    assert abs(evaluation.mean_return - said.mean_return) < spread
+    spread = 4 * said.episode_return_std / math.sqrt(EPISODES) + 0.02 * abs(
+        said.episode_return_mean
+    )
+    assert abs(evaluation.episode_return_mean - said.episode_return_mean) < spread
     card = (pretrained.FOLDER / name / "policy/README.md").read_text()
-    assert f"{said.mean_return:.2f} ± {said.return_std:.2f}" in card
+    assert f"{said.episode_return_mean:.2f} ± {said.episode_return_std:.2f}" in card
     assert f"| {' '.join(said.command)} |".replace("_", "\\_") in card
 
 
@@ -77,7 +79,7 @@ def test_they_are_listed(capsys, tmp_path):
     shown = capsys.readouterr().out
     assert all(name in shown for name in COMMANDS) and "LunarLander-v3" in shown
     (first, *_) = json.loads((tmp_path / "policies.json").read_text())["policies"]
-    assert first["name"] == "acrobot" and first["mean_return"] < -60
+    assert first["name"] == "acrobot" and first["episode_return_mean"] < -60
 
 
 def test_one_is_played_from_the_command_line(capsys, stranger):

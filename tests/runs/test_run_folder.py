@@ -23,6 +23,14 @@ def begun(tmp_path):
     return folder, config
 
 
+@pytest.mark.parametrize("key", ["episode_return_mean", "mean_return"])
+def test_the_best_return_is_read_by_the_key_of_now_and_by_that_of_earlier_runs(key, tmp_path):
+    best = RunFolder(tmp_path).best_policy
+    best.mkdir(parents=True)
+    (best / "evaluation.json").write_text(f'{{"{key}": 2.5}}')
+    assert RunFolder(tmp_path).best_return() == 2.5
+
+
 def test_a_run_may_be_gone_on_with_as_it_was_and_on_other_devices(begun):
     folder, config = begun
     folder.check_resumable(config)

@@ -45,7 +45,7 @@ def _lead_out(name: str) -> Callable[[Path], None]:
 
 def _lead_folder_out(name: str) -> Callable[[Path], None]:
     def spoil(run: Path) -> None:
-        put(run.parent.parent / "outside/evaluation.json", '{"mean_return": 31415}')
+        put(run.parent.parent / "outside/evaluation.json", '{"episode_return_mean": 31415}')
         put(run.parent.parent / "outside/000000031415/manifest.json", SECRET)
         put(run.parent.parent / "outside/000000031415.mp4", SECRET)
         (run / name).symlink_to(run.parent.parent / "outside")

@@ -59,7 +59,7 @@ def test_runs_says_what_when_how_far_how_well_and_how_it_ended(tmp_path, capsys)
     make_run(tmp_path / "two", returns=(1.5, 7.25), steps=(100, 200), ended="exit code 5: hang: a")
     best = tmp_path / "two" / "best_policy"
     best.mkdir()
-    (best / "evaluation.json").write_text('{"mean_return": 9.5}')
+    (best / "evaluation.json").write_text('{"episode_return_mean": 9.5}')
     assert cli.main(["runs", str(tmp_path), "--json", str(tmp_path / "runs.json")]) == 0
     text = text_of(capsys)
     assert re.search(r"one \d\d:\d\d 400 100% 0:40 4 - done Impala CartPole-v1 seed 0", text)
@@ -89,14 +89,16 @@ def test_a_run_of_self_play_has_the_return_of_each_seat(tmp_path, capsys):
     assert cli.main(["runs", str(tmp_path), "--json", str(tmp_path / "runs.json")]) == 0
     assert "player/0 -0.25" in (text := text_of(capsys)) and "player/1 0.25" in text
     (row,) = json.loads((tmp_path / "runs.json").read_text())["runs"]
-    assert row["groups"] == {"player/0": -0.25, "player/1": 0.25} and row["return"] == 0.0
+    assert (
+        row["groups"] == {"player/0": -0.25, "player/1": 0.25} and row["episode_return_mean"] == 0.0
+    )
 
 
 def test_the_best_of_a_run_of_self_play_and_differences_are_those_of_its_seats(tmp_path, capsys):
     runs = [make_self_play(tmp_path / name) for name in ("one", "two")]
     for run in runs:
         (run / "best_policy").mkdir()
-        (run / "best_policy" / "evaluation.json").write_text('{"mean_return": 1e-17}')
+        (run / "best_policy" / "evaluation.json").write_text('{"episode_return_mean": 1e-17}')
     summary = read_run(runs[0])
     assert summary.best_groups == {"player/0": -0.5, "player/1": 0.5}
     assert figures(summary)[-1] == "player/0 -0.5\nplayer/1 0.5"
@@ -105,7 +107,7 @@ def test_the_best_of_a_run_of_self_play_and_differences_are_those_of_its_seats(t
     assert results["return of player/0 in the last evaluation"] == (-0.5, -0.5)
     assert results["return of player/1 in the last training episodes"] == (0.25, 0.25)
     assert "return of the best evaluation" not in results
-    (runs[0] / "best_policy" / "evaluation.json").write_text('{"mean_return": 3.0}')
+    (runs[0] / "best_policy" / "evaluation.json").write_text('{"episode_return_mean": 3.0}')
     assert figures(read_run(runs[0]))[-1] == "3"  # its record is not there
 
 
@@ -144,7 +146,7 @@ HOSTILE = {
     "too deep": lambda run: (run / "config.json").write_text("[" * 10**5),
     "best return no number": lambda run: (
         (run / "best_policy").mkdir(),
-        (run / "best_policy" / "evaluation.json").write_text('{"mean_return": "x"}'),
+        (run / "best_policy" / "evaluation.json").write_text('{"episode_return_mean": "x"}'),
     ),
     "metrics lead elsewhere": lambda run: (
         (run / "metrics.jsonl").unlink(),

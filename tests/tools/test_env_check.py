@@ -48,7 +48,7 @@ def findings(env, **arguments) -> list[Finding]:
         ("OutsideDiscrete", "observations", Level.PROBLEM, "inside Discrete(3"),
         ("WrongKeys", "observations", Level.PROBLEM, "keys ['k', 'x']"),
         ("FourTuple", "steps", Level.PROBLEM, "got a tuple of 4"),
-        ("NoInfoOfReset", "steps", Level.PROBLEM, "reset must be a tuple (obs, info)"),
+        ("NoInfoOfReset", "steps", Level.PROBLEM, "reset must return a tuple of 2 (obs, info)"),
         ("NoSeed", "steps", Level.PROBLEM, "unexpected keyword argument 'seed'"),
         ("NumberForFlag", "steps", Level.PROBLEM, "terminated must be a bool"),
         ("Raises", "steps", Level.PROBLEM, "planted in step (broken_envs.py:"),

@@ -135,7 +135,7 @@ class NetworkAdapter:
             terminated=by_group(rows.terminated),
             truncated=by_group(rows.truncated),
             is_first=by_group(rows.is_first),
-            true_reward=reward,
+            unclipped_reward=reward,
             episode_end=rows.episode_end,
             acting=by_group(rows.acting) if self._is_shared else (),
         )

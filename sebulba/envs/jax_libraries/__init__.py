@@ -6,6 +6,7 @@ are called. In each, ``truncated`` comes from somewhere else, which the class in
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.metadata
 import importlib.util
@@ -22,6 +23,8 @@ from sebulba.support.checks import nearest
 
 IMPORTED = {"playground": "mujoco_playground"}
 """What is imported of a library whose ids, package and extra have another name."""
+NO_LIMIT = np.iinfo(np.int32).max
+"""Steps of an episode without a time limit."""
 
 
 def library_of(env: str) -> str | None:
@@ -55,6 +58,42 @@ def box(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype) -> gymnasi
     """Return a Box whose bounds, arrays of a library or numbers, are spread over ``shape``."""
     low, high = (np.broadcast_to(np.asarray(x), shape).astype(dtype) for x in (low, high))
     return gymnasium.spaces.Box(low, high, dtype=dtype.type)
+
+
+def space_of(library: str, space: Any, shown: Any = None) -> gymnasium.Space:
+    """Return a space of gymnax or jaxmarl as one of Gymnasium's.
+
+    Args:
+      library: Its name, for messages.
+      space: The space.
+      shown: Shapes of an observation of it: some spaces say integers where floats are shown.
+    """
+    kind = type(space).__name__
+    if kind == "Discrete":
+        return gymnasium.spaces.Discrete(int(space.n), dtype=np.int32)
+    if kind == "MultiDiscrete":
+        return gymnasium.spaces.MultiDiscrete(np.asarray(space.num_categories), dtype=np.int32)
+    if kind == "Dict":
+        parts = {
+            name: space_of(library, part, shown[name] if isinstance(shown, dict) else None)
+            for name, part in space.spaces.items()
+        }
+        return gymnasium.spaces.Dict(parts)
+    if kind != "Box":
+        raise UsageError(f"{library}'s space {kind} is not supported; it must be Discrete or Box")
+    shape, dtype = tuple(space.shape), np.dtype(space.dtype)
+    if dtype == np.bool_:
+        return gymnasium.spaces.MultiBinary(shape)
+    if dtype.kind != "f" and np.dtype(getattr(shown, "dtype", dtype)).kind == "f":
+        dtype = np.dtype(np.float32)
+    return box(space.low, space.high, shape, dtype)
+
+
+def without_limit(env: Any, attribute: str) -> Any:
+    """Return a copy of an environment whose ``attribute``, a time limit, is never reached."""
+    env = copy.copy(env)
+    setattr(env, attribute, NO_LIMIT)
+    return env
 
 
 def library_versions(env: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from sebulba.envs.jax_env import JaxEnv, TimeLimit
+from sebulba.envs.jax_env import JaxEnv, Stepped, TimeLimit
 from sebulba.envs.option_checks import check_option_names
 from sebulba.errors import UsageError
 from sebulba.types import PyTree
@@ -59,13 +59,9 @@ class BraxEnv:
         self.action_space: gymnasium.Space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
         state = self._env.reset(key)
         return state.obs, state
 
-    def step(
-        self, key: jax.Array, state: PyTree, action: jax.Array
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
-        """Act."""
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         state = self._env.step(state, action)
         return state.obs, state, state.reward, state.done > 0, False

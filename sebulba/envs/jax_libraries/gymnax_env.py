@@ -8,17 +8,12 @@ import warnings
 from collections.abc import Collection
 from typing import Any
 
-import gymnasium
 import jax
-import numpy as np
 
-from sebulba.envs.jax_env import JaxEnv
-from sebulba.envs.jax_libraries import box
-from sebulba.envs.option_checks import check_number, check_option_names
-from sebulba.errors import UsageError, shown
+from sebulba.envs.jax_env import JaxEnv, Stepped
+from sebulba.envs.jax_libraries import NO_LIMIT, space_of
+from sebulba.envs.option_checks import check_like, check_option_names
 from sebulba.types import PyTree
-
-NO_LIMIT = np.iinfo(np.int32).max
 
 
 def ids() -> Collection[str]:
@@ -43,21 +38,11 @@ def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
     check_option_names(options, parameters | fields, env_id)
     of_class = {name: value for name, value in options.items() if name not in fields}
     for name in options.keys() - of_class.keys():
-        _check_field(env_id, name, options[name], getattr(params, name))
+        least = 1 if name == "max_steps_in_episode" else None
+        check_like(name, options[name], getattr(params, name), env_id, smallest=least)
     if of_class:
         env, params = gymnax.make(env_id, **of_class)
     return GymnaxEnv(env, params.replace(**{n: options[n] for n in options.keys() - of_class}))
-
-
-def _check_field(env_id: str, name: str, value: Any, default: Any) -> None:
-    where = f"option {name}={shown(value)} of {env_id}"
-    if isinstance(default, bool):
-        if not isinstance(value, bool):
-            raise UsageError(f"{where} must be True or False; the default is {default}")
-    elif isinstance(default, int | float):
-        least = 1 if name == "max_steps_in_episode" else None
-        is_int = isinstance(default, int)
-        check_number(where, value, default=default, is_int=is_int, smallest=least)
 
 
 class GymnaxEnv:
@@ -72,16 +57,13 @@ class GymnaxEnv:
         """Take an environment and its parameters, as ``gymnax.make`` returns them."""
         self._env, self._params = env, params
         shown = jax.eval_shape(lambda key: env.reset_env(key, params)[0], jax.random.key(0))
-        self.observation_space = _space(env.observation_space(params), shown)
-        self.action_space = _space(env.action_space(params))
+        self.observation_space = space_of("gymnax", env.observation_space(params), shown)
+        self.action_space = space_of("gymnax", env.action_space(params))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
         return self._env.reset_env(key, self._params)
 
-    def step(
-        self, key: jax.Array, state: PyTree, action: jax.Array
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         """Act, without gymnax's reset."""
         env, params = self._env, self._params
         obs, state_after, reward, done, _ = env.step_env(key, state, action, params)
@@ -90,29 +72,3 @@ class GymnaxEnv:
         unlimited = params.replace(max_steps_in_episode=NO_LIMIT)
         terminated = env.step_env(key, state, action, unlimited)[3]
         return obs, state_after, reward, terminated, done & ~terminated
-
-
-def _space(space: Any, shown: PyTree = None) -> gymnasium.Space:
-    """Return a space of gymnax's as one of Gymnasium's.
-
-    Args:
-      space: The space.
-      shown: Shapes of an observation of it: some spaces say integers where floats are shown.
-    """
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return gymnasium.spaces.Discrete(int(space.n), dtype=np.int32)
-    if kind == "Dict":
-        parts = {
-            name: _space(part, shown[name] if isinstance(shown, dict) else None)
-            for name, part in space.spaces.items()
-        }
-        return gymnasium.spaces.Dict(parts)
-    if kind != "Box":
-        raise UsageError(f"gymnax's space {kind} is not supported; it must be Discrete or Box")
-    shape, dtype = tuple(space.shape), np.dtype(space.dtype)
-    if dtype == np.bool_:
-        return gymnasium.spaces.MultiBinary(shape)
-    if dtype.kind != "f" and np.dtype(getattr(shown, "dtype", dtype)).kind == "f":
-        dtype = np.dtype(np.float32)
-    return box(space.low, space.high, shape, dtype)

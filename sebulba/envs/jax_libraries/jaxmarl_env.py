@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Collection
 from typing import Any
@@ -10,17 +9,14 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from sebulba.envs.jax_env import MultiAgentJaxEnv, TimeLimit
-from sebulba.envs.jax_libraries import box
+from sebulba.envs.jax_env import MultiAgentJaxEnv, Stepped, TimeLimit
+from sebulba.envs.jax_libraries import space_of, without_limit
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.option_checks import check_option_names
 from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population, compile_tree
-from sebulba.errors import UsageError
 from sebulba.types import MultiAgentSpec, PyTree
 
-NO_LIMIT = np.iinfo(np.int32).max
 LIMIT = "max_steps"
 """Attribute of jaxmarl's environments: their time limit."""
 IDS = (
@@ -83,7 +79,7 @@ class JaxmarlEnv:
         Raises:
           UsageError: A space is not supported.
         """
-        self._unlimited = _without_limit(env)
+        self._unlimited = without_limit(env, LIMIT)
         self._env = env if limited else self._unlimited
         self._masks = self._masked_agents()
         self.tree = Population({agent: self._node(agent) for agent in env.agents})
@@ -102,21 +98,18 @@ class JaxmarlEnv:
             return ()
 
     def _node(self, agent: str) -> AgentNode:
-        observed = _space(self._env.observation_space(agent))
-        action = _space(self._env.action_space(agent))
+        observed = space_of("jaxmarl", self._env.observation_space(agent))
+        action = space_of("jaxmarl", self._env.action_space(agent))
         if agent not in self._masks:
             return AgentNode(Obs(observed), Act(action))
         mask = Obs(gymnasium.spaces.MultiBinary(int(action.n)), legal_actions=True)  # type: ignore[attr-defined]
         return AgentNode({OBSERVATION: Obs(observed), MASK: mask}, Act(action))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
         obs, state = self._env.reset(key)
         return self._obs(obs, state), state
 
-    def step(
-        self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def step(self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]) -> Stepped:
         """Act, without jaxmarl's reset."""
         by_agent = {
             agent: actions[group][index]
@@ -147,22 +140,3 @@ class JaxmarlEnv:
             group: jax.tree.map(lambda *x: jnp.stack(x), *(by_agent[agent] for agent in slots))
             for group, slots in self._slots.items()
         }
-
-
-def _without_limit(env: Any) -> Any:
-    """Return a copy of an environment that has no time limit."""
-    env = copy.copy(env)
-    setattr(env, LIMIT, NO_LIMIT)
-    return env
-
-
-def _space(space: Any) -> gymnasium.Space:
-    """Return a space of jaxmarl's as one of Gymnasium's."""
-    kind = type(space).__name__
-    if kind == "Discrete":
-        return gymnasium.spaces.Discrete(int(space.n), dtype=np.int32)
-    if kind == "MultiDiscrete":
-        return gymnasium.spaces.MultiDiscrete(np.asarray(space.num_categories), dtype=np.int32)
-    if kind != "Box":
-        raise UsageError(f"jaxmarl's space {kind} is not supported; it must be Discrete or Box")
-    return box(space.low, space.high, tuple(space.shape), np.dtype(space.dtype))

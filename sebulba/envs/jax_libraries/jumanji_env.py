@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -12,13 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.jax_env import JaxEnv, TimeLimit
-from sebulba.envs.jax_libraries import box
+from sebulba.envs.jax_env import JaxEnv, Stepped, TimeLimit
+from sebulba.envs.jax_libraries import box, without_limit
 from sebulba.envs.option_checks import check_option_names
 from sebulba.errors import UsageError
 from sebulba.types import PyTree
 
-NO_LIMIT = np.iinfo(np.int32).max
 _LIMIT = "time_limit"
 """Attribute and option of jumanji's environments that have a time limit."""
 
@@ -64,24 +62,18 @@ class JumanjiEnv:
                 f"{type(env).__name__} has several agents (its rewards are "
                 f"{env.reward_spec.shape}), which is not supported yet; use another environment"
             )
-        self._env = self._unlimited = env
-        if hasattr(env, _LIMIT):
-            self._unlimited = copy.copy(env)
-            setattr(self._unlimited, _LIMIT, NO_LIMIT)
+        self._env = env
+        self._unlimited = without_limit(env, _LIMIT) if hasattr(env, _LIMIT) else env
         spaces = {name: _space(spec) for name, spec, _ in _leaves(env.observation_spec)}
         self._is_flat = spaces.keys() == {""}
         self.observation_space = spaces[""] if self._is_flat else gymnasium.spaces.Dict(spaces)
         self.action_space = _space(env.action_spec)
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
         state, timestep = self._env.reset(key)
         return self._obs(timestep), state
 
-    def step(
-        self, key: jax.Array, state: PyTree, action: jax.Array
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
-        """Act."""
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         state_after, timestep = self._env.step(state, action)
         _, unlimited = self._unlimited.step(state, action)
         terminated = unlimited.last() & (jnp.asarray(unlimited.discount) == 0)

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv, TimeLimit
+from sebulba.envs.jax_env import JaxEnv, MultiAgentJaxEnv, Stepped, TimeLimit
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.option_checks import check_option_names
-from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population
+from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, seats
 from sebulba.types import PyTree
 
 SEAT = "seat"
@@ -66,14 +66,10 @@ class PgxEnv:
         self.observation_space: gymnasium.Space = gymnasium.spaces.Dict(observed)
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
         state = self._env.init(key)
         return self._obs(state), state
 
-    def step(
-        self, key: jax.Array, state: PyTree, action: jax.Array
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
-        """Act."""
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         state = self._env.step(state, action, key)
         return self._obs(state), state, state.rewards[0], state.terminated, state.truncated
 
@@ -95,28 +91,19 @@ class PgxGame:
         self._env = env
         observed, action_space = _spaces(env)
         parts = {name: Obs(part, legal_actions=name == MASK) for name, part in observed.items()}
-        node = AgentNode(parts, Act(action_space))
-        self.tree = Population(
-            {f"{SEAT}_{player}": node for player in range(env.num_players)},
-            payoff="zero_sum" if env.num_players == 2 else "general",
-            symmetric=True,
-        )
+        self.tree = seats(SEAT, env.num_players, AgentNode(parts, Act(action_space)))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
         state = self._env.init(key)
         return self._obs(state), state
 
-    def step(
-        self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def step(self, key: jax.Array, state: PyTree, actions: dict[str, jax.Array]) -> Stepped:
         """Let the current player act."""
         state = self._env.step(state, actions[SEAT][state.current_player], key)
         rewards = {SEAT: state.rewards}
         return self._obs(state), state, rewards, state.terminated, state.truncated
 
     def acting(self, state: Any) -> dict[str, jax.Array]:
-        """Return whose turn it is."""
         return {SEAT: jnp.arange(self._env.num_players) == state.current_player}
 
     def _obs(self, state: Any) -> PyTree:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.envs.jax_env import JaxEnv, TimeLimit
+from sebulba.envs.jax_env import JaxEnv, Stepped, TimeLimit
 from sebulba.envs.option_checks import check_option_names
 from sebulba.types import PyTree
 
@@ -66,13 +66,10 @@ class PlaygroundEnv:
         self.privileged = (PRIVILEGED,) if has_more and PRIVILEGED in obs else ()
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        """Begin an episode."""
         state = self._env.reset(key)
         return state.obs, state
 
-    def step(
-        self, key: jax.Array, state: PyTree, action: jax.Array
-    ) -> tuple[PyTree, PyTree, Any, Any, Any]:
+    def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         """Act, as often as an action is repeated."""
 
         def once(state: PyTree, _: None) -> tuple[PyTree, jax.Array]:

@@ -70,8 +70,6 @@ class CooperativeAdapter(View):
         return action[AGENT]
 
     def seen(self, output: EnvOutput) -> EnvOutput:
-        """Return the output by agent."""
-
         def all_alike(x: Any) -> dict[str, Any]:
             xp = jnp if isinstance(x, jax.Array) else np
             return {AGENT: xp.repeat(x[:, None], self._size, axis=1)}
@@ -84,6 +82,6 @@ class CooperativeAdapter(View):
             terminated=all_alike(output.terminated),
             truncated=all_alike(output.truncated),
             is_first=all_alike(output.is_first),
-            true_reward=all_alike(output.true_reward),
+            unclipped_reward=all_alike(output.unclipped_reward),
             episode_end=output.episode_end,
         )

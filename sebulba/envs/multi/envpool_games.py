@@ -10,8 +10,8 @@ from gymnasium import spaces
 
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.pool import PoolAdapter, scattered
-from sebulba.envs.spaces import canonical_observation_space, check_legal_of_slots, make_action_check
-from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, Population, compile_tree
+from sebulba.envs.spaces import SlotActions, canonical_observation_space
+from sebulba.envs.tree import OBSERVATION, Act, AgentNode, Obs, compile_tree, seats
 from sebulba.types import EnvOutput, MultiAgentSpec
 
 PLAYER = "player"
@@ -31,10 +31,7 @@ def game_spec(spec: Any, name: str) -> MultiAgentSpec:
     observation = canonical_observation_space(spec.gymnasium_observation_space)
     mask = Obs(spaces.MultiBinary(num_actions), legal_actions=True)
     node = AgentNode({OBSERVATION: Obs(observation), MASK: mask}, Act(spaces.Discrete(num_actions)))
-    num_players = spec.config.max_num_players
-    players = {f"{PLAYER}_{index}": node for index in range(num_players)}
-    payoff: Any = "zero_sum" if num_players == 2 else "general"
-    tree = Population(players, payoff=payoff, symmetric=True)
+    tree = seats(PLAYER, spec.config.max_num_players, node)
     compiled = compile_tree(tree, name=name, waits=True)
     assert isinstance(compiled, MultiAgentSpec)
     return compiled
@@ -53,15 +50,12 @@ class GameAdapter(PoolAdapter):
         self.spec = game_spec(pool.spec, name)
         group = self.spec.groups[PLAYER]
         self._slots, self._one = group.slots, group.spec
-        num_rows = self.num_envs * len(group.slots)
-        self._check_action = make_action_check(group.spec.action_space, num_rows)
+        self._actions = SlotActions(self.spec.groups, self.num_envs)
         self._envs = np.arange(self.num_envs)
         self._mover = np.zeros(self.num_envs, np.int32)
         self._ends = np.zeros(self.num_envs, np.bool_)
-        self._last: EnvOutput | None = None
 
     def reset(self) -> EnvOutput:
-        """Begin new games."""
         obs, info = self._open_pool().reset()
         no_flag = np.zeros(self.num_envs, np.bool_)
         self._ends = no_flag
@@ -75,13 +69,8 @@ class GameAdapter(PoolAdapter):
           ActionError: An action is invalid, or the move is not legal; no game has received one.
         """
         pool = self._open_pool()
-        own = action[PLAYER]
-        flat = own.reshape(-1, *own.shape[2:])
-        self._check_action(flat)
-        if self._last is not None:
-            mask, acting = self._last.obs[PLAYER][MASK], self._last.acting[PLAYER]
-            check_legal_of_slots(mask, flat, self.spec.groups[PLAYER], acting)
-        move = np.ascontiguousarray(own[self._envs, self._mover], np.int32)
+        self._actions.check(action)
+        move = np.ascontiguousarray(action[PLAYER][self._envs, self._mover], np.int32)
         obs, reward, terminated, truncated, info = pool.step(move)
         is_first = self._ends
         order = info["env_id"]
@@ -90,7 +79,6 @@ class GameAdapter(PoolAdapter):
         return self._output(obs, reward, terminated, truncated, info, is_first)
 
     def fused(self) -> str:
-        """Return why there is no fused cycle."""
         return "envpool offers no XLA interface for games of several players"
 
     def _output(
@@ -121,14 +109,14 @@ class GameAdapter(PoolAdapter):
         def of_all(flag: np.ndarray) -> dict[str, np.ndarray]:
             return {PLAYER: np.repeat(flag[:, None], size, axis=1)}
 
-        self._last = EnvOutput(
+        self._actions.look({PLAYER: mask}, {PLAYER: acting})
+        return EnvOutput(
             obs={PLAYER: {MASK: mask, OBSERVATION: seen.reshape(*by_player, *seen.shape[1:])}},
             reward={PLAYER: paid},
             terminated=of_all(terminated),
             truncated=of_all(truncated),
             is_first=of_all(is_first),
-            true_reward={PLAYER: paid},
+            unclipped_reward={PLAYER: paid},
             episode_end=terminated | truncated,
             acting={PLAYER: acting},
         )
-        return self._last

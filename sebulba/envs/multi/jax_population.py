@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.envs.jax_adapter import JaxAdapter, JaxEnvState
-from sebulba.envs.spaces import check_legal_of_slots, make_action_check
+from sebulba.envs.returned import by_name
+from sebulba.envs.spaces import SlotActions, masks_of
 from sebulba.envs.tree import OBSERVATION, compile_tree
 from sebulba.envs.valid_actions import clamp, make_legal
-from sebulba.errors import ActionError, UsageError
+from sebulba.errors import UsageError
 from sebulba.types import COMMON, EnvOutput, EnvSpec, MultiAgentSpec, PyTree
 
 
@@ -60,29 +60,14 @@ class JaxPopulationAdapter(JaxAdapter):
 
     @functools.cached_property
     def _check_action(self) -> Callable[[Any], None]:
-        groups: Mapping = self.spec.groups
-        checks = {
-            name: make_action_check(group.spec.action_space, self.num_envs * len(group.slots))
-            for name, group in groups.items()
-        }
+        actions = SlotActions(self.spec.groups, self.num_envs)
 
         def check(action: PyTree) -> None:
-            if not isinstance(action, Mapping) or action.keys() != groups.keys():
-                raise ActionError(f"actions must be a dict of {', '.join(groups)}; got {action}")
-            for name, of_group in checks.items():
-                flat = action[name].reshape(-1, *action[name].shape[2:])
-                of_group(flat)
-                self._check_legal(name, flat)
+            assert self._state is not None
+            actions.look(self._state.agents.legal, self._state.agents.acting)
+            actions.check(action)
 
         return check
-
-    def _check_legal(self, name: str, action: np.ndarray) -> None:
-        assert self._state is not None
-        agents, group = self._state.agents, self.spec.groups[name]
-        if name not in agents.legal:
-            return
-        acting = agents.acting.get(name, np.ones(len(action), np.bool_))
-        check_legal_of_slots(agents.legal[name], action, group, acting)
 
     def _first_output(self, obs: PyTree, state: JaxEnvState) -> EnvOutput:
         live = state.agents.live
@@ -105,7 +90,7 @@ class JaxPopulationAdapter(JaxAdapter):
             name: jnp.ones((self.num_envs, len(group.slots)), jnp.bool_)
             for name, group in self.spec.groups.items()
         }
-        return JaxAgents(every, self._acting(inside), self._masks(obs))
+        return JaxAgents(every, self._acting(inside), masks_of(self.spec.groups, obs))
 
     def _inside_space(self, state: JaxEnvState, action: PyTree) -> tuple[PyTree, jax.Array]:
         inside, num_invalid = {}, jnp.int32(0)
@@ -146,9 +131,7 @@ class JaxPopulationAdapter(JaxAdapter):
 
     def _by_group(self, what: str, value: Any, dtype: Any) -> dict[str, jax.Array]:
         groups = self.spec.groups
-        if not isinstance(value, Mapping) or value.keys() != groups.keys():
-            got = f"keys {sorted(value)}" if isinstance(value, Mapping) else f"a {type(value)}"
-            raise self._breach(what, f"must be a dict of {sorted(groups)}; got {got}")
+        value = by_name(value, groups, f"env={self.spec.name!r}: {what}")
         return {
             name: self._leaf(f"{what}[{name!r}]", value[name], (len(group.slots),), dtype)
             for name, group in groups.items()
@@ -164,57 +147,39 @@ class JaxPopulationAdapter(JaxAdapter):
 
         return jax.vmap(one)(inside)
 
-    def _masks(self, obs: PyTree) -> dict[str, jax.Array]:
-        masks = {name: group.spec.legal_actions for name, group in self.spec.groups.items()}
-        return {name: obs[name][mask] for name, mask in masks.items() if mask is not None}
-
     def _output(
         self, state: JaxEnvState, inside: PyTree, obs: PyTree, reward: Any, ends: tuple
     ) -> tuple[JaxAgents, EnvOutput]:
-        began, live = state.ended[:, None], state.agents.live
-        acting = self._acting(inside) or jax.tree.map(jnp.ones_like, live)
-
-        def each(function: Callable, *trees: dict) -> dict[str, jax.Array]:
-            return {name: function(*(tree[name] for tree in trees)) for name in live}
-
-        reward = each(lambda r: jnp.where(began, 0.0, r), reward)
-        terminated = each(lambda end, live: end & live & ~began, ends[0], live)
-        truncated = each(
-            lambda end, dead, live: end & live & ~dead & ~began, ends[1], terminated, live
+        groups, began = state.agents.live, state.ended[:, None]
+        says = self._acting(inside)
+        # All groups side by side, [B, slots].
+        live, acting, terminated, truncated = (
+            jnp.concatenate([tree[name] for name in groups], axis=1)
+            for tree in (groups, says or jax.tree.map(jnp.ones_like, groups), *ends)
         )
-        rejoined = each(lambda acts, live: acts & ~live & ~began, acting, live)
-        acting = each(
-            lambda acts, *ended: acts & ~ended[0] & ~ended[1], acting, terminated, truncated
-        )
-        over = ~_any(acting) & ~state.ended
+        terminated &= live & ~began
+        truncated &= live & ~terminated & ~began
+        is_first = (acting & ~live) | began
+        acting &= ~terminated & ~truncated
+        over = ~acting.any(axis=1) & ~state.ended
         # Those who wait are told of the end, too.
-        is_cut = (_any(truncated) & ~_any(terminated))[:, None]
-        rest = each(
-            lambda live, *ended: live & ~ended[0] & ~ended[1] & over[:, None],
-            live,
-            terminated,
-            truncated,
-        )
-        terminated = each(lambda end, rest: end | (rest & ~is_cut), terminated, rest)
-        truncated = each(lambda end, rest: end | (rest & is_cut), truncated, rest)
-        is_first = each(lambda rejoins: rejoins | began, rejoined)
-        live = each(
-            lambda live, first, *ended: (live | first) & ~ended[0] & ~ended[1],
-            live,
-            is_first,
-            terminated,
-            truncated,
-        )
-        waiting = acting if _says_who_acts(self._env) else {}
-        agents = JaxAgents(live, waiting, self._masks(obs))
-        flags = terminated, truncated, is_first
-        return agents, EnvOutput(obs, reward, *flags, reward, over, acting=waiting or ())
+        is_cut = (truncated.any(axis=1) & ~terminated.any(axis=1))[:, None]
+        rest = live & ~terminated & ~truncated & over[:, None]
+        terminated |= rest & ~is_cut
+        truncated |= rest & is_cut
+        live = (live | is_first) & ~terminated & ~truncated
+
+        def by_group(flags: jax.Array) -> dict[str, jax.Array]:
+            edges = np.cumsum([own.shape[1] for own in groups.values()])[:-1]
+            return dict(zip(groups, jnp.split(flags, edges, axis=1), strict=True))
+
+        reward = {name: jnp.where(began, 0.0, reward[name]) for name in groups}
+        waiting = by_group(acting) if says else {}
+        agents = JaxAgents(by_group(live), waiting, masks_of(self.spec.groups, obs))
+        ended, cut, first = map(by_group, (terminated, truncated, is_first))
+        output = EnvOutput(obs, reward, ended, cut, first, reward, over, acting=waiting or ())
+        return agents, output
 
 
 def _says_who_acts(env: Any) -> bool:
     return callable(getattr(env, "acting", None))
-
-
-def _any(flags: dict[str, jax.Array]) -> jax.Array:
-    """Return whether one of ``{group: [B, A]}`` is true, ``[B]``."""
-    return functools.reduce(operator.or_, (own.any(axis=1) for own in flags.values()))

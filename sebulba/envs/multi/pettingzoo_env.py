@@ -21,6 +21,8 @@ from gymnasium import spaces
 
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
 from sebulba.envs.observation_parts import MASK
+from sebulba.envs.returned import parts_of
+from sebulba.envs.saving.saved_env import equal
 from sebulba.envs.tree import (
     OBSERVATION,
     Act,
@@ -118,7 +120,6 @@ class PettingZooEnv(MultiAgentEnv):
         return self._seen
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict]:
-        """Let those act who are to."""
         self._taken.append(actions)
         own = {self._agents[name]: action for name, action in actions.items()}
         result = self._act_in_parallel(own) if self._is_parallel else self._act_in_turn(own)
@@ -133,11 +134,9 @@ class PettingZooEnv(MultiAgentEnv):
         return {self._names.get(agent, agent): value for agent, value in by_agent.items()}
 
     def render(self) -> Any:
-        """Return what the environment draws."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     def _begin(self, seed: int) -> dict[str, Any]:
@@ -145,18 +144,15 @@ class PettingZooEnv(MultiAgentEnv):
         returned = self.env.reset(seed=seed)
         if not self._is_parallel:
             return self._until_one_acts()[0]
-        if not isinstance(returned, tuple) or len(returned) != 2:
-            raise EnvError("reset of a Parallel environment must return (observations, infos)")
-        return self._observed(*returned)
+        names = "observations, infos"
+        return self._observed(*parts_of(returned, names, "reset of a Parallel environment"))
 
     def _act_in_parallel(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict]:
         returned = self.env.step(actions)
-        if not isinstance(returned, tuple) or len(returned) != 5:
-            raise EnvError(
-                "step of a Parallel environment must return (observations, rewards, terminations, "
-                "truncations, infos)"
-            )
-        observations, rewards, terminated, truncated, infos = returned
+        names = "observations, rewards, terminations, truncations, infos"
+        observations, rewards, terminated, truncated, infos = parts_of(
+            returned, names, "step of a Parallel environment"
+        )
         involved = {*actions, *self.env.agents} - self._lingering
         seen = {agent: obs for agent, obs in observations.items() if agent in involved}
         if isinstance(terminated, Mapping) and isinstance(truncated, Mapping):
@@ -238,7 +234,7 @@ class PettingZooEnv(MultiAgentEnv):
         """Return what all are shown, and the number of each who is shown it."""
         names = [*observations]
         for name in names[1:]:
-            if not _equal(observations[name], observations[names[0]]):
+            if not equal(observations[name], observations[names[0]]):
                 raise EnvError(
                     f"same_observation=True, but agents {names[0]!r} and {name!r} observe "
                     "different things; use same_observation=False"
@@ -255,14 +251,14 @@ class PettingZooEnv(MultiAgentEnv):
         return {**{name: getattr(self, name) for name in kept}, "np_random": self.np_random}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        same = state.get("same_observation", False)  # which older positions lack
-        self.__init__(state["_make"], all_act=state["all_act"], same_observation=same)  # type: ignore[misc]
+        same, all_act = state["same_observation"], state["all_act"]
+        self.__init__(state["_make"], all_act=all_act, same_observation=same)  # type: ignore[misc]
         seed, taken = state["_seed"], state["_taken"]
         if seed is not None:
             self.reset(seed=seed)
             for actions in taken:
                 self.step(actions)
-            if not _equal(self._seen, state["_seen"]):
+            if not equal(self._seen, state["_seen"]):
                 raise EnvError(
                     f"seed {seed} and {len(taken)} actions do not lead to the same observations "
                     "again; let the seed of reset decide all chance of an episode"
@@ -274,12 +270,6 @@ def _is_set(flags: Mapping[str, Any], agent: str) -> bool:
     """Tell whether a flag is true; what is no bool is refused elsewhere."""
     flag = flags.get(agent)
     return isinstance(flag, bool | np.bool_) and bool(flag)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
-    return np.array_equal(one, other)
 
 
 # The tree.

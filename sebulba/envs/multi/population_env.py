@@ -13,13 +13,13 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.envs.checked_env import LARGEST_REWARD, make_leaf_check
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
 from sebulba.envs.multi.pettingzoo_env import PettingZooEnv, is_pettingzoo
 from sebulba.envs.obs_wrapper import part_of
 from sebulba.envs.policy_view import View
-from sebulba.envs.spaces import check_legal_of_slots, make_action_check
+from sebulba.envs.returned import flag_of, make_obs_check, number_of, parts_of
+from sebulba.envs.spaces import SlotActions, choices, legal_action, masks_of
 from sebulba.envs.tree import (
     OBSERVATION,
     SPEC,
@@ -99,20 +99,15 @@ class PopulationEnv(gymnasium.Env):
         return rows, {}
 
     def step(self, action: np.ndarray) -> tuple[dict, float, bool, bool, dict]:
-        """Let those act who are to."""
         acted = set(self._acting)
         result = self.env.step(self._actions(action))
-        if not isinstance(result, tuple) or len(result) != 4:
-            got = f"a tuple of {len(result)}" if isinstance(result, tuple) else shown(result)
-            raise EnvError(
-                "step must return a tuple of 4 (observations, rewards, terminated, truncated); got "
-                f"{got}"
-            )
-        observed = self._observed(result[0], "step")
+        names = "observations, rewards, terminated, truncated"
+        observed, rewards, *told = parts_of(result, names, "step")
+        observed = self._observed(observed, "step")
         rows = self._empty()
         self._write_observations(rows, observed)
-        self._write_rewards(rows, result[1])
-        terminated, truncated = (self._told(x, n) for x, n in zip(result[2:], FLAGS, strict=False))
+        self._write_rewards(rows, rewards)
+        terminated, truncated = map(self._told, told, FLAGS)
         rejoined = observed.keys() & self._agents.keys() - self._live
         goes_on = [
             agent
@@ -134,11 +129,9 @@ class PopulationEnv(gymnasium.Env):
         return rows, 0.0, not goes_on and bool(terminated), not goes_on and not terminated, {}
 
     def render(self) -> Any:
-        """Return what the environment draws."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
     # What the environment returned.
@@ -181,24 +174,15 @@ class PopulationEnv(gymnasium.Env):
         if not isinstance(told, Mapping):
             raise EnvError(f"{name} must be a bool, or a dict of bools by agent; got {shown(told)}")
         self._check_known(told, name)
-        for agent, value in told.items():
-            if not isinstance(value, bool | np.bool_):
-                raise EnvError(f"{name} of agent {agent!r} must be a bool; got {shown(value)}")
-        return {agent for agent, value in told.items() if value and agent in self._live}
+        flags = {agent: flag_of(flag, f"{name} of agent {agent!r}") for agent, flag in told.items()}
+        return {agent for agent, flag in flags.items() if flag and agent in self._live}
 
     def _write_rewards(self, rows: dict[str, np.ndarray], rewards: Any) -> None:
         if not isinstance(rewards, Mapping):
             raise EnvError(f"rewards must be a dict by agent; got {shown(rewards)}")
         self._check_known(rewards, "rewards")
         for agent, reward in rewards.items():
-            try:
-                value = float(reward)
-            except (TypeError, ValueError):
-                value = np.nan
-            if not abs(value) <= LARGEST_REWARD:
-                raise EnvError(
-                    f"reward of agent {agent!r} must be a finite number; got {shown(reward)}"
-                )
+            value = number_of(reward, f"reward of agent {agent!r}")
             for group, slot in self._agents[agent].slots:
                 rows[f"reward/{group}"][slot] = value
 
@@ -260,13 +244,9 @@ class PopulationEnv(gymnasium.Env):
         action = np.array(action)
         for name, slot, numbers in self._by_slot(action):
             if name in self._masks:
-                space: Any = self.population.groups[name].spec.action_space
-                first = np.atleast_1d(space.start)
-                ends = np.cumsum(np.atleast_1d(getattr(space, "nvec", getattr(space, "n", 0))))
-                parts = np.split(self._masks[name][slot], ends[:-1])
-                for i, mask in enumerate(parts):
-                    if mask.any() and not mask[int(np.rint(numbers[i])) - first[i]]:
-                        numbers[i] = first[i] + mask.argmax()
+                space = self.population.groups[name].spec.action_space
+                choice = legal_action(_decoded(numbers, space), self._masks[name][slot], space)
+                numbers[:] = choice.ravel()
         return action
 
 
@@ -337,10 +317,8 @@ def _flat_action_space(spec: MultiAgentSpec) -> spaces.Box:
         if isinstance(space, spaces.Box):
             ends = space.low.ravel(), space.high.ravel()
         else:
-            assert isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
-            count = space.n if isinstance(space, spaces.Discrete) else space.nvec.ravel()
-            first = np.atleast_1d(np.asarray(space.start)).ravel()
-            ends = first, first + count - 1
+            first, last = choices(space)
+            ends = np.ravel(first), np.ravel(last)
             if max(np.abs(end).max() for end in ends) >= MOST_CHOICES:
                 raise UsageError(f"group {name!r} has {space}; use numbers below {MOST_CHOICES}")
         low += list(ends[0]) * len(group.slots)
@@ -368,11 +346,7 @@ def _fill(space: gymnasium.Space) -> np.ndarray:
 def _checked(obs: Any, name: str, space: gymnasium.Space, where: str) -> np.ndarray:
     """Return the part ``name`` (with dots where it is nested) of an observation, as an array."""
     obs = part_of(obs, name.split(".") if name else (), where)
-    array, problem = make_leaf_check(space)(obs, f"{where}{f' [{name!r}]' if name else ''}")
-    if problem is not None:
-        what, expected, got = problem
-        raise EnvError(f"{what} must be {expected}; got {got}")
-    return array
+    return make_obs_check(space)(obs, f"{where}{f' [{name!r}]' if name else ''}")
 
 
 class PopulationAdapter(View):
@@ -382,38 +356,20 @@ class PopulationAdapter(View):
         """Take over ``env``, whose environments are of ``spec``."""
         super().__init__(env)  # type: ignore[arg-type]
         self.spec = dataclasses.replace(spec, name=env.spec.name)
-        self._checks = {
-            name: make_action_check(group.spec.action_space, self.num_envs * len(group.slots))
-            for name, group in spec.groups.items()
-        }
-        self._last: EnvOutput | None = None
+        self._actions = SlotActions(spec.groups, self.num_envs)
 
     def given(self, action: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the actions of all slots side by side, once they are checked."""
-        columns = []
-        for name in self.spec.groups:
-            own = action[name]
-            flat = own.reshape(-1, *own.shape[2:])
-            self._checks[name](flat)
-            self._check_legal(name, flat)
-            columns.append(own.reshape(self.num_envs, -1).astype(np.float32))
-        return np.concatenate(columns, axis=1)
-
-    def _check_legal(self, name: str, action: np.ndarray) -> None:
-        group = self.spec.groups[name]
-        if group.spec.legal_actions is None or self._last is None:
-            return
-        mask = self._last.obs[name][group.spec.legal_actions]
-        acting = self._last.acting[name].ravel() if group.waits else np.ones(len(action), np.bool_)
-        check_legal_of_slots(mask, action, group, acting)
+        self._actions.check(action)
+        columns = [action[name].reshape(self.num_envs, -1) for name in self.spec.groups]
+        return np.concatenate([column.astype(np.float32) for column in columns], axis=1)
 
     def put_back(self, state: bytes) -> None:
         """Go on from ``state``; legal actions are not checked in the next step."""
         self._env.put_back(state)
-        self._last = None
+        self._actions.look({}, ())
 
     def seen(self, output: EnvOutput) -> EnvOutput:
-        """Return the output by group."""
         parts = output.obs
         groups = self.spec.groups
 
@@ -431,7 +387,8 @@ class PopulationAdapter(View):
             obs[COMMON] = part(COMMON)
         reward = {group: parts[f"reward/{group}"] for group in groups}
         waiting = {n: parts[f"acting/{n}"].astype(np.bool_) for n, g in groups.items() if g.waits}
-        self._last = EnvOutput(
+        self._actions.look(masks_of(groups, obs), waiting)
+        return EnvOutput(
             obs,
             reward,
             flag("terminated"),
@@ -441,7 +398,6 @@ class PopulationAdapter(View):
             output.episode_end,
             acting=waiting or (),
         )
-        return self._last
 
 
 def as_gymnasium(make_env: Any, name: str) -> gymnasium.Env:

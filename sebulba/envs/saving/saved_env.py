@@ -79,16 +79,16 @@ def restore(data: bytes, env: Any) -> Any:
       EnvError: The saved spaces or wrappers are not those of ``env``.
       Exception: A user's code raised it.
     """
-    kind, *content = _parts(data)
+    kind, *content = unpack(data)
     layer = _layer_with_state(env)
     had_state = kind == "plain" or content[0] is not None
     if had_state != (layer is not None):
         had, has = ("a", "now no") if had_state else ("no", "now")
         raise EnvError(f"it had {had} get_state() when it was saved and has {has}; undo the change")
     if kind == "plain":
-        state, random, attributes, *spaces = content
+        state, random, attributes, spaces = content
         _set_attributes(env, layer, attributes)
-        _set_state(env, layer, state, random, *spaces)
+        _set_state(env, layer, state, random, spaces)
         return env
     inner, outer = content
     random = None if layer is None else getattr(layer.unwrapped, "np_random", None)
@@ -100,16 +100,9 @@ def restore(data: bytes, env: Any) -> Any:
     if layer is None:
         env.close()
         return restored
-    state, random, *spaces = _loads(inner)
-    _set_state(restored, layer, state, _random_state(random), *spaces)
+    state, random, spaces = _loads(inner)
+    _set_state(restored, layer, state, _random_state(random), spaces)
     return restored
-
-
-def _parts(data: bytes) -> tuple:
-    """Return ``("plain", state, random state, attributes)`` or ``("pickled", inner, outer)``."""
-    if data.startswith(pickle.PROTO):  # of an older version of Sebulba
-        return ("pickled", *pickle.loads(data))
-    return unpack(data)
 
 
 def fault_of_copies(data: bytes) -> str | None:
@@ -124,7 +117,7 @@ def fault_of_copies(data: bytes) -> str | None:
     Args:
       data: Return value of ``save``; the environment itself is not touched.
     """
-    kind, *content = _parts(data)
+    kind, *content = unpack(data)
     if kind == "plain" or content[0] is not None:
         return None
     outer = content[1]
@@ -151,7 +144,7 @@ def _set_state(
     layer: Any,
     state: Any,
     random: dict[str, Any] | None,
-    spaces: Sequence[dict[str, Any] | None] | None = None,
+    spaces: Sequence[dict[str, Any] | None],
 ) -> None:
     """Give ``layer`` its state, and let all random generators go on.
 
@@ -162,7 +155,7 @@ def _set_state(
       layer: What has ``set_state``.
       state: What its ``get_state`` returned.
       random: State of ``layer.unwrapped.np_random``.
-      spaces: States of the generators of ``_spaces(env)``; None of what older versions saved.
+      spaces: States of the generators of ``_spaces(env)``.
 
     Raises:
       EnvError: There are other spaces.
@@ -170,8 +163,6 @@ def _set_state(
     layer.set_state(state)
     if random is not None:
         _bit_generator(layer.unwrapped.np_random).state = random
-    if spaces is None:
-        return
     if len(spaces) != (now := len(_spaces(env))):
         raise EnvError(f"it had {len(spaces)} spaces and has {now} now; undo the change")
     for space, space_random in zip(_spaces(env), spaces, strict=True):
@@ -332,11 +323,11 @@ def _compare_with_copy(one: Any, copies: contextlib.ExitStack) -> str | None:
     for step in range(STEPS_COMPARED):
         action = _drawn(actions, one, seen)
         seen = _advance(one, action)
-        if not _equal(seen, _advance(other, action)):
+        if not equal(seen, _advance(other, action)):
             return f"a copy by pickle goes on differently after {step + 1} steps; {REMEDY}"
         if time.monotonic() > until:
             break
-    if not _equal(one.reset()[0], other.reset()[0]):
+    if not equal(one.reset()[0], other.reset()[0]):
         return f"a copy by pickle resets differently; {REMEDY}"
     return None
 
@@ -364,11 +355,12 @@ def _advance(env: Any, action: Any) -> tuple:
     return seen
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+def equal(one: Any, other: Any) -> bool:
+    """Tell whether two observations, or tuples of what was observed, are the same."""
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     return np.array_equal(one, other)
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from typing import Any
 
 from sebulba.envs.saving.plain_data import pack, unpack
 from sebulba.errors import EnvError
 
 VERSION = 2
-PICKLED_VERSION = 1
-"""Version of states whose content is a pickle."""
 _MAGIC = b"sebulba state "
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
@@ -31,9 +28,7 @@ def seal(content: Any, *, of: str, num_envs: int) -> bytes:
 def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
     """Return what was sealed.
 
-    A state of version 1, which older versions of Sebulba saved, is a pickle, and unpickling can run
-    any code: pass only what a run of your own has saved, as checkpoints are only loaded where they
-    are trusted. The checksum protects against damage, not against malice.
+    The checksum protects against damage, not against malice.
 
     Raises:
       EnvError: ``data`` is not a sealed state, has another version, is damaged, or is the state of
@@ -42,7 +37,7 @@ def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
     if not isinstance(data, bytes) or not data.startswith(_MAGIC):
         raise EnvError(f"this is not the saved state of {of}; use the state that the run saved")
     version, _, rest = data[len(_MAGIC) :].partition(b"\n")
-    if version not in (b"%d" % VERSION, b"%d" % PICKLED_VERSION):
+    if version != b"%d" % VERSION:
         raise EnvError(
             f"the saved state of {of} has version {version!r}, not {VERSION}; resume with the "
             "version of Sebulba that saved it"
@@ -51,9 +46,8 @@ def unseal(data: bytes, *, of: str, num_envs: int) -> Any:
     if hashlib.sha256(payload).digest() != digest:
         raise EnvError(f"the saved state of {of} is damaged: its checksum is wrong; use another")
     try:
-        read = unpack if version == b"%d" % VERSION else pickle.loads
-        found_of, found_num_envs, content = read(payload)
-    except Exception as error:  # a pickle may raise any
+        found_of, found_num_envs, content = unpack(payload)
+    except ValueError as error:
         raise EnvError(f"the saved state of {of} is damaged ({error}); use another") from error
     if found_of != of:
         raise EnvError(f"the saved state is of {found_of}, not of {of}; use the same environment")

@@ -404,7 +404,7 @@ class ReplayEnv:
         steps, infos = made.trajectory.env_step, made.step_infos
         shown = (steps.obs, steps.reward, steps.terminated, steps.truncated, steps.is_first)
         later, beside = jax.tree.map(lambda x: x[1:], (shown, (steps.final, steps.acting)))
-        rows = (*later, infos.true_reward, infos.episode_end, *beside)
+        rows = (*later, infos.unclipped_reward, infos.episode_end, *beside)
         self._rows = EnvOutput(*jax.tree.map(np.array, rows))
         self._num_rows, self.num_envs = infos.episode_end.shape
         self._outputs = [

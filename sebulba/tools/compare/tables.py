@@ -49,7 +49,7 @@ def print_policies(policies: Sequence[Pretrained]) -> None:
     rows = []
     trained_by: dict[str, list[str]] = {}
     for one in policies:
-        spread = f"{number(one.mean_return)} ± {number(one.return_std)}"
+        spread = f"{number(one.episode_return_mean)} ± {number(one.episode_return_std)}"
         steps = short(_three_digits(one.env_steps))
         rows.append((one.name, one.env_id, one.agent, spread, steps))
         versions = (f"{what} {version}" for what, version in one.versions.items())
@@ -103,9 +103,9 @@ def record_of_run(run: RunSummary) -> dict[str, Any]:
         "env_steps": run.env_steps,
         "total_env_steps": run.config.get("total_env_steps"),
         "seconds": run.seconds,
-        "return": run.last_return,
+        "episode_return_mean": run.last_return,
         "groups": run.last_groups,
-        "evaluated": run.last_evaluation,
+        "eval_return_mean": run.last_evaluation,
         "evaluated_groups": run.evaluated_groups,
         "best": run.best_return,
         "best_groups": run.best_groups,

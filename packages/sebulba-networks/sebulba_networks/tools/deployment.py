@@ -97,7 +97,7 @@ def table(figures: dict[str, dict[str, dict[str, float]]]) -> Table:
                 f"{one['rtt_ms']:.2f} ms",
                 f"{one['loss']:.2%}",
                 f"{one['window']:.0f}",
-                f"{one['mean_return']:.1f}",
+                f"{one['episode_return_mean']:.1f}",
                 style="bold" if who == POLICY else "",
             )
     return shown

@@ -137,7 +137,7 @@ def columns(seen: list[Seen]) -> dict[str, np.ndarray]:
 class Figures:
     """What an episode came to, after its slow start."""
 
-    mean_return: float
+    episode_return_mean: float
     """Sum of the rewards."""
     throughput: float
     """Share of the payload that the bottleneck can carry."""
@@ -210,4 +210,4 @@ def _oracle(options: CongestionControlOptions, seeds: Sequence[int]) -> list[Fig
     figures = [Figures.of(seen) for seen in play(options, mover, each)]
     size = len(ORACLE_SHARES)
     by_network = (figures[i : i + size] for i in range(0, len(figures), size))
-    return [max(tried, key=lambda one: one.mean_return) for tried in by_network]
+    return [max(tried, key=lambda one: one.episode_return_mean) for tried in by_network]

@@ -85,7 +85,9 @@ def _at(options: CongestionControlOptions, network: dict[str, Any]) -> Congestio
 
 def gap_closed(inside: Comparison) -> float:
     """Return the share of the way from the fixed window's return to the oracle's."""
-    mine, low, high = (Figures.mean(inside[who]).mean_return for who in (POLICY, FIXED, ORACLE))
+    mine, low, high = (
+        Figures.mean(inside[who]).episode_return_mean for who in (POLICY, FIXED, ORACLE)
+    )
     return (mine - low) / (high - low) if high > low else math.nan
 
 
@@ -126,7 +128,7 @@ def table(swept: dict[str, Any]) -> Table:
 
 def _cells(one: dict[str, float]) -> tuple[str, ...]:
     return (
-        f"{one['mean_return']:.1f}",
+        f"{one['episode_return_mean']:.1f}",
         f"{one['throughput']:.1%}",
         f"{one['queueing_delay_ms']:.2f} ms",
         f"{one['loss']:.2%}",
@@ -145,7 +147,7 @@ def _mean_beyond(of_parameters: dict[str, Any], who: str) -> dict[str, float]:
 
 
 ROWS = {
-    "mean_return": ("return of an episode", 1.0),
+    "episode_return_mean": ("return of an episode", 1.0),
     "throughput": ("throughput in %\nof the capacity", 100.0),
     "queueing_delay_ms": ("queueing delay in ms", 1.0),
     "loss": ("loss in %", 100.0),
