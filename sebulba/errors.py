@@ -47,6 +47,10 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written, or cannot be read back whole (exit code 6)."""
 
 
+class OutOfMemoryError(RuntimeError):
+    """A device has not enough memory for the run; nothing tries it again (exit code 1)."""
+
+
 class HostError(RuntimeError):
     """Another host of those that learn together is gone or has failed (exit code 7)."""
 
@@ -99,6 +103,12 @@ def is_installed(file: str) -> bool:
     return file.startswith(("<", f"{Path(__file__).parent}/", *places))
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether JAX could not allocate memory on a device."""
+    of_jax = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    return of_jax and "RESOURCE_EXHAUSTED" in str(error)
+
+
 def is_env_failure(error: BaseException) -> bool:
     """Tell whether ``error`` was raised in an environment or in its adapter.
 
@@ -106,6 +116,8 @@ def is_env_failure(error: BaseException) -> bool:
     """
     if isinstance(error, EnvError):
         return not isinstance(error, ActionError)
+    if is_out_of_memory(error):
+        return False  # new environments would need as much
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
         error = error.__cause__  # Python turns one that leaves a generator into a RuntimeError
     return any(

@@ -37,6 +37,7 @@ from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.inferencer_maker import InferencerMaker
 from sebulba.loops.interrupt import KeptInterrupt
 from sebulba.loops.jax_settings import check_jax_settings
+from sebulba.loops.memory import memory_in_words
 from sebulba.loops.resuming import put_session_back, read_state
 from sebulba.loops.run import Run
 from sebulba.loops.session import Attached, ObserveCycle, OnHang, Session
@@ -237,7 +238,14 @@ class GymnasiumLoop:
         key = jax.random.key(key) if isinstance(key, int) else key
         run_spec = self.run_spec(steps_per_cycle)
         # As one program: initializers run operation by operation take twice as long to compile.
-        return jax.jit(lambda key: self._new_state(key, run_spec))(key)
+        with self._memory_in_words(steps_per_cycle):
+            return jax.jit(lambda key: self._new_state(key, run_spec))(key)
+
+    def _memory_in_words(self, steps_per_cycle: int) -> contextlib.AbstractContextManager[None]:
+        sizes = RunSpec(
+            self.num_envs, self.num_inferencers, steps_per_cycle, len(self.update_devices)
+        )
+        return memory_in_words(self.agent, sizes, self._options.queue_size)
 
     def _new_state(self, key: jax.Array, run_spec: RunSpec) -> AgentState:
         """Return a new state; each host has step states of its own, and all else alike."""
@@ -390,8 +398,9 @@ class GymnasiumLoop:
         del state
         interrupt = KeptInterrupt(self.stop)
         try:
-            with interrupt:
+            with interrupt, contextlib.ExitStack() as stack:
                 run = functools.partial(self._run, given, num_cycles, steps_per_cycle)
+                stack.enter_context(self._memory_in_words(steps_per_cycle))
                 return self._parts.peers.run(run, self._session.attached.on_hang)
         finally:
             interrupt.restore()

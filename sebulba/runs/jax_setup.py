@@ -53,7 +53,7 @@ def set_up_jax(config: ExperimentConfig) -> ExperimentConfig:
     is_free = not _is_platform_named() and has_accelerator()
     placement = placement_of(config) if is_free else None
     platform = "cpu" if placement is not None and placement.updates_on_cpu else config.platform
-    configure_jax(platform, config.num_cpu_devices, config.compile_cache)
+    configure_jax(platform, config.num_cpu_devices, config.compile_cache, preallocate=True)
     if num_devices > 1:
         # JAX may run already, in a process that did more before.
         with contextlib.suppress(UsageError):
@@ -98,6 +98,8 @@ def configure_jax(
     platform: Platform | None = None,
     num_cpu_devices: int | None = None,
     compile_cache: str = "auto",
+    *,
+    preallocate: bool = False,
 ) -> None:
     """Choose JAX's platform, split the CPU and keep compiled programs, before JAX's backend starts.
 
@@ -107,10 +109,14 @@ def configure_jax(
       platform: None takes the best there is.
       num_cpu_devices: None leaves the CPU whole.
       compile_cache: A folder, ``"auto"`` for ``~/.cache/sebulba``, or ``"off"``.
+      preallocate: Leave it to JAX whether most of a GPU's memory is taken at once. A training may
+        do that; whatever runs beside one takes what it needs.
 
     Raises:
       UsageError: The backend has started already, with another number of devices.
     """
+    if not preallocate:
+        share_accelerator()
     if platform is not None:
         # Some arrays are made on the CPU whatever the platform of the run.
         jax.config.update("jax_platforms", platform if platform == "cpu" else f"{platform},cpu")
@@ -119,6 +125,11 @@ def configure_jax(
     if num_cpu_devices is not None:
         jax.config.update("jax_platforms", "cpu")
     _split_cpu(num_cpu_devices or 1)
+
+
+def share_accelerator() -> None:
+    """Let several processes use a GPU, unless the user has decided; before JAX's backend starts."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def _split_cpu(num_devices: int) -> None:

@@ -19,7 +19,7 @@ def joined_config(config: ExperimentConfig) -> ExperimentConfig:
     """
     where = config.distributed
     print(f"sebulba: waiting for the other hosts at {where.coordinator}", flush=True)
-    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache)
+    configure_jax(config.platform, config.num_cpu_devices, config.compile_cache, preallocate=True)
     # Python would see Ctrl-C only when all hosts have come.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:

@@ -9,6 +9,7 @@ import glob
 import importlib.metadata
 import importlib.util
 import itertools
+import os
 from typing import NamedTuple
 
 import gymnasium
@@ -51,6 +52,15 @@ def has_accelerator() -> bool:
         return False
     paths = "/dev/nvidia[0-9]*", "/dev/kfd", "/dev/accel*", "/dev/vfio/[0-9]*"
     return any(glob.glob(path) for path in paths)
+
+
+def visible_gpus() -> list[str]:
+    """Return the NVIDIA GPUs that JAX can use here, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    if not has_accelerator():
+        return []
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [one.strip() for one in named.split(",") if one.strip()]
+    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
 def placement_of(config: ExperimentConfig) -> Placement | None:

@@ -88,14 +88,14 @@ def test_what_an_update_draws_must_be_divisible(cores, preset, agent):
 def test_a_process_in_which_jax_runs_already_keeps_its_devices(cores, monkeypatch):
     monkeypatch.setattr(jax_setup, "_use_compile_cache", lambda folder: None)
     monkeypatch.setenv("NPROC", "8")
-    monkeypatch.setattr(jax_setup, "configure_jax", lambda *arguments: None)
+    monkeypatch.setattr(jax_setup, "configure_jax", lambda *arguments, **more: None)
     assert len(jax.local_devices()) == 8  # tests/conftest.py
     assert jax_setup.set_up_jax(PONG) == PONG
 
 
 def test_the_devices_that_were_chosen(cores, monkeypatch):
     for name in ("configure_jax", "_split_cpu"):
-        monkeypatch.setattr(jax_setup, name, lambda *arguments: None)
+        monkeypatch.setattr(jax_setup, name, lambda *arguments, **more: None)
     monkeypatch.setattr(jax_setup.jax, "local_devices", lambda: ["first", "second"])
     chosen = jax_setup.set_up_jax(PONG)
     devices = {"num_cpu_devices": 2, "inference_devices": (0,), "update_devices": (0, 1)}
@@ -155,7 +155,9 @@ def test_what_is_said_of_the_place_of_a_run_holds(changes):
 )
 def test_the_place_on_a_machine_with_an_accelerator(monkeypatch, capsys, name, inference, update):
     configured = []
-    monkeypatch.setattr(jax_setup, "configure_jax", lambda *given: configured.append(given[0]))
+    monkeypatch.setattr(
+        jax_setup, "configure_jax", lambda *given, **more: configured.append(given[0])
+    )
     monkeypatch.setattr(jax_setup, "has_accelerator", lambda: True)
     monkeypatch.setattr(jax_setup, "_is_platform_named", lambda: True)
     config = PRESETS[name].make()
@@ -173,7 +175,7 @@ def test_the_place_on_a_machine_with_an_accelerator(monkeypatch, capsys, name, i
 
 
 def test_without_an_accelerator_nothing_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(jax_setup, "configure_jax", lambda *given: None)
+    monkeypatch.setattr(jax_setup, "configure_jax", lambda *given, **more: None)
     monkeypatch.setattr(jax_setup, "has_accelerator", lambda: False)
     config = PRESETS["cartpole"].make()
     assert jax_setup.set_up_jax(config) == config and not capsys.readouterr().out
@@ -221,3 +223,30 @@ def test_plain_commands_train_on_any_number_of_devices(count, words, tmp_path, m
     assert main(["train", *words.split(), "--writers", "--run-dir", str(folder)]) == 0
     records = (folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(records[-1])["updates"] > 0
+
+
+# Memory.
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "expected"),
+    [
+        (lambda: jax_setup.configure_jax("cpu", 8, "off"), None, "false"),
+        (lambda: jax_setup.configure_jax("cpu", 8, "off"), "true", "true"),
+        (lambda: jax_setup.set_up_jax(CPU_RUN), None, None),
+        (lambda: jax_setup.set_up_jax(CPU_RUN), "false", "false"),
+    ],
+)
+def test_only_a_training_lets_jax_take_most_of_a_gpu(monkeypatch, call, given, expected):
+    monkeypatch.setattr(jax_setup, "_split_cpu", lambda number: None)
+    monkeypatch.setattr(jax_setup.jax.config, "update", lambda name, value: None)
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.setenv(name, "")  # what is there now comes back
+    monkeypatch.delenv(name)
+    if given is not None:
+        monkeypatch.setenv(name, given)
+    call()
+    assert os.environ.get(name) == expected
+
+
+CPU_RUN = dataclasses.replace(PRESETS["cartpole"].make(), platform="cpu", compile_cache="off")

@@ -33,6 +33,8 @@ def main(words: list[str]) -> int:
             value = -1000.0 if deed == "wait" else final * step / 1000
             file.write(json.dumps({"env_steps": step, "episode_return_mean": value}) + "\n")
     print(f"words: {' '.join(words)}", flush=True)
+    for name in ("CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_PREALLOCATE"):
+        print(f"{name}={os.environ.get(name)}", flush=True)
     if deed != "wait":
         return int(deed)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

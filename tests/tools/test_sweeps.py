@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from PIL import Image
 from sebulba.commands import cli
 from sebulba.commands import sweep as command_line
 from sebulba.errors import UsageError
+from sebulba.runs import placement
 from sebulba.runs.read_config import read_config
 from sebulba.tools.sweep import pictures, sweep, training
 from sebulba.tools.sweep.space import Choices, Range, space_of
@@ -167,6 +169,68 @@ def test_trials_that_are_worse_are_ended_and_failures_are_told(run_sweep):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpus", "words", "seen"),
+    [
+        (["3", "5"], (), {"3", "5"}),
+        (["3"], (), {"None"}),
+        (["3", "5"], ("--parallel", "1"), {"None"}),
+        (["3", "5"], ("--platform", "cpu"), {"None"}),
+        (["3", "5"], ("--inference-devices", "0", "--update-devices", "1"), {"None"}),
+    ],
+)
+def test_each_of_several_trials_has_a_gpu_to_itself(
+    run_sweep, tmp_path, monkeypatch, gpus, words, seen
+):
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    # The first waits, so that the second begins beside it.
+    code, _ = run_sweep(
+        *("--trials", "2", "--parallel", "2", "--prune-after", "0", *words), deeds="1:7"
+    )
+    assert code == 0
+    logs = [file.read_text() for file in sorted((tmp_path / "a").glob("trial-*.log"))]
+    found = [re.search(r"CUDA_VISIBLE_DEVICES=(.*)", log)[1] for log in logs]
+    assert len(found) == 2 and set(found) == seen
+    assert all("PREALLOCATE=false" in log for log in logs)
+
+
+def test_a_trial_that_follows_takes_the_gpu_that_is_free(monkeypatch):
+    begun = []
+
+    class Runs:
+        def __init__(self, words, folder, measure, gpu):
+            begun.append(gpu)
+
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(sweep, "Training", Runs)
+    _, config = read_config(["cartpole"], "sebulba sweep")
+    plan = sweep.Plan(config, ("cartpole",), (0,), training.Measure("a", "b", 1.0), Path("x"))
+    trials = [types.SimpleNamespace(number=i, values={}) for i in range(5)]
+    made = sweep.Sweep(plan, types.SimpleNamespace(), 5, 3, lambda line: None)
+    made._begin(trials)
+    assert begun == ["0", "1", "0"]
+    del made._running[1]
+    made._begin(trials)
+    assert begun[3] == "1"
+
+
+@pytest.mark.parametrize(
+    ("named", "files", "gpus"),
+    [(None, 2, ["0", "1"]), ("4, 6", 8, ["4", "6"]), ("", 2, []), (None, 0, [])],
+)
+def test_gpus_are_those_that_the_process_sees(monkeypatch, named, files, gpus):
+    monkeypatch.setattr(placement, "has_accelerator", lambda: True)
+    monkeypatch.setattr(placement.glob, "glob", lambda path: ["x"] * files)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert placement.visible_gpus() == gpus
+    monkeypatch.setattr(placement, "has_accelerator", lambda: False)
+    assert placement.visible_gpus() == []
+
+
 def test_a_resumed_sweep_proposes_what_one_in_a_piece_does(run_sweep, tmp_path):
     none_early = ("--prune-after", "0")
     _, whole = run_sweep("--trials", "12", *none_early, name="whole")

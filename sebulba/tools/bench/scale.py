@@ -18,7 +18,7 @@ from sebulba.metrics.figures import BLUE, picture
 from sebulba.runs.jax_setup import configure_jax
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.trial import Series, Trial, measure_in_turn
-from sebulba.tools.bench.worker import WorkerError, share_accelerator
+from sebulba.tools.bench.worker import WorkerError
 
 TOLERANCE = 0.10
 """A cost per step that rises by less than this share counts as level: machines are noisy."""
@@ -102,7 +102,6 @@ def run(
       UsageError: An axis is unknown, or no value of one can run.
     """
     configure_jax(config.platform, None, "off")
-    share_accelerator()
     config = harness.with_inferencers(config)
     chosen = choose_axes(all_axes(config, local_devices()), axes)
     title = f"bench scale: {preset}"

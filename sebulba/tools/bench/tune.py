@@ -29,7 +29,7 @@ from sebulba.tools.bench import harness
 from sebulba.tools.bench.budget import Budget
 from sebulba.tools.bench.memory_use import MB
 from sebulba.tools.bench.trial import Series, Trial, measure_in_turn
-from sebulba.tools.bench.worker import START_TIMEOUT_S, WorkerError, share_accelerator
+from sebulba.tools.bench.worker import START_TIMEOUT_S, WorkerError
 
 MIN_GAIN = 0.05
 """Least share by which a change must pay: less is noise, and not worth another batch size."""
@@ -126,7 +126,6 @@ def run(
         )
     default = start_of(preset, trust=False, command="sebulba bench tune").config
     configure_jax(config.platform, None, "off")
-    share_accelerator()
     config = harness.with_inferencers(config)
     keep = [*keep, *(BATCH if max_batch_growth == 1 else ())]
     knobs = choose_knobs(config, local_devices(), keep)

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from sebulba.errors import signal_name
+from sebulba.runs.jax_setup import share_accelerator
 from sebulba.tools.bench.memory_use import peak_rss_mb
 
 START_TIMEOUT_S = 300.0
@@ -130,14 +131,6 @@ def _ending(exit_code: int | None) -> str:
         why = ", which is how the system ends what takes too much memory" if exit_code == -9 else ""
         return f"its process was ended by {name}{why}"
     return f"its process ended with code {exit_code}"
-
-
-def share_accelerator() -> None:
-    """Let several processes use an accelerator; one would take three quarters of its memory.
-
-    Call it before JAX's backend starts.
-    """
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 
 def _serve(make_meter: Callable[..., Meter], arguments: tuple, pipe: Connection) -> None:

@@ -13,6 +13,7 @@ from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.files import option_words
 from sebulba.errors import UsageError
 from sebulba.runs.exit_codes import EXIT_NOT_FINITE, EXIT_OK, MEANINGS
+from sebulba.runs.placement import visible_gpus
 from sebulba.tools.sweep.space import Value
 from sebulba.tools.sweep.study import Ended, Study, Trial
 from sebulba.tools.sweep.training import Measure, Training
@@ -61,6 +62,8 @@ class _Running:
     """The training of the seed that it has come to."""
     scores: list[float]
     """Mean returns at the end of the seeds before."""
+    gpu: str | None = None
+    """The one that it has to itself, if there are several."""
     is_pruned: bool = False
     """Whether it was asked to end because others were better."""
 
@@ -78,6 +81,7 @@ class Sweep:
         self._parallel = parallel
         self._say = say
         self._running: list[_Running] = []
+        self._gpus = gpus_of_trials(plan.config, parallel)
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -113,13 +117,15 @@ class Sweep:
             else:
                 return
             self._say(f"trial {trial.number}: {described(trial.values)}")
-            training = self._train(trial, self._plan.seeds[0])
-            self._running.append(_Running(trial, training, []))
+            taken = [running.gpu for running in self._running]
+            gpu = min(self._gpus, key=taken.count, default=None)
+            training = self._train(trial, self._plan.seeds[0], gpu)
+            self._running.append(_Running(trial, training, [], gpu))
 
-    def _train(self, trial: Trial, seed: int) -> Training:
+    def _train(self, trial: Trial, seed: int, gpu: str | None) -> Training:
         plan = self._plan
         folder = plan.run_folder(trial.number, seed)
-        return Training(plan.train_words(trial.values, seed), folder, plan.measure)
+        return Training(plan.train_words(trial.values, seed), folder, plan.measure, gpu)
 
     def _look_at(self, running: _Running) -> None:
         code = running.training.ended()  # before its metrics are read, so that none is missed
@@ -139,7 +145,7 @@ class Sweep:
             running.scores.append(last)
             if len(running.scores) < len(self._plan.seeds):
                 seed = self._plan.seeds[len(running.scores)]
-                running.training = self._train(running.trial, seed)
+                running.training = self._train(running.trial, seed, running.gpu)
                 return
             score = statistics.fmean(running.scores)
             self._study.tell(number, Ended.DONE, score)
@@ -171,6 +177,13 @@ class Sweep:
             running.training.stop()
         while any(running.training.ended() is None for running in self._running):
             time.sleep(POLL_S / 5)
+
+
+def gpus_of_trials(config: ExperimentConfig, parallel: int) -> list[str]:
+    """Return the GPUs of which each trial gets one; none if all trials see all GPUs."""
+    names_devices = config.inference_devices is not None or config.update_devices is not None
+    gpus = [] if parallel == 1 or names_devices or config.platform == "cpu" else visible_gpus()
+    return gpus if len(gpus) > 1 else []
 
 
 def described(values: dict[str, Value]) -> str:

@@ -36,9 +36,13 @@ class Measure(NamedTuple):
 class Training:
     """A process that trains."""
 
-    def __init__(self, words: Sequence[str], folder: Path, measure: Measure) -> None:
+    def __init__(
+        self, words: Sequence[str], folder: Path, measure: Measure, gpu: str | None = None
+    ) -> None:
         """Start it, or let it go on where it was; what it prints goes into a file beside
-        ``folder``."""
+        ``folder``. ``gpu`` is the only one that it sees; None lets it see all."""
+        shares = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # others train beside it
+        sees = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         self.folder = folder
         self.last: float | None = None
         """The newest mean return."""
@@ -48,6 +52,7 @@ class Training:
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [*TRAIN, *words, f"--run-dir={folder}", "--resume"],
+                env={**shares, **os.environ, **sees},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
