@@ -16,6 +16,7 @@ import numpy as np
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.multi.population_env import SPEC
 from sebulba.envs.observation_parts import tags_of
+from sebulba.envs.spaces import legal_action
 from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, Group, MultiAgentSpec
 
 
@@ -117,7 +118,6 @@ class RandomActions:
             space.seed(seed)
             shape = (num_envs, len(group.slots)) if self._many else (num_envs,)
             self._groups[name] = (space, group.spec.legal_actions, shape)
-        self._random = np.random.default_rng(seed)
 
     def __call__(self, output: EnvOutput) -> Any:
         """Return the actions ``[B, ...]``, or ``{group: [B, A, ...]}``, that follow ``output``."""
@@ -127,18 +127,11 @@ class RandomActions:
 
     def _drawn(self, name: str, obs: Any) -> np.ndarray:
         space, legal, shape = self._groups[name]
-        if legal is not None:
-            return self._legal(space, np.asarray(obs[legal]))
         drawn = [np.asarray(space.sample(), space.dtype) for _ in range(math.prod(shape))]
+        if legal is not None:
+            masks = np.asarray(obs[legal]).reshape(len(drawn), -1)
+            drawn = [legal_action(*one, space) for one in zip(drawn, masks, strict=True)]
         return np.stack(drawn).reshape(*shape, *(space.shape or ()))
-
-    def _legal(self, space: Any, mask: np.ndarray) -> np.ndarray:
-        sizes = np.asarray(getattr(space, "nvec", getattr(space, "n", None))).ravel()
-        parts = np.split(mask.astype(np.bool_), np.cumsum(sizes)[:-1], axis=-1)
-        chance = [self._random.random(part.shape) + part for part in parts]
-        drawn = np.stack([part.argmax(axis=-1) for part in chance], axis=-1)
-        drawn = drawn.reshape(*mask.shape[:-1], *(space.shape or ())) + space.start
-        return drawn.astype(space.dtype)
 
 
 def slots_of(tree: Any) -> np.ndarray:

@@ -26,29 +26,26 @@ ALIGNMENT = 64
 TRIES = 8
 
 
-class _Rewrites(gymnasium.Env):
-    """Observes its step number in an aligned array that every step overwrites."""
+class _Counts(gymnasium.Env):
+    """Observes its step number."""
 
     observation_space = gymnasium.spaces.Box(0, 1e6, (1024,))
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self) -> None:
-        self._buffer = _aligned(self.observation_space.shape or ())
-
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
-        self._buffer[:] = 0
-        return self._buffer, {}
+        self._obs = np.zeros(1024, np.float32)
+        return self._obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        self._buffer += 1
-        return self._buffer, 0.0, False, False, {}
+        self._obs += 1
+        return self._obs, 0.0, False, False, {}
 
 
 class _SharedBuffer(SyncVectorEnv):
     """Returns its buffer, aligned as the shared memory of worker processes is."""
 
     def __init__(self) -> None:
-        super().__init__([_Rewrites] * 2, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
+        super().__init__([_Counts] * 2, copy=False, autoreset_mode=AutoresetMode.NEXT_STEP)
         self._observations = _aligned((2, 1024))
 
 

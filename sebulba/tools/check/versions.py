@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement  # as matplotlib and tensorboardX do
@@ -14,12 +14,6 @@ from packaging.specifiers import SpecifierSet
 import sebulba
 from sebulba.tools.check.checks import Finding, Level, note, ok, problem
 
-CORE = (
-    *("jax", "jaxlib", "flax", "optax", "chex", "gymnasium", "envpool", "numpy"),
-    *("orbax-checkpoint", "tyro", "rich", "tensorboardX", "matplotlib"),
-)
-"""Packages whose versions are checked."""
-
 
 def check_versions() -> Iterator[Finding]:
     """Yield one finding of all supported packages, and one of each other package."""
@@ -27,20 +21,17 @@ def check_versions() -> Iterator[Finding]:
     system = f"{platform.system()} {platform.machine()}, {platform.release()}"
     yield ok(f"{sebulba.__version__}, on {system}", name="sebulba")
     yield version_finding("Python", platform.python_version(), python)
-    findings = list(_package_findings(supported))
+    findings = [_package_finding(*one) for one in {**supported, "jaxlib": _rule_of_jax()}.items()]
     fine = [f"{found.name} {found.seen}" for found in findings if found.level is Level.OK]
     yield ok(", ".join(fine) or "none of those that are needed", name="packages")
     yield from (found for found in findings if found.level is not Level.OK)
 
 
-def _package_findings(supported: Mapping[str, SpecifierSet]) -> Iterator[Finding]:
-    for package in CORE:
-        rule = _rule_of_jax() if package == "jaxlib" else supported.get(package)
-        try:
-            yield version_finding(package, importlib.metadata.version(package), rule)
-        except importlib.metadata.PackageNotFoundError:
-            if rule is not None:  # otherwise this version of Sebulba does not need it
-                yield problem("is not installed", f"pip install '{package}{rule}'", package)
+def _package_finding(package: str, rule: SpecifierSet | None) -> Finding:
+    try:
+        return version_finding(package, importlib.metadata.version(package), rule)
+    except importlib.metadata.PackageNotFoundError:
+        return problem("is not installed", f"pip install '{package}{rule or ''}'", package)
 
 
 def version_finding(package: str, version: str, rule: SpecifierSet | None) -> Finding:
