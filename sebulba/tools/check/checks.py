@@ -5,6 +5,7 @@ The failure of a check does not end the report.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -183,39 +184,25 @@ _STYLES = {Level.OK: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 
 
 def print_findings(title: str, events: Iterable[Event]) -> Report:
-    """Print findings: on a terminal as a table at the end, elsewhere line by line as they come.
-
-    Returns:
-      The report.
-    """
-    if not sys.stdout.isatty():
-        report = collect(title, events, lambda finding: print(plain_line(finding), flush=True))
-        print(report.summary())
-        return report
+    """Print findings, on a terminal as a table at the end, elsewhere as they come; return them."""
     console = Console()
-    with console.status("starting") as status:
-        report = collect(title, events, begun=lambda name: status.update(f"checking {name}"))
-    console.print(table(report))
-    style = "bold red" if report.problems else "bold green"
-    console.print(Text(report.summary(), style))
+    findings: list[Finding] = []
+    wait: Any = console.status("starting") if sys.stdout.isatty() else contextlib.nullcontext()
+    with wait as status:
+        for event in events:
+            if isinstance(event, Finding):
+                findings.append(event)
+                if status is None:
+                    print(plain_line(event), flush=True)
+            elif isinstance(event, Begun) and status is not None:
+                status.update(f"checking {event.name}")
+    report = Report(title, tuple(findings))
+    if status is None:
+        print(report.summary())
+    else:
+        console.print(table(report))
+        console.print(Text(report.summary(), "bold red" if report.problems else "bold green"))
     return report
-
-
-def collect(
-    title: str,
-    events: Iterable[Event],
-    found: Callable[[Finding], None] = lambda finding: None,
-    begun: Callable[[str], None] = lambda name: None,
-) -> Report:
-    """Return findings as a report; ``begun`` is told the name of every check that begins."""
-    findings = []
-    for event in events:
-        if isinstance(event, Begun):
-            begun(event.name)
-        elif isinstance(event, Finding):
-            findings.append(event)
-            found(event)
-    return Report(title, tuple(findings))
 
 
 def table(report: Report) -> Table:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from sebulba.tools.check.checks import Event, Report, collect
+from sebulba.tools.check.checks import Event, Finding, Report
 from sebulba.tools.check.isolation import isolated_findings
 
 
@@ -88,4 +88,5 @@ agent_findings = functools.partial(_findings, "agent_checks")
 
 
 def _collected(subject: Any, events: Iterator[Event]) -> Report:
-    return collect(getattr(subject, "__qualname__", str(subject)), events)
+    title = getattr(subject, "__qualname__", str(subject))
+    return Report(title, tuple(event for event in events if isinstance(event, Finding)))
