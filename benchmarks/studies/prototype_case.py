@@ -15,11 +15,10 @@ from sebulba.envs.jax_libraries import library_of
 from sebulba.errors import UsageError
 from sebulba.loops.devices import FEW_INFERENCERS
 from sebulba.tools.bench import harness
-from sebulba.tools.bench.train import Rival
 from sebulba.types import RunSpec
 
 
-def make_prototype_case(config: ExperimentConfig, agent: Agent) -> Rival:
+def make_prototype_case(config: ExperimentConfig, agent: Agent) -> JaxPrototypeCase | PrototypeCase:
     """Return the prototype that does what the run does.
 
     Raises:

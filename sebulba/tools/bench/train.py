@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from sebulba.agent import Agent, AgentState
 from sebulba.configs.experiment import ExperimentConfig
@@ -46,24 +46,12 @@ LEAST_SHARE = 0.05
 """Least share of the seconds that were asked for."""
 
 
-class Rival(Protocol):
-    """The same training by other code."""
-
-    def warm_up(self, seconds: float) -> None:
-        """Compile, and find how much takes about ``seconds``."""
-        ...
-
-    def measure(self) -> float:
-        """Return environment steps per second."""
-        ...
-
-    def close(self) -> None:
-        """Free everything."""
-        ...
-
-
-Rivals = Mapping[str, Callable[[ExperimentConfig, Agent], Rival]]
-"""What makes rivals of a run, by name."""
+Others = Mapping[
+    str,
+    Callable[[ExperimentConfig, Agent, float, contextlib.ExitStack], Callable[[], float]],
+]
+"""What makes the same training by other code, by name: of a run, seconds of a round, and what
+closes it, in environment steps per second."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,11 +203,11 @@ def run(
     compare: Sequence[str] = (),
     json_file: str | None = None,
     png_file: str | None = None,
-    rivals: Rivals = MappingProxyType({}),
+    others: Others = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Measure, print tables, write JSON and PNG.
 
-    The arguments are the options of the command, see ``commands/bench.py``, and ``rivals``, which
+    The arguments are the options of the command, see ``commands/bench.py``, and ``others``, which
     ``compare`` may name as well.
 
     Raises:
@@ -229,7 +217,7 @@ def run(
         budget = resources.enter_context(Budget(budget_s))
         budget.doing("JAX starts")
         config = set_up_jax(config)
-        bench = Bench(config, seconds, stage_seconds, compare, resources, rivals, budget, repeats)
+        bench = Bench(config, seconds, stage_seconds, compare, resources, others, budget, repeats)
         speeds = harness.interleave(bench.cases, repeats, budget=budget)
         gil_shares = speeds.get("gil_share")
         setup = setup_of(
@@ -239,14 +227,12 @@ def run(
     # The first round was to warm up, if there was time for another.
     counted = slice(1, None) if len(bench.rounds) > 1 else slice(None)
     keys, figures = summarize(bench.rounds[counted], bench.costs[counted], setup)
-    compared_with = [name for name in (*COMPARISONS, *rivals) if name in speeds]
+    compared_with = names_compared(speeds)
     figures |= {name: speeds[name] for name in (*compared_with, "gil_share") if name in speeds}
     rounds = len(bench.rounds[counted])
     settings = {"preset": preset, "repeats": rounds, "seconds": bench.seconds, "devices": devices}
     settings |= {"budget_s": budget_s, "raw_environment": bench.stages.raw_name}
-    result = harness.record(
-        keys | compared(speeds, tuple(rivals)), figures, settings | dataclasses.asdict(config)
-    )
+    result = harness.record(keys | compared(speeds), figures, settings | dataclasses.asdict(config))
     print_result(result, setup, compared_with)
     harness.write_json(json_file, result)
     if png_file is not None:
@@ -264,7 +250,7 @@ class Bench:
         stage_seconds: float,
         compare: Sequence[str],
         resources: contextlib.ExitStack,
-        rivals: Rivals,
+        others: Others,
         budget: Budget,
         repeats: int,
     ) -> None:
@@ -274,9 +260,9 @@ class Bench:
           config: The experiment.
           seconds: Seconds of training in a round.
           stage_seconds: Seconds of each stage alone.
-          compare: Members of ``COMPARISONS``, and names of rivals, to measure as well.
+          compare: Members of ``COMPARISONS``, and names of ``others``, to measure as well.
           resources: Closes what is made.
-          rivals: What makes rivals, by name.
+          others: What makes other code, by name.
           budget: Shortens rounds and stages where the time would not be enough.
           repeats: Rounds that count.
         """
@@ -288,7 +274,7 @@ class Bench:
         self._stage_seconds = stage_seconds
         self._config = config
         self._resources = resources
-        self._rivals = rivals
+        self._others = others
         self._factory, self._agent = harness.env_and_agent(config)
         budget.doing("compiling the run")
         self.training = self._make_training(config, warm_up=False)
@@ -346,11 +332,9 @@ class Bench:
         """Return what measures ``name``, in environment steps per second."""
         if name == self.stages.kind:
             return lambda: self.rounds[-1].env_steps_per_s  # the run itself, of this round
-        if name in self._rivals:
-            rival = self._rivals[name](self._config, self._agent)
-            self._resources.callback(rival.close)
-            rival.warm_up(self.seconds)
-            return rival.measure
+        if name in self._others:
+            make = self._others[name]
+            return make(self._config, self._agent, self.seconds, self._resources)
         if name in PLACES and name == self._config.cluster.address:
             return lambda: self.rounds[-1].env_steps_per_s
         changes: dict[str, Any] = {"cycle": name}
@@ -451,15 +435,18 @@ def summarize(
     return keys, figures
 
 
-def compared(speeds: Mapping[str, list[float]], rivals: Sequence[str] = ()) -> dict[str, float]:
+def names_compared(speeds: Mapping[str, list[float]]) -> list[str]:
+    """Return what the run was compared with."""
+    return [name for name in speeds if name not in ("train", "stages", "gil_share")]
+
+
+def compared(speeds: Mapping[str, list[float]]) -> dict[str, float]:
     """Return the speeds of the comparisons, and their ratios within a round."""
-    keys = {
-        f"{name}_env_steps_per_s": statistics.median(speeds[name])
-        for name in (*COMPARISONS, *rivals)
-        if name in speeds
-    }
+    names = names_compared(speeds)
+    keys = {f"{name}_env_steps_per_s": statistics.median(speeds[name]) for name in names}
     ours = "stepped" if "stepped" in speeds else "fused"  # a JAX environment is never stepped
-    pairs = [("fused", "stepped"), ("processes", "threads"), *((ours, rival) for rival in rivals)]
+    others = [name for name in names if name not in COMPARISONS]
+    pairs = [("fused", "stepped"), ("processes", "threads"), *((ours, name) for name in others)]
     for over, under in pairs:
         if over in speeds and under in speeds:
             keys[f"{over}_over_{under}"] = harness.ratio(speeds, over, under)
