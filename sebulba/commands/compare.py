@@ -104,9 +104,8 @@ def report(argv: list[str]) -> int:
     )
     given = parse("report", what, argv, options)
     from sebulba.tools.board.pages import report_page
-    from sebulba.tools.board.run_details import RunDetails
 
-    whole = report_page(RunDetails(given.run))
+    whole = report_page(given.run)
     try:
         Path(given.out).write_text(whole, encoding="utf-8")
     except OSError as error:

@@ -36,6 +36,7 @@ from sebulba.tools.board.run_details import (
     points,
     time_shares,
 )
+from sebulba.tools.board.run_index import word_of
 from sebulba.tools.compare.tables import differences, figures, label, number, return_of, share_done
 
 POLICY = (
@@ -95,8 +96,9 @@ def run_body(details: RunDetails, source_of: Callable[[Film], str | None]) -> Ht
     )
 
 
-def report_page(details: RunDetails) -> str:
+def report_page(folder: Path) -> str:
     """Return the page of a run as a file that needs no other."""
+    details = RunDetails(folder)
     now = datetime.datetime.now()
     made = f"Made on {now:%Y-%m-%d at %H:%M}. This page loads nothing and runs no script."
     title = f"{text(label(details.run))}: report of a run"
@@ -334,18 +336,16 @@ def _row(word: str, run: RunSummary) -> list[str | Html]:
     ]
 
 
-def run_page(word: str, folder: Path) -> str:
-    """Return the page of a run, whose word in addresses is ``word``."""
-    details = RunDetails(folder)
+def run_page(folder: Path) -> str:
+    """Return the page of a run."""
+    details, word = RunDetails(folder), word_of(folder.name)
+
+    def address(film: Film) -> str:
+        changed = film.file.lstat().st_mtime_ns if film.file.exists() else 0
+        return f"/run/{word}/film/{film.file.name}?{changed}"  # a new film is a new address
+
     to_keep = tag("a", "The report, a file to keep", href=f"/run/{word}/report.html")
-    body = run_body(details, lambda film: film_address(word, film))
-    return _page(text(label(details.run)), body, footer(to_keep, "."))
-
-
-def film_address(word: str, film: Film) -> str:
-    """Return where the server has a film of the run ``word``; its time makes a new one new."""
-    changed = film.file.lstat().st_mtime_ns if film.file.exists() else 0
-    return f"/run/{word}/film/{film.file.name}?{changed}"
+    return _page(text(label(details.run)), run_body(details, address), footer(to_keep, "."))
 
 
 def diff_page(first: Path, second: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -19,8 +20,8 @@ STAMPED = (
     *(f"best_policy/{BEST_RETURN_FILE}", "last_transition.npz", "videos", "video.mp4"),
 )
 """Files of a run by whose times and sizes it is seen that it has changed."""
-MOST_PAGES = 50
-"""Pages that are kept."""
+MOST_PAGES, MOST_ROWS = 50, 10_000
+"""Pages and rows of the table that are kept."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 Stamp = tuple[Any, ...]
@@ -33,8 +34,8 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         """Look at ``root``, which exists."""
         self._root = root.resolve()
-        self._rows: dict[Path, tuple[Stamp, RunSummary | UsageError]] = {}
-        self._pages: dict[tuple[Any, ...], tuple[tuple[Stamp, ...], str]] = {}
+        self._row = functools.lru_cache(MOST_ROWS)(self._read)
+        self._page = functools.lru_cache(MOST_PAGES)(_made)
 
     def runs(self) -> dict[str, Path]:
         """Return the run folders by the words that name them in addresses."""
@@ -48,19 +49,10 @@ class Shelf:
 
     def table(self) -> dict[str, RunSummary | UsageError]:
         """Return every run, or why it is not shown, by its word; the newest first."""
-        runs = self.runs()
-        stamps = {folder: self._stamp(folder) for folder in runs.values()}
-        rows = {
-            folder: kept
-            if (kept := self._rows.get(folder)) is not None and kept[0] == stamp
-            else (stamp, self._read(folder))
-            for folder, stamp in stamps.items()
-        }
-        self._rows = rows
-        found = {word: rows[folder][1] for word, folder in runs.items()}
-        return dict(sorted(found.items(), key=lambda item: _changed(item[1]), reverse=True))
+        rows = {w: self._row(folder, self._stamp(folder)) for w, folder in self.runs().items()}
+        return dict(sorted(rows.items(), key=lambda item: _changed(item[1]), reverse=True))
 
-    def page(self, what: str, folders: tuple[Path, ...], make: Callable[..., str]) -> str:
+    def page(self, make: Callable[..., str], folders: tuple[Path, ...]) -> str:
         """Return ``make(*folders)``, or what it returned before these runs changed.
 
         Raises:
@@ -68,17 +60,10 @@ class Shelf:
         """
         for folder in folders:
             self._check_inside(folder)
-        stamps = tuple(map(self._stamp, folders))
-        key = (what, *folders)
-        kept = self._pages.get(key)
-        if kept is None or kept[0] != stamps:
-            kept = (stamps, make(*folders))
-            while len(self._pages) >= MOST_PAGES:
-                self._pages.pop(next(iter(self._pages)), None)
-            self._pages[key] = kept
-        return kept[1]
+        return self._page(make, folders, tuple(map(self._stamp, folders)))
 
-    def _read(self, folder: Path) -> RunSummary | UsageError:
+    def _read(self, folder: Path, stamp: Stamp) -> RunSummary | UsageError:
+        del stamp
         try:
             self._check_inside(folder)
             return read_run(folder, read_newest)
@@ -94,6 +79,11 @@ class Shelf:
         times = tuple(map(_time_and_size, (folder / name for name in STAMPED)))
         has_ended = times[STAMPED.index("ended.txt")] is not None
         return (*times, not has_ended and is_locked(folder))
+
+
+def _made(make: Callable[..., str], folders: tuple[Path, ...], stamps: tuple[Stamp, ...]) -> str:
+    del stamps
+    return make(*folders)
 
 
 def word_of(name: str) -> str:

@@ -5,6 +5,7 @@ Both are imported where they are used, since Sebulba may be installed without th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -23,7 +24,7 @@ from sebulba.tools.board.pages import (
     run_page,
     table_page,
 )
-from sebulba.tools.board.run_details import RunDetails, films_of
+from sebulba.tools.board.run_details import films_of
 from sebulba.tools.board.run_index import Shelf
 
 if TYPE_CHECKING:
@@ -77,36 +78,28 @@ class Board:
         return _answer(request, table_page(self._shelf.table(), str(self._root)))
 
     def _run(self, request: Request) -> Response:
-        word = request.path_params["word"]
-        return self._shown(request, "run", [word], lambda folder: run_page(word, folder))
+        return self._shown(request, [request.path_params["word"]], run_page)
 
     def _report(self, request: Request) -> Response:
-        words = [request.path_params["word"]]
-        answer = self._shown(
-            request, "report", words, lambda folder: report_page(RunDetails(folder))
-        )
+        answer = self._shown(request, [request.path_params["word"]], report_page)
         if answer.status_code == 200:
             answer.headers["Content-Disposition"] = 'attachment; filename="report.html"'
         return answer
 
     def _film(self, request: Request) -> Response | ASGIApp:
-        word, name = request.path_params["word"], request.path_params["name"]
-        folder = self._shelf.folder(word)
-        films = films_of(folder) if folder is not None else []
-        film = next((film for film in films if film.file.name == name), None)
-        if film is None or folder is None:
-            return _answer(request, error_page("There is no such film."), 404)
-        try:
-            return _sent(folder.resolve() / film.file.relative_to(folder))
-        except (OSError, UsageError):
-            return _answer(request, error_page("There is no such film."), 404)
+        folder = self._shelf.folder(request.path_params["word"])
+        for film in films_of(folder) if folder is not None else []:
+            if folder is not None and film.file.name == request.path_params["name"]:
+                with contextlib.suppress(OSError, UsageError):
+                    return _sent(folder.resolve() / film.file.relative_to(folder))
+        return _answer(request, error_page("There is no such film."), 404)
 
     def _diff(self, request: Request) -> Response:
         words = request.query_params.getlist("run")
         if len(words) != 2:
             said = f"{len(words)} runs are chosen; choose two in the table of all runs"
             return _answer(request, error_page(said), 400)
-        return self._shown(request, "diff", words, diff_page)
+        return self._shown(request, words, diff_page)
 
     def _script(self, request: Request) -> Response:
         from starlette.responses import Response
@@ -117,9 +110,7 @@ class Board:
     def _missing(self, request: Request, error: Exception) -> Response:
         return _answer(request, error_page("There is no such page."), 404)
 
-    def _shown(
-        self, request: Request, what: str, words: list[str], make: Callable[..., str]
-    ) -> Response:
+    def _shown(self, request: Request, words: list[str], make: Callable[..., str]) -> Response:
         """Return the page of some runs, or why there is none."""
         runs = self._shelf.runs()
         if not all(word in runs for word in words):
@@ -127,7 +118,7 @@ class Board:
             return _answer(request, error_page(said), 404)
         folders = tuple(runs[word] for word in words)
         try:
-            return _answer(request, self._shelf.page(what, folders, make))
+            return _answer(request, self._shelf.page(make, folders))
         except UsageError as error:
             return _answer(request, error_page(str(error)), 409)
         except OSError as error:  # it vanished meanwhile
