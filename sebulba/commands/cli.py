@@ -1,6 +1,4 @@
-"""The command line: ``sebulba train``, ``resume``, ``eval``, ``policies``, ``runs``, ``plot``,
-``diff``, ``report``, ``board``, ``video``, ``watch``, ``export``, ``sweep``, ``bench``,
-``doctor``, ``check-env``, ``check-agent``.
+"""The command line: ``sebulba COMMAND``, with the commands of ``USAGE``.
 
 Wrong names of commands, configurations and options, and values that break a rule by themselves, are
 found before JAX is imported; what only the environment knows, before anything runs.
@@ -17,7 +15,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 import sebulba
@@ -113,7 +111,6 @@ def _describe(code: int, error: BaseException) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     what = {
-        EXIT_USAGE: "error",
         EXIT_NOT_FINITE: "not finite",
         EXIT_HANG: "hang",
         EXIT_CHECKPOINT: "checkpoint",
@@ -211,8 +208,11 @@ def _command(argv: list[str]) -> int:
         return plugins.load(plugins.COMMANDS, entry)(rest) or EXIT_OK
     if word not in COMMANDS:
         plugins.check_not_apart(plugins.COMMANDS, word, f"the command {word!r}")
-        nearest = _nearest(word, (*COMMANDS, *plugins.names(plugins.COMMANDS)))
-        raise UsageError(f"command {word!r} is unknown; use {nearest}, see sebulba --help")
+        known = [*COMMANDS, *plugins.names(plugins.COMMANDS)]
+        near = difflib.get_close_matches(word, known, n=3, cutoff=0.5) or known
+        raise UsageError(
+            f"command {word!r} is unknown; use {' or '.join(near)}, see sebulba --help"
+        )
     if word in NAME_CODE_AT_ONCE:
         import_from_here()
     module, _, function = COMMANDS[word].partition(":")
@@ -227,12 +227,6 @@ def _usage() -> str:
         usage = f"sebulba {word} ..."
         lines.append(f"       {usage:<36}of the package {plugins.package_of(group, word)}\n")
     return "".join((before, *lines, version, after))
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known words near ``word``, or all of them."""
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.5)
-    return " or ".join(near or known)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,6 @@ def video(argv: list[str]) -> int:
         FPS,
         option("--out", out, metavar="FILE"),
         flag("--grid", "show all episodes in a grid"),
-        most=MOST_FILMED,
     )
     from sebulba.video.film import check_film_file, make_film
 
@@ -133,7 +132,6 @@ def watch(argv: list[str]) -> int:
         argv,
         FPS,
         option("--on", on, choices=("window", "terminal")),
-        most=MOST_FILMED,
     )
     from sebulba.video.screens import open_screen
 
@@ -253,7 +251,6 @@ def _played(
     episodes: int,
     argv: Sequence[str],
     *options: Option,
-    most: int | None = None,
 ) -> argparse.Namespace:
     """Return the values of the words of a command that plays so many episodes by default.
 
@@ -263,13 +260,13 @@ def _played(
     run, *others = PLAYED
     every = (run, number("--episodes", episodes), *others, *options)
     given = parse(command, what, argv, every)
-    if most is not None and not 1 <= given.episodes <= most:
-        raise UsageError(f"episodes={given.episodes} must be from 1 to {most}; use 4")
+    fps = getattr(given, "fps", None)
+    if FPS in options and not 1 <= given.episodes <= MOST_FILMED:
+        raise UsageError(f"episodes={given.episodes} must be from 1 to {MOST_FILMED}; use 4")
     if given.seed not in INT32:
         raise UsageError(f"seed={given.seed} must be a 32-bit integer, such as 1")
     for name in ("episodes", "max_episode_steps", "num_envs"):
         at_least(1, name, getattr(given, name, None))
-    fps = getattr(given, "fps", None)
     if fps is not None and not 0.1 <= fps <= 1000:
         raise UsageError(f"fps={fps} must be from 0.1 to 1000; use 30")
     return given

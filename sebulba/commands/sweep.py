@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,12 @@ def main(argv: Sequence[str]) -> int:
     import_optuna()  # before anything is written
     space = read_space(Path(arguments.space))
     preset, config = read_config(words, "sebulba sweep")
-    _check_options(config)
+    for name in ("name", "run_dir"):
+        if getattr(config, name) is not None:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is of one run; use --sweep-dir DIR for the runs of a "
+                "sweep"
+            )
     _options_of(config, preset)  # refused before hours of training
     for name, domain in space.items():
         for end in domain.ends():
@@ -52,7 +58,9 @@ def main(argv: Sequence[str]) -> int:
         plan = _plan(config, words, arguments, folder)
         min_trials = arguments.prune_after or arguments.trials + 1  # 0 prunes none
         study = Study(folder, space, config.seed, min_trials)
-        sweep = Sweep(plan, study, arguments.trials, arguments.parallel, _say)
+        sweep = Sweep(
+            plan, study, arguments.trials, arguments.parallel, functools.partial(print, flush=True)
+        )
         with StopOnSignal() as stop_on_signal:
             stop_on_signal.attach(sweep)
             sweep.run()
@@ -98,14 +106,6 @@ def _parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(name, **keywords)
     return parser
-
-
-def _check_options(config: ExperimentConfig) -> None:
-    """Raise UsageError if options are given that say where the run of one training is."""
-    for name in ("name", "run_dir"):
-        if getattr(config, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{option} is of one run; use --sweep-dir DIR for the runs of a sweep")
 
 
 def _about(arguments: argparse.Namespace, words: list[str], space: Space) -> dict[str, Any]:
@@ -202,7 +202,3 @@ def _options_of(config: ExperimentConfig, preset: str) -> dict[str, Any]:
     words = [preset, *(["--trust"] if config.trust else [])]
     default = None if preset in PRESETS else read_config(words, "sebulba sweep")[1]
     return config_options(config, preset, default)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -42,7 +42,11 @@ def device_bytes() -> int:
     counted = [device.memory_stats() for device in jax.local_devices()]
     if all(counted):
         return sum(stats["bytes_in_use"] for stats in counted if stats)
-    return sum(_bytes_on_devices(array) for array in jax.live_arrays())
+    places = ((array, array.sharding) for array in jax.live_arrays())
+    return sum(
+        math.prod(where.shard_shape(array.shape)) * array.dtype.itemsize * len(where.device_set)
+        for array, where in places
+    )
 
 
 def peak_device_mb() -> float:
@@ -51,11 +55,6 @@ def peak_device_mb() -> float:
     if all(counted):
         return max(stats["peak_bytes_in_use"] for stats in counted if stats) / MB
     return device_bytes() / MB
-
-
-def _bytes_on_devices(array: jax.Array) -> int:
-    shard = math.prod(array.sharding.shard_shape(array.shape))
-    return shard * array.dtype.itemsize * len(array.sharding.device_set)
 
 
 class _Mallinfo2(ctypes.Structure):

@@ -254,17 +254,9 @@ class Bench:
         budget: Budget,
         repeats: int,
     ) -> None:
-        """Make the cases, which train until they are warm.
+        """Make the cases, which train until they are warm; ``resources`` closes what is made.
 
-        Args:
-          config: The experiment.
-          seconds: Seconds of training in a round.
-          stage_seconds: Seconds of each stage alone.
-          compare: Members of ``COMPARISONS``, and names of ``others``, to measure as well.
-          resources: Closes what is made.
-          others: What makes other code, by name.
-          budget: Shortens rounds and stages where the time would not be enough.
-          repeats: Rounds that count.
+        The budget shortens rounds and stages where the time would not be enough.
         """
         self._budget = budget
         self.rounds: list[Round] = []

@@ -104,13 +104,8 @@ class Trial(Worker):
     def __init__(
         self, config: ExperimentConfig, seconds: float, *, memory_limit_mb: float | None = None
     ) -> None:
-        """Start the process, which compiles and warms up in the background.
-
-        Args:
-          config: What ``sebulba train`` would train.
-          seconds: Duration of a measurement, stretched to two cycles of each Inferencer.
-          memory_limit_mb: End the process when it takes more, on the host or on a device.
-        """
+        """Start the process. A measurement takes ``seconds``, stretched to two cycles of each
+        Inferencer; the limit of memory is on the host and on a device."""
         timeout_s = seconds + MEASURE_TIMEOUT_S
         super().__init__(
             _Meter, config, seconds, timeout_s=timeout_s, memory_limit_mb=memory_limit_mb

@@ -188,12 +188,8 @@ def batch(config: ExperimentConfig) -> int:
 def choose_knobs(
     config: ExperimentConfig, devices: Sequence[jax.Device], keep: Sequence[str]
 ) -> list[Knob]:
-    """Return the settings to tune, first those that do not change the batch of an update.
-
-    Args:
-      config: The start; its own value is among the values of each setting.
-      devices: The machine's devices.
-      keep: Names of settings that must stay.
+    """Return the settings to tune but those in ``keep``, first those that do not change the batch
+    of an update. The own value of ``config`` is among the values of each.
 
     Raises:
       UsageError: A name in ``keep`` is unknown, or nothing is left to tune.
@@ -280,14 +276,8 @@ class Contest(contextlib.AbstractContextManager):
         max_batch: int,
         budget: Budget | None = None,
     ) -> None:
-        """Begin with ``start`` as the best.
-
-        Args:
-          start: Configuration to begin with.
-          seconds: Duration of a measurement.
-          limit_mb: Most memory that a trial may take.
-          max_batch: Most environment steps that a trajectory may have.
-          budget: A candidate that compiles beyond it is given up.
+        """Begin with ``start`` as the best, with limits to the memory of a trial and to the
+        environment steps of a trajectory. A candidate that compiles beyond the budget is given up.
 
         Raises:
           UsageError: ``start`` cannot run here.

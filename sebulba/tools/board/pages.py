@@ -55,6 +55,13 @@ MOST_FILM_BYTES = 2**22
 """Of the film that a report holds."""
 LEAST_SHARE = 0.001
 """Of a phase that the profile shows."""
+SPEEDS = {
+    "env_steps_per_s": "environment steps/s",
+    "updates_per_s": "updates/s",
+    "policy_lag_mean": "policy lag, mean",
+    "queue_fill": "how full the queue was, 0 to 1",
+}
+"""Charts of speed, by metric."""
 PHASES = {
     "get": "waits for a trajectory",
     "restart": "replaces failed environments",
@@ -84,7 +91,7 @@ def run_body(details: RunDetails, source_of: Callable[[Film], str | None]) -> Ht
             _head(run),
             section("Return over environment steps, as in all charts", _returns(run)),
             _films(details, source_of),
-            section("Speed", tag("div", *_speeds(run), class_="charts")),
+            section("Speed", tag("div", *_charts(run, SPEEDS), class_="charts")),
             section("Losses and what else the agent measured", *_losses(run)),
             section("Where the time went", *(_profile(run, side) for side in SIDES)),
             section("Faults and warnings", _faults(details)),
@@ -198,19 +205,13 @@ def _returns(run: RunSummary) -> Html:
     return chart("return", lines, LARGE)
 
 
-def _speeds(run: RunSummary) -> list[Html]:
-    names = {
-        "env_steps_per_s": "environment steps/s",
-        "updates_per_s": "updates/s",
-        "policy_lag_mean": "policy lag, mean",
-        "queue_fill": "how full the queue was, 0 to 1",
-    }
-    return [chart(title, [Line(points(run.records, name))]) for name, title in names.items()]
+def _charts(run: RunSummary, titles: Mapping[str, str]) -> list[Html]:
+    return [chart(title, [Line(points(run.records, name))]) for name, title in titles.items()]
 
 
 def _losses(run: RunSummary) -> list[Html]:
     names = agent_metrics(run.records)
-    charts = [chart(text(name), [Line(points(run.records, name))]) for name in names[:MOST_CHARTS]]
+    charts = _charts(run, {name: text(name) for name in names[:MOST_CHARTS]})
     left = ", ".join(text(name) for name in names[MOST_CHARTS:])
     notes = [
         "Each is the mean over a window of updates." if names else "There is none yet.",

@@ -213,8 +213,9 @@ def check_purity(subject: AgentSubject) -> Finding:
             f"methods write self.{', self.'.join(changed)}, and a compiled one does so once only",
             "keep it in the state; in __init__ what never changes",
         )
-    weak = _weak_leaves(first)
-    if weak:
+    names, leaves = named_leaves(first.step[1])
+    pairs = zip(names, leaves, jax.tree.leaves(first.step_state), strict=True)
+    if weak := [name for name, new, old in pairs if new.weak_type != old.weak_type]:
         return note(
             f"step returns {', '.join(weak)} of a weak type, so it is compiled twice",
             "give its dtype: jnp.asarray(x, jnp.float32)",
@@ -230,16 +231,6 @@ def _text(program: Any) -> str:
 
 def _is_key(x: Any) -> bool:
     return jax.dtypes.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key)
-
-
-def _weak_leaves(contract: Contract) -> list[str]:
-    names, leaves = named_leaves(contract.step[1])
-    before = jax.tree.leaves(contract.step_state)
-    return [
-        name
-        for name, new, old in zip(names, leaves, before, strict=True)
-        if new.weak_type != old.weak_type
-    ]
 
 
 def check_keys(subject: AgentSubject) -> Finding:

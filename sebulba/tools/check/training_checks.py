@@ -12,14 +12,13 @@ import numpy as np
 
 from sebulba.agent import Agent
 from sebulba.errors import UsageError
-from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.policies.policy import Policy, load_policy, save_policy
 from sebulba.support.trees import named_leaves
 from sebulba.tools.check.agent_driver import NUM_INFERENCERS
 from sebulba.tools.check.agent_under_test import NUM_TRAINED, AgentSubject, trained_run
 from sebulba.tools.check.checks import Finding, note, ok, problem
 from sebulba.tools.check.probe_envs import Questions, wrong_answers
-from sebulba.types import RunSpec
 
 CYCLES_A_ROUND = 100
 MOST_CYCLES = 1200
@@ -119,14 +118,11 @@ def _learn(subject: AgentSubject, agent: Agent, asked: Questions) -> tuple[list[
         for _ in range(rounds):
             result = loop.run(state, CYCLES_A_ROUND, subject.num_steps)
             state, env_steps = result.state, result.counters.env_steps
-            wrong = wrong_answers(_policy(agent, result, run), asked.first_states)
+            policy = Policy(agent, jax.device_get(result.acting_networks), run)
+            wrong = wrong_answers(policy, asked.first_states)
             if not wrong or time.monotonic() > deadline:
                 break
     return wrong, env_steps
-
-
-def _policy(agent: Agent, result: Result, run: RunSpec) -> Policy:
-    return Policy(agent, jax.device_get(result.acting_networks), run)
 
 
 def check_saving(subject: AgentSubject) -> Finding:
