@@ -339,10 +339,17 @@ def test_the_wheel_of_external_environments_needs_no_jax_for_a_client(tmp_path):
     assert names == {str(path.relative_to(EXTERNAL)) for path in files}
 
 
-def test_the_networks_bring_what_sebulba_says_that_they_bring():
+def test_packages_bring_what_sebulba_says_that_they_bring():
     from sebulba.support import plugins
 
-    project = tomllib.loads((NETWORKS / "pyproject.toml").read_text())["project"]
-    for group, names in plugins._APART.items():
-        assert set(names) == set(project["entry-points"][group.name])
-        assert set(names.values()) == {project["name"]}
+    projects = [
+        tomllib.loads((package / "pyproject.toml").read_text())["project"]
+        for package in (NETWORKS, EXTERNAL)
+    ]
+    for group, said in plugins._APART.items():
+        brought = {
+            name: project["name"]
+            for project in projects
+            for name in project["entry-points"].get(group.name, {})
+        }
+        assert said == brought

@@ -1,0 +1,259 @@
+"""HTTP with JSON in front of a policy server; each session is a client of the protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import threading
+import time
+from collections import OrderedDict, deque
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sebulba.errors import UsageError
+from sebulba_external.client import Client
+from sebulba_external.listener import LOOPBACK
+
+if TYPE_CHECKING:
+    from sebulba_external.serve import PolicyServer
+
+MOST_BYTES = 16 << 20
+LATENCIES = 1000
+"""Requests whose latencies are kept for the quantiles."""
+PAGE = """<!doctype html><meta charset="utf-8"><title>Sebulba policy</title>
+<style>
+body{font:16px system-ui;max-width:40em;margin:3em auto}
+textarea{width:100%;height:8em}
+</style>
+<h1>Policy</h1><p>An observation, as JSON:</p><textarea id="o"></textarea>
+<p><button id="b">Act</button></p><pre id="a"></pre>
+<script>
+const get = id => document.getElementById(id);
+fetch("example").then(r => r.json()).then(x => get("o").value = JSON.stringify(x, null, 1));
+get("b").onclick = async () => {
+  const body = JSON.stringify({observation: JSON.parse(get("o").value)});
+  const answer = await fetch("act", {method: "POST", body,
+    headers: {"Content-Type": "application/json"}});
+  get("a").textContent = await answer.text();
+};
+</script>"""
+
+
+class HttpFront:
+    """``POST /act``, ``GET /healthz``, ``/metrics``, ``/example`` and a page to try it."""
+
+    def __init__(self, address: str, server: PolicyServer) -> None:
+        """Listen at ``HOST:PORT``; a port of 0 takes a free one.
+
+        Raises:
+          UsageError: An address beyond this machine, and the server has no token.
+        """
+        host, _, port = address.rpartition(":")
+        if host not in LOOPBACK and not server.token:
+            raise UsageError(
+                f"--http {address} is open to other machines; protect it with --token-file FILE"
+            )
+        self._server = server
+        self._sessions: OrderedDict[str, Client] = OrderedDict()
+        self._idle: deque[Client] = deque()
+        self._lock = threading.Lock()
+        self._most = max(1, server.desk.num_seats // 2)
+        """Sessions that are kept; beyond them the one that is longest unused is forgotten."""
+        self.latencies: deque[float] = deque(maxlen=LATENCIES)
+        handler = type("Handler", (_Handler,), {"front": self})
+        self._http = ThreadingHTTPServer((host, int(port)), handler)
+        self.address = f"{host}:{self._http.server_address[1]}"
+        self._hosts = {self.address, f"localhost:{self._http.server_address[1]}"}
+        self._is_local = host in LOOPBACK
+        self._thread = threading.Thread(target=self._http.serve_forever, name="http", daemon=True)
+        self._thread.start()
+
+    def act(self, request: Any) -> dict[str, Any]:
+        """Return the action for a request: ``observation``, and perhaps ``session``, ``reward``.
+
+        Without a session, each observation begins an episode of its own.
+
+        Raises:
+          ValueError: What is wrong with it.
+        """
+        if not isinstance(request, dict) or "observation" not in request:
+            raise ValueError('the body must be a JSON object with an "observation"')
+        unknown = request.keys() - {"observation", "session", "reward", "first"}
+        if unknown:
+            raise ValueError(f"unknown keys {sorted(unknown)}; use observation, session, reward")
+        session = request.get("session")
+        if session is not None and not isinstance(session, str):
+            raise ValueError("session must be a string; leave it out for single observations")
+        begin = time.perf_counter()
+        client, is_new = self._client(session)
+        try:
+            observation = _arrays(request["observation"], client.observation)
+            if session is None or is_new or request.get("first") is True:
+                action = client.begin(observation)
+            else:
+                action = client.step(float(request.get("reward", 0.0)), observation)
+        except BaseException:
+            client.close()
+            raise
+        self._give_back(session, client)
+        self.latencies.append(time.perf_counter() - begin)
+        return {"action": action.tolist()}
+
+    def _client(self, session: str | None) -> tuple[Client, bool]:
+        with self._lock:
+            if session is not None and session in self._sessions:
+                return self._sessions.pop(session), False
+            if session is None and self._idle:
+                return self._idle.pop(), True
+            oldest = None
+            if len(self._sessions) + len(self._idle) >= self._most and self._sessions:
+                oldest = self._sessions.popitem(last=False)[1]
+        if oldest is not None:
+            oldest.close()
+        return Client(self._server.address, self._server.token), True
+
+    def _give_back(self, session: str | None, client: Client) -> None:
+        with self._lock:
+            if session is None:
+                self._idle.append(client)
+            else:
+                self._sessions[session] = client
+
+    def metrics(self) -> str:
+        """Return the server's counts in the text format of Prometheus."""
+        counts = self._server.counts
+        lines = [
+            f"# TYPE sebulba_{name}_total counter\nsebulba_{name}_total {count}"
+            for name, count in {
+                **{name: counts[name] for name in ("asked", "batches", "refused")},
+                "policies_loaded": self._server.policies_loaded,
+            }.items()
+        ]
+        taken = list(self.latencies) or [0.0]
+        lines.append("# TYPE sebulba_act_seconds summary")
+        for q in (0.5, 0.99):
+            value = np.quantile(taken, q)
+            lines.append(f'sebulba_act_seconds{{quantile="{q}"}} {value:.6f}')
+        return "\n".join(lines) + "\n"
+
+    def example(self) -> Any:
+        """Return an observation of zeros."""
+        parts = self._server.desk.parts
+        zeros = {name: np.zeros(x.shape[1:], x.dtype).tolist() for name, x in parts.items()}
+        return zeros[""] if zeros.keys() == {""} else zeros
+
+    def is_allowed(self, host: str | None, authorization: str | None) -> bool:
+        """Tell whether a request names this host, and the token if there is one."""
+        if self._is_local and host not in self._hosts:
+            return False  # a page of another site, whose name now points to this machine
+        token = self._server.token
+        given = (authorization or "").removeprefix("Bearer ")
+        return not token or hmac.compare_digest(given.encode(), token.encode())
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+        for client in (*self._idle, *self._sessions.values()):
+            client.close()
+
+    def __enter__(self) -> HttpFront:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _arrays(given: Any, parts: dict[str, list]) -> Any:
+    """Return an observation of JSON as arrays.
+
+    Raises:
+      ValueError: It does not fit; the text says how.
+    """
+    one = parts.keys() == {""}
+    given = {"": given} if one else given
+    if not isinstance(given, dict) or given.keys() != parts.keys():
+        raise ValueError(f"observation must be an object with the keys {sorted(parts)}")
+    arrays = {}
+    for name, (dtype, shape) in parts.items():
+        try:
+            array = np.asarray(given[name], np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(f"observation {name!r} must be nested lists of numbers") from None
+        if array.shape != tuple(shape):
+            raise ValueError(f"observation has shape {array.shape}; expected {tuple(shape)}")
+        if not np.isfinite(array).all():
+            raise ValueError("observation has a value that is not finite")
+        arrays[name] = array.astype(dtype)
+    return arrays[""] if one else arrays
+
+
+class _Handler(BaseHTTPRequestHandler):
+    front: HttpFront
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        front = self.front
+        if not self._is_allowed():
+            return
+        answers = {
+            "/": lambda: (PAGE, "text/html"),
+            "/healthz": lambda: (json.dumps({"status": "ok"}), "application/json"),
+            "/metrics": lambda: (front.metrics(), "text/plain"),
+            "/example": lambda: (json.dumps(front.example()), "application/json"),
+        }
+        if self.path not in answers:
+            self._send(404, {"error": f"no such page; use {', '.join(answers)} or POST /act"})
+        else:
+            text, kind = answers[self.path]()
+            self._answer(200, text, kind)
+
+    def do_POST(self) -> None:
+        if not self._is_allowed():
+            return
+        if self.path != "/act":
+            self._send(404, {"error": "no such page; use POST /act"})
+            return
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > MOST_BYTES:
+            self.close_connection = True
+            self._send(413, {"error": f"Content-Length must be at most {MOST_BYTES}"})
+            return
+        body = self.rfile.read(int(length))
+        if self.headers.get_content_type() != "application/json":
+            self._send(415, {"error": "Content-Type must be application/json"})
+            return
+        try:
+            self._send(200, self.front.act(json.loads(body)))
+        except (ValueError, TypeError, RecursionError) as error:
+            self._send(400, {"error": str(error)})
+        except (ConnectionError, OSError) as error:
+            self._send(503, {"error": str(error)})
+
+    def _is_allowed(self) -> bool:
+        headers = self.headers
+        if self.front.is_allowed(headers.get("Host"), headers.get("Authorization")):
+            return True
+        self.close_connection = True
+        self._send(403, {"error": "wrong Host or token"})
+        return False
+
+    def _send(self, status: int, answer: dict[str, Any]) -> None:
+        self._answer(status, json.dumps(answer), "application/json")
+
+    def _answer(self, status: int, text: str, kind: str) -> None:
+        data = text.encode()
+        with contextlib.suppress(ConnectionError):
+            self.send_response(status)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing: requests are counted in /metrics."""

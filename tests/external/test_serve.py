@@ -1,0 +1,221 @@
+"""A served policy acts as ``load_policy`` does, and stays up."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from sebulba_external import serve
+from sebulba_external.client import Client
+from sebulba_external.http_front import HttpFront
+from sebulba_external.serve import PolicyServer
+
+import sebulba
+
+TOKEN = "a token"
+
+
+def given(run: str | Path, **changes: Any) -> argparse.Namespace:
+    values = {"listen": "127.0.0.1:0", "seats": 8, "watch": False, "best": False}
+    values |= {"explore": False, "trust": False, "run": str(run)}
+    return argparse.Namespace(**values | changes)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PolicyServer]:
+    with PolicyServer(given("pretrained:cartpole"), TOKEN) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def front(server: PolicyServer) -> Iterator[HttpFront]:
+    with HttpFront("127.0.0.1:0", server) as one:
+        yield one
+
+
+def observations(count: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 0.5, (count, 4)).astype(np.float32)
+
+
+def ask(
+    front: HttpFront, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(front.address, timeout=60)
+    known = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    data = body if isinstance(body, str | None) else json.dumps(body)
+    connection.request(method, path, data, known | headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+def test_clients_get_the_actions_of_the_loaded_policy(
+    server: PolicyServer, front: HttpFront
+) -> None:
+    rows = observations(40)
+    expected, _ = sebulba.load_policy("pretrained:cartpole")(rows)
+    with Client(server.address, TOKEN) as client:
+        assert [int(client.begin(row)) for row in rows] == expected.tolist()
+    for row, action in zip(rows[:5], expected, strict=False):
+        status, text = ask(front, "POST", "/act", {"observation": row.tolist()})
+        assert (status, json.loads(text)) == (200, {"action": int(action)})
+
+
+@pytest.mark.slow
+def test_sessions_keep_the_memory_of_a_recurrent_policy_apart(tmp_path: Path) -> None:
+    from sebulba.agents.configs import ImpalaConfig
+    from sebulba.agents.impala import Impala
+    from sebulba.policies.policy import Policy, save_policy
+    from sebulba.types import RunSpec
+
+    agent = Impala(sebulba.env_spec("CartPole-v1"), ImpalaConfig(lstm_size=16))
+    networks = jax.tree.map(lambda x: 5 * x, agent.new_networks(jax.random.key(3)))
+    save_policy(tmp_path / "policy", agent, networks)
+    rows = observations(60).reshape(3, 20, 4)
+    expected = []
+    for session in rows:
+        policy, state = Policy(agent, networks, RunSpec(1, 1, 1, 1, 1)), None
+        for row in session:
+            action, state = policy(row, state)
+            expected.append(int(action))
+    with (
+        PolicyServer(given(tmp_path), "") as server,
+        HttpFront("127.0.0.1:0", server) as front,
+    ):
+        got: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        for step in range(20):
+            for session in (2, 0, 1):
+                body = {"observation": rows[session, step].tolist(), "session": f"s{session}"}
+                status, text = ask(front, "POST", "/act", body)
+                assert status == 200, text
+                got[session].append(json.loads(text)["action"])
+    assert got[0] + got[1] + got[2] == expected
+    assert len(set(expected)) == 2
+
+
+def test_a_newer_policy_is_taken_without_a_failed_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sebulba.policies.policy import save_policy
+
+    monkeypatch.setattr(serve, "LOOK_EVERY_S", 0.05)
+    policy = sebulba.load_policy("pretrained:cartpole")
+    save_policy(tmp_path / "policy", policy.agent, policy.acting_networks)
+    opposite = jax.tree.map(lambda x: x, policy.acting_networks)
+    rows = observations(20)
+    before, _ = policy(rows)
+    failures, stop = [], threading.Event()
+    with PolicyServer(given(tmp_path, watch=True), "") as server:
+
+        def keep_asking() -> None:
+            with Client(server.address) as client:
+                while not stop.is_set():
+                    try:
+                        client.begin(rows[0])
+                    except Exception as error:
+                        failures.append(error)
+
+        thread = threading.Thread(target=keep_asking)
+        thread.start()
+        opposite["policy"] = jax.tree.map(lambda x: -x, opposite["policy"])
+        save_policy(tmp_path / "policy", policy.agent, opposite)
+        deadline = time.monotonic() + 60
+        while server.policies_loaded < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with Client(server.address) as client:
+            after = [int(client.begin(row)) for row in rows]
+        stop.set()
+        thread.join(60)
+    assert not failures
+    assert after == [1 - action for action in before.tolist()]
+
+
+REFUSED = {
+    "no json": ("POST", "/act", "{", {}, 400, "Expecting"),
+    "no observation": ("POST", "/act", {}, {}, 400, '"observation'),
+    "unknown key": ("POST", "/act", {"observation": [0] * 4, "obs": 1}, {}, 400, "obs"),
+    "shape": ("POST", "/act", {"observation": [0, 1]}, {}, 400, "expected (4,)"),
+    "words": ("POST", "/act", {"observation": ["a"] * 4}, {}, 400, "numbers"),
+    "not finite": ("POST", "/act", '{"observation": [NaN, 0, 0, 0]}', {}, 400, "not finite"),
+    "nested": ("POST", "/act", "[" * 50_000, {}, 400, ""),
+    "session": ("POST", "/act", {"observation": [0] * 4, "session": 1}, {}, 400, "string"),
+    "no page": ("GET", "/else", None, {}, 404, "/healthz"),
+    "no post": ("POST", "/else", {}, {}, 404, "/act"),
+    "form": ("POST", "/act", "a=1", {"Content-Type": "text/plain"}, 415, "application/json"),
+    "huge": ("POST", "/act", "", {"Content-Length": str(1 << 40)}, 413, "at most"),
+    "token": ("GET", "/metrics", None, {"Authorization": "Bearer other"}, 403, "token"),
+    "host": ("GET", "/metrics", None, {"Host": "evil.example"}, 403, "Host"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_requests_are_refused_in_words(front: HttpFront, case: str) -> None:
+    method, path, body, headers, status, words = REFUSED[case]
+    got, text = ask(front, method, path, body, **headers)
+    assert got == status
+    assert words in json.loads(text)["error"]
+    assert ask(front, "GET", "/healthz")[0] == 200
+
+
+def test_pages_and_metrics(front: HttpFront) -> None:
+    ask(front, "POST", "/act", {"observation": [0] * 4})
+    status, text = ask(front, "GET", "/metrics")
+    assert status == 200
+    assert int(re.search(r"^sebulba_asked_total (\d+)$", text, re.M)[1]) > 0  # type: ignore[index]
+    assert 'sebulba_act_seconds{quantile="0.99"}' in text
+    assert json.loads(ask(front, "GET", "/example")[1]) == [0, 0, 0, 0]
+    assert "<textarea" in ask(front, "GET", "/")[1]
+
+
+def test_what_cannot_be_served_is_refused(tmp_path: Path, server: PolicyServer) -> None:
+    with pytest.raises(sebulba.UsageError, match="seats=0 must be from 1"):
+        serve.main([str(tmp_path), "--seats", "0"])
+    with pytest.raises(sebulba.UsageError, match="open to other machines"):
+        PolicyServer(given("pretrained:cartpole", listen="0.0.0.0:0"), "")
+    open_server = argparse.Namespace(token="")
+    with pytest.raises(sebulba.UsageError, match="--token-file"):
+        HttpFront("0.0.0.0:0", open_server)  # type: ignore[arg-type]
+
+
+def test_a_token_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    token = serve._token(file)
+    assert len(token) > 20
+    assert file.stat().st_mode & 0o077 == 0
+    assert serve._token(file) == token
+    file.write_text("")
+    with pytest.raises(sebulba.UsageError, match="is empty"):
+        serve._token(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    socket_file = f"unix:{tmp_path}/s"
+    command = [sys.executable, "-m", "sebulba", "serve", "pretrained:cartpole"]
+    command += ["--listen", socket_file]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert process.stdout is not None
+    assert "serving pretrained:cartpole" in process.stdout.readline()
+    with Client(socket_file) as client:
+        assert int(client.begin(np.zeros(4, np.float32))) in (0, 1)
+    process.send_signal(number)
+    assert process.wait(60) == 0
+    process.stdout.close()
+    assert not (tmp_path / "s").exists()
