@@ -24,7 +24,9 @@ class Answer(NamedTuple):
     """What the policy chose in one call, leaves ``[B, ...]``; only rows that asked count."""
 
     action: np.ndarray
+    """Actions, ``[B, *action_shape]``."""
     extras: PyTree
+    """``ActionOutput.extras``."""
 
 
 class Desk:
