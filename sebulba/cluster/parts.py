@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 
+from sebulba.agent import Agent
 from sebulba.agents.bases.off_policy import OffPolicyAgent
-from sebulba.cluster.alone import Parts, alone, key_and_skip
 from sebulba.cluster.hosts.join import join_hosts
 from sebulba.cluster.hosts.mesh import HostMesh, devices_of_hosts
 from sebulba.cluster.hosts.rounds import Rounds
@@ -26,13 +27,38 @@ from sebulba.cluster.replay.sharded_replay import (
 )
 from sebulba.errors import LostNodeError, UsageError, shown
 from sebulba.inference.places import Given, Places
+from sebulba.learning.peers import Peers
 from sebulba.learning.update import Updater
 from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
-from sebulba.transport.hand_off import HandOffToHost, HandOffToHosts
-from sebulba.transport.mesh import learner_mesh
+from sebulba.support.key_streams import UPDATE_STREAM
+from sebulba.transport.hand_off import HandOffToHost, HandOffToMesh
+from sebulba.transport.item import HandOff
+from sebulba.transport.mesh import UpdateMesh
 
 MANAGERS = "sebulba.cluster.replay.manager_server:ManagerServer"
 """What answers for a trajectory manager in a worker."""
+
+
+class Parts(NamedTuple):
+    """What a loop is put together from, wherever each part is."""
+
+    agent: Agent
+    """The agent, as the loop has it."""
+    inferencers: Places
+    """Makes environments and cycles."""
+    hand_off: HandOff
+    """Places what a cycle made where the updater takes it."""
+    updater: Updater
+    """Holds the state, and learns."""
+    peers: Peers
+    """Who else learns."""
+
+    def close(self) -> None:
+        """End what is in other processes; may be called twice."""
+        try:
+            self.updater.close()
+        finally:
+            self.inferencers.close()
 
 
 def join(options: DistributedOptions, *, inference_only: bool) -> None:
@@ -76,30 +102,26 @@ def parts(
         check_managers(agent, managers, num_inferencers)
         assert isinstance(agent, OffPolicyAgent)
         given = given._replace(agent=agent.with_managers())
-    made = alone(given, options, update_devices)
+    mesh, peers = UpdateMesh(update_devices), Peers()
     if options.distributed.is_on:
-        made = _with_hosts(made, options, update_devices)
+        hosts = join_hosts(options.distributed)
+        mesh = HostMesh(update_devices, devices_of_hosts(update_devices, hosts.number))
+        peers = Rounds(hosts, mesh)
+    key = jax.random.fold_in(jax.random.key(options.seed), UPDATE_STREAM)
+    of_updater = given.agent, mesh, key, options.faults.on_not_finite == "skip"
+    hand_off: HandOff = HandOffToMesh(given.agent, mesh)
+    updater: Updater
     with contextlib.ExitStack() as stack:
-        made = made._replace(inferencers=new_places(given, options, num_inferencers))
-        stack.callback(made.inferencers.close)
+        places = new_places(given, options, num_inferencers)
+        stack.callback(places.close)
         if managers:
             assert isinstance(agent, OffPolicyAgent)
-            mesh, key_and_skips = learner_mesh(update_devices), key_and_skip(options)
             store = start_managers(agent, cluster)
-            updater = ManagedUpdater(given.agent, mesh, *key_and_skips, store=store)
-            made = made._replace(hand_off=HandOffToHost(), updater=updater)
+            hand_off, updater = HandOffToHost(), ManagedUpdater(*of_updater, store=store)
+        else:
+            updater = Updater(*of_updater)
         stack.pop_all()
-    return made
-
-
-def _with_hosts(made: Parts, options: LoopOptions, update_devices: Sequence[jax.Device]) -> Parts:
-    hosts = join_hosts(options.distributed)
-    mesh = HostMesh(update_devices, devices_of_hosts(update_devices, hosts.number))
-    return made._replace(
-        hand_off=HandOffToHosts(made.agent, mesh),
-        updater=Updater(made.agent, mesh.whole, *key_and_skip(options), hosts=mesh),
-        peers=Rounds(hosts, mesh),
-    )
+    return Parts(given.agent, places, hand_off, updater, peers)
 
 
 def new_places(given: Given, options: LoopOptions, number: int) -> Places:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
-from sebulba.learning.donation import DonatingProgram
 from sebulba.support.trees import copy_tree, is_finite, num_bytes
 from sebulba.transport.item import Item
 from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import PyTree, RunSpec
 
+DEBUGGING = ("jax_debug_nans", "jax_debug_infs", "jax_disable_jit")
+"""Debugging options of JAX, which take effect only if a program is called through ``jax.jit``."""
 SKIPPED = "skipped"
 """Name, in the sums of metrics, of the number of updates that were skipped."""
 
@@ -33,29 +36,24 @@ class Updater:
     def __init__(
         self,
         agent: Agent,
-        mesh: Mesh,
+        mesh: UpdateMesh,
         update_key: jax.Array,
         skip_not_finite: bool = False,
-        *,
-        hosts: UpdateMesh | None = None,
     ) -> None:
         """Prepare the programs; call ``place`` before any other method.
 
         Args:
           agent: The agent whose ``update_experience``, ``loss`` and ``optimize`` run.
-          mesh: The update devices, on the axis ``"learner"``.
+          mesh: The update devices, of all hosts if several learn together.
           update_key: Typed key from which the key of every loss is folded.
           skip_not_finite: Leave networks and optimizer state as they are if an update's gradient or
             one of its metrics is NaN or infinite.
-          hosts: The update devices of all hosts, whose ``whole`` is then ``mesh``; None if they
-            are those of this process.
         """
         self._skip_not_finite = skip_not_finite
         self._agent = agent
-        self._mesh = mesh
-        self._hosts = hosts or UpdateMesh(mesh)
-        self._replicated = NamedSharding(mesh, P())
-        self._key_data = self._replicate(jax.random.key_data(update_key))
+        self._hosts, self._mesh = mesh, mesh.whole
+        self._replicated = NamedSharding(self._mesh, P())
+        self._key_data = self._hosts.replicate(jax.random.key_data(update_key))
         self._key_impl = jax.random.key_impl(update_key)
         self._networks: PyTree = None
         self._opt: PyTree = None
@@ -64,10 +62,10 @@ class Updater:
         # Outputs are placed explicitly: on a mesh of one device JAX would otherwise simplify their
         # specs, and the next call with them would be compiled again.
         self._shardings = jax.tree.map(
-            lambda leaf: NamedSharding(mesh, leaf), spec, is_leaf=lambda x: isinstance(x, P)
+            lambda leaf: NamedSharding(self._mesh, leaf), spec, is_leaf=lambda x: isinstance(x, P)
         )
-        first = mesh.devices.flat[0]
-        self._acting_sharding = SingleDeviceSharding(first) if mesh.size == 1 else self._replicated
+        first, is_one = self._mesh.devices.flat[0], self._mesh.size == 1
+        self._acting_sharding = SingleDeviceSharding(first) if is_one else self._replicated
         self._acting = jax.jit(
             self._map(self._acting_shard, (P(), spec), P()), out_shardings=self._acting_sharding
         )
@@ -106,10 +104,6 @@ class Updater:
         return jax.shard_map(
             function, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )
-
-    def _replicate(self, tree: PyTree) -> PyTree:
-        """Place ``tree`` on every update device; on all hosts it is the same."""
-        return self._hosts.replicate(tree)
 
     def place(self, state: AgentState) -> None:
         """Copy networks, optimizer state and experience; the caller's arrays stay valid.
@@ -185,8 +179,10 @@ class Updater:
         if self._take is None:
             specs = self._specs_of(given)
             mapped = self._map(self._take_shard, (*specs, P()), specs[-1])
-            self._take = DonatingProgram(mapped, donated, self._experience, self._shardings)
-        self._experience = self._take(donated, self._networks)
+            self._take = DonatingProgram(
+                mapped, self._shardings, *donated, self._networks, donated=len(donated)
+            )
+        self._experience = self._take(*donated, self._networks)
         for number in range(updates, updates + due):
             if self._on_cpu:
                 self.wait()
@@ -208,7 +204,7 @@ class Updater:
         given = item[:3]
         self._find_metrics(given)
         if self._in_one_program(due) and (True, due) not in self._programs:
-            self._program(given, due).compile(self._owned(given), self._key_data, np.uint32(0))
+            self._program(given, due)
 
     def _in_one_program(self, due: int) -> bool:
         # XLA computes a convolution in a loop in one thread of a CPU; an accelerator does not mind.
@@ -232,13 +228,13 @@ class Updater:
         """
         program, owned = self._program(given, due), self._owned(given)
         self._networks, self._opt, self._experience, self._metric_sums, acting = program(
-            owned, self._key_data, np.uint32(updates)
+            *owned, self._key_data, np.uint32(updates)
         )
         self._updates_summed += due
         return acting
 
     def _program(self, given: tuple, due: int) -> DonatingProgram:
-        """Return the program of ``_learn``, made when it is first asked for."""
+        """Return the program of ``_learn``, compiled when it is first asked for."""
         key = bool(given), due
         if key not in self._programs:
             specs, state = self._specs_of(given), (P(), P(), self._agent.experience_spec(), P())
@@ -247,14 +243,11 @@ class Updater:
                 (P(), P(), P(), *specs, P(), P()),
                 (*state, P()),
             )
-            networks, opt, sums, *_, experience = owned = self._owned(given)
-            acting = ()
-            if given:
-                acting = jax.eval_shape(self._agent.acting_networks, networks, experience)
             same = self._replicated
             out = (same, same, self._shardings, same, self._acting_sharding)
-            result = networks, opt, experience, sums, acting
-            self._programs[key] = DonatingProgram(mapped, owned, result, out)
+            owned, others = self._owned(given), (self._key_data, np.uint32(0))
+            program = DonatingProgram(mapped, out, *owned, *others, donated=len(owned))
+            self._programs[key] = program
         return self._programs[key]
 
     def _specs_of(self, given: tuple) -> tuple:
@@ -278,7 +271,7 @@ class Updater:
         return jax.eval_shape(mapped, *state, self._key_data, np.uint32(0))
 
     def _zeros(self, metrics: PyTree) -> dict[str, jax.Array]:
-        return self._replicate(jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics))
+        return self._hosts.replicate(jax.tree.map(lambda m: np.zeros(m.shape, m.dtype), metrics))
 
     def take_metrics(self) -> dict[str, float]:
         """Return means of the metrics of the updates since the last call, without skipped ones.
@@ -360,7 +353,8 @@ class Updater:
         networks, opt = self._agent.optimize(networks, opt, grads)
         if self._skip_not_finite:
             # The means are equal on all devices, so all devices decide alike.
-            taken = _all_finite((grads, said))
+            finite = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves((grads, said))]
+            taken = jnp.stack(finite).all()
             networks, opt = jax.tree.map(
                 lambda new, old: jnp.where(taken, new, old), (networks, opt), before
             )
@@ -379,5 +373,40 @@ class Updater:
         return copy_tree(self._agent.acting_networks(networks, experience))
 
 
-def _all_finite(tree: PyTree) -> jax.Array:
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]).all()
+class DonatingProgram:
+    """A program, compiled at once, whose outputs may take the buffers of its first arguments."""
+
+    def __init__(self, function: Callable, out: PyTree, *example: PyTree, donated: int) -> None:
+        """Compile it for such arguments as ``example``, arrays or shapes.
+
+        Args:
+          function: What it computes.
+          out: Shardings of what it returns, a prefix tree; None lets JAX choose.
+          *example: Its arguments.
+          donated: How many of the first to donate. Leaves that no output can take stay.
+        """
+        self._jitted = jax.jit(function, donate_argnums=tuple(range(donated)), out_shardings=out)
+        self._compiled: Callable | None = None
+        if not any(getattr(jax.config, name) for name in DEBUGGING):
+            with _no_warning_of_what_stays():
+                self._compiled = self._jitted.lower(*example).compile()
+
+    def __call__(self, *arguments: PyTree) -> PyTree:
+        """Run it; for other shapes or devices than those of the example it is compiled again."""
+        if self._compiled is not None:
+            try:
+                return self._compiled(*arguments)
+            except (TypeError, ValueError):
+                leaves = jax.tree.leaves(arguments)
+                if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+                    raise
+                self._compiled = None  # it was compiled for others and has not run
+        with _no_warning_of_what_stays():
+            return self._jitted(*arguments)
+
+
+@contextlib.contextmanager
+def _no_warning_of_what_stays() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sebulba.cluster.alone import Parts
+from sebulba.cluster.parts import Parts
 from sebulba.errors import ActionError, HangError
 from sebulba.inference import hangs
 from sebulba.inference.hangs import AnyThread

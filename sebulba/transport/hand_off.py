@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, spec_of_each_leaf
+from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
 from sebulba.support.trees import copy_tree, is_on
 from sebulba.transport.item import Item
 from sebulba.transport.mesh import UpdateMesh
@@ -27,22 +29,34 @@ class HandOffToHost:
 
 
 class HandOffToMesh:
-    """Places the results of a cycle on the update devices, environments split over them."""
+    """Places the results of a cycle on the update devices, environments split over them.
 
-    def __init__(self, agent: Agent, mesh: Mesh) -> None:
-        """Prepare for ``mesh``, whose size must divide B."""
-        self._agent = agent
-        self._split = NamedSharding(mesh, P(LEARNER_AXIS))
-        self._split_rows = NamedSharding(mesh, P(None, LEARNER_AXIS))
-        self._copy = jax.jit(copy_tree, out_shardings=SingleDeviceSharding(mesh.devices.flat[0]))
+    With several hosts a trajectory has the rows of all of them, ordered by host; no row leaves its
+    host. Leaves of a step state that have no row for each environment stay those of their host.
+    """
+
+    def __init__(self, agent: Agent, mesh: UpdateMesh) -> None:
+        """Prepare for ``mesh``, whose devices of this host must divide B."""
+        self._shard_step_state = agent.shard_step_state
+        self._step_spec = functools.cache(agent.step_state_spec)
+        self._lift = mesh.lift
+        self._split = NamedSharding(mesh.local, P(LEARNER_AXIS))
+        self._split_rows = NamedSharding(mesh.local, P(None, LEARNER_AXIS))
+        first = SingleDeviceSharding(mesh.local.devices.flat[0])
+        self._copy = jax.jit(copy_tree, out_shardings=first)
 
     def __call__(self, item: Item) -> Item:
         """Return trajectory and step states on the update devices; ``item`` is not used again."""
         trajectory, initial, final, step_infos = item
-        env_step, action, extras = self._place(trajectory[:3])
+        env_step, action, extras = self._lift(
+            self._place(trajectory[:3]), lambda: TRAJECTORY_SPEC[:3]
+        )
+        initial, final = self._placed_step(initial), self._placed_step(final)
         placed = trajectory._replace(env_step=env_step, action=action, extras=extras)
-        shard = self._agent.shard_step_state
-        return Item(placed, shard(initial, self._split), shard(final, self._split), step_infos)
+        return Item(placed, initial, final, step_infos)
+
+    def _placed_step(self, step_state: PyTree) -> PyTree:
+        return self._lift(self._shard_step_state(step_state, self._split), self._step_spec)
 
     def _place(self, rows: PyTree) -> PyTree:
         """Split ``[T, B, ...]`` over the mesh; arrays that are in place already are not copied."""
@@ -58,33 +72,3 @@ class HandOffToMesh:
         if is_small and all(isinstance(x, np.ndarray) or is_on(x, device) for x in leaves):
             return self._copy(rows)
         return jax.device_put(rows, device)
-
-
-class HandOffToHosts:
-    """Places the results of a cycle on this host's update devices, as its part of a trajectory.
-
-    The trajectory has the rows of all hosts, ordered by host; no row leaves its host.
-    """
-
-    def __init__(self, agent: Agent, hosts: UpdateMesh) -> None:
-        """Prepare for the update devices of all hosts."""
-        self._hosts = hosts
-        self._hand_off = HandOffToMesh(agent, hosts.local)
-        self._step_spec = agent.step_state_spec()
-
-    def __call__(self, item: Item) -> Item:
-        """Return arrays over all hosts; ``item`` is not used again.
-
-        Leaves of a step state that have no row for each environment stay those of their host.
-        """
-        trajectory, initial, final, step_infos = self._hand_off(item)
-        env_step, action, extras = map(self._hosts.lift, trajectory[:3], TRAJECTORY_SPEC[:3])
-        placed = trajectory._replace(env_step=env_step, action=action, extras=extras)
-        initial, final = (self._hosts.lift(x, self._specs_of(x)) for x in (initial, final))
-        return Item(placed, initial, final, step_infos)
-
-    def _specs_of(self, step_state: PyTree) -> PyTree:
-        """Return how each leaf was placed; on one device its sharding does not say it."""
-        if self._hosts.local.size > 1:
-            return jax.tree.map(lambda leaf: leaf.sharding.spec, step_state)
-        return spec_of_each_leaf(self._step_spec, step_state)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sebulba.errors import UsageError
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.inference.fused_cycle import equal_chunks
-from sebulba.learning.donation import DEBUGGING, DonatingProgram
+from sebulba.learning.update import DEBUGGING, DonatingProgram
 from sebulba.loops import devices
 from sebulba.loops.devices import choose_devices
 from sebulba.metrics.timer import PhaseTimer
@@ -194,20 +194,22 @@ def test_owned_copy_does_not_alias_host_memory():
     np.testing.assert_array_equal(copy, 0)
 
 
+def add(a, b, c):
+    return a + b.sum() + c
+
+
 def test_donation_takes_only_leaves_that_an_output_can_use():
     used, unused = jnp.zeros((3, 2)), jnp.zeros((5,))
-    function = DonatingProgram(lambda a, b, c: a + b.sum() + c, (used, unused), used)
-    result = function((used, unused), 1.0)  # a warning about donation would be an error here
+    function = DonatingProgram(add, None, used, unused, np.float32(1), donated=2)
+    result = function(used, unused, np.float32(1))  # a warning about donation would be an error
     assert result.shape == (3, 2)
     assert used.is_deleted()
     assert not unused.is_deleted()
 
 
 def test_arrays_of_numpy_in_place_of_those_it_was_compiled_for_compile_it_again():
-    example = (jnp.zeros(3, jnp.float32),)
-    function = DonatingProgram(lambda a: a + 1, example, example[0])
-    function.compile(example)
-    assert (function((np.zeros(3, np.int32),)) == 1).all()
+    function = DonatingProgram(lambda a: a + 1, None, jnp.zeros(3, jnp.float32), donated=1)
+    assert (function(np.zeros(3, np.int32)) == 1).all()
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, True), (np.nan, False), (np.inf, False)])
@@ -220,26 +222,22 @@ def test_whether_numbers_are_finite_is_seen_without_a_view_that_stays(number, ex
 
 @pytest.mark.parametrize("option", DEBUGGING)
 def test_a_donating_program_is_not_compiled_ahead_where_jax_looks_for_the_operation(option):
-    example = (jnp.zeros((3, 2)),)
-    function = DonatingProgram(lambda a: a + 1, example, example[0])
     before = getattr(jax.config, option)
     jax.config.update(option, True)
     try:
-        function.compile(example)
-        assert function._run is function.jitted
+        function = DonatingProgram(add, None, np.float32(0), np.float32(0), 1, donated=2)
+        assert function._compiled is None
     finally:
         jax.config.update(option, before)
-    function.compile(example)
-    assert function._run is not function.jitted
+    assert DonatingProgram(add, None, np.float32(0), np.float32(0), 1, donated=2)._compiled
 
 
 def test_a_donating_program_can_be_compiled_ahead_also_for_shapes_that_it_is_not_given():
-    example = (jax.ShapeDtypeStruct((3, 2), jnp.float32), jax.ShapeDtypeStruct((5,), jnp.float32))
-    function = DonatingProgram(lambda a, b, c: a + b.sum() + c, example, example[0])
-    function.compile(example, np.float32(0))
-    function.jitted, jitted = None, function.jitted
-    np.testing.assert_array_equal(function((jnp.zeros((3, 2)), jnp.ones(5)), np.float32(1)), 6)
-    function.jitted = jitted
-    used = jnp.zeros((3, 4))
-    np.testing.assert_array_equal(function((used, jnp.ones(7)), np.float32(1)), 8)
-    assert used.is_deleted()
+    example = jax.ShapeDtypeStruct((3, 2), jnp.float32), jax.ShapeDtypeStruct((5,), jnp.float32)
+    function = DonatingProgram(add, None, *example, np.float32(0), donated=2)
+    function._jitted, jitted = None, function._jitted
+    np.testing.assert_array_equal(function(jnp.zeros((3, 2)), jnp.ones(5), np.float32(1)), 6)
+    function._jitted = jitted
+    used, unused = jnp.zeros((3, 4)), jnp.ones(7)
+    np.testing.assert_array_equal(function(used, unused, np.float32(1)), 8)
+    assert used.is_deleted() and not unused.is_deleted()

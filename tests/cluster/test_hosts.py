@@ -24,10 +24,9 @@ from sebulba import Checkpointer, HostError, UsageError
 from sebulba.agents.configs.impala import ImpalaConfig
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.cluster.hosts.agreement import LATE_SHARE, WINDOW_S, Gather, Lateness
 from sebulba.cluster.hosts.hosts import Hosts
 from sebulba.cluster.hosts.mesh import HostMesh
-from sebulba.cluster.hosts.rounds import Rounds
+from sebulba.cluster.hosts.rounds import LATE_SHARE, WINDOW_S, Gather, Lateness, Rounds
 from sebulba.cluster.hosts.watch import DONE, FAILED, LIFE, REASON, Watch
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.envs.seeds import seed_block

@@ -21,7 +21,7 @@ from sebulba.loops import devices
 from sebulba.runs.build import build_agent
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
-from sebulba.transport.mesh import learner_mesh
+from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.faults.counts import rounds
 from tests.support.loop_helpers import make_tiny_loop
@@ -58,7 +58,7 @@ def batches(agent, count):
 @functools.cache
 def train(num_devices, num_updates=10):
     agent = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig(learning_rate=2.0))
-    mesh = learner_mesh(jax.local_devices()[:num_devices])
+    mesh = UpdateMesh(jax.local_devices()[:num_devices])
     run = RunSpec(B, 1, T, num_devices)
     state = jax.jit(lambda key: agent.new_state(key, run))(jax.random.key(0))
     updater = Updater(agent, mesh, jax.random.key(1))

@@ -32,7 +32,7 @@ from sebulba.tools.bench.ceiling import Cost, Setup, Training
 from sebulba.tools.bench.stages import ReplayEnv, Stages, env_work, measure_together
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
-from sebulba.transport.mesh import learner_mesh
+from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import RunSpec
 from tests.package.test_package import MODULES, named_in
 
@@ -381,7 +381,7 @@ def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(
     run = RunSpec(CONFIG.num_envs, 2, CONFIG.steps_per_cycle, 1)
     state = agent.new_state(jax.random.key(3), run)
     trajectory = jax.tree.map(np.array, kept.trajectory)
-    mesh = learner_mesh(jax.devices()[:1])
+    mesh = UpdateMesh(jax.devices()[:1])
     updater = Updater(agent, mesh, jax.random.key(0))
     updater.place(state)
     step_states = kept.initial_step_state, kept.final_step_state

@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sebulba.cluster.hosts.notes import Notes
-from sebulba.cluster.hosts.watch import DONE, FAILED, REASON, Watch
+from sebulba.cluster.hosts.watch import DONE, FAILED, REASON, Notes, Watch
 from sebulba.errors import HostError, UsageError, text_of
 
 POLL_S = 0.1

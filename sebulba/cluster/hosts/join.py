@@ -9,8 +9,7 @@ from typing import Any
 import jax
 
 from sebulba.cluster.hosts.hosts import Hosts
-from sebulba.cluster.hosts.notes import Notes
-from sebulba.cluster.hosts.watch import Watch
+from sebulba.cluster.hosts.watch import Notes, Watch
 from sebulba.errors import HostError, UsageError
 from sebulba.options import DistributedOptions
 

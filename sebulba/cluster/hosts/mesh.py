@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import NamedSharding
@@ -33,25 +33,26 @@ class HostMesh(UpdateMesh):
         self.whole = learner_mesh(devices)
         self.num_hosts = len(devices) // len(local)
 
-    def lift(self, tree: PyTree, specs: PyTree) -> PyTree:
-        """Return arrays over all hosts, of which those of ``tree`` are this host's parts.
+    def lift(self, tree: PyTree, specs: Callable[[], PyTree]) -> PyTree:
+        """Return arrays over all hosts; see ``UpdateMesh.lift``.
 
-        Args:
-          tree: Arrays on this host's update devices; what spans all hosts already stays as it is.
-          specs: Prefix tree of ``PartitionSpec``. Under ``P()`` a leaf should be equal on all
-            hosts; nothing checks it.
+        What spans all hosts already stays as it is. Under ``P()`` a leaf should be equal on all
+        hosts; nothing checks it.
         """
 
         def one(spec: P, leaf: jax.Array) -> jax.Array:
             if not leaf.is_fully_addressable:
                 return leaf
+            if self.local.size > 1:
+                assert isinstance(leaf.sharding, NamedSharding)
+                spec = leaf.sharding.spec
             shape = [
                 size * (self.num_hosts if axis else 1)
                 for size, axis in zip(leaf.shape, _padded(spec, leaf.ndim), strict=True)
             ]
             return _of_shards(leaf, shape, NamedSharding(self.whole, spec))
 
-        return _map_specs(one, specs, tree)
+        return _map_specs(one, specs(), tree)
 
     def parts(self, tree: PyTree) -> PyTree:
 
@@ -78,7 +79,7 @@ class HostMesh(UpdateMesh):
         def one(spec: P, leaf: jax.Array) -> jax.Array:
             if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
                 return owned_copy(leaf, NamedSharding(self.whole, spec))
-            return self.lift(owned_copy(leaf, NamedSharding(self.local, spec)), spec)
+            return self.lift(owned_copy(leaf, NamedSharding(self.local, spec)), lambda: spec)
 
         return _map_specs(one, specs, tree)
 

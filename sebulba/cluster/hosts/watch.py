@@ -6,6 +6,7 @@ which host is gone; this one is quicker and says it.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -13,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sebulba.cluster.hosts.notes import Notes
 from sebulba.errors import HostError
 
 BEAT_S = 1.0
@@ -27,6 +27,36 @@ GRACE_S = 5.0
 
 LIFE, REASON, FAILED, DONE = "life", "reason", "failed", "done"
 """Topics of notes: signs of life; why a host has no round; why one ended; that one is done."""
+
+
+class Notes:
+    """Notes in the store of keys and values of ``jax.distributed``, a JSON text for each host.
+
+    JAX has no public name for it; orbax and flax use the same one.
+    """
+
+    def __init__(self) -> None:
+        """Use the client of this process, which has joined the others.
+
+        Raises:
+          RuntimeError: It has not.
+        """
+        from jax._src import distributed
+
+        client = distributed.global_state.client
+        if client is None:
+            raise RuntimeError("jax.distributed has not been initialised")
+        self._client: Any = client
+
+    def leave(self, topic: str, host: int, about: Any) -> None:
+        """Leave ``about`` in the place of what this host left under ``topic`` before."""
+        key = f"sebulba/{topic}/{host}"
+        self._client.key_value_set(key, json.dumps(about), allow_overwrite=True)
+
+    def read(self, topic: str) -> dict[int, Any]:
+        """Return what hosts left under ``topic``, by host."""
+        found = self._client.key_value_dir_get(f"sebulba/{topic}/")
+        return {int(key.rpartition("/")[2]): json.loads(text) for key, text in found}
 
 
 class Watch:

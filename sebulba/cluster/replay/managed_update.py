@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from sebulba.agent import Agent, AgentState
 from sebulba.cluster.replay.sharded_replay import ShardedReplay
 from sebulba.learning.update import Updater
 from sebulba.transport.item import Item
+from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import PyTree, RunSpec
 
 
@@ -27,7 +27,7 @@ class ManagedUpdater(Updater):
     def __init__(
         self,
         agent: Agent,
-        mesh: Mesh,
+        mesh: UpdateMesh,
         update_key: jax.Array,
         skip_not_finite: bool = False,
         *,

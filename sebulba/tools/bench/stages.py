@@ -34,7 +34,7 @@ from sebulba.tools.bench import ceiling, raw_env
 from sebulba.tools.bench.ceiling import ALONE, RAW, RELAY, Cost
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
-from sebulba.transport.mesh import learner_mesh
+from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import (
     EnvAdapter,
     EnvFactory,
@@ -120,7 +120,7 @@ class Stages:
         self._agent = agent
         self._seconds = seconds
         update_devices, factory = self._placed.update, self._placed.factory
-        self._mesh = learner_mesh(update_devices)
+        self._mesh = UpdateMesh(update_devices)
         self.per_device = max(1, config.num_inferencers_per_device or 0)
         """Inferencers of an inference device."""
         self._devices = [
@@ -160,7 +160,7 @@ class Stages:
     @property
     def shares_cores(self) -> bool:
         """Every stage runs on the CPU's cores."""
-        devices = [*self._devices, *self._mesh.devices.flat]
+        devices = [*self._devices, *self._mesh.local.devices.flat]
         is_here = self._config.cluster.address in ("threads", "processes", "local")
         return is_here and all(device.platform == "cpu" for device in devices)
 

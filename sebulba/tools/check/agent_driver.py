@@ -15,7 +15,7 @@ from sebulba.learning.update import Updater
 from sebulba.support.trees import named_leaves
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
-from sebulba.transport.mesh import learner_mesh
+from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import EnvStep, PyTree, RunSpec, Trajectory, empty_env_step
 
 T, B = 6, 8
@@ -123,7 +123,7 @@ class Driver:
         num_steps: int = T,
     ) -> None:
         """Begin with ``state``; None makes one."""
-        mesh = learner_mesh(jax.devices()[:devices])
+        mesh = UpdateMesh(jax.devices()[:devices])
         self.agent = agent
         state = state or self.new_state(run_spec(devices, num_inferencers, num_steps))
         self.streams = make_streams(agent, state)
