@@ -29,8 +29,6 @@ def write_arrays(
     """Write arrays into a new ``folder``, which is not made if all arrays are empty.
 
     Args:
-      folder: Where to write.
-      arrays: What to write, by name.
       by_orbax: Let orbax write them; otherwise each is a file of NumPy.
 
     Returns:
@@ -78,7 +76,12 @@ def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.nda
     if wanted and (folder / f"{wanted[0]}{NUMPY}").exists():
         stored = {key: np.load(folder / f"{key}{NUMPY}", allow_pickle=False) for key in wanted}
     elif wanted:
-        stored = _read_by_orbax(folder, wanted)
+        import orbax.checkpoint as ocp
+
+        as_numpy = dict.fromkeys(wanted, ocp.RestoreArgs(restore_type=np.ndarray))
+        with _checkpointer() as checkpointer:
+            how = ocp.args.PyTreeRestore(restore_args=as_numpy)
+            stored = checkpointer.restore(folder.absolute(), args=how)
     restored = {}
     for place, entry in enumerate(entries):
         try:
@@ -87,17 +90,6 @@ def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.nda
             what = f"array {entry.name} {error}"
             raise DamageError(folder.parent, what) from error
     return restored
-
-
-def _read_by_orbax(folder: Path, wanted: Sequence[str]) -> dict[str, np.ndarray]:
-    import orbax.checkpoint as ocp
-
-    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    with _checkpointer() as checkpointer:
-        return checkpointer.restore(
-            folder.absolute(),
-            args=ocp.args.PyTreeRestore(restore_args=dict.fromkeys(wanted, as_numpy)),
-        )
 
 
 def _key(place: int) -> str:

@@ -14,6 +14,7 @@ from sebulba.checkpoints.saver import Saver
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError, UsageError
+from sebulba.support.checks import at_least
 from sebulba.support.files import absolute
 
 EXPERIENCE_FOLDER = "experience"
@@ -83,8 +84,7 @@ class Checkpointer:
             ("keep_last", keep_last, 1),
             ("milestone_every", milestone_every, 1),
         ):
-            if value is not None and not value >= least:
-                raise UsageError(f"{name}={value} must be at least {least}; use {least} or more")
+            at_least(least, name, value)
         self.folder = absolute(folder)
         self._keep_last = keep_last
         self._every_s = every_s
@@ -168,10 +168,6 @@ class Checkpointer:
     def begin_experience_anew(self) -> None:
         """Save the experience with the next checkpoint, since the saved one has been dropped."""
         self._experience_number = None
-
-    def is_kept_apart(self, num_bytes: int) -> bool:
-        """Tell whether an experience of this size has its own checkpoints."""
-        return num_bytes >= LARGE_EXPERIENCE_BYTES
 
     @property
     def experience_is_due(self) -> bool:
@@ -329,7 +325,11 @@ class Checkpointer:
 
     def _load(self, number: int, *, trust: bool) -> Checkpoint:
         snapshot = self._store.load(number, trust=trust)
-        self._check_num_hosts(snapshot.record.get("hosts", 1))
+        if (saved := snapshot.record.get("hosts", 1)) != self._num_hosts:
+            raise UsageError(
+                f"distributed.num_hosts={self._num_hosts}, but the checkpoint in {self.folder} has "
+                f"the parts of {saved}; resume with the same number of hosts"
+            )
         if self._host:
             snapshot = self._of_this_host(number, snapshot, trust)
         self._check_others(number, snapshot.record["experience"], trust)
@@ -342,13 +342,6 @@ class Checkpointer:
         keys = {**snapshot.record["keys"], **apart.record["keys"]}
         record = {**snapshot.record, "keys": keys, "rows": apart.record.get("rows", {})}
         return Checkpoint(number, snapshot._replace(record=record, arrays=arrays), experience)
-
-    def _check_num_hosts(self, saved: int) -> None:
-        if saved != self._num_hosts:
-            raise UsageError(
-                f"distributed.num_hosts={self._num_hosts}, but the checkpoint in {self.folder} has "
-                f"the parts of {saved}; resume with the same number of hosts"
-            )
 
     def _check_others(self, number: int, experience: int | None, trust: bool) -> None:
         """Raise DamageError unless the parts of the other hosts are whole, and their replays.

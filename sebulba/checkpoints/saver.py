@@ -34,11 +34,7 @@ class Saver:
         return not self._done.is_set()
 
     def submit(self, job: Job) -> bool:
-        """Do ``job`` in the background; return False during another job or after ``close``.
-
-        Args:
-          job: Usually saves a snapshot. It is deleted as soon as it has ended.
-        """
+        """Do ``job`` in the background; return False during another job or after ``close``."""
         if self.is_busy or self._is_closed:
             return False
         if self._thread is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import threading
@@ -24,9 +25,9 @@ from sebulba.checkpoints.part_files import (
     read_parts,
     write_parts,
 )
-from sebulba.checkpoints.retention import numbers_to_keep, usable_score
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
+from sebulba.support.checks import at_least
 from sebulba.support.files import (
     PARTIAL,
     absolute,
@@ -69,9 +70,8 @@ class CheckpointStore:
         Raises:
           UsageError: ``keep_last`` or ``milestone_every`` is below 1.
         """
-        for name, value in (("keep_last", keep_last), ("milestone_every", milestone_every)):
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value} must be at least 1; use 1 or more")
+        at_least(1, "keep_last", keep_last)
+        at_least(1, "milestone_every", milestone_every)
         self.folder = absolute(folder)
         self._keep_last = keep_last
         self._milestone_every = milestone_every
@@ -117,8 +117,6 @@ class CheckpointStore:
         A whole checkpoint of that number is left as it is; a damaged one is replaced.
 
         Args:
-          number: Env steps.
-          snapshot: What to save.
           score: The networks' score, the higher the better; ignored if it is not finite.
           protect: Numbers of checkpoints not to delete.
 
@@ -132,15 +130,21 @@ class CheckpointStore:
         """
         if number < 0:
             raise UsageError(f"number={number} must not be negative; give env steps")
+        # NaN cannot be compared with others.
+        score = float(score) if score is not None and math.isfinite(score) else None
         with self._saving:
             folder = self._folder_of(number)
             if not (folder.is_dir() and self._is_whole(number)):
                 try:
-                    self._write(folder, number, snapshot, usable_score(score))
+                    self._write(folder, number, snapshot, score)
                 except CheckpointError:
                     raise
                 except Exception as error:  # orbax may raise any: on a full disk a ValueError
-                    raise _unsaved_error(number, self.folder, error) from error
+                    raise CheckpointError(
+                        f"checkpoint {number} cannot be saved in {self.folder} "
+                        f"({cause_of(error)}); check that the disk has space and that the folder "
+                        "is writable. Older checkpoints are unchanged"
+                    ) from error
                 self._damaged.discard(number)
             try:
                 self._delete_old({number, *protect})
@@ -244,7 +248,6 @@ class CheckpointStore:
         """Read a checkpoint and compare all of it with its checksums.
 
         Args:
-          number: Its number.
           trust: Read it even if the key of this user did not sign it; what it holds of environments
             may be a pickle, which can run anything.
 
@@ -330,8 +333,25 @@ class CheckpointStore:
         return self.folder / f"{number:0{NUMBER_DIGITS}d}"
 
 
-def _unsaved_error(number: int, folder: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint {number} cannot be saved in {folder} ({cause_of(error)}); check that the "
-        "disk has space and that the folder is writable. Older checkpoints are unchanged"
-    )
+def numbers_to_keep(
+    scores: Mapping[int, float | None], keep_last: int, milestone_every: int | None
+) -> set[int]:
+    """Return the numbers of the newest checkpoints, the best and the milestones.
+
+    Args:
+      scores: The score of each whole checkpoint, by number; the higher the better.
+      keep_last: How many of the highest numbers to keep.
+      milestone_every: Keep the first number at or after every multiple of this; None keeps none.
+    """
+    numbers = sorted(scores)
+    kept = set(numbers[-keep_last:])
+    scored = [(score, number) for number, score in scores.items() if score is not None]
+    if scored:
+        kept.add(max(scored)[1])  # of equal scores the later checkpoint
+    if milestone_every is not None:
+        multiple = 0
+        for number in numbers:
+            if number // milestone_every > multiple:
+                multiple = number // milestone_every
+                kept.add(number)
+    return kept

@@ -88,9 +88,6 @@ def parts(
 
     Args:
       given: What Inferencers work with; its agent is the user's.
-      options: Of the loop.
-      update_devices: Of this process.
-      num_inferencers: Of this process.
       inference_only: Nothing is learned, so that there is no replay.
 
     Raises:

@@ -30,10 +30,6 @@ def make_cycle(
 
     Args:
       kind: As the user said, or a function that makes one.
-      env: The environment.
-      programs: Whose policy acts.
-      device: Where inference is.
-      timer: Of the Inferencer.
       schedule: In lockstep nothing that is compiled may depend on how fast the machine is.
 
     Returns:

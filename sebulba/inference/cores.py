@@ -19,7 +19,6 @@ def shares_of_cores(num_inferencers: int, num_threads: int | None) -> list[Cores
     range of neighbouring numbers; whether two of these are hyper-threads of one core is ignored.
 
     Args:
-      num_inferencers: Inferencers of this process.
       num_threads: Threads of each Inferencer's environment; None if the number is not known.
 
     Returns:

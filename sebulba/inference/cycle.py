@@ -110,10 +110,8 @@ class CyclePrograms:
         """Prepare the programs; each is compiled when it is first called.
 
         Args:
-          agent: The agent whose ``step`` runs.
-          acting_networks: Arrays or shapes of the acting networks.
-          step_state: The step state of any Inferencer, as an example.
-          run: The sizes of the run.
+          acting_networks: Arrays or shapes.
+          step_state: That of any Inferencer, as an example.
         """
         self.agent = agent
         self.run = run
@@ -126,8 +124,8 @@ class CyclePrograms:
         self.env_step_structure = jax.tree.structure(agent.empty_env_step(run.num_envs))
         self.act = jax.jit(self.act_once, donate_argnums=1)
         self.brief = jax.jit(_brief)
-        self._stack = jax.jit(_stack)
-        self._concatenate = jax.jit(_concatenate)
+        self._stack = jax.jit(lambda rows: jax.tree.map(lambda *x: jnp.stack(x), *rows))
+        self._concatenate = jax.jit(lambda rows: jax.tree.map(lambda *x: jnp.concatenate(x), *rows))
         self.copy = jax.jit(copy_tree)
         self._compiling = threading.BoundedSemaphore(max(1, num_cores() // CORES_A_COMPILE))
 
@@ -188,10 +186,6 @@ class CyclePrograms:
         return groups[0] if len(groups) == 1 else self._concatenate(groups)
 
 
-def _stack(rows: list[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *x: jnp.stack(x), *rows)
-
-
 def _brief(env_step: EnvStep) -> EnvStep:
     """Return what the host reads of rows ``[T+1, B, ...]`` on a device.
 
@@ -209,10 +203,6 @@ def _brief(env_step: EnvStep) -> EnvStep:
     return env_step._replace(obs=obs, prev_action=action, final=final)
 
 
-def _concatenate(groups: list[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *groups)
-
-
 def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
     """Return ``output`` without what agents do not see, with the action before it."""
     flags = output.terminated, output.truncated, output.is_first
@@ -220,14 +210,14 @@ def env_step_of(output: EnvOutput, prev_action: PyTree) -> EnvStep:
 
 
 def env_state(env: EnvAdapter) -> bytes | str:
-    """Return the saved state of an environment, or the reason why it cannot be saved."""
+    """Return the saved state of an environment, or why it cannot be saved."""
     if not (hasattr(env, "state") and hasattr(env, "put_back")):
         return f"{type(env).__name__} has no methods state() and put_back(state)"
     return env.state()
 
 
 def _owner(env: EnvAdapter) -> str:
-    return f"a stepped cycle of {env.spec.name!r}"  # what the checkpoints of older versions say
+    return f"a stepped cycle of {env.spec.name!r}"  # of a fused one, too: each reads the other's
 
 
 class LocalCycle:
@@ -243,18 +233,12 @@ class LocalCycle:
         self._statistics = new_statistics(env.spec, env.num_envs)
 
     def use(self, programs: CyclePrograms) -> None:
-        """Use other programs from the next cycle on."""
         self._programs = programs
 
     def reset(self) -> None:
-        """Begin new episodes."""
         self._begin(self._programs.env_step_of(self._env.reset(), no_action(self._env)))
 
     def position(self) -> bytes | str:
-        """Return where the environment stands; see ``Cycle.position``.
-
-        It is the same for stepped and fused cycles, which therefore go on from each other's.
-        """
         assert self._row is not None, "reset comes first"
         state = env_state(self._env)
         if isinstance(state, str):
@@ -264,23 +248,15 @@ class LocalCycle:
         return seal(content, of=_owner(self._env), num_envs=self._env.num_envs)
 
     def put_back(self, position: bytes) -> None:
-        """Go on from ``position``; see ``Cycle.put_back``."""
         self._row = None
         env, like = self._env, self._programs.agent.empty_env_step(self._env.num_envs)
         state, leaves, running = unseal(position, of=_owner(env), num_envs=env.num_envs)
-        # Older positions lack the last leaves, those of ``final``: none is given.
-        leaves += jax.tree.leaves(like)[len(leaves) :]
         env_step = fitted(leaves, like, _owner(env))
         env.put_back(state)
         self._begin(env_step, running)
 
     def _begin(self, env_step: EnvStep, running: tuple = ()) -> None:
-        """Have the next cycle begin at a row where the adapter stands.
-
-        Args:
-          env_step: The row.
-          running: Statistics of the episodes in progress; empty if there are none.
-        """
+        """Have the next cycle begin at a row, with the statistics of episodes in progress."""
         self._begin_at(env_step)
         self._statistics = new_statistics(self._env.spec, self._env.num_envs, running)
 
@@ -300,9 +276,7 @@ def info_columns(
     """Return what ``EpisodeStatistics.add`` takes of ``[..., B]`` steps.
 
     Args:
-      unclipped_reward: Unclipped reward of each step.
       episode_end: Whether the whole game ended in it.
-      env_step: What each step led to.
       acting: ``EnvStep.acting`` of the rows before.
     """
     if not isinstance(env_step.is_first, Mapping):

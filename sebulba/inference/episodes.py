@@ -13,8 +13,6 @@ def new_statistics(
     """Return statistics for environments of ``spec``.
 
     Args:
-      spec: Of one agent, or of many.
-      num_envs: B.
       running: What ``running()`` of such statistics returned; empty to begin new episodes.
     """
     if isinstance(spec, EnvSpec):
@@ -118,13 +116,7 @@ class SlotStatistics:
     """Sums up the returns of every agent, and the lengths of the episodes of B environments."""
 
     def __init__(self, slots: dict[str, int], num_envs: int, running: tuple = ()) -> None:
-        """Begin new episodes, or go on with what ``running()`` returned.
-
-        Args:
-          slots: Number of slots by group.
-          num_envs: B.
-          running: Empty for new episodes.
-        """
+        """Begin new episodes, or go on with what ``running()`` returned."""
         self._slots = slots
         self._num_envs = num_envs
         of_slots, of_envs = running[:2], running[2:]

@@ -130,7 +130,6 @@ class FusedCycle(LocalCycle):
         self.use(programs)
 
     def use(self, programs: CyclePrograms) -> None:
-        """Use other programs from the next cycle on."""
         super().use(programs)
         self._num_chunks = equal_chunks(
             programs.run.steps_per_cycle, FIRST_CHUNK_ENV_STEPS / programs.run.num_envs
@@ -145,7 +144,6 @@ class FusedCycle(LocalCycle):
         self._env_state, self._row = jax.device_put(copies, self._device)
 
     def position(self) -> bytes | str:
-        """Return where the environment stands; see ``Cycle.position``."""
         if self._fused.saved_by_adapter:
             return super().position()
         if not self._fused.is_pure:
@@ -156,7 +154,6 @@ class FusedCycle(LocalCycle):
         return seal(content, of=self._who(), num_envs=self._env.num_envs)
 
     def put_back(self, position: bytes) -> None:
-        """Go on from ``position``; see ``Cycle.put_back``."""
         if self._fused.saved_by_adapter:
             super().put_back(position)
             return
@@ -174,7 +171,6 @@ class FusedCycle(LocalCycle):
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[Item | None, PyTree]:
-        """Run one cycle; see ``Cycle.run``."""
         keys = self._programs.keys
         assert self._row is not None, "reset comes first"
         position = Position(keys.unwrap(step_state), self._env_state, self._row)
@@ -272,10 +268,6 @@ def _run_chunk(
     """Run ``length`` steps of policy and environment.
 
     Args:
-      programs: Provide ``act_once`` and the shapes of a trajectory.
-      packing: Packs rows and unpacks them.
-      env_step_fn: ``FusedEnv.step``.
-      length: Number of steps.
       is_last: Whether this is the last chunk, which finishes the recording.
       networks: Leaves of the acting networks.
       position: Where the chunk begins; donated.
@@ -284,7 +276,9 @@ def _run_chunk(
     Returns:
       The new position, the recording, the finished trajectory if ``is_last``, and the ``Chunk``.
     """
-    first = packing.pack(_row_before(programs.shapes, position.env_step))
+    # The row before the chunk has zeros for what a step would add.
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _row_shapes(programs.shapes))
+    first = packing.pack(empty._replace(env_step=position.env_step))
     if recording is None:
         num_rows = programs.run.steps_per_cycle + 1
         recording = _begin(first, num_rows, position.step_state)
@@ -337,12 +331,6 @@ def _row_shapes(shapes: Trajectory) -> Row:
     num_envs = jax.tree.leaves(env_step.reward)[0].shape[0]
     episode_end = jax.ShapeDtypeStruct((num_envs,), jnp.bool_)
     return Row(env_step, extras, env_step.reward, episode_end)  # type: ignore[arg-type]
-
-
-def _row_before(shapes: Trajectory, env_step: EnvStep) -> Row:
-    """Return the row before a chunk: ``env_step``, and zeros for what a step would add."""
-    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), _row_shapes(shapes))
-    return empty._replace(env_step=env_step)
 
 
 def _begin(first: Packed, num_rows: int, step_state: PyTree) -> Recording:

@@ -117,15 +117,12 @@ class Inferencer:
         return self.env_thread.call(self._position)
 
     def _position(self) -> InferencerPosition:
-        step_state = owned_copy(self.step_state, self.device)
-        return InferencerPosition(self.cycle, step_state, self._env_position())
-
-    def _env_position(self) -> bytes | str:
-        if self.needs_reset:
-            return "no episode has begun"
-        if not hasattr(self.run_cycle, "position"):
-            return f"{type(self.run_cycle).__name__} has no method position()"
-        return self.run_cycle.position()
+        env: bytes | str = "no episode has begun"
+        if not self.needs_reset:
+            env = f"{type(self.run_cycle).__name__} has no method position()"
+            if hasattr(self.run_cycle, "position"):
+                env = self.run_cycle.position()
+        return InferencerPosition(self.cycle, owned_copy(self.step_state, self.device), env)
 
     def leave_position_if_wanted(self) -> None:
         """Set ``left_position`` if a checkpoint has asked for it."""
@@ -136,6 +133,13 @@ class Inferencer:
             # from then on the checkpoint may be finished, and another may ask.
             self.position_wanted.clear()
             self.left_position = position
+
+    def pass_wishes_to(self, new: Inferencer) -> None:
+        """Let ``new`` leave the position that a checkpoint wants, or has got, of this one."""
+        new.left_position = self.left_position
+        new.position_wanted.clear()
+        if self.position_wanted.is_set():
+            new.position_wanted.set()
 
 
 def name_of_thread(index: int) -> str:
@@ -160,13 +164,10 @@ def run_cycles(
     will not come, but a round whose networks are there is still played.
 
     Args:
-      inferencer: The Inferencer whose environment steps.
       staged: The networks that the first cycle acts with: the newest when the run began.
-      hand_off: Places what a cycle made on the update devices.
       schedule: async takes the newest networks after every cycle.
       next_version: Lockstep: the policy version that the second of these cycles acts with.
       permits: Async: how many cycles may begin.
-      stop: Tells it to end.
     """
     timer = inferencer.timer
     lockstep = schedule == "lockstep"

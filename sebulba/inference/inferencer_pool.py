@@ -47,15 +47,10 @@ class RunningInferencers:
         """Prepare a run; nothing starts yet.
 
         Args:
-          options: The loop's; they say the schedule, queue size, restarts, and whether inline.
           inferencers: All of the loop; one that is replaced is replaced in this list, too.
-          counters: Count what is dropped or replaced.
-          timer: Of the thread of the update loop.
-          hand_off: Places what a cycle made on the update devices.
           stop_requested: Set when the user asks for a stop; ends every wait here.
           replace: Called when an environment failed: by the update loop, or, in async, in a thread
             of its own where a replacement takes long.
-          places: Where the Inferencers are.
         """
         self._inferencers = inferencers
         self._counters = counters

@@ -13,26 +13,11 @@ from sebulba.envs import seed_block
 from sebulba.envs.gymnasium_adapter import ONE_DRAWS
 from sebulba.envs.policy_view import as_policy_sees
 from sebulba.errors import EnvError, UsageError
-from sebulba.inference.cores import Cores, run_on, shares_of_cores
+from sebulba.inference.cores import Cores, run_on
 from sebulba.inference.env_thread import CallingThread, EnvThread
 from sebulba.inference.inferencer import name_of_thread
 from sebulba.support.key_streams import FRESH_STREAM
 from sebulba.types import EnvAdapter, EnvFactory, EnvSpec
-
-
-def cores_of_inferencers(
-    factory: EnvFactory, num_inferencers: int, *, pin: bool
-) -> list[Cores | None]:
-    """Return the cores of each Inferencer and its environment; None lets them run on any core.
-
-    Without ``pin`` all are None, and also if ``factory`` does not make envpools: no other factory
-    says how many threads an environment has.
-    """
-    return shares_of_cores(num_inferencers, getattr(factory, "num_threads", None) if pin else None)
-
-
-def _at_once(make: Callable[[], EnvAdapter]) -> EnvAdapter:
-    return make()
 
 
 class LoopEnvs:
@@ -48,15 +33,13 @@ class LoopEnvs:
         *,
         inline: bool = False,
         host: int = 0,
-        starting: Callable[[Callable[[], EnvAdapter]], EnvAdapter] = _at_once,
+        starting: Callable[[Callable[[], EnvAdapter]], EnvAdapter] = lambda make: make(),
     ) -> None:
         """Make all environments; if one cannot be made, close those that were.
 
         Args:
-          factory: Makes one vector environment.
           spec: The agent's; the environments must have its spaces.
           seed: Seed of the run, an int32.
-          num_envs: B, environments in each vector environment.
           cores: For each Inferencer, the cores that the threads of its environment may run on; None
             lets them run on any.
           inline: The main thread steps them.
@@ -75,14 +58,15 @@ class LoopEnvs:
         self._inline = inline
         self._may_draw = inline and len(cores) == 1
         self._cores = tuple(cores)
-        self._threads = [self._new_thread(index) for index in range(len(cores))]
+        self.threads = [self._new_thread(index) for index in range(len(cores))]
+        """Where everything is done with the environments of each Inferencer."""
         self._begun_generations = threading.Lock()
         self.num_generations = 1
         """How often environments were made; each generation has its own seeds."""
         self._envs: list[EnvAdapter] = []
         self._generations = [0] * len(cores)
         with contextlib.ExitStack() as close_again:
-            for index, thread in enumerate(self._threads):
+            for index, thread in enumerate(self.threads):
                 close_again.callback(thread.end)
                 make = functools.partial(thread.call, self._make, index, 0)
                 self._envs.append(starting(make))
@@ -95,18 +79,14 @@ class LoopEnvs:
     def __getitem__(self, inferencer: int) -> EnvAdapter:
         return self._envs[inferencer]
 
-    def thread_of(self, inferencer: int) -> EnvThread | CallingThread:
-        """Return where everything is done with the environments of an Inferencer."""
-        return self._threads[inferencer]
-
     def leave_thread(self, inferencer: int) -> None:
         """Give an Inferencer whose environments hang another thread; the old one ends by itself."""
-        self._threads[inferencer].end()
-        self._threads[inferencer] = self._new_thread(inferencer)
+        self.threads[inferencer].end()
+        self.threads[inferencer] = self._new_thread(inferencer)
 
     def close_of(self, inferencer: int) -> None:
         """Close the environments of an Inferencer."""
-        self._threads[inferencer].call(self._envs[inferencer].close)
+        self.threads[inferencer].call(self._envs[inferencer].close)
 
     def begin_generation(self) -> int:
         """Return the number of new environments, which no others have; from any thread."""
@@ -124,7 +104,7 @@ class LoopEnvs:
     def make_anew(self, inferencers: Collection[int], generation: int) -> None:
         """Make new environments for some Inferencers; the caller has closed the old ones."""
         for index in inferencers:
-            self._envs[index] = self._threads[index].call(self._make, index, generation)
+            self._envs[index] = self.threads[index].call(self._make, index, generation)
             self._generations[index] = generation
 
     def make_again(self, inferencer: int) -> None:
@@ -173,7 +153,7 @@ class LoopEnvs:
     def close(self, but: Collection[int] = ()) -> None:
         """Close all environments except those of the Inferencers in ``but``."""
         with contextlib.ExitStack() as stack:  # closes the others even if one raises
-            for index, thread in enumerate(self._threads):
+            for index, thread in enumerate(self.threads):
                 stack.callback(thread.end)
                 if index not in but:
                     stack.callback(self.close_of, index)

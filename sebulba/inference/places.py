@@ -9,10 +9,9 @@ import jax
 
 from sebulba.agent import Agent
 from sebulba.inference.choose_cycle import MakeCycle, make_cycle
-from sebulba.inference.cores import Cores
+from sebulba.inference.cores import Cores, shares_of_cores
 from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.inferencer import Inferencer
-from sebulba.inference.loop_envs import cores_of_inferencers
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.options import CycleKind, Schedule
 from sebulba.types import EnvAdapter, EnvFactory
@@ -50,8 +49,13 @@ class Places:
         self._given = given
 
     def cores(self, number: int, *, pin: bool) -> list[Cores | None]:
-        """Return the cores of each Inferencer; see ``cores_of_inferencers``."""
-        return cores_of_inferencers(self._given.factory, number, pin=pin)
+        """Return the cores of each Inferencer and its environment; None lets them run on any.
+
+        Without ``pin`` all are None, and so they are of a factory other than that of envpools: no
+        other says how many threads an environment has.
+        """
+        num_threads = getattr(self._given.factory, "num_threads", None) if pin else None
+        return shares_of_cores(number, num_threads)
 
     def make(self, num_envs: int, seeds: list[int]) -> EnvAdapter:
         """Make the environments of an Inferencer; an ``EnvFactory``."""
@@ -92,12 +96,7 @@ class Places:
         """End environments that hang, which no thread can do to another."""
 
     def figures(self, elapsed_s: float, policy_version: int) -> dict[str, Any]:
-        """Return the metrics of the nodes for a window, which the next one follows.
-
-        Args:
-          elapsed_s: How long it lasted.
-          policy_version: Number of publishes so far.
-        """
+        """Return the metrics of the nodes for a window, which the next one follows."""
         return {}
 
     def lines(self, inferencers: Sequence[Inferencer]) -> list[str]:

@@ -68,14 +68,6 @@ class Replacements:
         for arrival in arrived:
             del self._pending[arrival.old.index]
             if isinstance(arrival.new, Inferencer):
-                _pass_on_wishes(arrival.old, arrival.new)
+                arrival.old.pass_wishes_to(arrival.new)
         self.threads = [thread for thread in self.threads if thread.is_alive()]
         return arrived
-
-
-def _pass_on_wishes(old: Inferencer, new: Inferencer) -> None:
-    """Let ``new`` leave the position that a checkpoint wants, or has got, of ``old``."""
-    new.left_position = old.left_position
-    new.position_wanted.clear()
-    if old.position_wanted.is_set():
-        new.position_wanted.set()

@@ -77,7 +77,6 @@ class SteppedCycle(LocalCycle):
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[Item | None, PyTree]:
-        """Run one cycle; see ``Cycle.run``."""
         programs, act, step = self._programs, self._programs.act, self._env.step
         sees_final = programs.agent.sees_final_obs
         act_phase, env_phase = self._timer.phase("act"), self._timer.phase("env_step")
@@ -85,7 +84,9 @@ class SteppedCycle(LocalCycle):
         assert leaves is not None, "reset comes first"
         rows = [*leaves]
         accelerator = self._accelerator
-        row: Any = leaves if accelerator is None else self._uploaded or _upload(leaves, accelerator)
+        row: Any = (
+            leaves if accelerator is None else self._uploaded or jax.device_put(leaves, accelerator)
+        )
         uploaded = [*row]
         unclipped_reward: list[PyTree] = []
         episode_end: list[np.ndarray] = []
@@ -115,7 +116,7 @@ class SteppedCycle(LocalCycle):
             rows += leaves
             row = leaves
             if accelerator is not None:
-                row = _upload(leaves, accelerator)
+                row = jax.device_put(leaves, accelerator)
                 uploaded += row
             unclipped_reward.append(output.unclipped_reward)
             episode_end.append(output.episode_end)
@@ -177,7 +178,6 @@ class SteppedCycle(LocalCycle):
         return jax.tree.unflatten(structure, list(map(stack, columns)))
 
     def _stack_on_device(self, rows: list[jax.Array]) -> EnvStep:
-        """Stack as ``_stack``, leaves that are on the accelerator already."""
         structure = self._programs.env_step_structure
         num_leaves = structure.num_leaves  # type: ignore[attr-defined]
         trees = [rows[i : i + num_leaves] for i in range(0, len(rows), num_leaves)]
@@ -189,11 +189,6 @@ class SteppedCycle(LocalCycle):
             check_finite(self._stack(rows), self._env.spec)
         except EnvError as error:
             raise error from cause
-
-
-def _upload(leaves: list[np.ndarray], device: jax.Device) -> list[jax.Array]:
-    """Begin to copy a row to the device, all leaves in one call."""
-    return jax.device_put(leaves, device)
 
 
 def _on_host(action: PyTree) -> PyTree:

@@ -95,7 +95,6 @@ class Peers:
         """Return what ``run`` does, a run from its begin to its end.
 
         Args:
-          run: Runs.
           on_lost: Called with the error where another host is gone and ``run`` does not raise.
         """
         return run()
@@ -114,7 +113,6 @@ class Peers:
         """Tell this host's word before the updates of a round, and return those of all.
 
         Args:
-          word: What this host says of its round.
           error: Why this host has no round, if it has failed.
           stop_requested: Whether it was asked to stop.
           wants: Returns whether it wants a checkpoint.

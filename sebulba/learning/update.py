@@ -15,7 +15,7 @@ import optax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState
+from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent, AgentState, is_spec
 from sebulba.support.trees import copy_tree, is_finite, num_bytes
 from sebulba.transport.item import Item
 from sebulba.transport.mesh import UpdateMesh
@@ -62,7 +62,7 @@ class Updater:
         # Outputs are placed explicitly: on a mesh of one device JAX would otherwise simplify their
         # specs, and the next call with them would be compiled again.
         self._shardings = jax.tree.map(
-            lambda leaf: NamedSharding(self._mesh, leaf), spec, is_leaf=lambda x: isinstance(x, P)
+            lambda leaf: NamedSharding(self._mesh, leaf), spec, is_leaf=is_spec
         )
         first, is_one = self._mesh.devices.flat[0], self._mesh.size == 1
         self._acting_sharding = SingleDeviceSharding(first) if is_one else self._replicated
@@ -84,12 +84,7 @@ class Updater:
         """Forget an experience that is kept elsewhere: a new run begins."""
 
     def read(self, read: Callable[[Agent], Any], run: RunSpec) -> Any:
-        """Return what ``read`` returns of a checkpoint, for ``place``.
-
-        Args:
-          read: Reads the state of the agent that it is given.
-          run: The sizes of this run.
-        """
+        """Return what ``read`` returns of a checkpoint, for ``place``."""
         return read(self._agent)
 
     def put_back(self) -> None:
@@ -380,9 +375,7 @@ class DonatingProgram:
         """Compile it for such arguments as ``example``, arrays or shapes.
 
         Args:
-          function: What it computes.
           out: Shardings of what it returns, a prefix tree; None lets JAX choose.
-          *example: Its arguments.
           donated: How many of the first to donate. Leaves that no output can take stay.
         """
         self._jitted = jax.jit(function, donate_argnums=tuple(range(donated)), out_shardings=out)

@@ -25,8 +25,6 @@ def check_contract(agent: Agent, run: RunSpec, *, learns: bool = True) -> None:
     """Trace every method of an agent whose class is not Sebulba's own.
 
     Args:
-      agent: The agent.
-      run: The sizes of the run.
       learns: Also look at the methods of the update.
 
     Raises:

@@ -165,14 +165,7 @@ class TracedAgent:
     # Comparing and saying.
 
     def pair(self, method: str, result: Any, expected: str, what: str = "") -> tuple:
-        """Return ``result`` if it is a tuple of two.
-
-        Args:
-          method: What returned it.
-          result: What was returned, or a part of it.
-          expected: What it should be.
-          what: Which part; empty for all.
-        """
+        """Return ``result`` if it is a tuple of two."""
         if not isinstance(result, tuple) or len(result) != 2:
             self.fail(
                 method,

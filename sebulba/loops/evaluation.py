@@ -414,8 +414,6 @@ class _Tally:
 
         Args:
           quota: ``[B]``, how many episodes each environment plays.
-          max_episode_steps: Steps after which an episode is cut.
-          spec: Of the environment.
         """
         self._teams = getattr(spec, "teams", ())
         self._slots = {name: group.slots for name, group in getattr(spec, "groups", {}).items()}

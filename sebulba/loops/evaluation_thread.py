@@ -101,9 +101,6 @@ def evaluation_record(
     """Return what the records say of an evaluation.
 
     Args:
-      played: What ``Play`` returned.
-      env_steps: At which the networks were taken.
-      began: ``time.perf_counter()`` before it.
       num_skipped: Evaluations of the run that were not played, so far.
     """
     return {

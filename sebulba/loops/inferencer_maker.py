@@ -37,15 +37,12 @@ class InferencerMaker:
         return self._places.start(functools.partial(self._new, index, programs), again)
 
     def _new(self, index: int, programs: CyclePrograms) -> Inferencer:
-        session, env, timer = (
-            self._session,
-            self._session.envs[index],
-            PhaseTimer(*INFERENCER_PHASES),
-        )
+        session, timer = self._session, PhaseTimer(*INFERENCER_PHASES)
+        env = session.envs[index]
         device, staging = list(session.staging.items())[index // self._per_device]
         cycle, why = self._places.make_cycle(env, programs, device, timer)
         self.reasons.add(why)
-        thread = session.envs.thread_of(index)
+        thread = session.envs.threads[index]
         return Inferencer(index, device, env, cycle, staging, timer, thread)
 
     def make_envs_anew(self, index: int, generation: int) -> None:
@@ -81,7 +78,5 @@ class InferencerMaker:
         new.step_state = owned_copy(step_state, new.device)
         new.cycle = old.cycle + 2  # a gap: what it makes continues nothing
         new.dropped_cycles = old.dropped_cycles
-        if old.position_wanted.is_set():
-            new.position_wanted.set()
-        new.left_position = old.left_position
+        old.pass_wishes_to(new)
         return new

@@ -32,14 +32,7 @@ class Records:
         evaluations: Evaluations,
         places: Places,
     ) -> None:
-        """Open the first window.
-
-        Args:
-          session: Its counters, episodes and Inferencers go into the records; says who gets them.
-          updater: Has the metrics of the updates.
-          evaluations: An evaluation that is done goes into the next record.
-          places: Where the Inferencers are.
-        """
+        """Open the first window."""
         self._session = session
         self._updater = updater
         self._evaluations = evaluations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,8 +49,6 @@ def read_state(
     """Return the agent state in a checkpoint, fitted to this run.
 
     Args:
-      agent: The algorithm.
-      reader: Reads the checkpoint.
       run: The sizes of this run; steps_per_cycle is that of the checkpoint.
       keys: PRNG keys for step states and for an experience that cannot be read and are made new.
       drop_replay: Begin with a new experience if the saved one does not fit.
@@ -73,8 +71,7 @@ def read_state(
         notes.append("the replay is dropped, and fills again before the next update")
     fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
     step = _step_states(agent, reader, run, key, fits, notes)
-    state = AgentState(networks, opt, experience, tuple(step))
-    return Resumed(state, notes, fits, replay_is_new)
+    return Resumed(AgentState(networks, opt, experience, tuple(step)), notes, fits, replay_is_new)
 
 
 def spaces_of(spec: EnvSpec) -> dict[str, str]:
@@ -102,14 +99,22 @@ def _experience(
     def shapes(run: RunSpec) -> PyTree:
         return jax.eval_shape(lambda key: agent.new_state(key, run).experience, key)
 
+    def new() -> PyTree:
+        return jax.jit(lambda key: agent.new_state(key, run).experience)(key)
+
+    def with_lasting(experience: PyTree) -> PyTree:
+        """Return ``experience`` with what is kept even without the rest."""
+        like = agent.lasting_experience(experience)
+        return agent.with_lasting(experience, reader.tree("lasting", like))
+
     like, saved = shapes(run), reader.run_spec()
     different = reader.differences("experience", like)
     if not different:
-        return _with_lasting(agent, reader, reader.tree("experience", like)), False
+        return with_lasting(reader.tree("experience", like)), False
     saved_like = shapes(saved)
     if jax.eval_shape(agent.refit_experience, like, saved_like) is not None:
         before = reader.tree("experience", saved_like)
-        return agent.refit_experience(_new_experience(agent, run, key), before), False
+        return agent.refit_experience(new(), before), False
     if not drop_replay:
         raise UsageError(
             f"the experience of the checkpoint does not fit this run: "
@@ -117,19 +122,7 @@ def _experience(
             f"({saved.num_inferencers} Inferencers x {saved.num_envs} environments), or give "
             "--drop-replay to begin with an empty one"
         )
-    return _with_lasting(agent, reader, _new_experience(agent, run, key)), True
-
-
-def _with_lasting(agent: Agent, reader: SnapshotReader, experience: PyTree) -> PyTree:
-    """Return ``experience`` with what is kept even without the rest; older checkpoints lack it."""
-    like = agent.lasting_experience(experience)
-    if reader.differences("lasting", like):
-        return experience
-    return agent.with_lasting(experience, reader.tree("lasting", like))
-
-
-def _new_experience(agent: Agent, run: RunSpec, key: jax.Array) -> PyTree:
-    return jax.jit(lambda key: agent.new_state(key, run).experience)(key)
+    return with_lasting(new()), True
 
 
 def _step_states(
@@ -141,8 +134,7 @@ def _step_states(
     notes: list[str],
 ) -> list[PyTree]:
     saved = reader.run_spec()
-
-    done = reader.record["counters"]["env_steps"] // reader.record.get("hosts", 1)
+    done = reader.record["counters"]["env_steps"] // saved.num_hosts
 
     def new(run: RunSpec, index: int) -> PyTree:
         return agent.new_step_state(jax.random.fold_in(key, index), run, index)
@@ -188,10 +180,6 @@ def put_session_back(
     """Put counters, episodes, Inferencers and the round in flight back into ``session``.
 
     Args:
-      session: The session to change; its Inferencers are new.
-      reader: Reads the checkpoint.
-      resumed: What ``read_state`` returned.
-      hand_off: Places the round in flight on the update devices.
       replace: Returns an Inferencer with new environments in the place of one whose environments
         could not be put back.
 
@@ -200,7 +188,9 @@ def put_session_back(
     """
     notes: list[str] = []
     record = reader.record
-    session.counters = merged_counters(record["counters"])
+    known = {field.name for field in dataclasses.fields(Counters)}
+    saved = {name: value for name, value in record["counters"].items() if name in known}
+    session.counters = Counters(**saved)
     session.episodes = RecentEpisodes.restored(record["episodes"], session.episodes.teams)
     session.seconds_before = record["seconds"]
     keeps_round = (
@@ -276,9 +266,3 @@ def split_again(spec: PyTree, parts: Sequence[PyTree], new: Sequence[PyTree]) ->
     columns = [split(*each_leaf) for each_leaf in leaves]
     structure = jax.tree.structure(new[0])
     return [jax.tree.unflatten(structure, column) for column in zip(*columns, strict=True)]
-
-
-def merged_counters(saved: Mapping[str, int]) -> Counters:
-    """Return the saved counters; those that this version does not know are left out, new ones 0."""
-    known = {field.name for field in dataclasses.fields(Counters)}
-    return Counters(**{name: value for name, value in saved.items() if name in known})

@@ -29,13 +29,7 @@ class Run:
         parts: Parts,
         replace: Replace,
     ) -> None:
-        """Prepare a run; nothing starts yet.
-
-        Args:
-          session: What goes on over several runs of the loop.
-          parts: Of the loop.
-          replace: Returns a new Inferencer in the place of one whose environment failed.
-        """
+        """Prepare a run; nothing starts yet."""
         options, counters, stop = session.options, session.counters, session.stop_requested
         self._session = session
         self._updater = updater = parts.updater

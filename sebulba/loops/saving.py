@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
-from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.checkpoints.checkpointer import LARGE_EXPERIENCE_BYTES, Checkpointer
 from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text_of
 from sebulba.inference.inferencer import Inferencer, InferencerPosition
@@ -50,13 +50,7 @@ class Saving:
     """
 
     def __init__(self, session: Session, updater: Updater) -> None:
-        """Prepare; nothing is saved yet.
-
-        Args:
-          session: Has the Inferencers and counters to save, and the checkpointer, which says when
-            and writes; without one nothing is ever saved.
-          updater: Holds the learner's part.
-        """
+        """Prepare; without a checkpointer nothing is ever saved."""
         self._checkpointer = session.attached.checkpointer
         self._session = session
         self._updater = updater
@@ -130,11 +124,9 @@ class Saving:
                 inferencer.left_position = None
             made = sum(position.cycle for position in positions)
             # Those that Inferencers made meanwhile, and that are not in the round.
-            begun.writer.record["lost_cycles"] = made - begun.consumed_up_to - len(items)
-            begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
-            checkpointer.save(
-                begun.env_steps, begun.writer.snapshot(), begun.experience, begun.score
-            )
+            lost = made - begun.consumed_up_to - len(items)
+            snapshot = self._whole(begun, positions, items, lost)
+            checkpointer.save(begun.env_steps, snapshot, begun.experience, begun.score)
 
     def save_learner(self) -> None:
         """Save the learner's part alone, as an Inferencer is slow to end and may never end.
@@ -225,7 +217,7 @@ class Saving:
         # A replay that is saved apart may be older, and networks need the newest of these.
         writer.add("lasting", self._updater.lasting_experience())
         separate: Snapshot | None = None
-        if not checkpointer.is_kept_apart(self._updater.experience_bytes()):
+        if self._updater.experience_bytes() < LARGE_EXPERIENCE_BYTES:
             writer.add_experience(self._updater.experience())
             writer.record["experience"] = None
         elif with_experience:
@@ -241,6 +233,18 @@ class Saving:
             consumed_up_to=sum(self._next_cycles.values()),
         )
 
+    def _whole(
+        self,
+        begun: Begun,
+        positions: Sequence[InferencerPosition],
+        items: Sequence[Item],
+        lost: int,
+    ) -> Snapshot:
+        """Return the snapshot with the Inferencers' parts."""
+        begun.writer.record["lost_cycles"] = lost
+        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
+        return begun.writer.snapshot()
+
     def _save_now(
         self,
         checkpointer: Checkpointer,
@@ -251,9 +255,7 @@ class Saving:
     ) -> None:
         self._give_up_begun(checkpointer)
         begun = self._learner(checkpointer)
-        begun.writer.record["lost_cycles"] = lost
-        begun.writer.add_inferencers(positions, self._updater.of_this_host(list(items)))
-        snapshot, experience = begun.writer.snapshot(), begun.experience
+        snapshot, experience = self._whole(begun, positions, items, lost), begun.experience
         size = num_bytes((snapshot.arrays, experience.arrays if experience else {}))
         if size > LARGE_BYTES:
             checkpointer.say(f"saving {size / 1e6:.0f} MB, which takes some seconds")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,8 +24,6 @@ MOST_DIFFERENCES = 5
 """Most differences that an error names."""
 NUMBERS = ("inferencer", "cycle", "policy_version")
 """Fields of a trajectory that the record has, too."""
-FINAL_OBS = re.compile(r"(experience|round)/.*\b(env_step|rows)/final/(obs|given)(/|$)")
-"""Names of leaves that older checkpoints lack: zeros say that no last observation is given."""
 
 
 class SnapshotWriter:
@@ -99,7 +96,6 @@ class SnapshotReader:
         """Return a copy of the tree under ``prefix``, on the default device.
 
         Args:
-          prefix: The prefix under which the tree was added.
           like: A tree of the same structure, of arrays or shapes.
 
         Raises:
@@ -110,11 +106,8 @@ class SnapshotReader:
                 f"the checkpoint does not fit this run: {'; '.join(different[:MOST_DIFFERENCES])}. "
                 "Resume with the agent, the environment and the sizes that it was saved with"
             )
-        leaves = [
-            self._leaf(name) if name in self._snapshot.arrays else jnp.zeros(leaf.shape, leaf.dtype)
-            for name, leaf in zip(*_named(prefix, like), strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves)
+        names, _ = _named(prefix, like)
+        return jax.tree.unflatten(jax.tree.structure(like), list(map(self._leaf, names)))
 
     def _leaf(self, name: str) -> jax.Array:
         saved = self._snapshot.arrays[name]
@@ -133,8 +126,7 @@ class SnapshotReader:
         for name, leaf in wanted.items():
             now = f"{leaf.dtype}{list(leaf.shape)}"
             if name not in there:
-                if not FINAL_OBS.match(name):
-                    found.append(f"{name} is not in the checkpoint, and {now} now")
+                found.append(f"{name} is not in the checkpoint, and {now} now")
             elif (saved := self._describe(name)) != now:
                 found.append(f"{name} is {saved} in the checkpoint and {now} now")
         return found
@@ -157,12 +149,7 @@ class SnapshotReader:
         return self.record["inferencers"][index]["env"] if saved is None else saved
 
     def round(self, trajectory: Trajectory, step_state: PyTree) -> list[Item]:
-        """Return the trajectories that were made and not consumed, on the default device.
-
-        Args:
-          trajectory: Shapes of a trajectory.
-          step_state: Shapes of the step state of an Inferencer.
-        """
+        """Return the trajectories that were made and not consumed, on the default device."""
         trajectory = Trajectory(*trajectory[:3])
         items = []
         for index, about in enumerate(self.record["round"]):
@@ -187,8 +174,7 @@ class SnapshotReader:
 
     def run_spec(self) -> RunSpec:
         """Return the sizes of the run that was saved."""
-        # Before there was RunSpec.num_hosts, the record said it beside.
-        return RunSpec(**{"num_hosts": self.record.get("hosts", 1), **self.record["run"]})
+        return RunSpec(**self.record["run"])
 
 
 def _named(prefix: str, tree: PyTree) -> tuple[list[str], list[Any]]:

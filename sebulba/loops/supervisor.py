@@ -40,13 +40,7 @@ class Supervisor:
     def __init__(
         self, session: Session, running: RunningInferencers, evaluations: Evaluations
     ) -> None:
-        """Watch from entering to leaving, unless the run is inline or has no ``hang_timeout_s``.
-
-        Args:
-          session: Its Inferencers and the thread that learns are watched.
-          running: Is told of an Inferencer that hangs.
-          evaluations: The evaluations beside training, which are watched too.
-        """
+        """Watch from entering to leaving, unless the run is inline or has no ``hang_timeout_s``."""
         options = session.options
         # Inline is for debuggers, which may keep any phase as long as they like.
         self._limit_s = None if options.inline else options.faults.hang_timeout_s

@@ -34,17 +34,7 @@ class UpdateLoop:
         evaluations: Evaluations,
         peers: Peers,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-          session: What lasts over several runs; says at which count of cycles this one ends.
-          updater: Holds the state to train.
-          running: The Inferencers.
-          saving: Is told when networks, counters and trajectories agree, and may be saved.
-          records: Is told when metrics may be written.
-          evaluations: Is told when networks may be played.
-          peers: Who else learns.
-        """
+        """Prepare a run."""
         self._session = session
         self._updater = updater
         self._running = running
@@ -105,15 +95,13 @@ class UpdateLoop:
         self._count_those_of_all(agreed)
         return items[0] if items else None
 
-    def _next_of_stream(self) -> Item | None:
-        with self._session.timer.phase("get"):
-            return self._running.next_item(wait_s=0.0)
-
     def _next_in_time(self) -> Item | None:
         """Return the next trajectory that is not too late; None at a stop."""
-        while (item := self._next_of_stream()) is not None and self._drops(item):
-            pass
-        return item
+        while True:
+            with self._session.timer.phase("get"):
+                item = self._running.next_item(wait_s=0.0)
+            if item is None or not self._drops(item):
+                return item
 
     def _consume_rounds(self) -> None:
         """Lockstep: one trajectory of each Inferencer, in their order, then one publish.

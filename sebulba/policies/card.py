@@ -21,8 +21,6 @@ def policy_card(agent: Agent, spec: EnvSpec, about: Mapping[str, Any]) -> str:
     """Return the card of a policy of one agent.
 
     Args:
-      agent: The algorithm.
-      spec: What it observes and does.
       about: What is known of its training, by what it is called on the card.
     """
     facts = {
@@ -47,13 +45,7 @@ def policy_card(agent: Agent, spec: EnvSpec, about: Mapping[str, Any]) -> str:
 
 
 def population_card(members: Iterable[str], spec: MultiAgentSpec, about: Mapping[str, Any]) -> str:
-    """Return the card of the policies of many agents, each of which has one in its folder.
-
-    Args:
-      members: Names of those who act.
-      spec: What they observe and do.
-      about: As for ``policy_card``.
-    """
+    """Return the card of the policies of many agents, each of which has one in its folder."""
     groups = {f"group {name}": f"{len(group.slots)} agents" for name, group in spec.groups.items()}
     facts = {
         "members": ", ".join(members),

@@ -384,7 +384,7 @@ def _spec_from_json(record: Mapping[str, Any], **fields: Any) -> EnvSpec:
     return EnvSpec(
         space_from_json(record["observation_space"]),
         space_from_json(record["action_space"]),
-        channels_first=_channels_first(record),
+        channels_first=record["channels_first"],
         legal_actions=record.get("legal_actions"),
         **fields,
     )
@@ -455,7 +455,7 @@ def load_policy(
     try:
         agent, run_spec = _agent_of(record, file, trusted)
         shapes = _shapes(agent, agent.acting_networks, run_spec)
-        checksums = {entry["name"]: entry.get("sha256") for entry in record["arrays"]}
+        checksums = {entry["name"]: entry["sha256"] for entry in record["arrays"]}
         value_checksums = {one["name"]: one["sha256"] for one in record.get("value_arrays", ())}
         if value_checksums:
             value_shapes = _shapes(agent, agent.value_networks, run_spec)
@@ -605,21 +605,6 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
     )
 
 
-def _channels_first(spec: Mapping[str, Any]) -> bool | None:
-    """Return ``EnvSpec.channels_first`` of a saved spec.
-
-    Older policies do not say it; they were trained with axis 0 taken for channels wherever it was
-    shorter than both others.
-    """
-    if "channels_first" in spec:
-        return spec["channels_first"]
-    space = space_from_json(spec["observation_space"])
-    parts = space.values() if isinstance(space, spaces.Dict) else [space]
-    shapes = [part.shape for part in parts if part.shape is not None and len(part.shape) == 3]
-    guessed = {shape[0] < min(shape[1:]) for shape in shapes}
-    return guessed.pop() if len(guessed) == 1 else None
-
-
 def _shapes(agent: Agent, part: Callable[[PyTree, PyTree], PyTree], run: RunSpec) -> PyTree:
     """Return the shapes and dtypes of ``part(networks, experience)``, a method of the agent."""
 
@@ -630,14 +615,8 @@ def _shapes(agent: Agent, part: Callable[[PyTree, PyTree], PyTree], run: RunSpec
     return jax.eval_shape(of_new, jax.random.key(0))
 
 
-def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str | None]) -> PyTree:
-    """Return the arrays in ``file`` in the structure of ``shapes``.
-
-    Args:
-      file: An npz file.
-      shapes: Shape and dtype of every array.
-      checksums: SHA-256 of every array by name; None for what older versions of Sebulba saved.
-    """
+def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str]) -> PyTree:
+    """Return the arrays in ``file`` in the structure of ``shapes``."""
     names, leaves = named_leaves(shapes)
     check_regular(file, links=False)
     try:
@@ -655,7 +634,7 @@ def _read_arrays(file: Path, shapes: PyTree, checksums: Mapping[str, str | None]
             restored = []
             for name, leaf in zip(names, leaves, strict=True):
                 array = _read_array(archive, there[name], leaf, file)
-                if checksums.get(name) not in (None, _sha256(_storable(array))):
+                if checksums.get(name) != _sha256(_storable(array)):
                     raise UsageError(
                         f"{file} has another {name} than {CONFIG_FILE} has, so it belongs to "
                         "another policy; restore it or train again"

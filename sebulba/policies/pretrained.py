@@ -68,12 +68,7 @@ def folder_of(run: str | Path) -> Path:
 
 
 def beside(run: str | Path, name: str) -> Path:
-    """Return where a file of a run goes: into its folder, or here for what comes along.
-
-    Args:
-      run: As for ``folder_of``.
-      name: Of the file.
-    """
+    """Return where a file of a run goes: into its folder, or here for what comes along."""
     folder = folder_of(run)
     return Path(f"{folder.name}-{name}") if is_pretrained(run) else folder / name
 

@@ -34,11 +34,8 @@ def write_end(
     """Write ``ended.txt``; failing here is a warning, since why the run ended must be seen.
 
     Args:
-      folder: Folder of the run, which exists.
       code: Exit code, if there is no error.
-      error: What ended the run.
       reason: What a callback said that ended it early.
-      metrics: The last record of metrics.
       last_transition: What the environment that failed had shown and was given, by name.
     """
     code = code if error is None else exit_code_of(error)

@@ -182,20 +182,11 @@ class RunFolder:
     @property
     def holds_nothing(self) -> bool:
         """No run has left anything here that was learned; a checkpoint at 0 env steps was not."""
-        names = self.policy, self.best_policy, self.videos
-        if any(map(os.path.lexists, names)) or self._has_metrics:
+        names, metrics = (self.policy, self.best_policy, self.videos), self.metrics
+        is_empty = os.path.isfile(metrics) and not os.path.getsize(metrics)
+        if any(map(os.path.lexists, names)) or (os.path.lexists(metrics) and not is_empty):
             return False
         return not any(map(int, self._checkpoint_numbers()))
-
-    @property
-    def _has_metrics(self) -> bool:
-        file = self.metrics
-        return os.path.lexists(file) and not (os.path.isfile(file) and not os.path.getsize(file))
-
-    @property
-    def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was saved here, damaged or not."""
-        return bool(self._checkpoint_numbers())
 
     def _checkpoint_numbers(self) -> list[str]:
         folder = self.checkpoints
@@ -233,9 +224,7 @@ class RunFolder:
         """Write ``config.json``, signed, with the identity that the run has or is now given.
 
         Args:
-          config: What was configured.
           preset: Name of the configuration that it began with.
-          command: The words of the command line.
           environment: What the environment is here: its ``id``, ``backend`` and ``versions``.
 
         Raises:
@@ -430,8 +419,7 @@ class RunFolder:
         """Raise UsageError if a checkpoint is of another run or configuration.
 
         Args:
-          record: The record of the checkpoint, with what ``about`` returned; checkpoints of older
-            versions of Sebulba have nothing of it.
+          record: The record of the checkpoint, with what ``about`` returned.
           config: The configuration of now.
         """
         theirs, ours = record.get("run_id"), self.run_id()
@@ -446,12 +434,11 @@ class RunFolder:
 
     def check_has_checkpoints(self) -> None:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
-        if self.has_checkpoints:
-            return
-        raise UsageError(
-            f"{self.path} has no checkpoint: the run ended before it saved one. Begin it again "
-            "with sebulba train --resume --run-dir and the same options"
-        )
+        if not self._checkpoint_numbers():
+            raise UsageError(
+                f"{self.path} has no checkpoint: the run ended before it saved one. Begin it again "
+                "with sebulba train --resume --run-dir and the same options"
+            )
 
     def drop_metrics_after(self, env_steps: int) -> int:
         """Drop the records of what a checkpoint at ``env_steps`` does not know; return how many."""

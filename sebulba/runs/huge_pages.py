@@ -36,10 +36,6 @@ def restart_with_huge_pages(argv: Sequence[str], commands: Container[str] = COMM
     Only where that changes anything: for a command that runs programs, given to this process by
     whoever started it, on a system that has huge pages for it, and not in a debugger. Who sets the
     first option in ``GLIBC_TUNABLES`` is obeyed.
-
-    Args:
-      argv: Arguments after the program's name.
-      commands: First words of commands that run programs.
     """
     is_ours = argv and argv[0] in commands and sys.orig_argv[-len(argv) :] == list(argv)
     if not is_ours or not sys.executable or in_debugger():

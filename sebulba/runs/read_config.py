@@ -70,10 +70,6 @@ registry = ConstructorRegistry()
 def read_config(argv: list[str], command: str) -> tuple[str, ExperimentConfig]:
     """Read ``CONFIG [options]``; ``sebulba.runs.configurations`` says what CONFIG may be.
 
-    Args:
-      argv: The words.
-      command: What they were given to, for messages.
-
     Returns:
       The name of the configuration, and the experiment.
 

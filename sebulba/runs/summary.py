@@ -154,10 +154,6 @@ def runs_in(place: Path) -> list[Path]:
 def read_run(folder: Path, read: Callable[[Path], Metrics] = read_all) -> RunSummary:
     """Return what a folder says of its run.
 
-    Args:
-      folder: Folder of the run.
-      read: Reads its ``metrics.jsonl``, or a part of it.
-
     Raises:
       UsageError: A file is missing, a link, too large, or damaged; or the run vanished.
     """

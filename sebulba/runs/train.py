@@ -74,11 +74,8 @@ def train_in_folder(
     """Train as ``config`` says and leave everything in ``folder``.
 
     Args:
-      config: What to train, and how.
-      folder: Folder of the run.
       stop_on_signal: Turns signals into stops; it is in force already and is given the loop. None
         leaves signals alone, and this process alive where the update hangs.
-      preset: Name of the configuration.
       command: The words of the command line, which are kept in the folder.
 
     Returns:
@@ -227,13 +224,7 @@ class _Run:
         return said[0] if self._hosts is None else self._hosts.meet(*said)[0]
 
     def begin(self, given: ExperimentConfig, preset: str, command: Sequence[str]) -> None:
-        """Write what was asked for, and tell the other hosts which run this is, and how long.
-
-        Args:
-          given: The configuration as it was given.
-          preset: Its name.
-          command: The words of the command line.
-        """
+        """Write what was asked for, and tell the other hosts which run this is, and how long."""
         folder = self._folder
         folder.ended.unlink(missing_ok=True)
         number = self.loop.placed.options.num_inferencers_per_device

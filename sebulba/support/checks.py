@@ -73,9 +73,9 @@ def check_divisible(name: str, value: int, divisor: int, what: str) -> None:
         raise UsageError(f"{name}={value} must be divisible by {what}; use {fits}")
 
 
-def at_least(least: int, name: str, value: int | None) -> None:
-    """Raise UsageError if ``value`` is below ``least``; None is not."""
-    if value is not None and value < least:
+def at_least(least: int, name: str, value: float | None) -> None:
+    """Raise UsageError if ``value`` is below ``least``, or NaN; None is not."""
+    if value is not None and not value >= least:
         raise UsageError(f"{name}={shown(value)} must be at least {least}; use {least} or more")
 
 
@@ -108,7 +108,6 @@ def check_types(config: Any, prefix: str = "", *, open_fields: Collection[str] =
     An int will do for a float, a bool for no number. Integers are at most ``LARGEST_INT``.
 
     Args:
-      config: The dataclass.
       prefix: Before the name of a field, in messages.
       open_fields: Those that take more than their hint says.
     """

@@ -151,7 +151,6 @@ def lines_of_keys(file: Path, *options: str) -> str:
     """Return in which lines of a file that people edit keys are, such as "in line 2 and 3".
 
     Args:
-      file: The file, which was read before.
       options: Dotted names; each is a key as it is, or nested with its last part as the key.
     """
     text = file.read_text(encoding="utf-8-sig")

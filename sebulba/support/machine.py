@@ -46,20 +46,12 @@ class Memory(NamedTuple):
 
 
 def cores(root: Path = ROOT) -> CoreCounts:
-    """Return how many cores this process has.
-
-    Args:
-      root: Folder that holds ``proc`` and ``sys``.
-    """
+    """Return how many cores this process has."""
     return CoreCounts(os.cpu_count() or 1, _num_allowed(), _cpu_quota(root))
 
 
 def num_cores(root: Path = ROOT) -> int:
-    """Return for how many cores threads should be planned: those allowed, or a smaller quota.
-
-    Args:
-      root: Folder that holds ``proc`` and ``sys``.
-    """
+    """Return for how many cores threads should be planned: those allowed, or a smaller quota."""
     return max(1, math.ceil(cores(root).usable))
 
 
@@ -70,11 +62,7 @@ def _num_allowed() -> int:
 
 
 def memory(root: Path = ROOT) -> Memory:
-    """Return the memory of this process.
-
-    Args:
-      root: Folder that holds ``proc`` and ``sys``.
-    """
+    """Return the memory of this process."""
     fields = {}
     for line in (root / "proc/meminfo").read_text().splitlines():
         name, _, value = line.partition(":")

@@ -69,8 +69,6 @@ def find(group: Group, name: str, ours: Iterable[str] = ()) -> EntryPoint | None
     """Return the entry point of a name; None if no package brings it. Nothing is imported.
 
     Args:
-      group: The kind of thing.
-      name: It.
       ours: Names of that kind that Sebulba itself has.
 
     Raises:
@@ -129,7 +127,6 @@ def env_entry(env_id: str, ours: Iterable[str] = ()) -> EntryPoint | None:
 
     Args:
       env_id: ``PREFIX:NAME`` or ``PREFIX/NAME``, where the name of the entry point is PREFIX.
-      ours: Prefixes that Sebulba itself has.
 
     Raises:
       UsageError: ``find`` refuses the prefix.

@@ -67,7 +67,6 @@ def signed(kind: str, record: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
       kind: What the record is, so that none is taken for one of another kind.
-      record: The object.
 
     Returns:
       The object and two entries: ``sha256``, and ``signature``, which is None where there is no
@@ -83,7 +82,6 @@ def trust_of(kind: str, record: Mapping[str, Any], is_given: bool = False) -> Tr
     """Return whether this user's key signed a record that was read.
 
     Args:
-      kind: What the record is.
       record: A JSON object, with the entries of ``signed`` if it has them.
       is_given: The user says that it is to be trusted all the same.
     """

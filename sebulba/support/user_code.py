@@ -92,7 +92,6 @@ def module_of_file(name: str, file: Path) -> str:
 
     Args:
       name: What the file was given for, for messages.
-      file: It.
 
     Raises:
       UsageError: It is missing, or Python has another module of that name.

@@ -25,10 +25,9 @@ from hypothesis.extra import numpy as hnp
 from sebulba.checkpoints import store as store_module
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.manifest import FORMAT, MANIFEST_FILE, read_manifest
-from sebulba.checkpoints.retention import numbers_to_keep
 from sebulba.checkpoints.saver import SAVER_THREAD, Saver
 from sebulba.checkpoints.snapshot import Snapshot
-from sebulba.checkpoints.store import CheckpointStore
+from sebulba.checkpoints.store import CheckpointStore, numbers_to_keep
 from sebulba.errors import CheckpointError, HangError, UsageError
 from sebulba.support import files as files_module
 from tests.faults.counts import rounds

@@ -35,10 +35,6 @@ from sebulba.agents.impala import Impala
 from sebulba.agents.kernels import returns
 from sebulba.agents.replay.transitions_and_sequences import Draw, Sequence, TransitionReplay
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
-from sebulba.inference.cycle import CyclePrograms
-from sebulba.inference.stepped_cycle import SteppedCycle
-from sebulba.loops.snapshot_trees import SnapshotReader, SnapshotWriter
-from sebulba.metrics.timer import PhaseTimer
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvStep, FinalObs, Trajectory
 from tests.support import broken_envs
@@ -442,42 +438,6 @@ def test_other_runs_say_nothing():
 def test_a_loss_that_forgets_last_observations_is_refused():
     with pytest.raises(sebulba.UsageError, match="final_value"):
         returns.transitions(trajectory_of(same_step=True), DISCOUNT)
-
-
-# What was saved before there were last observations.
-
-
-@pytest.mark.parametrize("name", ["impala", "dqn", "r2d2"])
-def test_an_older_checkpoint_goes_on_without_any_given(name):
-    run = sebulba.RunSpec(NUM_ENVS, 1, 8, 1)
-
-    def experience(spec: Any) -> Any:
-        agent = make_agent(spec, AGENTS[name])
-        return jax.eval_shape(lambda key: agent.new_state(key, run).experience, jax.random.key(0))
-
-    older, newer = experience(dataclasses.replace(SPEC, final_obs=False)), experience(SPEC)
-    writer = SnapshotWriter()
-    writer.add("experience", jax.tree.map(lambda x: np.ones(x.shape, x.dtype), older))
-    read = SnapshotReader(writer.snapshot()).tree("experience", newer)
-    rows = read.rows if hasattr(read, "rows") else read.trajectory.env_step
-    assert rows.reward.all() and not rows.final.given.any()
-
-
-def test_an_older_position_of_a_stepped_cycle_is_put_back():
-    def cycle(spec_of: Any) -> Any:
-        env = sebulba.make_env_factory(broken_envs.same_step_vector)(2, [0, 1])
-        agent = make_agent(spec_of(env.spec), ImpalaConfig(torso=TORSO))
-        run = sebulba.RunSpec(2, 1, 4, 1)
-        state = quick_state(agent, run)
-        acting = agent.acting_networks(state.networks, state.experience)
-        programs = CyclePrograms(agent, acting, state.step[0], run)
-        return SteppedCycle(env, programs, jax.devices()[0], PhaseTimer("act"))
-
-    older = cycle(lambda spec: dataclasses.replace(spec, final_obs=False))
-    older.reset()
-    newer = cycle(lambda spec: spec)
-    newer.put_back(older.position())
-    assert len(newer._row) == len(older._row) + 2
 
 
 def test_a_network_of_ones_own_that_takes_no_last_observations_is_said_to_mask():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -20,9 +19,8 @@ import pytest
 
 import sebulba
 from sebulba import UsageError
-from sebulba.agents.configs import DQNConfig, ImpalaConfig, ReplayConfig, SACConfig, TorsoConfig
+from sebulba.agents.configs import DQNConfig, ReplayConfig, SACConfig, TorsoConfig
 from sebulba.agents.dqn import DQN
-from sebulba.agents.impala import Impala
 from sebulba.agents.kernels.exploration import FallingEpsilon
 from sebulba.agents.sac import SAC
 from sebulba.errors import is_env_failure
@@ -461,34 +459,6 @@ def test_samples_per_insert_counts_from_where_the_replay_was_begun(tmp_path):
     # the 16th to the 18th; 4 rows each, of 8 and 7 trajectories of 20 rows.
     expected = (np.mean([19, 20, 21]) * 4 / 160 + np.mean([16, 17, 18]) * 4 / 140) / 2
     assert records[-1]["samples_per_insert"] == pytest.approx(expected)
-
-
-# Policies of older versions.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("shape", "first"), [((4, 5, 26), True), ((26, 5, 4), False)])
-def test_a_policy_that_does_not_say_where_channels_are_acts_as_it_was_trained(
-    shape, first, tmp_path
-):
-    space = gymnasium.spaces.Box(0, 1, shape)
-    spec = sebulba.EnvSpec(
-        space, gymnasium.spaces.Discrete(2, dtype=np.int32), channels_first=first
-    )
-    config = ImpalaConfig(torso=TorsoConfig(resnet_channels=(2,), image_features=4))
-    agent = Impala(spec, config)
-    networks = jax.jit(agent.new_networks)(jax.random.key(0))
-    sebulba.save_policy(tmp_path, agent, networks)
-    file = tmp_path / "config.json"
-    record = json.loads(file.read_text())
-    assert record["spec"].pop("channels_first") == first
-    del record["sha256"]  # which such policies do not have either
-    file.write_text(json.dumps(record))
-    policy = sebulba.load_policy(tmp_path)
-    assert policy.spec.channels_first == first
-    obs = np.random.default_rng(1).uniform(size=(6, *shape)).astype(np.float32)
-    expected, _ = sebulba.Policy(agent, networks)(obs)
-    np.testing.assert_array_equal(policy(obs)[0], expected)
 
 
 # Windows.

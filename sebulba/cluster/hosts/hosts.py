@@ -33,11 +33,6 @@ class Hosts:
         self._start_timeout_s = start_timeout_s
         self._meetings = 0
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is host 0, which writes what is written once."""
-        return self.index == 0
-
     def __str__(self) -> str:
         return f"host {self.index} of {self.number}"
 
@@ -105,7 +100,7 @@ class Hosts:
         """Tell the others that this host ends, and why; host 0 stays until they know."""
         self.has_failed = True
         self.watch.note(DONE if isinstance(error, HostError) else FAILED, _first_line(error))
-        if self.is_first:
+        if self.index == 0:
             self.watch.wait_for_others((DONE, FAILED), LINGER_S)
 
     def finish(self) -> None:

@@ -26,7 +26,6 @@ class HostMesh(UpdateMesh):
         """Make both meshes.
 
         Args:
-          local: Update devices of this host.
           devices: Update devices of all hosts, as many of each.
         """
         self.local = learner_mesh(local)

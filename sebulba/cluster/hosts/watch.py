@@ -28,6 +28,11 @@ GRACE_S = 5.0
 LIFE, REASON, FAILED, DONE = "life", "reason", "failed", "done"
 """Topics of notes: signs of life; why a host has no round; why one ended; that one is done."""
 
+WAY_ON = (
+    "Run sebulba resume RUN on all hosts with the same --distributed options; it continues from "
+    "the newest checkpoint that all hosts have saved"
+)
+
 
 class Notes:
     """Notes in the store of keys and values of ``jax.distributed``, a JSON text for each host.
@@ -66,9 +71,6 @@ class Watch:
         """Begin at once.
 
         Args:
-          notes: Where the signs are left.
-          host: This one.
-          num_hosts: How many there are.
           timeout_s: A host that has given none for so long is gone.
         """
         self._notes = notes
@@ -129,7 +131,7 @@ class Watch:
         now = time.monotonic() if now is None else now
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         if now - self._answered_at > timeout_s:
-            return HostError(f"{self.name_of(0)}, the coordinator, is lost. {self._way_on()}")
+            return HostError(f"{self.name_of(0)}, the coordinator, is lost. {WAY_ON}")
         try:
             failed, done = self._notes.read(FAILED), self._notes.read(DONE)
         except Exception:  # jaxlib's own
@@ -141,7 +143,7 @@ class Watch:
             if host not in done and silent_s > timeout_s:
                 return HostError(
                     f"{self.name_of(host)} is lost: it has been silent for "
-                    f"{silent_s:.0f} s. {self._way_on()}"
+                    f"{silent_s:.0f} s. {WAY_ON}"
                 )
         return None
 
@@ -151,19 +153,12 @@ class Watch:
         return None if why is None else self._failure(host, why)
 
     def _failure(self, host: int, why: str) -> HostError:
-        return HostError(f"{self.name_of(host)} has failed: {why}. {self._way_on()}")
+        return HostError(f"{self.name_of(host)} has failed: {why}. {WAY_ON}")
 
     def name_of(self, host: int) -> str:
         """Return a name for people."""
         name = f"host {host} of {self.num_hosts}"
         return f"{name} ({self._names[host]})" if host in self._names else name
-
-    @staticmethod
-    def _way_on() -> str:
-        return (
-            "Run sebulba resume RUN on all hosts with the same --distributed options; it "
-            "continues from the newest checkpoint that all hosts have saved"
-        )
 
     def explain(self) -> HostError | None:
         """Return why a collective failed; None if all hosts seem to be there."""

@@ -89,8 +89,6 @@ class Shared:
         """Keep a version, unless it is here; it is on the device once.
 
         Args:
-          version: Its number.
-          get: Returns its leaves.
           keep: Numbers that may still be asked for; all other older ones go. (Newer ones may
             have come before this one, since the calls of an actor have no order.)
         """
@@ -137,13 +135,7 @@ class Server:
     def __init__(
         self, given: bytes, config: Mapping[str, Any], shared: Shared | None = None
     ) -> None:
-        """Prepare JAX.
-
-        Args:
-          given: The pickled ``Given``.
-          config: Settings of JAX.
-          shared: What it shares with the other servers of this process; None makes that anew.
-        """
+        """Prepare JAX."""
         for name, value in config.items():
             jax.config.update(name, value)
         self.shared = shared or Shared(given)
@@ -220,11 +212,9 @@ class Server:
         self._stop.stopped = number
 
     def position(self) -> bytes | str:
-        """Return where the environment stands; see ``Cycle.position``."""
         return self._ready.position()
 
     def put_back(self, position: bytes) -> None:
-        """Go on from a position; see ``Cycle.put_back``."""
         self._ready.put_back(position)
 
     def last_transition(self) -> dict:

@@ -154,12 +154,7 @@ class Node(abc.ABC):
             return self.worker(self._free.pop(0))
 
     def release(self, slot: int, worker: Worker | None) -> None:
-        """Let another have the place of a worker that was closed; the last ends the node.
-
-        Args:
-          slot: The place.
-          worker: It, if it has not freed the place yet.
-        """
+        """Let another have the place of a worker that was closed; the last ends the node."""
         self._versions.forget(slot)
         with self._lock:
             if worker is None:
@@ -190,13 +185,7 @@ class Node(abc.ABC):
         self.end()
 
     def version(self, slot: int, networks: PyTree, device: jax.Device) -> object:
-        """See to it that ``networks`` are there, or on their way; return what names them.
-
-        Args:
-          slot: Who asks.
-          networks: On ``device``.
-          device: An inference device.
-        """
+        """See to it that ``networks`` are there, or on their way; return what names them."""
         with self._sending:
             version = self._versions.of(slot, networks)
             if version.is_new:

@@ -40,8 +40,6 @@ class ProcessNode(Node):
         """Start it; one that ends at once has no worker to take.
 
         Args:
-          given: What the servers work with, pickled.
-          room: How many there are.
           server: The class of them, as ``module:class``.
           of: Whose process it is, for people.
         """
@@ -61,18 +59,13 @@ class ProcessNode(Node):
         self._control, *self._connections = (Connection(ours.detach()) for ours, _ in pairs)
         self._ending = threading.Lock()
         try:
-            self._send_given((search_path(), worker_config(), given, server))
-        except LostNodeError:
+            _send(self._control, (search_path(), worker_config(), given, server))
+        except OSError:
+            self.is_lost = True
             self.end()
         except BaseException:
             self.end()
             raise
-
-    def _send_given(self, message: tuple) -> None:
-        try:
-            _send(self._control, message)
-        except OSError as error:
-            self.raise_ended(error)
 
     def runs(self) -> bool:
         return self._process.poll() is None
@@ -95,13 +88,10 @@ class ProcessNode(Node):
         self.is_lost = True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CLOSE_S)
-        raise LostNodeError(f"the {self.name} of {self.of} {self._ending_words()}") from cause
-
-    def _ending_words(self) -> str:
-        code = self._process.returncode
-        if code is None:
-            return "has closed its sockets, and goes on"
-        return f"ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        code, how = self._process.returncode, "has closed its sockets, and goes on"
+        if code is not None:
+            how = f"ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        raise LostNodeError(f"the {self.name} of {self.of} {how}") from cause
 
     def kill(self) -> None:
         self.is_lost = True

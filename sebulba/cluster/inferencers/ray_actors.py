@@ -314,13 +314,7 @@ class ActorNode(Node):
         """Ask Ray to start it; that it cannot be placed is raised by the first answer.
 
         Args:
-          ray: The module, connected.
-          store: Of the networks that are sent.
-          given: What the servers work with, pickled.
-          room: How many there are.
           places: Say whether it is waited for, if it cannot be placed; None has no others.
-          server: The class of them, as ``module:class``.
-          of: Whose actor it is, for people.
         """
         super().__init__(room)
         self.ray, self._store, self._places = ray, store, places

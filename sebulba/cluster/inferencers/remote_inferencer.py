@@ -10,7 +10,7 @@ there is a ``Server`` (``inferencer_server.py``); a ``Worker`` is the way to it,
 from __future__ import annotations
 
 import contextlib
-import importlib
+import pkgutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -39,15 +39,9 @@ COPIED_CONFIG = (
 """Settings of JAX that workers take over."""
 
 
-def server_class(name: str) -> Any:
-    """Return the class named ``module:class``."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def make_servers(name: str, given: bytes, config: Mapping[str, Any], number: int) -> list[Any]:
     """Return the servers of a process, which share what they can; see ``Server.another``."""
-    first = server_class(name)(given, config)
+    first = pkgutil.resolve_name(name)(given, config)
     return [first, *(first.another() for _ in range(number - 1))]
 
 
@@ -103,7 +97,6 @@ class RemoteInferencer:
         self.worker.close()
 
     def use(self, programs: CyclePrograms) -> None:
-        """Use other programs from the next cycle on; whoever replaces a worker uses them anyway."""
         if not self.worker.is_gone:
             with contextlib.suppress(LostNodeError):  # its next cycle fails, and it is replaced
                 self._use(programs)
@@ -118,13 +111,11 @@ class RemoteInferencer:
         self._structure = jax.tree.structure((shapes.env_step, shapes.action, shapes.extras))
 
     def reset(self) -> None:
-        """Begin new episodes."""
         self.worker.ask("reset")
 
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[Item | None, PyTree]:
-        """Run one cycle; see ``Cycle.run``."""
         keys, number = self._programs.keys, next(self.worker.node.cycle_numbers)
         with self._timer.phase("act"):
             initial = self._programs.copy(step_state)
@@ -154,11 +145,9 @@ class RemoteInferencer:
         return Item(trajectory, initial, final, step_infos), step_state
 
     def position(self) -> bytes | str:
-        """Return where the environment stands; see ``Cycle.position``."""
         return self.worker.ask("position")
 
     def put_back(self, position: bytes) -> None:
-        """Go on from ``position``; see ``Cycle.put_back``."""
         self.worker.ask("put_back", position)
 
     def last_transition(self) -> dict[str, np.ndarray]:

@@ -37,9 +37,6 @@ class RemotePlaces(Places):
         """Start nodes for ``number`` Inferencers, which import in the background.
 
         Args:
-          new_node: Starts a node with room for so many Inferencers.
-          number: How many Inferencers there will be.
-          per_node: How many of them share a node.
           most_restarts: How many nodes may be lost before the run has begun.
         """
         self._new_node = new_node
@@ -87,17 +84,14 @@ class RemotePlaces(Places):
                     return worker
             if self._closed:
                 raise EnvError("no process is started for it any more: the loop is closed")
-            node = self._new_node(self._room_of_a_new_one())
+            # No more room than is missing: Ray has to find as many CPUs of one machine.
+            missing = self._number - sum(node.room for node in self.nodes if node.lives)
+            node = self._new_node(max(1, min(self._per_node, missing)))
             self.nodes.append(node)
             worker = node.take()
         if worker is None:
             raise LostNodeError(f"the {node.name} ended before it had an Inferencer")
         return worker
-
-    def _room_of_a_new_one(self) -> int:
-        """Return how much room a node needs: Ray has to find as many CPUs of one machine."""
-        missing = self._number - sum(node.room for node in self.nodes if node.lives)
-        return max(1, min(self._per_node, missing))
 
     def make_cycle(
         self, env: Any, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer

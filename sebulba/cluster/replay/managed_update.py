@@ -101,17 +101,9 @@ class ManagedUpdater(Updater):
         # A copy of its own: the update donates it, and on a CPU JAX may take the memory as it is,
         # which belongs to a manager, or to Ray.
         own = jax.tree.map(np.array, drawn)
-        self._experience = jax.device_put(own, self._placed(own))
+        self._experience = jax.device_put(own, self._shardings)
         self._learn((), number, 1)
         self._store.update_priority(self._experience)
-
-    def _placed(self, drawn: PyTree) -> PyTree:
-        """Return the sharding of each leaf."""
-        return jax.tree.map(
-            lambda sharding, subtree: jax.tree.map(lambda _: sharding, subtree),
-            self._shardings,
-            drawn,
-        )
 
     def prepare(self, item: Item, *, due: int) -> None:
         self._find_metrics(())

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.agent import LEARNER_AXIS
+from sebulba.agent import LEARNER_AXIS, is_spec
 from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.replay.frame_stack import StackState
 from sebulba.agents.replay.remote_sample import Drawn
@@ -99,7 +99,6 @@ class ShardedReplay:
 
         Args:
           agent: The agent whose replay it is (not ``with_managers``).
-          managers: M of them, of which nothing was asked yet.
         """
         self.agent = agent
         self._managers = managers
@@ -167,7 +166,6 @@ class ShardedReplay:
             axis = spec.index(LEARNER_AXIS)
             return jax.tree.map(lambda *x: np.concatenate(x, axis), *subtrees)
 
-        is_spec = lambda x: isinstance(x, jax.sharding.PartitionSpec)  # noqa: E731
         batches = [part.batch for part in parts]
         draw = jax.tree.map(lambda *x: np.concatenate(x), *[part.draw for part in parts])
         stack = parts[0].stack

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS
+from sebulba.agent import LEARNER_AXIS, is_spec
 from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.replay.remote_sample import Drawn, drawn_of
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
@@ -30,10 +30,6 @@ class Part(NamedTuple):
     """Its number, from 0."""
     parts: int
     """M."""
-
-    def first_inferencer(self, run: RunSpec) -> int:
-        """Return the Inferencer of the whole run that is number 0 here."""
-        return self.number * (run.num_inferencers // self.parts)
 
     def run(self, run: RunSpec) -> RunSpec:
         """Return the sizes of this part of a run."""
@@ -52,17 +48,12 @@ class TrajectoryManager:
     def __init__(self, agent: OffPolicyAgent, run: RunSpec, part: Part) -> None:
         """Make an empty part; call ``begin`` before ``sample``.
 
-        Args:
-          agent: Its replay is the one that is kept here.
-          run: Sizes of the whole run.
-          part: Which part this is.
-
         Raises:
           UsageError: JAX has no CPU here.
         """
         self._part = part
         self._run = part.run(run)
-        self._offset = part.first_inferencer(run)
+        self._offset = part.number * self._run.num_inferencers
         self._batch_size = agent.config.replay.batch_size // part.parts
         # Statistics of observations are of the whole, and counted by ``ShardedReplay``.
         self._layout: ReplayLayout = dataclasses.replace(
@@ -72,7 +63,7 @@ class TrajectoryManager:
         mesh = Mesh(np.array([_cpu()]), (LEARNER_AXIS,))
         spec = self._layout.spec()
         self._shardings = jax.tree.map(
-            lambda leaf: NamedSharding(mesh, leaf), spec, is_leaf=lambda x: isinstance(x, P)
+            lambda leaf: NamedSharding(mesh, leaf), spec, is_leaf=is_spec
         )
 
         def program(function: Callable, out: PyTree, **jit: Any) -> Callable:
@@ -80,15 +71,9 @@ class TrajectoryManager:
             given = {"mesh": mesh, "in_specs": (spec, P(), P()), "out_specs": out}
             return jax.jit(jax.shard_map(function, check_vma=False, **given), **jit)
 
-        def insert(replay: Replay, trajectory: Trajectory, core: PyTree) -> Replay:
-            return self._layout.insert(replay, trajectory, core)
-
-        def set_priority(replay: Replay, draw: Draw, priority: jax.Array) -> Replay:
-            return self._layout.set_priority(replay, draw, priority)
-
         written = {"donate_argnums": 0, "out_shardings": self._shardings}
-        self._insert = program(insert, spec, **written)
-        self._set_priority = program(set_priority, spec, **written)
+        self._insert = program(self._layout.insert, spec, **written)
+        self._set_priority = program(self._layout.set_priority, spec, **written)
         self._draw = program(self._drawn, P())
         self._replay = self._empty()
 
