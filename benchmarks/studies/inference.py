@@ -20,7 +20,7 @@ from benchmarks.studies.prototype import make_pool
 from sebulba.agent import Agent
 from sebulba.agents.configs import SimplePolicyGradientConfig, make_agent
 from sebulba.envs import env_spec, seed_block
-from sebulba.inference.choose_cycle import MakeCycle
+from sebulba.inference.places import MakeCycle
 from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.loops.session import ObserveCycle
 from sebulba.options import CycleKind

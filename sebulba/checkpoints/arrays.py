@@ -33,10 +33,6 @@ def write_arrays(
 
     Returns:
       An entry for each array, in the order of ``arrays``.
-
-    Raises:
-      CheckpointError: An array has a dtype that cannot be saved.
-      Exception: Whatever orbax raises, for example if the disk is full.
     """
     storable = [_storable(name, array) for name, array in arrays.items()]
     with concurrent.futures.ThreadPoolExecutor(1) as hashing:  # while they are written
@@ -63,12 +59,7 @@ def _write(folder: Path, storable: Sequence[np.ndarray], by_orbax: bool) -> None
 
 
 def read_arrays(folder: Path, entries: Sequence[ArrayEntry]) -> dict[str, np.ndarray]:
-    """Return the arrays that ``write_arrays`` wrote, by name; the caller owns them.
-
-    Raises:
-      DamageError: An array is not what was written.
-      Exception: Whatever orbax raises.
-    """
+    """Return the arrays that ``write_arrays`` wrote, by name; the caller owns them."""
     import ml_dtypes  # noqa: F401  so that NumPy knows dtypes such as bfloat16 by name
 
     wanted = [_key(place) for place, entry in enumerate(entries) if entry.num_bytes]

@@ -185,9 +185,6 @@ class Checkpointer:
           snapshot: What to save; nobody may write to its arrays any more.
           experience: The experience, if it is kept apart and due.
           score: Mean training return; the checkpoint with the highest is kept.
-
-        Raises:
-          CheckpointError: Another checkpoint is still being written.
         """
         if experience is not None:
             self._experience_saved_at = time.monotonic()
@@ -212,9 +209,6 @@ class Checkpointer:
         """Write the last checkpoint and wait until it is written; call ``wait`` before.
 
         With several hosts it replaces one of this number, which another host may have given up.
-
-        Raises:
-          CheckpointError: The checkpoint could not be written.
         """
         if self._parts:
             self._parts.get(self._host, self._store).abandon([env_steps])

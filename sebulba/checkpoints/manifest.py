@@ -180,11 +180,7 @@ def check_sizes(folder: Path, files: Sequence[FileEntry]) -> None:
 
 
 def check_files(folder: Path, files: Sequence[FileEntry]) -> None:
-    """Check that every file has the size and the checksum that it was written with.
-
-    Raises:
-      DamageError: A file, which it names, is missing or another.
-    """
+    """Check that every file has the size and the checksum that it was written with."""
     check_sizes(folder, files)
     for entry in files:
         with _says_what_is_unreadable(folder, entry.path):

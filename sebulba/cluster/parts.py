@@ -35,7 +35,7 @@ from sebulba.transport.hand_off import HandOffToHost, HandOffToMesh
 from sebulba.transport.item import HandOff
 from sebulba.transport.mesh import UpdateMesh
 
-MANAGERS = "sebulba.cluster.replay.manager_server:ManagerServer"
+MANAGERS = "sebulba.cluster.replay.trajectory_manager:ManagerServer"
 """What answers for a trajectory manager in a worker."""
 
 
@@ -62,12 +62,7 @@ class Parts(NamedTuple):
 
 
 def join(options: DistributedOptions, *, inference_only: bool) -> None:
-    """Meet the hosts that learn together, if there are any, before anything asks for devices.
-
-    Raises:
-      UsageError: Hosts cannot be joined, or nothing is learned.
-      HostError: Not all hosts came in time.
-    """
+    """Meet the hosts that learn together, if there are any, before anything asks for devices."""
     if not options.is_on:
         return
     if inference_only:
@@ -122,11 +117,7 @@ def parts(
 
 
 def new_places(given: Given, options: LoopOptions, number: int) -> Places:
-    """Return where so many Inferencers are: in threads, in processes, or in actors of Ray.
-
-    Raises:
-      UsageError: The environment factory or the agent cannot be sent, or Ray is missing.
-    """
+    """Return where so many Inferencers are: in threads, in processes, or in actors of Ray."""
     cluster, restarts = options.cluster, options.env_restarts_allowed
     if cluster.address == "threads":
         return Places(given)
@@ -138,11 +129,7 @@ def new_places(given: Given, options: LoopOptions, number: int) -> Places:
 
 
 def start_managers(agent: OffPolicyAgent, cluster: ClusterOptions) -> ShardedReplay:
-    """Start the managers of the replay of ``agent``; with Ray, after ``new_places`` has connected.
-
-    Raises:
-      UsageError: The agent cannot be sent to them.
-    """
+    """Start the managers of the replay of ``agent``; with Ray, after ``new_places`` has connected."""
     number = cluster.trajectory_managers
     if cluster.address == "threads":
         return ShardedReplay(agent, [ManagerHere(agent) for _ in range(number)])

@@ -45,10 +45,6 @@ class LoopEnvs:
           inline: The main thread steps them.
           host: Which of the hosts this is that learn together; each has seeds and keys of its own.
           starting: Makes environments; it may try again.
-
-        Raises:
-          UsageError: The spaces of an environment are not the agent's, or one would draw in a
-            thread or beside others.
         """
         self._factory = factory
         self._spec = spec

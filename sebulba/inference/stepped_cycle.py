@@ -84,9 +84,7 @@ class SteppedCycle(LocalCycle):
         assert leaves is not None, "reset comes first"
         rows = [*leaves]
         accelerator = self._accelerator
-        row: Any = (
-            leaves if accelerator is None else self._uploaded or jax.device_put(leaves, accelerator)
-        )
+        row: Any = leaves if accelerator is None else self._uploaded or _upload(leaves, accelerator)
         uploaded = [*row]
         unclipped_reward: list[PyTree] = []
         episode_end: list[np.ndarray] = []
@@ -116,7 +114,7 @@ class SteppedCycle(LocalCycle):
             rows += leaves
             row = leaves
             if accelerator is not None:
-                row = jax.device_put(leaves, accelerator)
+                row = _upload(leaves, accelerator)
                 uploaded += row
             unclipped_reward.append(output.unclipped_reward)
             episode_end.append(output.episode_end)
@@ -189,6 +187,11 @@ class SteppedCycle(LocalCycle):
             check_finite(self._stack(rows), self._env.spec)
         except EnvError as error:
             raise error from cause
+
+
+def _upload(leaves: list[np.ndarray], device: jax.Device) -> list[jax.Array]:
+    """Begin to copy a row to the device, all leaves in one call."""
+    return jax.device_put(leaves, device)
 
 
 def _on_host(action: PyTree) -> PyTree:

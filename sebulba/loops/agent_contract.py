@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.agent import TRAJECTORY_SPEC, Agent, is_spec, spec_of_each_leaf
+from sebulba.agent import TRAJECTORY_SPEC, Agent, AgentState, is_spec, spec_of_each_leaf
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_tracing import TracedAgent, kind_of, shape_of
 from sebulba.support.trees import named_leaves
@@ -305,3 +305,23 @@ def _action_remedy(action: Any, expected: Any) -> str:
     if jnp.issubdtype(expected.dtype, jnp.integer) != jnp.issubdtype(action.dtype, jnp.integer):
         return "return indices of actions for Discrete, floats for Box"
     return "add action.astype(self.spec.action_space.dtype)"
+
+
+def check_state(state: AgentState, expected: AgentState) -> None:
+    """Raise unless ``state`` has the structure and shapes that this run's agent makes."""
+    remedy = (
+        "use state = loop.new_state(key, steps_per_cycle) of this loop, with this steps_per_cycle"
+    )
+    if jax.tree.structure(state) != jax.tree.structure(expected):  # type: ignore[operator]
+        raise UsageError(
+            f"the agent state has another structure than this agent's in this loop "
+            f"({len(state.step)} step states, {len(expected.step)} Inferencers); {remedy}"
+        )
+    for (path, leaf), other in zip(
+        jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(expected), strict=True
+    ):
+        if jax.numpy.shape(leaf) != other.shape:
+            raise UsageError(
+                f"state{jax.tree_util.keystr(path)} has shape {jax.numpy.shape(leaf)}, but this "
+                f"run makes {other.shape}; {remedy}"
+            )

@@ -26,12 +26,11 @@ from sebulba.cluster.parts import join, parts
 from sebulba.envs import make_env_factory
 from sebulba.envs.seeds import ENVS_A_GENERATION, check_seed
 from sebulba.errors import ActionError, UsageError, is_env_failure, shown
-from sebulba.inference.choose_cycle import MakeCycle
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.hangs import AnyThread
 from sebulba.inference.loop_envs import LoopEnvs
-from sebulba.inference.places import Given
-from sebulba.loops.agent_contract import check_contract, check_is_agent
+from sebulba.inference.places import Given, MakeCycle
+from sebulba.loops.agent_contract import check_contract, check_is_agent, check_state
 from sebulba.loops.devices import place
 from sebulba.loops.evaluation_thread import Evaluator
 from sebulba.loops.inferencer_maker import InferencerMaker
@@ -42,7 +41,6 @@ from sebulba.loops.resuming import put_session_back, read_state
 from sebulba.loops.run import Run
 from sebulba.loops.session import Attached, ObserveCycle, OnHang, Session
 from sebulba.loops.snapshot_trees import SnapshotReader
-from sebulba.loops.state_check import check_state
 from sebulba.metrics.counters import Counters
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.options import CycleKind, LoopKeywords, LoopOptions
@@ -195,7 +193,14 @@ class GymnasiumLoop:
         """What ``restore`` could not put back, for people."""
         self._envs = self._session.envs = self._make_envs()
         if self._envs[0].spec.final_obs and not (agent.sees_final_obs or inference_only):
-            _warn_of_lost_steps(agent)
+            warnings.warn(
+                "the last step before each truncation is not learned from: "
+                f"{type(agent).__name__} does not use the last observation of an episode, and this "
+                "environment resets in the same step; use AutoresetMode.NEXT_STEP, or an agent "
+                "with uses_final_obs=True and spec=sebulba.env_spec(env_factory) of the same "
+                "factory",
+                stacklevel=2,
+            )
 
     # Set-up.
 
@@ -645,13 +650,3 @@ def _changed(
         raise UsageError(f"options={shown(options)} must be a LoopOptions; or use keywords")
     others = {field.name for field in dataclasses.fields(Attached)} | {"inference_only"}
     return (options or LoopOptions()).changed(given, others)
-
-
-def _warn_of_lost_steps(agent: Agent) -> None:
-    warnings.warn(
-        f"the last step before each truncation is not learned from: {type(agent).__name__} does "
-        "not use the last observation of an episode, and this environment resets in the same step; "
-        "use AutoresetMode.NEXT_STEP, or an agent with uses_final_obs=True and "
-        "spec=sebulba.env_spec(env_factory) of the same factory",
-        stacklevel=3,
-    )

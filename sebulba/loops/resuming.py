@@ -52,9 +52,6 @@ def read_state(
       run: The sizes of this run; steps_per_cycle is that of the checkpoint.
       keys: PRNG keys for step states and for an experience that cannot be read and are made new.
       drop_replay: Begin with a new experience if the saved one does not fit.
-
-    Raises:
-      UsageError: The checkpoint does not fit.
     """
     key, experience_key = keys
     saved = reader.run_spec()

@@ -67,11 +67,7 @@ class Run:
         self._supervisor = Supervisor(session, self._running, self._evaluations)
 
     def __call__(self) -> dict[str, Any]:
-        """Consume trajectories up to ``session.target``, or fewer if a stop was requested.
-
-        Returns:
-          The record of the last window.
-        """
+        """Consume trajectories up to ``session.target``, or fewer if a stop was requested."""
         session, counters = self._session, self._session.counters
         # The update loop begins with the round kept from the last run, and publishes after it.
         second_version = counters.policy_version + bool(session.kept_round)

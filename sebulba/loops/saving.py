@@ -88,9 +88,6 @@ class Saving:
 
         Args:
           with_experience: Also copy an experience that is kept apart.
-
-        Raises:
-          NotFiniteError: The networks are not finite.
         """
         self._is_due = False
         if self._checkpointer is None:
@@ -133,10 +130,6 @@ class Saving:
 
         The checkpoint at the end of the run replaces this one. Several hosts save together or not
         at all.
-
-        Raises:
-          CheckpointError: The checkpoint could not be written.
-          NotFiniteError: The networks are not finite.
         """
         counters, checkpointer = self._session.counters, self._checkpointer
         saved = self._learner_saved_at == counters.cycles
@@ -153,12 +146,7 @@ class Saving:
             self._learner_saved_at = counters.cycles
 
     def save_at_the_end(self) -> None:
-        """Save everything once the Inferencers have ended, and wait until it is written.
-
-        Raises:
-          CheckpointError: The checkpoint could not be written.
-          NotFiniteError: The networks are not finite.
-        """
+        """Save everything once the Inferencers have ended, and wait until it is written."""
         if self._checkpointer is None:
             return
         with self._session.timer.phase("checkpoint"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import sebulba
 from sebulba.agent import Agent
+from sebulba.support.files import flat
 from sebulba.types import EnvSpec, MultiAgentSpec
 
 CARD_FILE = "README.md"
@@ -40,7 +41,7 @@ def policy_card(agent: Agent, spec: EnvSpec, about: Mapping[str, Any]) -> str:
         facts,
         "action, state = policy(observation)  # of one environment, or a batch of them\n"
         "action, state = policy(observation, state)  # the next step of the episode",
-        _section("Hyper-parameters", _table(dict(_flat(fields)))),
+        _section("Hyper-parameters", _table({name: str(one) for name, one in flat(fields)})),
     )
 
 
@@ -104,12 +105,3 @@ def _plain(value: Any) -> str:
     words = " ".join(str(value).split())
     short = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
     return "".join(f"\\{c}" if c in '\\`*_[]<>|"#' else c for c in short)
-
-
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield values by dotted name; 0 and no are values, too, and texts here."""
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", str(value)

@@ -129,12 +129,7 @@ def joined(config: ExperimentConfig) -> ExperimentConfig:
 
 
 def ready(config: ExperimentConfig, folder: RunFolder, preset: str) -> ExperimentConfig:
-    """Check what can be checked before JAX starts, and say what begins.
-
-    Raises:
-      UsageError: A writer or a callback is unknown or unusable, or this process may open too few
-        files.
-    """
+    """Check what can be checked before JAX starts, and say what begins."""
     from sebulba.runs.writers import find_callback, find_writer
 
     allow_open_files()

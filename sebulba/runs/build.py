@@ -131,11 +131,7 @@ def build_player(
 
 
 def build_films(config: ExperimentConfig, folder: RunFolder, agent: Agent) -> TrainingFilms | None:
-    """Return what films during training; None where the run makes no films.
-
-    Raises:
-      UsageError: The environment cannot draw, or ffmpeg is missing.
-    """
+    """Return what films during training; None where the run makes no films."""
     if not config.video_every_env_steps:
         return None
     from sebulba.video.film import TrainingFilms

@@ -128,11 +128,7 @@ def _of_file(file: Path, trust: bool) -> Start:
 
 
 def _in_folder(folder: Path) -> Path:
-    """Return the configuration of a run's folder.
-
-    Raises:
-      UsageError: There is none; files of configurations in it are named.
-    """
+    """Return the configuration of a run's folder."""
     config = folder / "config.json"
     if os.path.isfile(config):
         return config

@@ -11,12 +11,7 @@ from sebulba.runs.jax_setup import configure_jax
 
 
 def joined_config(config: ExperimentConfig) -> ExperimentConfig:
-    """Meet the other hosts; return ``config`` with their number and the number of this one.
-
-    Raises:
-      UsageError: The hosts are not told where to meet, or JAX runs already.
-      HostError: Not all hosts came in time.
-    """
+    """Meet the other hosts; return ``config`` with their number and the number of this one."""
     where = config.distributed
     print(f"sebulba: waiting for the other hosts at {where.coordinator}", flush=True)
     configure_jax(config.platform, config.num_cpu_devices, config.compile_cache, preallocate=True)

@@ -65,21 +65,13 @@ def open_regular(file: Path) -> IO[bytes]:
 
 
 def read_all(file: Path) -> Metrics:
-    """Return all records of a ``metrics.jsonl``, with a warning of damaged lines.
-
-    Raises:
-      UsageError: It is a link, a pipe or a device, or cannot be read.
-    """
+    """Return all records of a ``metrics.jsonl``, with a warning of damaged lines."""
     check_regular(file, links=False)
     return Metrics(read_records(file))
 
 
 def read_newest(file: Path) -> Metrics:
-    """Return the newest records of a ``metrics.jsonl``, at most ``MOST_NEWEST``.
-
-    Raises:
-      UsageError: As for ``open_regular``.
-    """
+    """Return the newest records of a ``metrics.jsonl``, at most ``MOST_NEWEST``."""
     with open_regular(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         begin = max(0, size - TAIL_BYTES)
@@ -96,9 +88,6 @@ def read_sample(file: Path, most: int) -> Metrics:
     Args:
       file: A ``metrics.jsonl``; an incomplete last line is ignored.
       most: How many of the records without an evaluation, and how many with one.
-
-    Raises:
-      UsageError: As for ``open_regular``.
     """
     found: list[dict[str, Any] | None] = []
     num_evaluated, left_out = 0, b""

@@ -100,12 +100,7 @@ def parse(
     command: str = "sebulba train",
     default: ExperimentConfig | None = None,
 ) -> ExperimentConfig:
-    """Read options onto the experiment of a preset, or onto ``default``.
-
-    Raises:
-      UsageError: An option breaks a rule.
-      SystemExit: tyro has printed what is wrong with an option; or the help was printed.
-    """
+    """Read options onto the experiment of a preset, or onto ``default``."""
     short = "; ".join(f"{short} is {long}" for short, long in SHORT_OPTIONS.items())
     start = default or PRESETS[preset].make()
     options, agent = take_agent(options)

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from sebulba.metrics.counters import of_groups
 from sebulba.runs.exit_codes import MEANINGS
 from sebulba.runs.folder import BEST_RETURN_FILE, RunFolder
 from sebulba.runs.metrics_file import Metrics, is_number, open_regular, read_all
-from sebulba.support.files import check_no_link, check_regular
+from sebulba.support.files import check_no_link, check_regular, flat
 
 RUNNING = "running"
 KILLED = "killed"
@@ -176,15 +176,6 @@ def _read_run(run: RunFolder, read: Callable[[Path], Metrics]) -> RunSummary:
         best_return=_best_return(run),
         ended=_ended(run),
     )
-
-
-def flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a nested mapping by dotted name."""
-    for name, value in record.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def plain(text: str) -> str:

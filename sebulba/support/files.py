@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +216,15 @@ def dataclass_from_json(cls: type, fields: Mapping[str, Any]) -> Any:
         return tuple(restore(None, item) for item in value) if isinstance(value, list) else value
 
     return cls(**{name: restore(hints[name], value) for name, value in fields.items()})
+
+
+def flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a nested mapping by dotted name."""
+    for name, value in record.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def flush_to_disk(folder: Path) -> None:

@@ -15,7 +15,7 @@ import sebulba
 from sebulba.envs import env_source
 from sebulba.envs.jax_env import JaxEnv, TimeLimit
 from sebulba.errors import EnvError, UsageError
-from sebulba.inference.choose_cycle import make_cycle
+from sebulba.inference.places import make_cycle
 from tests.loops.test_alignment import TRANSITIONS, RandomAgent, run_random
 from tests.support.loop_helpers import Recorder, leaves_equal, make_tiny_loop
 from tests.support.oracle import rollout
@@ -246,7 +246,7 @@ class OnAnAccelerator:
 def test_a_jax_environment_is_fused_on_any_device(monkeypatch):
     made = {}
     monkeypatch.setattr(
-        "sebulba.inference.choose_cycle.FusedCycle", lambda *a, **k: made.setdefault("fused", a)
+        "sebulba.inference.places.FusedCycle", lambda *a, **k: made.setdefault("fused", a)
     )
     _, why = make_cycle("auto", adapter(EchoEnv), None, OnAnAccelerator(), None)  # type: ignore[arg-type]
     assert made and why == "the environment is written in JAX"

@@ -9,8 +9,8 @@ import pytest
 
 import sebulba
 from sebulba.errors import UsageError
-from sebulba.inference.choose_cycle import make_cycle
 from sebulba.inference.cores import run_on, shares_of_cores, threads_run_on
+from sebulba.inference.places import make_cycle
 from tests.support.loop_helpers import make_tiny_loop
 from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 

@@ -13,9 +13,9 @@ from gymnasium.utils import EzPickle
 from sebulba.agent import Agent
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import EnvError
-from sebulba.inference.choose_cycle import make_cycle
 from sebulba.inference.cycle import CyclePrograms, copy_tree
 from sebulba.inference.inferencer import INFERENCER_PHASES
+from sebulba.inference.places import make_cycle
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.types import RunSpec
 from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig

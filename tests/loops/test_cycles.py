@@ -12,8 +12,8 @@ import pytest
 from jax._src import compilation_cache
 
 import sebulba
-from sebulba.inference import choose_cycle, fused_cycle, hangs, stepped_cycle
 from sebulba.inference import cycle as cycle_module
+from sebulba.inference import fused_cycle, hangs, places, stepped_cycle
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
 from sebulba.inference.inferencer_pool import RunningInferencers
@@ -124,7 +124,7 @@ def numbers_of_chunks(monkeypatch):
             super()._choose_chunks(chunk_s)
             numbers.append(self._num_chunks)
 
-    monkeypatch.setattr(choose_cycle, "FusedCycle", Adapts)
+    monkeypatch.setattr(places, "FusedCycle", Adapts)
     return numbers
 
 

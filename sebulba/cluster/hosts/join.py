@@ -45,25 +45,21 @@ def join_hosts(options: DistributedOptions) -> Hosts:
       HostError: Not all hosts came in time.
     """
     global _joined
+    from jax._src import distributed
+
     if not options.is_on:
         raise UsageError("distributed.coordinator=None is not an address; use HOST:PORT or auto")
     if _joined is None:
         if not jax.distributed.is_initialized():
             _initialize(options)
-        _joined = _hosts(options)
+        state = distributed.global_state
+        index, number, notes = state.process_id, state.num_processes, Notes()
+        watch = Watch(notes, index, number, options.heartbeat_timeout_s)
+        waits_s = options.start_timeout_s
+        _joined = Hosts(index, number, notes, start_timeout_s=waits_s, watch=watch)
         atexit.register(_joined.finish)
     _check_fits(options, _joined)
     return _joined
-
-
-def _hosts(options: DistributedOptions) -> Hosts:
-    from jax._src import distributed
-
-    state = distributed.global_state
-    index, number = state.process_id, state.num_processes
-    notes = Notes()
-    watch = Watch(notes, index, number, options.heartbeat_timeout_s)
-    return Hosts(index, number, notes, start_timeout_s=options.start_timeout_s, watch=watch)
 
 
 def _check_fits(options: DistributedOptions, hosts: Hosts) -> None:

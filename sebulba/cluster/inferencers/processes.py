@@ -59,13 +59,18 @@ class ProcessNode(Node):
         self._control, *self._connections = (Connection(ours.detach()) for ours, _ in pairs)
         self._ending = threading.Lock()
         try:
-            _send(self._control, (search_path(), worker_config(), given, server))
-        except OSError:
-            self.is_lost = True
+            self._send_given((search_path(), worker_config(), given, server))
+        except LostNodeError:
             self.end()
         except BaseException:
             self.end()
             raise
+
+    def _send_given(self, message: tuple) -> None:
+        try:
+            _send(self._control, message)
+        except OSError as error:
+            self.raise_ended(error)
 
     def runs(self) -> bool:
         return self._process.poll() is None

@@ -134,11 +134,7 @@ def known_cluster() -> str | None:
 
 
 def machines_of(address: str) -> tuple[list[Machine], float]:
-    """Return the machines of the cluster whose head is at HOST:PORT, and the CPUs that are free.
-
-    Raises:
-      UsageError: No cluster answers there, or Ray is missing.
-    """
+    """Return the machines of the cluster whose head is at HOST:PORT, and the CPUs that are free."""
     ray = _import_ray()
     is_ours = _connect(ray, ClusterOptions(address=address), 0)
     try:
@@ -178,11 +174,7 @@ class ActorPlaces(RemotePlaces):
     def __init__(
         self, given: bytes, cluster: ClusterOptions, number: int, most_restarts: int
     ) -> None:
-        """Connect to the cluster, or start one here, and start the actors; see ``RemotePlaces``.
-
-        Raises:
-          UsageError: Ray is missing, or there is no such cluster.
-        """
+        """Connect to the cluster, or start one here, and start the actors; see ``RemotePlaces``."""
         self._ray = _import_ray()
         self._is_ours = _connect(self._ray, cluster, number + cluster.trajectory_managers)
         self._store = NetworkStore(self._ray)

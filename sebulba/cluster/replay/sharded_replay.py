@@ -112,11 +112,7 @@ class ShardedReplay:
         )
 
     def make(self, run: RunSpec) -> None:
-        """Make it for a run of these sizes, empty.
-
-        Raises:
-          UsageError: A part cannot hold what one draw spans.
-        """
+        """Make it for a run of these sizes, empty."""
         number = len(self._managers)
         self._run = run
         self._statistics = jax.device_get(self.agent.replay.new_statistics())

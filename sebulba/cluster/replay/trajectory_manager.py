@@ -1,14 +1,16 @@
 """The part of a replay that one manager holds: the replay of ``agents/replay``, on a CPU.
 
-It needs no cluster: ``manager_server.py`` answers with it in a process or in an actor.
+It needs no cluster: a ``ManagerServer`` answers with it in a process (``inferencer_process.py`` in
+``cluster/inferencers/``) or in an actor (``ray_actors.py``).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import cloudpickle
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
@@ -18,6 +20,7 @@ from sebulba.agent import LEARNER_AXIS, is_spec
 from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.replay.remote_sample import Drawn, drawn_of
 from sebulba.agents.replay.store import Draw, Replay, ReplayLayout
+from sebulba.cluster.inferencers.inferencer_server import failure_of
 from sebulba.errors import UsageError
 from sebulba.support.trees import host_copy, owned_copy
 from sebulba.types import PyTree, RunSpec, Trajectory
@@ -46,11 +49,7 @@ class TrajectoryManager:
     """
 
     def __init__(self, agent: OffPolicyAgent, run: RunSpec, part: Part) -> None:
-        """Make an empty part; call ``begin`` before ``sample``.
-
-        Raises:
-          UsageError: JAX has no CPU here.
-        """
+        """Make an empty part; call ``begin`` before ``sample``."""
         self._part = part
         self._run = part.run(run)
         self._offset = part.number * self._run.num_inferencers
@@ -133,6 +132,30 @@ class TrajectoryManager:
     def put_back(self, state: Replay) -> None:
         """Go on with what ``state`` returned; it is copied."""
         self._replay = owned_copy(state, self._shardings)
+
+
+class ManagerServer:
+    """Answers requests, which are ``make`` and the methods of ``TrajectoryManager``."""
+
+    def __init__(self, given: bytes, config: Mapping[str, Any]) -> None:
+        """Prepare JAX; ``given`` is the pickled agent, ``config`` settings of JAX."""
+        for name, value in config.items():
+            jax.config.update(name, value)
+        self._given = given
+        self._manager: TrajectoryManager
+
+    def make(self, run: RunSpec, part: Part) -> None:
+        """Make an empty part of a replay."""
+        self._manager = TrajectoryManager(cloudpickle.loads(self._given), run, part)
+
+    def answer(self, name: str, arguments: tuple) -> Any:
+        """Return the answer to a request by the name of a method, or the ``Failure`` of it."""
+        try:
+            if name == "close":
+                return None
+            return getattr(self if name == "make" else self._manager, name)(*arguments)
+        except BaseException as raised:
+            return failure_of(raised)
 
 
 def _cpu() -> jax.Device:

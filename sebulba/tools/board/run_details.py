@@ -22,8 +22,8 @@ from sebulba.errors import CheckpointError, UsageError
 from sebulba.metrics.live_panel import KNOWN
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.metrics_file import Metrics, is_number, open_regular, read_sample
-from sebulba.runs.summary import RunSummary, flat, moment, read_run
-from sebulba.support.files import check_no_link, check_regular, read_json_object
+from sebulba.runs.summary import RunSummary, moment, read_run
+from sebulba.support.files import check_no_link, check_regular, flat, read_json_object
 
 MOST_RECORDS = 500
 """Records of a page, evenly over the run."""
