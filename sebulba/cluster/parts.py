@@ -129,7 +129,7 @@ def new_places(given: Given, options: LoopOptions, number: int) -> Places:
 
 
 def start_managers(agent: OffPolicyAgent, cluster: ClusterOptions) -> ShardedReplay:
-    """Start the managers of the replay of ``agent``; with Ray, after ``new_places`` has connected."""
+    """Start the managers of the replay of ``agent``; with Ray, after ``new_places``."""
     number = cluster.trajectory_managers
     if cluster.address == "threads":
         return ShardedReplay(agent, [ManagerHere(agent) for _ in range(number)])

@@ -133,7 +133,7 @@ class UpdateLoop:
         return self._agree(lambda: kept or self._next_round())
 
     def _agree(self, take: Callable[[], list[Item]]) -> tuple[list[Item], Agreed]:
-        """Return what ``take`` does, once the other hosts have taken theirs, and what all do next."""
+        """Return what ``take`` does, once the other hosts have taken theirs, and what is next."""
         began = time.perf_counter()
         error: Exception | None = None
         items: list[Item] = []
