@@ -134,12 +134,13 @@ class Inferencer:
             self.position_wanted.clear()
             self.left_position = position
 
-    def pass_wishes_to(self, new: Inferencer) -> None:
-        """Let ``new`` leave the position that a checkpoint wants, or has got, of this one."""
-        new.left_position = self.left_position
-        new.position_wanted.clear()
-        if self.position_wanted.is_set():
-            new.position_wanted.set()
+
+def pass_on_wishes(old: Inferencer, new: Inferencer) -> None:
+    """Let ``new`` leave the position that a checkpoint wants, or has got, of ``old``."""
+    new.left_position = old.left_position
+    new.position_wanted.clear()
+    if old.position_wanted.is_set():
+        new.position_wanted.set()
 
 
 def name_of_thread(index: int) -> str:

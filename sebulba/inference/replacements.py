@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sebulba.inference.inferencer import Inferencer, InferencerPosition
+from sebulba.inference.inferencer import Inferencer, InferencerPosition, pass_on_wishes
 
 Replace = Callable[[Inferencer], Inferencer]
 """Returns an Inferencer with a new environment in the place of one whose environment failed."""
@@ -68,6 +68,6 @@ class Replacements:
         for arrival in arrived:
             del self._pending[arrival.old.index]
             if isinstance(arrival.new, Inferencer):
-                arrival.old.pass_wishes_to(arrival.new)
+                pass_on_wishes(arrival.old, arrival.new)
         self.threads = [thread for thread in self.threads if thread.is_alive()]
         return arrived

@@ -9,7 +9,7 @@ import jax
 
 from sebulba.errors import EnvHangError
 from sebulba.inference.cycle import CyclePrograms
-from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer
+from sebulba.inference.inferencer import INFERENCER_PHASES, Inferencer, pass_on_wishes
 from sebulba.inference.places import Places
 from sebulba.loops.session import Session
 from sebulba.metrics.timer import PhaseTimer
@@ -78,5 +78,5 @@ class InferencerMaker:
         new.step_state = owned_copy(step_state, new.device)
         new.cycle = old.cycle + 2  # a gap: what it makes continues nothing
         new.dropped_cycles = old.dropped_cycles
-        old.pass_wishes_to(new)
+        pass_on_wishes(old, new)
         return new
