@@ -317,13 +317,8 @@ class LoopOptions:
             "needs Inferencers, and num_inferencers_per_device=0 has none",
             "use num_inferencers_per_device=1",
         )
-        if self.distributed.is_on:
-            self._check_distributed()
-
-    def _check_distributed(self) -> None:
-        """Raise UsageError for what several hosts cannot do yet."""
         require(
-            not self.cluster.trajectory_managers,
+            not (self.distributed.is_on and self.cluster.trajectory_managers),
             "cluster.trajectory_managers",
             self.cluster.trajectory_managers,
             "cannot be combined with "

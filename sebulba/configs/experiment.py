@@ -268,30 +268,26 @@ class ExperimentConfig(LoopOptions):
             "use platform=cpu, or leave one of them out",
         )
         self._check_learning_rates()
+        has_folder = self.name is not None or self.run_dir is not None
         require(
-            not self.resume or self.name is not None or self.run_dir is not None,
+            not self.resume or has_folder,
             "resume",
             self.resume,
             "needs the folder of the run",
             "give --name NAME or --run-dir DIR",
         )
         name = self.name
-        if self.distributed.is_on:
-            self._check_hosts()
+        require(
+            not self.distributed.is_on or has_folder,
+            "run_dir",
+            None,
+            f"is needed with distributed.coordinator={shown(self.distributed.coordinator)}: all "
+            "hosts save into one shared folder",
+            "give --run-dir DIR, or --name NAME if they share the folder runs/",
+        )
         is_folder = name is None or (name.strip() not in ("", ".", "..") and "/" not in name)
         require(
             is_folder, "name", name, "must be one folder name", "use --run-dir for another place"
-        )
-
-    def _check_hosts(self) -> None:
-        """Raise UsageError for what several hosts need."""
-        where = f"distributed.coordinator={shown(self.distributed.coordinator)}"
-        require(
-            self.name is not None or self.run_dir is not None,
-            "run_dir",
-            None,
-            f"is needed with {where}: all hosts save into one shared folder",
-            "give --run-dir DIR, or --name NAME if they share the folder runs/",
         )
 
     def _check_learning_rates(self) -> None:

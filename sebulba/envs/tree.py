@@ -15,6 +15,7 @@ the slots of a *group*. A tree of one ``AgentNode`` is a single agent, an ``EnvS
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -254,7 +255,9 @@ def agents_of(node: Any, path: str = "") -> dict[str, AgentNode]:
 
 
 def _slots_of_agent(node: AgentNode, path: str, common: Obs | None, waits: bool) -> Iterator[Slot]:
-    _require(isinstance(node.act, Act), path, f"{_wrong_act(node.act)}; give Act(space)")
+    is_hidden = isinstance(node.act, Obs) and node.act.eval_only
+    wrong = "an eval_only action" if is_hidden else f"act={shown(node.act)}"
+    _require(isinstance(node.act, Act), path, f"has {wrong}; give Act(space)")
     _check_bool(path, "Act.non_atomic", node.act.non_atomic)
     parts = dict(named_parts(node.obs, path))
     if node.act.non_atomic:
@@ -277,12 +280,6 @@ def _slots_of_agent(node: AgentNode, path: str, common: Obs | None, waits: bool)
         return
     action = atomic_action_space(node.act.space, path)
     yield Slot(path, _spec(parts, action, path, common), waits)
-
-
-def _wrong_act(act: Any) -> str:
-    if isinstance(act, Obs) and act.eval_only:
-        return "has an eval_only action"
-    return f"has act={shown(act)}"
 
 
 def named_parts(obs: Any, path: str, at: str = "") -> Iterator[tuple[str, Obs]]:
@@ -407,11 +404,8 @@ def _group_name(slots: tuple[str, ...]) -> str:
 
 
 def _unique(name: str, taken: Mapping[str, Any]) -> str:
-    number, candidate = 1, name
-    while candidate in taken or candidate == COMMON:
-        number += 1
-        candidate = f"{name}_{number}"
-    return candidate
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(one for one in names if one not in taken and one != COMMON)
 
 
 # Rules.
@@ -496,16 +490,9 @@ def describe(spec: Any) -> str:
         lines.append(f"    slots     {', '.join(group.slots)}")
         lines += _seen(group.spec, "    ")
     for team in spec.teams:
-        among = ", ".join(team.slots)
-        lines.append(
-            f"  payoff {_payoff(team)} {'among all' if not team.name else f'in {team.name}'}"
-            f"{'' if not team.name else f': {among}'}"
-        )
+        among = f"in {team.name}: {', '.join(team.slots)}" if team.name else "among all"
+        lines.append(f"  payoff {team.payoff}{', symmetric,' if team.symmetric else ''} {among}")
     return "\n".join(lines)
-
-
-def _payoff(team: Team) -> str:
-    return f"{team.payoff}{', symmetric,' if team.symmetric else ''}"
 
 
 def _count(things: Any, word: str) -> str:

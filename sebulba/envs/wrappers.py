@@ -160,7 +160,9 @@ def wrapped(
 def warn_of_statistics(env: gymnasium.Env, name: str) -> None:
     """Warn of running statistics in wrappers, which no policy and no checkpoint has."""
     while isinstance(env, gymnasium.Wrapper):
-        held = [key for key, value in vars(env).items() if _is_running_statistics(value)]
+        # Of a class such as Gymnasium's ``RunningMeanStd``.
+        parts = "mean", "var", "count", "update"
+        held = [k for k, one in vars(env).items() if all(hasattr(one, part) for part in parts)]
         if held:
             warnings.warn(
                 f"{type(env).__name__} around {name!r} keeps running statistics ({held[0]}), each "
@@ -170,11 +172,6 @@ def warn_of_statistics(env: gymnasium.Env, name: str) -> None:
                 stacklevel=3,
             )
         env = env.env
-
-
-def _is_running_statistics(value: Any) -> bool:
-    """Tell whether a value is of a class such as Gymnasium's ``RunningMeanStd``."""
-    return all(hasattr(value, key) for key in ("mean", "var", "count", "update"))
 
 
 def load_wrapper(wrapper: Any) -> Callable[[gymnasium.Env], Any]:

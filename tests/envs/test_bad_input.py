@@ -258,7 +258,7 @@ def test_action_check_knows_both_ends(space, good, bad):
         ("Pong-v5", {"img_height": 0}, "img_height=0 of Pong-v5 must be at least 1"),
         ("Pong-v5", {"img_width": 10**6}, "img_width=1000000 of Pong-v5 must be at most"),
         ("Pong-v5", {"frame_skip": 2.5}, "frame_skip=2.5 of Pong-v5 must be an integer"),
-        ("Pong-v5", {"reward_clip": 1}, "reward_clip=1 of Pong-v5 must be a bool"),
+        ("Pong-v5", {"reward_clip": 1}, "reward_clip=1 of Pong-v5 must be True or False"),
         ("Pong-v5", {"repeat_action_probability": 1.5}, "must be at most 1"),
         ("Pong-v5", {"repeat_action_probability": NAN}, "must be a finite number"),
         ("FrozenLake-v1", {"size": -1}, "size=-1 of FrozenLake-v1 must be at least 1"),

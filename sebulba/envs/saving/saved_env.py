@@ -60,7 +60,7 @@ def save(env: Any) -> bytes | str:
             return pack(("pickled", inner, _dumps(env, {"without": layer, "random": random})))
         return pack(("pickled", None, _dumps(env)))
     except Exception as error:  # a user's code may raise anything here
-        who = type(_unwrapped(env)).__name__
+        who = type([*_layers(env)][-1]).__name__
         what = "could not be pickled" if layer is None else "gave no state"
         return f"{who} {what} ({_describe(error)}); {REMEDY}"
 
@@ -232,10 +232,6 @@ def _layers(env: Any) -> Iterator[Any]:
     while isinstance(env, gymnasium.Wrapper | VectorWrapper):
         env = env.env
         yield env
-
-
-def _unwrapped(env: Any) -> Any:
-    return list(_layers(env))[-1]
 
 
 def _offers_state(layer: Any) -> bool:
