@@ -1,5 +1,6 @@
 """Hyper-parameters of the agents: frozen dataclasses, checked on construction.
 
+Each raises UsageError for a field that is not of its type, or out of its range.
 One file an agent, on top of what families of agents share. JAX is not imported here: a command
 line can parse and refuse options before any device starts.
 """

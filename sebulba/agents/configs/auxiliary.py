@@ -19,11 +19,7 @@ class AuxiliaryConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RandomNetworkDistillationConfig(AuxiliaryConfig):
-    """Hyper-parameters of random network distillation (Burda et al. 2018, arXiv 1810.12894).
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters of random network distillation (Burda et al. 2018, arXiv 1810.12894)."""
 
     auxiliary_class: ClassVar[str] = (
         "sebulba.agents.multi.random_network_distillation:RandomNetworkDistillation"

@@ -24,11 +24,7 @@ TORSOS: tuple[str, ...] = get_args(TorsoKind)
 
 @dataclasses.dataclass(frozen=True)
 class TorsoConfig:
-    """What turns an observation into features.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """What turns an observation into features."""
 
     kind: TorsoKind | str = "auto"
     """Network for images. auto: nature_cnn from 36 x 36 pixels on, small_cnn up to
@@ -107,11 +103,7 @@ def own_torsos(config: Any) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """How gradients become updates; the learning rate is a field of the agent's own config.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """How gradients become updates; the learning rate is a field of the agent's own config."""
 
     kind: Literal["adam", "rmsprop", "sgd"] = "adam"
     """The optimizer."""
@@ -158,11 +150,7 @@ def check_normalization(normalize_observations: bool, torso: TorsoConfig) -> Non
 
 @dataclasses.dataclass(frozen=True)
 class CommonConfig(AgentConfig):
-    """Hyper-parameters that all agents have; a subclass has its own defaults and more fields.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """Hyper-parameters that all agents have; a subclass has its own defaults and more fields."""
 
     learning_rate: float = 1e-3
     """Step size of the optimizer."""

@@ -9,11 +9,7 @@ from sebulba.support.checks import check_ranges, check_types, require
 
 @dataclasses.dataclass(frozen=True)
 class ReplayConfig:
-    """What is kept, what is drawn of it, and how often.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """What is kept, what is drawn of it, and how often."""
 
     capacity: int = 100_000
     """Environment steps that the replay holds, over all Inferencers, environments and hosts,
@@ -56,11 +52,7 @@ class ReplayConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TargetConfig:
-    """How target networks follow the trained ones.
-
-    Raises:
-      UsageError: A field is out of its range.
-    """
+    """How target networks follow the trained ones."""
 
     period: int = 1
     """Updates between two moves of the target."""
