@@ -119,7 +119,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
         trajectories lack them. One for which it is true has them in its trajectories; ``step``
         never sees them.
         """
-        del config
         return False
 
     # What is made once, on the host.
@@ -150,7 +149,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
     def check_run(self, run: RunSpec) -> None:
         """Raise UsageError if the hyper-parameters do not fit ``run``; most fit any."""
-        del run
 
     @abc.abstractmethod
     def new_networks(self, key: jax.Array) -> PyTree:
@@ -263,7 +261,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
           step_state: From ``new_step_state``.
           num_steps: Steps of its vector environment since the beginning of the run.
         """
-        del num_steps
         return step_state
 
     # What a trained policy says of an observation.
@@ -273,7 +270,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
         It is saved with the policy of the end of a run, and not staged for Inferencers.
         """
-        del networks, experience
         return ()
 
     def acting_value(
@@ -293,7 +289,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
         Raises:
           UsageError: The agent has no values; that is the default.
         """
-        del networks, value_networks, step_state, env_step
         name = type(self).__name__
         raise UsageError(
             f"{name} does not define the value of observations; define {name}.acting_value("
@@ -317,7 +312,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
         Raises:
           UsageError: The agent does not say it; that is the default.
         """
-        del networks, step_state, env_step
         name = type(self).__name__
         raise UsageError(
             f"{name} does not define the distribution of its actions; define "
@@ -328,7 +322,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return what is staged for Inferencers and saved as the trained policy."""
-        del experience
         return networks
 
     @abc.abstractmethod
@@ -374,7 +367,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
 
         Host-side and pure. 0 while warming up or gathering; at most one other value in a run.
         """
-        del cycle
         return 1
 
     def reported_metrics(self, means: dict[str, float]) -> dict[str, float]:
@@ -399,7 +391,6 @@ class Agent(abc.ABC, Generic[ConfigT]):
           new: A new experience, or its shapes.
           saved: What was saved, or its shapes.
         """
-        del new, saved
         return None
 
     def lasting_experience(self, experience: PyTree) -> PyTree:
@@ -408,12 +399,10 @@ class Agent(abc.ABC, Generic[ConfigT]):
         Such as the statistics with which observations are normalised. They are kept where the rest,
         a replay, is dropped on resume. By default there are none.
         """
-        del experience
         return ()
 
     def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
         """Return ``experience`` with what ``lasting_experience`` returned of another one."""
-        del lasting
         return experience
 
     # Helpers.
