@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,3 +220,23 @@ def test_the_command_serves_until_a_signal(tmp_path: Path, number: signal.Signal
     assert process.wait(60) == 0
     process.stdout.close()
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_client_in_c_plays_a_served_policy(tmp_path: Path) -> None:
+    source = Path(__file__).parents[2] / "examples/external_client.c"
+    program = str(tmp_path / "client")
+    command = ["cc", "-O2", "-Wall", "-Wextra", "-Werror", "-o", program, str(source), "-lm"]
+    subprocess.run(command, check=True)
+
+    def play(token: str) -> subprocess.CompletedProcess[str]:
+        words = [program, f"{tmp_path}/s", token, "10"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=300)
+
+    listen = f"unix:{tmp_path}/s"
+    with PolicyServer(given("pretrained:cartpole", listen=listen), TOKEN):
+        played, refused = play(TOKEN), play("another")
+    assert float(re.findall(r"mean return (.*)", played.stdout)[0]) > 490
+    assert refused.returncode == 1
+    assert "the token is wrong" in refused.stderr
