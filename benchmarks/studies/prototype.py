@@ -106,8 +106,7 @@ def make_pool(env_id: str, **options: Any) -> Any:
     """Return an envpool, whose spaces do not warn of lost precision when they are used."""
     import envpool
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         pool = envpool.make(env_id, env_type="gymnasium", **options)
         assert pool.observation_space and pool.action_space  # they warn when first read
     return pool

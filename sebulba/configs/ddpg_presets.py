@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from sebulba.agents.configs import DDPGConfig
-from sebulba.configs.experiment import EnvConfig, ExperimentConfig
+from sebulba.configs import sac_presets
+from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.preset import PENDULUM_REPLAY, REPLAY, Presets, for_task
 
 PRESETS = Presets()
@@ -24,20 +25,14 @@ def neutral() -> ExperimentConfig:
     Learning rates, batch, networks and 25 000 random env steps are those of the paper's code
     (github.com/sfujim/TD3). There the actor moves in every second update, here in each.
     """
-    return ExperimentConfig(
-        env=EnvConfig("Pendulum-v1"),
-        agent=DDPGConfig(
-            critic_learning_rate=3e-4,
-            num_critics=2,
-            target_noise=0.2,
-            random_env_steps=5_000,
-            replay=REPLAY,
-        ),
-        total_env_steps=1_000_000,
-        num_envs=4,
-        num_inferencers_per_device=1,
-        steps_per_cycle=4,
+    agent = DDPGConfig(
+        critic_learning_rate=3e-4,
+        num_critics=2,
+        target_noise=0.2,
+        random_env_steps=5_000,
+        replay=REPLAY,
     )
+    return dataclasses.replace(sac_presets.neutral(), agent=agent)
 
 
 @PRESETS.add("pendulum-ddpg", "DDPG, MLP, envpool Pendulum-v1", goal=-200)

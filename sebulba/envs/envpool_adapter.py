@@ -384,8 +384,7 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
     """Raise UsageError for options that envpool does not know, or would abort on."""
     envpool = import_envpool()
     check_family(env_id, _family(env_id))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             spec = envpool.make_spec(env_id)
         except Exception as error:
@@ -473,9 +472,8 @@ def make_envpool(
     envpool = import_envpool()
 
     seeds = check_seeds(seeds, num_envs)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(action="ignore"):
         # Spaces warn of lost precision when they are made.
-        warnings.simplefilter("ignore")
         try:
             pool = envpool.make(
                 env_id,

@@ -642,11 +642,9 @@ def _gymnasium_maker(env: str, options: dict[str, Any]) -> Callable[[], gymnasiu
 
 
 def _make_gymnasium(env: str, options: dict[str, Any]) -> gymnasium.Env:
-    with warnings.catch_warnings():
-        # Spaces warn of lost precision, and outdated versions of their age.
-        warnings.simplefilter("ignore")
-        with _missing_packages_named(env):
-            return gymnasium.make(env, **options)
+    # Spaces warn of lost precision, and outdated versions of their age.
+    with warnings.catch_warnings(action="ignore"), _missing_packages_named(env):
+        return gymnasium.make(env, **options)
 
 
 @contextlib.contextmanager
@@ -665,14 +663,12 @@ def _single_factory(make_env: Callable, name: str, own: _OwnOptions) -> _Factory
     make_env = functools.partial(prepared, make_env, own.action_mask)
 
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             vector_env = make_vector_env(make_env, num_envs, own.vectorization)
         return _adapt(vector_env, seeds, name, own.step_timeout_s)
 
     def make_spec(look: Look) -> EnvSpec | MultiAgentSpec:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             env = CheckedEnv(make_env, 0)
         look(env.env)
         env.close()

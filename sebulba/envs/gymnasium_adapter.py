@@ -232,8 +232,7 @@ class GymnasiumAdapter:
             return
         self._is_closed = True
         env = self._vector_env
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             if isinstance(env, AsyncVectorEnv) and self._has_failed:
                 end_workers(env)
             else:

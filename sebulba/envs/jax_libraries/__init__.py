@@ -44,8 +44,7 @@ def make_library_env(env: str, options: dict[str, Any]) -> JaxEnv | MultiAgentJa
       UsageError: The library is not installed, or has no such id or option.
     """
     module, env_id = _checked(env)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             return module.make(env_id, options)
         except UsageError:
@@ -115,8 +114,7 @@ def _checked(env: str) -> tuple[Any, str]:
             f"env={env!r} needs {library}, which is not installed; pip install 'sebulba[{library}]'"
         )
     module = importlib.import_module(f"{__name__}.{library}_env")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             known = module.ids()
         except Exception as error:  # a library that does not fit this JAX

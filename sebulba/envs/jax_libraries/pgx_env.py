@@ -107,8 +107,8 @@ class PgxGame:
         return {SEAT: jnp.arange(self._env.num_players) == state.current_player}
 
     def _obs(self, state: Any) -> PyTree:
-        with warnings.catch_warnings():  # that only the current player should be asked for
-            warnings.simplefilter("ignore", DeprecationWarning)
+        # It warns that only the current player should be asked for.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             players = jnp.arange(self._env.num_players)
             observed = jax.vmap(lambda player: self._env.observe(state, player))(players)
         mask = self.acting(state)[SEAT][:, None] & state.legal_action_mask[None]

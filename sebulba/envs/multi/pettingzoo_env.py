@@ -423,8 +423,7 @@ class _Maker:
 
     def __call__(self) -> Any:
         family, _, name = self._env.removeprefix(f"{PETTINGZOO}:").partition("/")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             try:
                 importlib.import_module(PETTINGZOO)
                 module = importlib.import_module(f"{FAMILIES[family]}.{name}")

@@ -57,8 +57,8 @@ def raw_envs(env: EnvConfig, factory: EnvFactory, num_envs: int) -> list[Raw]:
 def _pool(env: EnvConfig, num_envs: int, batch: int, num_threads: int) -> Raw:
     options = {k: v for k, v in env.factory_arguments().items() if k not in OF_ADAPTERS}
     options |= {"num_envs": num_envs, "batch_size": batch, "num_threads": num_threads}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # spaces warn of lost precision when they are made
+    # Spaces warn of lost precision when they are made.
+    with warnings.catch_warnings(action="ignore"):
         pool = import_envpool().make_gymnasium(envpool_id(env.id), **options)
         space, _ = pool.action_space, pool.observation_space  # made when they are asked for
     actions = [np.stack([space.sample() for _ in range(batch)]) for _ in range(NUM_ACTIONS)]

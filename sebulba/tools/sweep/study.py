@@ -142,8 +142,8 @@ class Study:
         scores = [trial.score for trial in self.trials() if trial.ended == Ended.DONE]
         if len(scores) < LEAST_DONE or len(set(scores)) < 2:
             return {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of few trials, which the number of them says, too
+        # It warns of few trials, which the number of them says, too.
+        with warnings.catch_warnings(action="ignore"):
             return dict(self._optuna.importance.get_param_importances(self._study))
 
     def _open_trial(self, number: int) -> Any:
