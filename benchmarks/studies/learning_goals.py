@@ -166,6 +166,23 @@ def _congestion(agent: str) -> Goal:
     )
 
 
+def _small_pong(agent: str, env_steps: int, *options: str) -> Goal:
+    """Return the goal to win as many points of the small Pong as are lost, with Atari's preset."""
+    words = (
+        *("--env.id", "benchmarks.studies.small_pong:small_pong", "--agent.torso", "small_cnn"),
+        *("--total-env-steps", str(env_steps)),
+    )
+    return Goal(
+        f"atari-{agent}",
+        0,
+        env_steps,
+        evaluated=False,
+        options=(*words, *options),
+        seeds=2,
+        reference=f"{_OWN_FIGURE}; -21 to 21 are possible, untrained networks get -13",
+    )
+
+
 _SPEAKER_OPTIONS = ("--eval-every-env-steps", "50000", "--eval-episodes", "400")
 
 GOALS: dict[str, Goal] = {
@@ -306,9 +323,18 @@ GOALS: dict[str, Goal] = {
         member="",
         options=_SPEAKER_OPTIONS,
     ),
+    "small-pong-ppo": _small_pong("ppo", 300_000),
+    "small-pong-impala": _small_pong("impala", 600_000),
+    "small-pong-dqn": _small_pong("dqn", 200_000, "--agent.exploration-env-steps", "100000"),
+    "small-pong-r2d2": _small_pong(
+        "r2d2", 400_000, "--agent.lstm-size", "64", "--agent.head-hidden-sizes", "64"
+    ),
     **_NEUTRAL,
 }
 """Goals by the NAME of the result, ``learn-NAME.json``; it is mostly that of a preset."""
 
-GROUPS: dict[str, tuple[str, ...]] = {"neutral": tuple(_NEUTRAL)}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "neutral": tuple(_NEUTRAL),
+    "small-pong": tuple(name for name in GOALS if name.startswith("small-pong-")),
+}
 """Names that stand for several goals."""
