@@ -252,11 +252,7 @@ def _played(
     argv: Sequence[str],
     *options: Option,
 ) -> argparse.Namespace:
-    """Return the values of the words of a command that plays so many episodes by default.
-
-    Raises:
-      UsageError: A number is out of range.
-    """
+    """Return the values of the words of a command that plays so many episodes by default."""
     run, *others = PLAYED
     every = (run, number("--episodes", episodes), *others, *options)
     given = parse(command, what, argv, every)
@@ -278,9 +274,6 @@ def _open_run(
     """Return the folder of the run and its environment; what it names may be imported from here.
 
     ``check`` is called once the run was found, before it is trusted.
-
-    Raises:
-      UsageError: There is no such run, or it names code and is not trusted.
     """
     folder = RunFolder(folder_of(given.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use

@@ -21,8 +21,8 @@ from sebulba.runs.signals import StopOnSignal
 from sebulba.support.checks import at_least
 from sebulba.support.files import check_regular, read_json_object, write_json
 from sebulba.tools.sweep.space import Space, read_space
-from sebulba.tools.sweep.study import Study, import_optuna
-from sebulba.tools.sweep.sweep import Plan, Sweep, best_of, words_of
+from sebulba.tools.sweep.study import Ended, Study, import_optuna
+from sebulba.tools.sweep.sweep import Plan, Sweep, words_of
 from sebulba.tools.sweep.table import print_trials, ranked, record_of_trial
 from sebulba.tools.sweep.training import Measure
 
@@ -185,7 +185,8 @@ def _report(study: Study, space: Space, plan: Plan, json_file: str | None) -> bo
         write_json(json_file, {"trials": rows, "importances": importances})
     for file in pictures.draw(plan.folder, space, trials, importances, plan.measure.every):
         print(f"drawn: {file}")
-    if (best := best_of(trials)) is None:
+    best = next((trial for trial in ranked(trials) if trial.ended == Ended.DONE), None)
+    if best is None:
         return False
     words = plan.train_words(best.values, plan.seeds[0])
     preset, config = read_config(words, "sebulba sweep")

@@ -175,13 +175,6 @@ def bound_bytes(
     """Return the most bytes of arrays that a run may hold at a time, by what holds them.
 
     What a program needs while it runs (activations, gradients) is not in arrays and not counted.
-
-    Args:
-      sizes: Return value of ``sizes_of``.
-      num_inferencers: Inferencers, each of which fills one trajectory and hands one over.
-      num_inference_devices: Inference devices, each of which has networks staged.
-      num_update_devices: Update devices, each of which has networks and optimizer state.
-      queue_size: Trajectories that may wait.
     """
     # Handed over together with the initial and the final step state.
     handed_over = sizes["trajectory"] + 2 * sizes["step_state"]

@@ -209,13 +209,7 @@ def descends_plainly(agent: Agent) -> Agent:
 
 
 def how_to_make(agent: Any, config: Any = None) -> MakeAgent:
-    """Return the function from spaces to the agent.
-
-    Args:
-      agent: A subclass of ``Agent``, a configuration that names one, its class, a function of an
-        EnvSpec that returns an agent, an agent, or ``"module:attribute"`` of one of these.
-      config: For a class of agents: its configuration, the class of one, a function that returns
-        one, or ``"module:attribute"``. None takes the one that belongs to it.
+    """Return the function from spaces to the agent; the arguments are those of ``check_agent``.
 
     Raises:
       UsageError: It is none of these.

@@ -45,19 +45,8 @@ class Finding:
     """What was looked at; empty for the name of the check."""
 
 
-def ok(seen: str, remedy: str = "", name: str = "") -> Finding:
-    """Return a finding that all is well."""
-    return Finding(Level.OK, seen, remedy, name)
-
-
-def note(seen: str, remedy: str = "", name: str = "") -> Finding:
-    """Return a finding that is worth knowing."""
-    return Finding(Level.NOTE, seen, remedy, name)
-
-
-def problem(seen: str, remedy: str, name: str = "") -> Finding:
-    """Return a finding that something is wrong."""
-    return Finding(Level.PROBLEM, seen, remedy, name)
+ok, note, problem = (functools.partial(Finding, level) for level in Level)
+"""Return a finding of that level."""
 
 
 @dataclasses.dataclass(frozen=True)

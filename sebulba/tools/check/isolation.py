@@ -41,12 +41,8 @@ START_S = 120.0
 
 
 def isolated_findings(suite: str, arguments: tuple, timeout_s: float) -> Iterator[Event]:
-    """Run a suite of checks in child processes, a new one after each that died or hung.
-
-    Args:
-      suite: ``"module:function"``; the function returns the checks.
-      arguments: Arguments of the function, which cloudpickle sends.
-      timeout_s: Longest time that one check may take.
+    """Run a suite of checks in child processes, a new one after each that died or hung. The suite
+    is the ``"module:function"`` that returns them, from arguments that cloudpickle sends.
 
     Raises:
       UsageError: The function raised it, the arguments cannot be sent, or the time is no time.

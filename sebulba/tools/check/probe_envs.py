@@ -197,13 +197,8 @@ LEAST_DISCOUNT, MOST_DISCOUNT = 0.4, 0.65
 def questions_for(
     actions: str, discount: float | None = None, remembers: bool = False
 ) -> Questions:
-    """Return the questions whose answers are right for an agent with this discount.
-
-    Args:
-      actions: ``"discrete"`` or ``"continuous"``.
-      discount: None if it is not known.
-      remembers: Also ask what was seen before.
-    """
+    """Return the questions whose answers are right for an agent with this discount, if it is known;
+    one that ``remembers`` is also asked what it saw before."""
     if actions == "continuous":
         return Questions([])
     asked = ["action", "other", "over"]

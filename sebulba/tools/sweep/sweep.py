@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -201,9 +201,3 @@ def _failure(training: Training, code: int) -> str:
         return "no return was measured; give more --total-env-steps"
     meaning = MEANINGS.get(code, f"ended by signal {-code}" if code < 0 else f"exit code {code}")
     return f"{meaning.partition(':')[0]} ({training.last_words()[:200]})"
-
-
-def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the highest score of those that are done, if any is."""
-    done = [trial for trial in trials if trial.ended == Ended.DONE and trial.score is not None]
-    return max(done, key=lambda trial: trial.score or 0.0, default=None)
