@@ -34,6 +34,8 @@ SWEEP, BEST = "sweep.json", "best.json"
 INTERVALS = 20
 """Of a training without evaluations, in which its returns are compared."""
 
+_say = functools.partial(print, flush=True)
+
 
 def main(argv: Sequence[str]) -> int:
     """Run a sweep, or go on with one; returns the exit code."""
@@ -58,9 +60,7 @@ def main(argv: Sequence[str]) -> int:
         plan = _plan(config, words, arguments, folder)
         min_trials = arguments.prune_after or arguments.trials + 1  # 0 prunes none
         study = Study(folder, space, config.seed, min_trials)
-        sweep = Sweep(
-            plan, study, arguments.trials, arguments.parallel, functools.partial(print, flush=True)
-        )
+        sweep = Sweep(plan, study, arguments.trials, arguments.parallel, _say)
         with StopOnSignal() as stop_on_signal:
             stop_on_signal.attach(sweep)
             sweep.run()
