@@ -77,20 +77,37 @@ class OnAccelerator(stepped_cycle.SteppedCycle):
         super().__init__(env, programs, device, timer)
         self._accelerator = device
 
+    def run(self, networks, step_state, stop):
+        item, step_state = super().run(networks, step_state, stop)
+        # The hand-off has nothing to upload.
+        of_host = [
+            x for x in jax.tree.leaves(item and item.trajectory) if isinstance(x, np.ndarray)
+        ]
+        assert not of_host
+        return item, step_state
+
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pong-v5"])
 def test_rows_that_stay_on_an_accelerator_are_those_of_the_host(env, monkeypatch):
-    uploads = []
+    uploads, fetched = [], []
+    on_host = stepped_cycle._on_host
 
     def upload(leaves, device):
         uploads.append(len(leaves))
         return jax.device_put(leaves, device)
 
+    def fetch(action):
+        fetched.append(action.shape)
+        return on_host(action)
+
     monkeypatch.setattr(stepped_cycle, "_upload", upload)
+    monkeypatch.setattr(stepped_cycle, "_on_host", fetch)
     here, _ = record(env, "stepped", 3, 5, **ONE)
     assert not uploads
+    fetched.clear()
     there, _ = record(env, OnAccelerator, 3, 5, **ONE)
     assert len(uploads) == 1 + 4 * 5 and len(set(uploads)) == 1  # lockstep begins a fourth cycle
+    assert len(fetched) == 4 * 5 and len(set(fetched)) == 1
     for one, other in zip(here.trajectories, there.trajectories, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one, other)
     for one, other in zip(here.step_infos, there.step_infos, strict=True):
