@@ -22,8 +22,13 @@ from sebulba.tools.bench import harness
 
 ENDS_S = 30
 """Seconds that a run may take to end after its signal."""
+SOLVED = 18.0
+"""Mean return of the last 100 episodes at which Pong is said to be learned."""
+BEFORE = {"atari-dqn": 2_700.0}
+"""Env steps/s of the first GPU that was measured, before anything was chosen for it."""
 MOST_STEPS = ("--total-env-steps", "1000000000")
-GYMNAX = "gymnax:Breakout-MinAtar"
+JAX_ENVS = (64, 4096, 8192)
+"""Numbers of JAX environments."""
 
 RAW = """
 import os, sys, time, envpool, numpy as np
@@ -63,14 +68,22 @@ class Row(NamedTuple):
     name: str
     seconds: float
     """Limit of the measurement, start included."""
-    measure: Callable[[float], float]
-    """Takes the limit and returns env steps/s."""
+    measure: Callable[[float], Figures]
+    """Takes the limit and returns env steps/s under the name "", and others by what they are."""
 
 
-def train(*words: str) -> Callable[[float], float]:
-    """Return what trains so many seconds and returns the speed of the second half."""
+Figures = dict[str, float]
 
-    def measure(seconds: float) -> float:
+
+def train(*words: str, until: float | None = None) -> Callable[[float], Figures]:
+    """Return what trains so many seconds and returns the speed of the second half.
+
+    With ``until``, it ends at this mean return; what it reached, and when, are figures, too.
+    """
+    if until is not None:
+        words = (*words, "--stop-at-return", str(until))
+
+    def measure(seconds: float) -> Figures:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             command = [sys.executable, "-m", "sebulba", "train", *words, "--run-dir", str(run)]
@@ -86,9 +99,31 @@ def train(*words: str) -> Callable[[float], float]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 _, said = process.communicate()
-            return speed_of(run / "metrics.jsonl", said)
+            reached = {} if until is None else reached_in(run / "metrics.jsonl", until)
+            return {"": speed_of(run / "metrics.jsonl", said), **reached}
 
     return measure
+
+
+def reached_in(metrics: Path, goal: float) -> Figures:
+    """Return the highest mean return of a run, and at how many seconds and env steps it was there.
+
+    Without an episode that ended, nothing is returned.
+    """
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    records = [json.loads(line) for line in lines]
+    records = [one for one in records if one.get("episode_return_mean") is not None]
+    if not records:
+        return {}
+    best = next(
+        (one for one in records if one["episode_return_mean"] >= goal),
+        max(records, key=lambda one: one["episode_return_mean"]),
+    )
+    return {
+        "highest mean return": best["episode_return_mean"],
+        "seconds until then": best["seconds"],
+        "env steps until then": best["env_steps"],
+    }
 
 
 def speed_of(metrics: Path, said: str) -> float:
@@ -108,10 +143,10 @@ def speed_of(metrics: Path, said: str) -> float:
     return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
 
 
-def program(code: str, *words: int, share: float = 0.7) -> Callable[[float], float]:
+def program(code: str, *words: int, share: float = 0.7) -> Callable[[float], Figures]:
     """Return what runs a program that measures for a share of the limit and prints a speed."""
 
-    def measure(seconds: float) -> float:
+    def measure(seconds: float) -> Figures:
         command = [sys.executable, "-c", code, *map(str, words), str(share * seconds)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + ENDS_S)
@@ -119,13 +154,13 @@ def program(code: str, *words: int, share: float = 0.7) -> Callable[[float], flo
             raise RuntimeError(f"it took more than {seconds + ENDS_S:.0f} s") from None
         if done.returncode:
             raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
-        return float(done.stdout)
+        return {"": float(done.stdout)}
 
     return measure
 
 
 def rows() -> list[Row]:
-    """Return what is measured, in this order: what matters most comes first."""
+    """Return what is measured, in this order; the last has what is left of the time."""
 
     def both(name: str, seconds: float, *words: str) -> list[Row]:
         words = (name, *words, *MOST_STEPS)
@@ -142,25 +177,25 @@ def rows() -> list[Row]:
     ]
     jax_envs = [
         row
-        for envs in (64, 4096)
+        for envs in JAX_ENVS
         for row in (
             Row(
                 f"breakout-minatar --num-envs {envs}",
-                25,
+                20,
                 train("breakout-minatar", "--num-envs", str(envs), *MOST_STEPS),
             ),
-            Row(f"PureJaxRL's form, {envs} environments", 20, program(PROTOTYPE, envs, share=0.4)),
+            Row(f"PureJaxRL's form, {envs} environments", 15, program(PROTOTYPE, envs, share=0.4)),
         )
     ]
     return [
         *raw,
-        Row("pong", 45, train("pong", *MOST_STEPS)),
-        *both("cartpole", 15),
-        Row("cartpole --num-envs 4096", 20, train("cartpole", "--num-envs", "4096", *MOST_STEPS)),
-        *both("cartpole-dqn", 20),
-        *both("pendulum-sac", 20),
+        *both("cartpole", 12),
+        Row("cartpole --num-envs 4096", 15, train("cartpole", "--num-envs", "4096", *MOST_STEPS)),
+        *both("cartpole-dqn", 15),
+        *both("pendulum-sac", 15),
         *jax_envs,
-        Row("atari-dqn", 45, train("atari-dqn", *MOST_STEPS)),
+        Row("atari-dqn", 35, train("atari-dqn", *MOST_STEPS)),
+        Row("pong", 300, train("pong", *MOST_STEPS, until=SOLVED)),
     ]
 
 
@@ -178,8 +213,9 @@ def ratios(found: dict[str, float]) -> dict[str, float]:
                 f"breakout-minatar --num-envs {envs}",
                 found.get(f"PureJaxRL's form, {envs} environments", 0.0),
             )
-            for envs in (64, 4096)
+            for envs in JAX_ENVS
         },
+        **{f"{name} / {speed:,.0f} before": (name, speed) for name, speed in BEFORE.items()},
     }
     return {
         name: found[over] / under
@@ -193,20 +229,29 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", help="rows whose names begin with one of these")
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all limits")
-    parser.add_argument("--budget-s", type=float, default=540.0, help="no row begins after this")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=540.0,
+        help="seconds of everything, without the end of the last row",
+    )
     parser.add_argument("--json", default="gpu-figures.json")
     given = parser.parse_args(words)
     began = time.monotonic()
     found: dict[str, float] = {}
+    others: dict[str, Figures] = {}
     failed: dict[str, str] = {}
     for row in rows():
         if given.only and not row.name.startswith(tuple(given.only)):
             continue
-        if time.monotonic() - began > given.budget_s:
+        left = given.budget_s - (time.monotonic() - began)
+        if left <= 0:
             failed[row.name] = "no time was left"
             continue
+        print(f"{row.name} ...", flush=True)
         try:
-            found[row.name] = row.measure(given.scale * row.seconds)
+            others[row.name] = row.measure(min(left, given.scale * row.seconds))
+            found[row.name] = others[row.name].pop("")
             print(f"{row.name}: {found[row.name]:,.0f} env steps/s", flush=True)
         except RuntimeError as error:
             failed[row.name] = str(error)
@@ -214,9 +259,13 @@ def main(words: Sequence[str] | None = None) -> None:
     harness.print_rows(
         "env steps/s", ["env steps/s"], {name: [f"{speed:,.0f}"] for name, speed in found.items()}
     )
+    more = {f"{name}, {what}": x for name, each in others.items() for what, x in each.items()}
+    harness.print_rows("learning", [""], {name: [f"{x:,.1f}"] for name, x in more.items()})
     quotients = ratios(found)
     harness.print_rows("ratios", [""], {name: [f"{x:.2f}"] for name, x in quotients.items()})
-    keys = {"ratios": quotients, "failed": failed}
+    for name, why in failed.items():
+        print(f"not measured: {name}: {why}", flush=True)
+    keys = {"ratios": quotients, "learning": more, "failed": failed}
     record = harness.record(keys, found, {"scale": given.scale})
     harness.write_json(given.json, record | {"command": "make gpu-figures"})
 
