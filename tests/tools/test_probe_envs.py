@@ -19,16 +19,14 @@ def answers(
     discount: float = DISCOUNT, *, through_cut: bool = True, through_end: bool = False
 ) -> dict[str, int]:
     """Return the best actions under an agent's idea of returns, by value iteration."""
-    value = dict.fromkeys([*STATES, "end"], 0.0)
+    value = dict.fromkeys([*STATES, ""], 0.0)
     best = {}
     for _ in range(4):
-        for name, (_, outcomes) in STATES.items():
+        for name, (_, *outcomes) in STATES.items():
             worth = []
-            for outcome in outcomes:
-                ends = outcome.next_state[0] == "*" or outcome.next_state == "end"
-                goes_on = through_cut if outcome.truncated else through_end if ends else True
-                after = value[outcome.next_state.lstrip("*")]
-                worth.append(outcome.reward + discount * goes_on * after)
+            for reward, state in outcomes:
+                goes_on = {"~": through_cut, "*": through_end}.get(state[0], True)
+                worth.append(reward + discount * goes_on * value[state.lstrip("*~")])
             value[name], best[name] = max(worth), int(np.argmax(worth))
     return best
 

@@ -9,7 +9,7 @@ Source: andyljones.com/posts/rl-debugging (probe environments).
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -20,33 +20,22 @@ DISCOUNT = 0.5
 """That the answers are right for."""
 
 
-class Outcome(NamedTuple):
-    """What an action leads to."""
-
-    reward: float
-    """Paid at once."""
-    next_state: str = "end"
-    """Name of the state that follows; after a star, of what is seen at the end of the episode."""
-    truncated: bool = False
-    """The end is a truncation."""
-
-
-STATES: dict[str, tuple[str, tuple[Outcome, Outcome]]] = {
-    # name: (what is observed, outcomes of the two actions); an episode that goes on names a state
-    # without a star, one that ends shows what follows the star.
-    "action": ("action", (Outcome(-1.0), Outcome(1.0))),
-    "other": ("other", (Outcome(1.0), Outcome(-1.0))),
-    "later": ("later", (Outcome(0.3), Outcome(0.0, "rich"))),
-    "sooner": ("sooner", (Outcome(0.9), Outcome(0.0, "poor"))),
-    "cut": ("cut", (Outcome(0.3), Outcome(0.0, "*rich", truncated=True))),
-    "over": ("over", (Outcome(0.3), Outcome(0.0, "*rich"))),
-    "rich": ("rich", (Outcome(1.5), Outcome(1.5))),
-    "poor": ("poor", (Outcome(1.0), Outcome(1.0))),
-    "asked 0": ("asked 0", (Outcome(0.0, "recall 0"), Outcome(0.0, "recall 0"))),
-    "asked 1": ("asked 1", (Outcome(0.0, "recall 1"), Outcome(0.0, "recall 1"))),
-    "recall 0": ("recall", (Outcome(1.0), Outcome(-1.0))),
-    "recall 1": ("recall", (Outcome(-1.0), Outcome(1.0))),
+STATES: dict[str, tuple[str, tuple[float, str], tuple[float, str]]] = {
+    "action": ("action", (-1.0, "*"), (1.0, "*")),
+    "other": ("other", (1.0, "*"), (-1.0, "*")),
+    "later": ("later", (0.3, "*"), (0.0, "rich")),
+    "sooner": ("sooner", (0.9, "*"), (0.0, "poor")),
+    "cut": ("cut", (0.3, "*"), (0.0, "~rich")),
+    "over": ("over", (0.3, "*"), (0.0, "*rich")),
+    "rich": ("rich", (1.5, "*"), (1.5, "*")),
+    "poor": ("poor", (1.0, "*"), (1.0, "*")),
+    "asked 0": ("asked 0", (0.0, "recall 0"), (0.0, "recall 0")),
+    "asked 1": ("asked 1", (0.0, "recall 1"), (0.0, "recall 1")),
+    "recall 0": ("recall", (1.0, "*"), (-1.0, "*")),
+    "recall 1": ("recall", (-1.0, "*"), (1.0, "*")),
 }
+"""By name: what is observed, and the reward and the next state of both actions. After a star the
+episode is terminated, after a tilde truncated, and that state is seen at its end."""
 
 ANSWERS = {
     "action": 1,  # the action matters
@@ -79,15 +68,14 @@ class DiscretePool:
         self._prepare(first_states)
 
     def _prepare(self, first_states: list[str]) -> None:
-        names = list(STATES)
+        names = [*STATES, ""]  # the last is the end
+        outcomes = [*(both for _, *both in STATES.values()), [(0.0, "*")] * 2]
+        follows = np.array([[state for _, state in both] for both in outcomes])
         self._first = np.array([names.index(name) for name in first_states])
-        outcomes = [[o for o in STATES[name][1]] for name in names]
-        follows = [[o.next_state.lstrip("*") for o in row] for row in outcomes]
-        ended = [[o.next_state in ("end",) or o.next_state[0] == "*" for o in r] for r in outcomes]
-        self._reward = np.array([[o.reward for o in r] for r in outcomes], np.float32)
-        self._truncated = np.array([[o.truncated for o in r] for r in outcomes])
-        self._terminated = np.array(ended) & ~self._truncated
-        self._next = np.array([[names.index(f) if f in names else -1 for f in r] for r in follows])
+        self._reward = np.array([[reward for reward, _ in both] for both in outcomes], np.float32)
+        self._terminated = np.char.startswith(follows, "*")
+        self._truncated = np.char.startswith(follows, "~")
+        self._next = np.vectorize(names.index)(np.char.lstrip(follows, "*~"))
         self._seen = np.concatenate([observations(), np.zeros((1, NUM_SEEN), np.float32)])
 
     @property
@@ -117,13 +105,13 @@ class DiscretePool:
         pass
 
 
-_SEEN = list(dict.fromkeys(seen for seen, _ in STATES.values()))
+_SEEN = list(dict.fromkeys(seen for seen, *_ in STATES.values()))
 NUM_SEEN = len(_SEEN)
 
 
 def observations() -> np.ndarray:
     """Return what is observed in each state, ``[S, NUM_SEEN]``."""
-    index = [_SEEN.index(seen) for seen, _ in STATES.values()]
+    index = [_SEEN.index(seen) for seen, *_ in STATES.values()]
     return np.eye(NUM_SEEN, dtype=np.float32)[index]
 
 
