@@ -276,7 +276,7 @@ def test_an_update_is_prepared_before_there_is_a_trajectory(
     driver.updater.prepare(item, due=due)
     monkeypatch.setattr(driver.updater, "_metric_shapes", None)  # otherwise it looks again
     if program := driver.updater._programs.get((True, due)):  # nothing is compiled again
-        monkeypatch.setattr(program, "jitted", None)
+        monkeypatch.setattr(program, "_jitted", None)
     assert "loss" in feed(driver, made) and driver.updates
 
 
