@@ -1,7 +1,7 @@
 """Every figure of docs/accelerators.md, in one call of under ten minutes: ``make gpu-figures``.
 
-Each row is a child process of its own with a limit in seconds: one that fails or hangs costs only
-its row. The speed of a run is that of the second half of its time. Runs on the CPU stand beside
+Each row is a child process of its own: one that fails costs only its row. What is left of the time
+limits each. The speed of a run is that of the second half of its time. Runs on the CPU stand beside
 those of the default placement, in the same call on the same machine.
 """
 
@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from sebulba.tools.bench import harness
 
+LOOK_S = 0.1
+"""Seconds between two looks for the first record of a run."""
 ENDS_S = 30
 """Seconds that a run may take to end after its signal."""
 SOLVED = 18.0
@@ -67,31 +69,41 @@ class Row(NamedTuple):
 
     name: str
     seconds: float
-    """Limit of the measurement, start included."""
-    measure: Callable[[float], Figures]
-    """Takes the limit and returns env steps/s under the name "", and others by what they are."""
+    """Of the measurement, without the start."""
+    measure: Measure
+    """What measures."""
 
 
 Figures = dict[str, float]
+Measure = Callable[[float, float], Figures]
+"""Takes the seconds of the measurement and those that are left, start included; returns env steps/s
+under the name "", and others by what they are."""
 
 
-def train(*words: str, until: float | None = None) -> Callable[[float], Figures]:
-    """Return what trains so many seconds and returns the speed of the second half.
+def train(*words: str, until: float | None = None) -> Measure:
+    """Return what trains so many seconds after the first record, and returns the speed of the
+    second half of them.
 
     With ``until``, it ends at this mean return; what it reached, and when, are figures, too.
     """
     if until is not None:
         words = (*words, "--stop-at-return", str(until))
 
-    def measure(seconds: float) -> Figures:
+    def measure(seconds: float, left: float) -> Figures:
+        ends = time.monotonic() + left
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             command = [sys.executable, "-m", "sebulba", "train", *words, "--run-dir", str(run)]
             process = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             )
+            metrics = run / "metrics.jsonl"
+            while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
+                if time.monotonic() > ends:
+                    break
+                time.sleep(LOOK_S)
             try:
-                process.wait(seconds)
+                process.wait(max(0.0, min(seconds, ends - time.monotonic())))
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
             try:
@@ -99,8 +111,8 @@ def train(*words: str, until: float | None = None) -> Callable[[float], Figures]
             except subprocess.TimeoutExpired:
                 process.kill()
                 _, said = process.communicate()
-            reached = {} if until is None else reached_in(run / "metrics.jsonl", until)
-            return {"": speed_of(run / "metrics.jsonl", said), **reached}
+            reached = {} if until is None else reached_in(metrics, until)
+            return {"": speed_of(metrics, said), **reached}
 
     return measure
 
@@ -143,15 +155,15 @@ def speed_of(metrics: Path, said: str) -> float:
     return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
 
 
-def program(code: str, *words: int, share: float = 0.7) -> Callable[[float], Figures]:
-    """Return what runs a program that measures for a share of the limit and prints a speed."""
+def program(code: str, *words: int) -> Measure:
+    """Return what runs a program that takes numbers and seconds, and prints a speed."""
 
-    def measure(seconds: float) -> Figures:
-        command = [sys.executable, "-c", code, *map(str, words), str(share * seconds)]
+    def measure(seconds: float, left: float) -> Figures:
+        command = [sys.executable, "-c", code, *map(str, words), str(seconds)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + ENDS_S)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=left)
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"it took more than {seconds + ENDS_S:.0f} s") from None
+            raise RuntimeError(f"it took more than {left:.0f} s") from None
         if done.returncode:
             raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
         return {"": float(done.stdout)}
@@ -170,7 +182,7 @@ def rows() -> list[Row]:
     raw = [
         Row(
             f"raw envpool Pong, {envs} environments, batches of {batch}",
-            8,
+            6,
             program(RAW, envs, batch),
         )
         for envs, batch in ((64, 64), (256, 256), (256, 128))
@@ -181,20 +193,20 @@ def rows() -> list[Row]:
         for row in (
             Row(
                 f"breakout-minatar --num-envs {envs}",
-                20,
+                8,
                 train("breakout-minatar", "--num-envs", str(envs), *MOST_STEPS),
             ),
-            Row(f"PureJaxRL's form, {envs} environments", 15, program(PROTOTYPE, envs, share=0.4)),
+            Row(f"PureJaxRL's form, {envs} environments", 6, program(PROTOTYPE, envs)),
         )
     ]
     return [
         *raw,
-        *both("cartpole", 12),
-        Row("cartpole --num-envs 4096", 15, train("cartpole", "--num-envs", "4096", *MOST_STEPS)),
-        *both("cartpole-dqn", 15),
-        *both("pendulum-sac", 15),
+        *both("cartpole", 8),
+        Row("cartpole --num-envs 4096", 10, train("cartpole", "--num-envs", "4096", *MOST_STEPS)),
+        *both("cartpole-dqn", 10),
+        *both("pendulum-sac", 10),
         *jax_envs,
-        Row("atari-dqn", 35, train("atari-dqn", *MOST_STEPS)),
+        Row("atari-dqn", 25, train("atari-dqn", *MOST_STEPS)),
         Row("pong", 300, train("pong", *MOST_STEPS, until=SOLVED)),
     ]
 
@@ -250,7 +262,7 @@ def main(words: Sequence[str] | None = None) -> None:
             continue
         print(f"{row.name} ...", flush=True)
         try:
-            others[row.name] = row.measure(min(left, given.scale * row.seconds))
+            others[row.name] = row.measure(given.scale * row.seconds, left)
             found[row.name] = others[row.name].pop("")
             print(f"{row.name}: {found[row.name]:,.0f} env steps/s", flush=True)
         except RuntimeError as error:

@@ -1,6 +1,7 @@
 """What ``make gpu-figures`` measures, and how it reads the speed of a run."""
 
 import json
+import sys
 
 import pytest
 
@@ -20,8 +21,8 @@ def test_all_limits_together_leave_time_to_start_and_to_learn_pong():
     rows = gpu_figures.rows()
     assert len({row.name for row in rows}) == len(rows)
     assert rows[-1].name == "pong" and rows[-1].seconds == 300
-    # What a GPU does not take 5 minutes for ends earlier; else Pong has what is left of 540 s.
-    assert sum(row.seconds for row in rows[:-1]) <= 300
+    # With 8 s for each start, Pong has 4 of 9 minutes.
+    assert sum(8 + row.seconds for row in rows[:-1]) <= 300
 
 
 def test_every_figure_that_a_gpu_is_asked_for_has_a_row():
@@ -65,10 +66,10 @@ def test_ratios_are_those_whose_figures_are_there():
 
 
 def test_a_row_that_fails_says_why_and_costs_only_itself(tmp_path, monkeypatch, capsys):
-    def fails(seconds):
+    def fails(seconds, left):
         raise RuntimeError("out of memory")
 
-    def learns(seconds):
+    def learns(seconds, left):
         return {"": 7.0, "highest mean return": 18.0}
 
     rows = [gpu_figures.Row("bad", 1.0, fails), gpu_figures.Row("good", 1.0, learns)]
@@ -84,14 +85,47 @@ def test_a_row_that_fails_says_why_and_costs_only_itself(tmp_path, monkeypatch, 
 def test_no_row_lasts_longer_than_what_is_left(tmp_path, monkeypatch, capsys):
     now, given = [0.0], []
 
-    def takes_all(seconds):
-        given.append(seconds)
-        now[0] += seconds
+    def takes_all(seconds, left):
+        given.append(left)
+        now[0] += min(seconds, left)
         return {"": 1.0}
 
     rows = [gpu_figures.Row(name, 300.0, takes_all) for name in "abc"]
     monkeypatch.setattr(gpu_figures, "rows", lambda: rows)
     monkeypatch.setattr(gpu_figures.time, "monotonic", lambda: now[0])
     gpu_figures.main(["--json", str(tmp_path / "figures.json")])
-    assert given == [300.0, 240.0]
+    assert given == [540.0, 240.0]
     assert "not measured: c: no time was left" in capsys.readouterr().out
+
+
+CHILD = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+folder.mkdir()
+begin = float(sys.argv[2])
+time.sleep(begin)
+with open(folder / "metrics.jsonl", "w", buffering=1) as file:
+    for i in range(10_000):
+        file.write('{"env_steps": %d, "seconds": %f}\\n' % (100 * i, 0.01 * i))
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "seconds", "left", "found"), [(1.0, 0.5, 300.0, True), (60.0, 0.5, 1.0, False)]
+)
+def test_a_run_is_measured_from_its_first_record_on(
+    tmp_path, monkeypatch, begin, seconds, left, found
+):
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} {child} x "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(gpu_figures.sys, "executable", str(script))
+    measure = gpu_figures.train(str(begin))
+    if found:
+        assert measure(seconds, left) == {"": pytest.approx(10_000.0)}
+    else:
+        with pytest.raises(RuntimeError):
+            measure(seconds, left)
