@@ -447,9 +447,11 @@ def _check_obs(obs: Obs, path: str) -> None:
     )
 
 
-def _space(space: gymnasium.Space, path: str) -> gymnasium.Space:
+def _space(
+    space: gymnasium.Space, path: str, canonical: Any = canonical_observation_space
+) -> gymnasium.Space:
     try:
-        return canonical_observation_space(space)
+        return canonical(space)
     except UsageError as error:
         raise UsageError(f"{_at(path)}{error}") from error
 
@@ -458,10 +460,7 @@ def _action_space(space: Any, path: str) -> gymnasium.Space:
     _require(
         isinstance(space, gymnasium.Space), path, f"has the action {shown(space)}; give a Space"
     )
-    try:
-        return canonical_action_space(space)
-    except UsageError as error:
-        raise UsageError(f"{_at(path)}{error}") from error
+    return _space(space, path, canonical_action_space)
 
 
 # For people.
