@@ -20,6 +20,7 @@ from gymnasium.vector import VectorEnv
 from benchmarks.studies.bare import bare_loop
 from benchmarks.studies.inference import acting_loop
 from benchmarks.studies.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from benchmarks.studies.tables import differences
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.inference.inferencer import INFERENCER_PHASES
@@ -169,7 +170,7 @@ def run(
         for case in loops.values():
             case.loop.close()
     for name in ENVS:
-        figures[f"{name} overhead"] = harness.differences(figures, f"{name} loop", f"{name} bare")
+        figures[f"{name} overhead"] = differences(figures, f"{name} loop", f"{name} bare")
     keys = keys_of(figures)
     pieces = {name: pieces_us(env, 10 * steps_per_cycle) for name, env in ENVS.items()}
     phases = {name: case.phases_us for name, case in loops.items()}

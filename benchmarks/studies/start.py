@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.studies.tables import differences
 from sebulba.errors import UsageError
 from sebulba.runs.huge_pages import environment_before_restart
 
@@ -65,7 +66,7 @@ def run(*, repeats: int = 5, preset: str = "cartpole", json_file: str | None = N
         }
         figures = harness.interleave(cases, repeats)
         marks = marks_of_a_start(preset, Path(folder))
-    figures["beyond imports"] = harness.differences(figures, "train", "imports")
+    figures["beyond imports"] = differences(figures, "train", "imports")
     keys = keys_of(figures)
     harness.print_table(
         f"benchmarks start: sebulba train {preset}, compiled programs kept, to the first update",

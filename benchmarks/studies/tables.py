@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -21,3 +21,8 @@ def show(value: Any) -> str:
     if not isinstance(value, int | float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def differences(figures: Mapping[str, list[float]], of: str, minus: str) -> list[float]:
+    """Return the differences ``of - minus``, one a round."""
+    return [a - b for a, b in zip(figures[of], figures[minus], strict=True)]

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.studies import overhead
 from benchmarks.studies.null import NullAgent, NullConfig, NullPool, NullVectorEnv
+from benchmarks.studies.tables import differences
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.envpool_adapter import EnvpoolAdapter
 from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
@@ -19,7 +20,7 @@ from sebulba.types import EnvStep, RunSpec
 
 def test_differences_are_within_a_round():
     figures = {"loop": [30.0, 50.0, 41.0], "bare": [10.0, 40.0, 20.0]}
-    assert harness.differences(figures, "loop", "bare") == [20.0, 10.0, 21.0]
+    assert differences(figures, "loop", "bare") == [20.0, 10.0, 21.0]
 
 
 def test_the_key_is_the_median_over_the_adapter_of_the_fast_default():
@@ -74,7 +75,7 @@ def test_the_record_has_the_promised_keys(tmp_path, capsys):
     record = json.loads(file.read_text())
     rounds = record["figures"]
     assert all(len(values) == 2 for values in rounds.values())
-    assert rounds["envpool overhead"] == harness.differences(rounds, "envpool loop", "envpool bare")
+    assert rounds["envpool overhead"] == differences(rounds, "envpool loop", "envpool bare")
     assert record["overhead_us_per_step"] == pytest.approx(np.median(rounds["envpool overhead"]))
     assert {"config", "machine", "versions", "commit", "commit_date", "is_modified"} <= set(record)
     assert record["phases_us"]["envpool"]["act"] > 0

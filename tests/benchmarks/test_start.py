@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from benchmarks.studies import start
+from benchmarks.studies.tables import differences
 from sebulba.errors import UsageError
 from sebulba.runs.huge_pages import OPTION, VARIABLE
-from sebulba.tools.bench import harness
 
 TRAINS = """
 import pathlib, sys, time
@@ -29,7 +29,7 @@ with open(run / "metrics.jsonl", "w") as file:
 
 def test_keys_are_medians_and_what_is_beyond_imports_is_taken_within_a_round():
     figures = {"train": [3.0, 9.0, 4.0], "imports": [1.0, 5.0, 1.5]}
-    figures["beyond imports"] = harness.differences(figures, "train", "imports")
+    figures["beyond imports"] = differences(figures, "train", "imports")
     assert start.keys_of(figures) == {
         "first_update_beyond_imports_s": 2.5,
         "first_update_s": 4.0,

@@ -81,11 +81,6 @@ def ratio(figures: Mapping[str, list[float]], over: str, under: str) -> float:
     return statistics.median(a / b for a, b in pairs)
 
 
-def differences(figures: Mapping[str, list[float]], of: str, minus: str) -> list[float]:
-    """Return the differences ``of - minus``, one a round."""
-    return [a - b for a, b in zip(figures[of], figures[minus], strict=True)]
-
-
 def count_for(seconds: float, speed: Callable[[int], float], count: int) -> int:
     """Return how many units of work take about ``seconds``.
 
@@ -146,7 +141,7 @@ def number(value: float) -> str:
 
 
 def record(keys: Mapping[str, Any], figures: Mapping[str, Any], config: Mapping[str, Any]) -> dict:
-    """Return what a benchmark writes to its JSON file; ``figures`` are one a round, by case."""
+    """Return what a benchmark writes to its JSON file; ``figures`` has one a round, by case."""
     hash_, commit_date, is_modified = commit()
     return {
         **keys,

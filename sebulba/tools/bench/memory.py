@@ -86,10 +86,10 @@ def run(
     json_file: str | None = None,
     png_file: str | None = None,
 ) -> dict:
-    """Train for a while, watch memory, print a table, write JSON and a picture. The arguments are
-    the options of the command, see ``commands/bench.py``, and times in seconds, see above.
+    """Train for a while, watch memory, print a table, write JSON and a picture.
 
-    The arguments that are not options of the command (see ``commands/bench.py``) are:
+    The arguments are options of the command, see ``commands/bench.py``, and the seconds between
+    samples, those of a point, and those at the beginning that do not count.
 
     Raises:
       UsageError: ``minutes`` is too short for a slope.
