@@ -40,14 +40,14 @@ COMMANDS = Group("sebulba.commands", "the command")
 WRITERS = Group("sebulba.writers", "the writer")
 """By the name of ``--writers``: what makes a writer."""
 
-_NETWORKS = "sebulba-networks"
+_NETWORKS, _EXTERNAL = "sebulba-networks", "sebulba-external"
 _APART = {
-    ENVIRONMENTS: {"sebulba": _NETWORKS},
+    ENVIRONMENTS: {"sebulba": _NETWORKS, "external": _EXTERNAL},
     PRESETS: {
         **{f"congestion-{agent}": _NETWORKS for agent in ("ppo", "impala", "sac", "ddpg")},
         "shared-bottleneck-ppo": _NETWORKS,
     },
-    COMMANDS: {"networks": _NETWORKS, "serve": "sebulba-external"},
+    COMMANDS: {"networks": _NETWORKS, "serve": _EXTERNAL},
 }
 """Packages that belong to Sebulba and are installed apart from it, by the names that they bring."""
 

@@ -196,13 +196,13 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, server: PolicyServer) 
 
 def test_a_token_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    token = serve._token(file)
+    token = serve.token_in(file)
     assert len(token) > 20
     assert file.stat().st_mode & 0o077 == 0
-    assert serve._token(file) == token
+    assert serve.token_in(file) == token
     file.write_text("")
     with pytest.raises(sebulba.UsageError, match="is empty"):
-        serve._token(file)
+        serve.token_in(file)
 
 
 @pytest.mark.slow

@@ -72,8 +72,9 @@ class Listener:
                 "leave token out to have one made"
             )
         self._socket, self.address = _listen(address)
-        self.counts = {"asked": 0, "batches": 0, "refused": 0, "broke_off": 0}
-        """Requests, calls of the policy, clients refused, episodes that nobody ended."""
+        self.counts = dict.fromkeys(("welcomed", "asked", "batches", "refused", "broke_off"), 0)
+        """Clients that took a seat, requests, calls of the policy, clients refused, episodes that
+        nobody ended."""
         self.closed = threading.Event()
 
     def close(self) -> None:
@@ -213,6 +214,7 @@ class Listener:
         client.seat, self._taken[free] = free, client
         welcome = {"type": "welcome", "version": protocol.VERSION, "seat": free}
         client.socket.sendall(protocol.pack(welcome | self._desk.shapes()))
+        self.counts["welcomed"] += 1
 
 
 def _listen(address: str) -> tuple[socket.socket, str]:

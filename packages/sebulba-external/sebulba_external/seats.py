@@ -22,6 +22,7 @@ from sebulba.types import EnvAdapter, PyTree
 from sebulba_external.columns import Column, Places, SeatColumns
 from sebulba_external.desk import Answer, Desk
 from sebulba_external.listener import WAKE_S, Listener
+from sebulba_external.simulators import Simulators
 
 COLUMNS_A_SEAT = 4
 """Columns a seat that wait for the update; beyond them the oldest are dropped, and counted."""
@@ -114,9 +115,15 @@ class ServedCycle:
     kind = "served"
 
     def __init__(
-        self, listener: Listener, num_seats: int, programs: CyclePrograms, timer: PhaseTimer
+        self,
+        listener: Listener,
+        num_seats: int,
+        programs: CyclePrograms,
+        timer: PhaseTimer,
+        simulators: Simulators | None = None,
     ) -> None:
-        """Serve ``num_seats`` clients of ``listener``."""
+        """Serve ``num_seats`` clients of ``listener``; ``simulators`` are some, if not None."""
+        self._simulators = simulators
         self._listener, self._num_seats, self._timer = listener, num_seats, timer
         self._complete: queue.Queue[tuple[int, Column]] = queue.Queue()
         is_off_policy = isinstance(programs.agent, OffPolicyAgent)
@@ -152,8 +159,7 @@ class ServedCycle:
         columns: list[tuple[int, Column]] = []
         with self._timer.phase("take"):  # a wait for clients is no hang
             while len(columns) < self._num_seats:
-                if self._error is not None:
-                    raise self._error
+                self._raise_what_went_wrong()
                 if stop.is_set():
                     return None, step_state
                 with contextlib.suppress(queue.Empty):
@@ -162,6 +168,14 @@ class ServedCycle:
             trajectory, initial, final, infos = self._places.joined(columns)
             states = desk.with_own(step_state, initial), desk.with_own(step_state, final)
             return Item(trajectory, *states, infos), step_state
+
+    def _raise_what_went_wrong(self) -> None:
+        simulators = self._simulators
+        error = self._error or (None if simulators is None else simulators.error)
+        if error is not None:
+            raise error
+        if simulators is not None:
+            simulators.seated = self._listener.counts["welcomed"]
 
     def _desk_with(self, networks: PyTree, step_state: PyTree) -> Desk:
         """Return the desk, which acts with ``networks`` from now on."""

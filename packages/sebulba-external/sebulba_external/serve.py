@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     )
     if given.seats not in range(1, MOST_SEATS + 1):
         raise UsageError(f"seats={given.seats} must be from 1 to {MOST_SEATS}; use 64")
-    token = "" if given.token_file is None else _token(Path(given.token_file))
+    token = "" if given.token_file is None else token_in(Path(given.token_file))
     from sebulba.runs.jax_setup import configure_jax
 
     configure_jax(given.platform)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _token(file: Path) -> str:
+def token_in(file: Path) -> str:
     """Return the token in a file, which is made for its owner alone if it is missing."""
     with contextlib.suppress(FileExistsError):
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,0 +1,153 @@
+"""Simulators that a command starts: never too many, begun again, gone with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sebulba_external import simulators
+from sebulba_external.environments import ENVIRONMENTS, ClientOptions
+from sebulba_external.simulators import Simulators
+
+import sebulba
+
+SLEEPER = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(600)"
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def processes_with(mark: str) -> list[int]:
+    """Return the processes whose command has ``mark``, but for their shims."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if mark in words and "killpg" not in words[2]:
+                found.append(int(folder.name))
+    return found
+
+
+def command_of(code: str, *words: str) -> str:
+    return " ".join([sys.executable, "-c", f'"{code}"', *words])
+
+
+def test_commands_are_filled_in_run_side_by_side_and_killed(tmp_path: Path) -> None:
+    mark = f"mark-{os.getpid()}-{tmp_path.name}"
+    command = command_of(SLEEPER, mark, "{address}", "{seed}", "{number}")
+    started = Simulators(command, 3, "unix:/a", "secret", [7, 8, 9])
+    logs = [started.folder / f"{number}.log" for number in range(3)]
+    wait_until(lambda: all(log.read_bytes() for log in logs))
+    assert [log.read_text().strip() for log in logs] == [
+        f"['{mark}', 'unix:/a', '{7 + number}', '{number}']" for number in range(3)
+    ]
+    assert len(processes_with(mark)) == 3
+    started.close()
+    assert processes_with(mark) == []
+    assert not started.folder.exists()
+
+
+def test_one_that_dies_is_begun_again_and_there_are_never_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulators, "PAUSE_S", 0.1)
+    mark = f"mark-{os.getpid()}-{tmp_path.name}"
+    with contextlib.closing(Simulators(command_of(SLEEPER, mark), 2, "", "", [0])) as started:
+        for restarts in (1, 2, 3):
+            wait_until(lambda: len(processes_with(mark)) == 2)
+            started.seated += 1  # it was of use
+            os.kill(processes_with(mark)[0], signal.SIGKILL)
+            wait_until(lambda expected=restarts: started.restarts >= expected)
+            assert len(processes_with(mark)) <= 2
+        assert started.error is None
+
+
+def test_a_command_that_never_connects_ends_the_run_with_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulators, "PAUSE_S", 0.01)
+    command = command_of("import sys; print('no map named moon'); sys.exit(3)")
+    with contextlib.closing(Simulators(command, 1, "", "", [0])) as started:
+        wait_until(lambda: started.error)
+        text = str(started.error)
+    assert "ended 5 times (exit code 3)" in text
+    assert text.endswith("no map named moon")
+    with contextlib.closing(Simulators("/no/such/program", 1, "", "", [0])) as started:
+        wait_until(lambda: started.error)
+        assert str(started.error).endswith("/no/such/program: No such file or directory")
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(sebulba.UsageError, match=r"'adress'.*placeholders are \{address\}"):
+        Simulators("play {adress}", 1, "", "", [0])
+    with pytest.raises(sebulba.UsageError, match="quotes must match"):
+        Simulators("play 'a", 1, "", "", [0])
+    with pytest.raises(sebulba.UsageError, match="needs command"):
+        ClientOptions("CartPole-v1")
+    with pytest.raises(sebulba.UsageError, match="simulators=-1"):
+        ClientOptions("CartPole-v1", command="play", simulators=-1)
+    parts = ENVIRONMENTS["clients"].parts
+    with pytest.raises(sebulba.UsageError, match="needs the option 'like'"):
+        parts({}, None, 1.0)
+    with pytest.raises(sebulba.UsageError, match="no option 'port'"):
+        parts({"like": "CartPole-v1", "port": 1}, None, 1.0)
+
+
+PLAYER = """
+import sys
+import gymnasium
+from sebulba_external.client import Client
+
+address, token, seed, mark = sys.argv[1:]
+env = gymnasium.make("CartPole-v1")
+with Client(address, token) as seat:
+    observation, _ = env.reset(seed=int(seed))
+    while True:
+        action, over = seat.begin(observation), False
+        while not over:
+            observation, reward, dead, cut, _ = env.step(int(action))
+            over = dead or cut
+            if over:
+                seat.end(reward, observation, truncated=not dead)
+            else:
+                action = seat.step(reward, observation)
+        observation, _ = env.reset()
+"""
+
+
+@pytest.mark.slow
+def test_the_command_line_trains_on_simulators_and_leaves_none(tmp_path: Path) -> None:
+    (tmp_path / "player.py").write_text(PLAYER)
+    mark = f"mark-{os.getpid()}-{tmp_path.name}"
+    options = ["like", "CartPole-v1", "command"]
+    options += [f"{sys.executable} player.py {{address}} {{token}} {{seed}} {mark}"]
+    options += ["simulators", "3"]
+    command = [sys.executable, "-m", "sebulba", "train", "cartpole", "--run-dir", "run"]
+    command += ["--env.id", "external:clients", "--num-envs", "4", "--no-anneal-learning-rate"]
+    command += ["--inference-devices", "0", "--update-devices", "0"]
+    command += ["--num-inferencers-per-device", "1", "--env.options", *options]
+    done = subprocess.run(
+        [*command, "--total-env-steps", "4096"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "done: mean return" in done.stdout
+    assert processes_with(mark) == []
+
+    command += ["--resume", "--total-env-steps", "1_000_000"]
+    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    wait_until(lambda: len(processes_with(mark)) == 3, 300)
+    run.kill()
+    run.wait()
+    wait_until(lambda: not processes_with(mark), 50)
