@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sebulba.checkpoints.manifest import DamageError, UnreadableError
+from sebulba.checkpoints.part_files import Snapshot
 from sebulba.checkpoints.saver import Saver
-from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError, UsageError
 from sebulba.support.checks import at_least

@@ -1,4 +1,4 @@
-"""Writes the parts of one checkpoint to the disk, and reads them back."""
+"""The content of one checkpoint: writes its parts to the disk, and reads them back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import hashlib
 import json
 import os
 import re
+import types
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from sebulba.checkpoints.arrays import read_arrays, write_arrays
 from sebulba.checkpoints.manifest import (
@@ -16,12 +21,25 @@ from sebulba.checkpoints.manifest import (
     describe_files,
     write_manifest,
 )
-from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError
 
 RECORD_FILE = "record.json"
 ARRAYS_FOLDER = "arrays"
 BLOBS_FOLDER = "blobs"
+
+
+class Snapshot(NamedTuple):
+    """Everything that training needs to go on, as plain data on the host."""
+
+    record: Mapping[str, Any]
+    """What JSON can hold: counters, versions, the configuration. Tuples come back as lists, and
+    keys as strings."""
+    arrays: Mapping[str, np.ndarray]
+    """By name, such as ``networks/params/Dense_0/kernel``. Any shape, also ``()`` or empty; dtypes
+    are booleans, numbers of up to 8 bytes (complex: 16) and those of ml_dtypes, such as bfloat16.
+    Nobody may write to them until they are saved."""
+    blobs: Mapping[str, bytes] = types.MappingProxyType({})
+    """Bytes by name that only their maker can read, such as pickled environments."""
 
 
 def write_parts(

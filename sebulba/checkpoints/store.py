@@ -21,11 +21,11 @@ from sebulba.checkpoints.manifest import (
 )
 from sebulba.checkpoints.part_files import (
     RECORD_FILE,
+    Snapshot,
     cause_of,
     read_parts,
     write_parts,
 )
-from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.errors import CheckpointError, UsageError
 from sebulba.support.checks import at_least
 from sebulba.support.files import (
@@ -296,7 +296,6 @@ class CheckpointStore:
 
         Args:
           strict: Raise at a damaged checkpoint rather than pass over it.
-          say: Gets a line for each damaged checkpoint that is passed over.
           read: Reads the checkpoint of a number; None takes ``load``. Where it raises DamageError,
             the checkpoint is passed over.
 

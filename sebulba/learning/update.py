@@ -43,8 +43,6 @@ class Updater:
         """Prepare the programs; call ``place`` before any other method.
 
         Args:
-          agent: The agent whose ``update_experience``, ``loss`` and ``optimize`` run.
-          mesh: The update devices, of all hosts if several learn together.
           update_key: Typed key from which the key of every loss is folded.
           skip_not_finite: Leave networks and optimizer state as they are if an update's gradient or
             one of its metrics is NaN or infinite.

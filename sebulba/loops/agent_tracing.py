@@ -57,12 +57,10 @@ class TracedAgent:
         """Return the shapes of what a method returns, given shapes.
 
         Args:
-          method: Its name.
           *given: Shapes, or arrays, of its first arguments.
           static: Further arguments.
           check: Is given what it returns, while it is traced.
           label: Its name in ``programs``, if not ``method``.
-          **options: Keyword arguments.
         """
 
         def call(*arrays: PyTree) -> PyTree:

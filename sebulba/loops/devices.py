@@ -73,8 +73,6 @@ def place(
     Args:
       options: Of the run; a configuration has ``steps_per_cycle`` in addition.
       factory: Makes the environments.
-      agent: Says what it can be given.
-      num_envs: Environments of an Inferencer.
       inference: Instead of the devices in ``options``.
       update: Likewise.
 
@@ -201,7 +199,6 @@ def what_fits(
     """Return what tells how many devices a run can have.
 
     Args:
-      agent: Its ``check_run`` says whether its batches can be split.
       num_envs: Environments of an Inferencer.
       inferencers_per_device: 0 where they run inline, one on each device.
       steps_per_cycle: None where it is not known yet; then only the environments have to fit.

@@ -375,8 +375,6 @@ def evaluation_seeds(seed: int, num_envs: int, generation: int = 0) -> list[int]
     """Return seeds that no environment of a training run with this ``seed`` has.
 
     Args:
-      seed: Of the run, an int32.
-      num_envs: How many.
       generation: Each has its own; ``num_envs`` times generations at most 2^17.
     """
     last = NUM_SEEDS // num_envs - 1 - generation

@@ -130,9 +130,7 @@ class Evaluations:
           evaluator: None never has anything due.
           evaluated_at: Of the counters, at the beginning of this run.
           stop_requested: Ends every wait of the update loop.
-          fail: Gets what the thread raises.
           skips: When too many wait, skip the oldest instead of waiting.
-          inline: Play in the calling thread, and start no other.
         """
         self._evaluator = evaluator
         self._taken_at = max(evaluated_at, evaluator.played_at if evaluator else 0)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 
 from sebulba.checkpoints.checkpointer import LARGE_EXPERIENCE_BYTES, Checkpointer
-from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.part_files import Snapshot
 from sebulba.errors import CheckpointError, NotFiniteError, is_env_failure, text_of
 from sebulba.inference.inferencer import Inferencer, InferencerPosition
 from sebulba.learning.update import Updater
@@ -84,11 +84,7 @@ class Saving:
         return self._checkpointer is not None and self._checkpointer.experience_is_due
 
     def begin(self, *, with_experience: bool) -> None:
-        """Copy the learner's part and ask the Inferencers for theirs.
-
-        Args:
-          with_experience: Also copy an experience that is kept apart.
-        """
+        """Copy the learner's part and ask the Inferencers for theirs."""
         self._is_due = False
         if self._checkpointer is None:
             return

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.part_files import Snapshot
 from sebulba.errors import UsageError
 from sebulba.inference.inferencer import InferencerPosition
 from sebulba.support.trees import host_copy, is_key, named_leaves
@@ -22,6 +22,8 @@ MOST_BLOCKS = 64
 """Blocks of rows in which those are looked for."""
 MOST_DIFFERENCES = 5
 """Most differences that an error names."""
+RENAMED = {"true_reward": "unclipped_reward"}
+"""Fields of ``StepInfos`` by their names in older checkpoints."""
 NUMBERS = ("inferencer", "cycle", "policy_version")
 """Fields of a trajectory that the record has, too."""
 
@@ -166,6 +168,7 @@ class SnapshotReader:
         for name, array in self._snapshot.arrays.items():
             if name.startswith(f"{prefix}/"):
                 field, _, group = name.removeprefix(f"{prefix}/").partition("/")
+                field = RENAMED.get(field, field)
                 if group:
                     fields.setdefault(field, {})[group] = array
                 else:

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 
 from sebulba.errors import HangError
@@ -57,12 +56,7 @@ class Supervisor:
 
     def __enter__(self) -> Supervisor:
         if self._limit_s is not None:
-            self._thread = threading.Thread(
-                target=supervisor_thread,
-                args=(self.look, self._stop),
-                name=SUPERVISOR_THREAD,
-                daemon=True,
-            )
+            self._thread = threading.Thread(target=self._watch, name=SUPERVISOR_THREAD, daemon=True)
             self._looked_at = self._awake_since = time.perf_counter()
             self._thread.start()
         return self
@@ -76,6 +70,10 @@ class Supervisor:
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(WAKE_S):
+            self.look()
 
     def look(self) -> None:
         """Look at every thread once."""
@@ -155,9 +153,3 @@ class Supervisor:
             which, threads = "Its stack", [t for t in threads if t.name == name]
         with contextlib.suppress(OSError, ValueError):  # nobody may be reading any more
             print(f"sebulba: {what}\n{which}:\n{stacks(threads)}", file=sys.stderr, flush=True)
-
-
-def supervisor_thread(look: Callable[[], None], stop: threading.Event) -> None:
-    """Look four times a second until stopped."""
-    while not stop.wait(WAKE_S):
-        look()

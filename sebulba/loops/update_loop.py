@@ -130,7 +130,12 @@ class UpdateLoop:
 
     def _round(self, kept: list[Item]) -> tuple[list[Item], Agreed]:
         """Return the kept round, or the next; with other hosts once all of them have theirs."""
-        return self._agree(lambda: kept or self._next_round())
+
+        def take() -> list[Item]:
+            with self._session.timer.phase("get"):
+                return kept or self._running.next_round(self._saving.save_learner)
+
+        return self._agree(take)
 
     def _agree(self, take: Callable[[], list[Item]]) -> tuple[list[Item], Agreed]:
         """Return what ``take`` does, once the other hosts have taken theirs, and what is next."""
@@ -171,10 +176,6 @@ class UpdateLoop:
         counters = self._session.counters
         counters.episodes += agreed.total("episodes")
         counters.masked_truncations += agreed.total("masked")
-
-    def _next_round(self) -> list[Item]:
-        with self._session.timer.phase("get"):
-            return self._running.next_round(self._saving.save_learner)
 
     # One trajectory.
 

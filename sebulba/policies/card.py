@@ -34,6 +34,7 @@ def policy_card(agent: Agent, spec: EnvSpec, about: Mapping[str, Any]) -> str:
         "saved by": f"Sebulba {sebulba.__version__}",
     }
     fields = dataclasses.asdict(agent.config) if dataclasses.is_dataclass(agent.config) else {}  # type: ignore[arg-type]
+    table = _table({name: str(one) for name, one in flat(fields)})
     name = f"{type(agent).__name__} on {spec.name}" if spec.name else type(agent).__name__
     return _page(
         name,
@@ -41,7 +42,7 @@ def policy_card(agent: Agent, spec: EnvSpec, about: Mapping[str, Any]) -> str:
         facts,
         "action, state = policy(observation)  # of one environment, or a batch of them\n"
         "action, state = policy(observation, state)  # the next step of the episode",
-        _section("Hyper-parameters", _table({name: str(one) for name, one in flat(fields)})),
+        f"## Hyper-parameters\n\n{table}" if table else "",
     )
 
 
@@ -89,10 +90,6 @@ policy = sebulba.load_policy("FOLDER")  # this folder
 `policy` returns the greedy action, unless it was loaded with `explore=True`.
 
 {more}"""
-
-
-def _section(title: str, body: str) -> str:
-    return f"## {title}\n\n{body}" if body else ""
 
 
 def _table(facts: Mapping[str, Any]) -> str:

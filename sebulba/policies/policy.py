@@ -535,7 +535,10 @@ def _load_members(
             "load the policy of another member from the folder of its name"
         )
     try:
-        groups = {name: _group(one, record["name"]) for name, one in record["groups"].items()}
+        groups = {}
+        for name, one in record["groups"].items():
+            seen = _spec_from_json(one, name=record["name"], eval_only=tuple(one["eval_only"]))
+            groups[name] = Group(seen, tuple(one["slots"]), one["waits"])
         common = None if record["common"] is None else space_from_json(record["common"])
         spec = MultiAgentSpec(groups, common, name=record["name"])
         names, run = [str(name) for name in record["members"]], RunSpec(**record["run"])
@@ -551,11 +554,6 @@ def _load_members(
     config = MultiAgentConfig({name: one.agent.config for name, one in own.items()})
     networks = {name: one.acting_networks for name, one in own.items()}
     return Policy(MultiAgent(spec, config), networks, run, explore=explore, seed=seed)
-
-
-def _group(record: Mapping[str, Any], name: str) -> Group:
-    spec = _spec_from_json(record, name=name, eval_only=tuple(record["eval_only"]))
-    return Group(spec, tuple(record["slots"]), record["waits"])
 
 
 def _agent_of(record: Mapping[str, Any], file: Path, trust: Trust) -> tuple[Agent, RunSpec]:
@@ -804,7 +802,6 @@ def _bound_to_json(bound: np.ndarray) -> Any:
 
 def _bound_from_json(values: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     if isinstance(values, list):
-        return np.array([float(v) if isinstance(v, str) else v for v in values], dtype).reshape(
-            shape
-        )
+        values = [float(v) if isinstance(v, str) else v for v in values]
+        return np.array(values, dtype).reshape(shape)
     return np.full(shape, float(values) if isinstance(values, str) else values, dtype)

@@ -88,7 +88,6 @@ def open_run(
     """Return the folder of a run, its record, and its preset and configuration.
 
     Args:
-      run: The folder.
       trust: The user says that what it names may be imported, whoever wrote it.
       if_trusted: Called before anything is imported that the run names.
 

@@ -87,9 +87,7 @@ def start_of(word: str, *, trust: bool, command: str) -> Start:
     """Return the configuration that CONFIG stands for.
 
     Args:
-      word: CONFIG.
       trust: Import what a file names whoever wrote it.
-      command: What it was given to, for messages.
 
     Raises:
       UsageError: It stands for none, or a file names code and is not trusted.

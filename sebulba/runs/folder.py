@@ -301,7 +301,6 @@ class RunFolder:
         If so, Python finds the code that the run names from now on, where the run found it.
 
         Args:
-          is_given: The user says so.
           record: What ``record`` returned, if it is used: the file may be another by now.
 
         Raises:
@@ -420,7 +419,6 @@ class RunFolder:
 
         Args:
           record: The record of the checkpoint, with what ``about`` returned.
-          config: The configuration of now.
         """
         theirs, ours = record.get("run_id"), self.run_id()
         if theirs is not None and ours is not None and theirs != ours:

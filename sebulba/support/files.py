@@ -37,7 +37,6 @@ def parse_json(text: str | bytes, make_object: Callable | None = None) -> Any:
     """Return what a JSON text says.
 
     Args:
-      text: UTF-8.
       make_object: Makes an object from its pairs of keys and values; None makes a dict.
 
     Raises:

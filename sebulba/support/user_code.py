@@ -42,7 +42,6 @@ def load_attribute(name: str, value: str) -> Any:
 
     Args:
       name: What the value was given for, for messages.
-      value: The text.
 
     Raises:
       UsageError: It has another form, or there is no such module or attribute.

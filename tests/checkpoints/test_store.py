@@ -25,8 +25,8 @@ from hypothesis.extra import numpy as hnp
 from sebulba.checkpoints import store as store_module
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.manifest import FORMAT, MANIFEST_FILE, read_manifest
+from sebulba.checkpoints.part_files import Snapshot
 from sebulba.checkpoints.saver import SAVER_THREAD, Saver
-from sebulba.checkpoints.snapshot import Snapshot
 from sebulba.checkpoints.store import CheckpointStore, numbers_to_keep
 from sebulba.errors import CheckpointError, HangError, UsageError
 from sebulba.support import files as files_module
@@ -467,7 +467,7 @@ import sys
 import numpy as np
 import resource
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.part_files import Snapshot
 from sebulba.errors import CheckpointError
 
 store = CheckpointStore(sys.argv[1])
@@ -521,7 +521,7 @@ SAVE_FOR_EVER = """
 import itertools, sys
 import numpy as np
 from sebulba.checkpoints.store import CheckpointStore
-from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.part_files import Snapshot
 
 store = CheckpointStore(sys.argv[1], keep_last=2)
 for number in itertools.count(max(store.numbers(), default=0) + 1):

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba import Checkpointer, HostError, UsageError
 from sebulba.agents.configs.impala import ImpalaConfig
-from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.part_files import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.cluster.hosts.hosts import Hosts
 from sebulba.cluster.hosts.mesh import HostMesh

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sebulba.checkpoints.snapshot import Snapshot
+from sebulba.checkpoints.part_files import Snapshot
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.errors import CheckpointError
 from tests.checkpoints.test_store import assert_equal, snapshot_of

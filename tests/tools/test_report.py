@@ -101,7 +101,7 @@ def test_faults_are_named(tmp_path):
 
 
 def test_checkpoints_are_listed_with_what_is_wrong(tmp_path):
-    from sebulba.checkpoints.snapshot import Snapshot
+    from sebulba.checkpoints.part_files import Snapshot
     from sebulba.checkpoints.store import CheckpointStore
 
     run = make_run(tmp_path / "one")

@@ -66,11 +66,7 @@ class Hosts:
         return [there[host] for host in range(self.number)]
 
     def check_same(self, about: Mapping[str, Any]) -> None:
-        """Raise UsageError, on every host, unless all give the same.
-
-        Args:
-          about: What has to be equal, by name; JSON.
-        """
+        """Raise UsageError, on every host, unless all give the same."""
         of_first, *others = self.meet(dict(about))
         for host, of_host in enumerate(others, start=1):
             different = [

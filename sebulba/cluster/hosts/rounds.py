@@ -182,7 +182,6 @@ class Lateness:
         Args:
           waited_s: How long each host waited for its own trajectories. The least of these they all
             wait for, since the Inferencers of all take time.
-          now: Time of a clock, in seconds.
         """
         late = np.asarray(waited_s) - min(waited_s)
         if self._began is None or self._late_s is None:

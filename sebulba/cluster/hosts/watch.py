@@ -126,7 +126,6 @@ class Watch:
         Args:
           timeout_s: A host that has given no sign of life for so long is gone; None is the limit of
             this watch.
-          now: Time of ``time.monotonic``.
         """
         now = time.monotonic() if now is None else now
         timeout_s = self._timeout_s if timeout_s is None else timeout_s

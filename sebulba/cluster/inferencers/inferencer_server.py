@@ -184,7 +184,6 @@ class Server:
         """Run a cycle.
 
         Args:
-          number: Of the cycle, from 1.
           version: Of the networks, see ``Shared``; None takes those of the cycle before.
           step_state: As ``KeyData.unwrap`` returns it, on the host.
 

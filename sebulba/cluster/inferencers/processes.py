@@ -41,7 +41,6 @@ class ProcessNode(Node):
 
         Args:
           server: The class of them, as ``module:class``.
-          of: Whose process it is, for people.
         """
         super().__init__(room)
         self.where = "in processes" if room == 1 else f"in processes with {room} each"

@@ -109,7 +109,8 @@ def acting_of(policy: Policy, batch: int) -> Acting:
     kept = [i for i in kept if i < len(output_names) - 1]
     carried = [i for i in needed if i >= num_rows]
     return Acting(
-        functools.partial(_some_of, kept, jaxpr, closed.consts),
+        # Without the previous action, which is the action.
+        lambda *arrays: _evaluated(jaxpr, closed.consts, *arrays)[: len(kept)],
         tuple(_port(names[i], example[i]) for i in needed),
         tuple(_port(output_names[i], shapes[i]) for i in kept),
         {names[i]: np.asarray(example[i], _port(names[i], example[i]).dtype) for i in carried},
@@ -151,11 +152,6 @@ def _reduced(whole: Jaxpr, num_rows: int, num_answers: int) -> tuple[Jaxpr, list
         if more == kept:
             return jaxpr, needed, sorted(kept)
         kept = more
-
-
-def _some_of(kept: list[int], jaxpr: Jaxpr, constants: Sequence[Any], *arrays: Any) -> list[Any]:
-    """Return the outputs ``kept`` of a function that has these and the previous action."""
-    return _evaluated(jaxpr, constants, *arrays)[: len(kept)]
 
 
 def _evaluated(jaxpr: Jaxpr, constants: Sequence[Any], *arrays: Any) -> list[Any]:

@@ -29,8 +29,6 @@ def largest_difference(policy: Policy, acting: Acting, run: Run, seed: int = 0) 
 
     Args:
       policy: Loaded without ``explore``.
-      acting: What was exported.
-      run: Runs the file.
       seed: Of the observations.
 
     Returns:
