@@ -105,11 +105,21 @@ def atari() -> ExperimentConfig:
     root of the mean of squared gradients, as in TorchBeast (Küttler et al. 2019, arXiv 1910.03552)
     and cleanba (Huang et al. 2023, arXiv 2310.00036). A lost life ends an episode of the learner,
     as that table has it; games without lives have none to lose.
+
+    A trajectory of 64 environments is learned from twice, in four parts of 16 unrolls, with PPO's
+    limit to the probability ratio, lambda 0.95 and normalised advantages, as in ``neutral``. After
+    600,000 env steps of a small Pong this won 14 points more than it lost. The paper's single
+    update of 32 unrolls, without these, won one more (docs/measurements).
     """
     return ExperimentConfig(
         env=ATARI_ENV,
         agent=ImpalaConfig(
             learning_rate=6e-4,
+            trace_decay=0.95,
+            epochs=2,
+            minibatches=4,
+            ratio_clip=0.2,
+            normalize_advantages=True,
             torso=TorsoConfig(kind="nature_cnn"),
             optimizer=OptimizerConfig(
                 "rmsprop", epsilon=0.01 / 640, epsilon_in_root=False, max_grad_norm=40 / 640
@@ -117,7 +127,7 @@ def atari() -> ExperimentConfig:
         ),
         anneal_learning_rate=True,
         total_env_steps=10_000_000,
-        num_envs=32,
+        num_envs=64,
         steps_per_cycle=20,
     )
 
