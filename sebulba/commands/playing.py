@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -96,9 +96,10 @@ def video(argv: list[str]) -> int:
     )
     from sebulba.video.film import check_film_file, make_film
 
-    file = Path(given.out or beside(given.run, "video.mp4"))
+    run, file = _open_run(given), Path(given.out or beside(given.run, "video.mp4"))
+    check_film_file(file)
     with (
-        _policy_on_stage(given, given.episodes, lambda: check_film_file(file)) as (policy, stage),
+        _policy_on_stage(given, run, given.episodes) as (policy, stage),
         # Where software draws, 1000 steps take a minute or more.
         EpisodeProgress(given.episodes, sys.stderr) as progress,
     ):
@@ -137,7 +138,7 @@ def watch(argv: list[str]) -> int:
 
     returns: list[float] = []
     with (
-        _policy_on_stage(given, 1) as (policy, stage),
+        _policy_on_stage(given, _open_run(given), 1) as (policy, stage),
         open_screen(given.on) as screen,
         contextlib.suppress(KeyboardInterrupt),  # the usual end
     ):
@@ -268,16 +269,10 @@ def _played(
     return given
 
 
-def _open_run(
-    given: argparse.Namespace, check: Callable[[], object] = lambda: None
-) -> tuple[RunFolder, EnvConfig]:
-    """Return the folder of the run and its environment; what it names may be imported from here.
-
-    ``check`` is called once the run was found, before it is trusted.
-    """
+def _open_run(given: argparse.Namespace) -> tuple[RunFolder, EnvConfig]:
+    """Return the folder of the run and its environment; what it names may be imported from here."""
     folder = RunFolder(folder_of(given.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
-    check()
     trust = folder.trust(given.trust, record)
     env = folder.read_env_config(trust, record)
     if trust.is_trusted:
@@ -307,10 +302,10 @@ def _load_policy(given: argparse.Namespace, folder: RunFolder) -> Policy:
 
 @contextlib.contextmanager
 def _policy_on_stage(
-    given: argparse.Namespace, num_envs: int, check: Callable[[], object] = lambda: None
+    given: argparse.Namespace, run: tuple[RunFolder, EnvConfig], num_envs: int
 ) -> Any:
-    """Load the policy of the run, and make environments that draw; ``check`` comes before."""
-    folder, env = _open_run(given, check)
+    """Load the policy of the run, and make environments that draw."""
+    folder, env = run
     from sebulba.video.rendering import Stage, drawing_factory
 
     policy = _load_policy(given, folder)
