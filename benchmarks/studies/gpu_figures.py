@@ -1,8 +1,8 @@
 """Every figure of docs/accelerators.md, in one call of under ten minutes: ``make gpu-figures``.
 
-Each row is a child process of its own: one that fails costs only its row. What is left of the time
-limits each. The speed of a run is that of the second half of its time. Runs on the CPU stand beside
-those of the default placement, in the same call on the same machine.
+Each row is a child process of its own with a limit: one that fails or hangs costs only its row. The
+speed of a run is that of the second half of its time. Runs on the CPU stand beside those of the
+default placement, in the same call on the same machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from sebulba.tools.bench import harness
 
+START_S = 75
+"""Seconds that a row may take to start: a program for a GPU may be compiled anew."""
 LOOK_S = 0.1
 """Seconds between two looks for the first record of a run."""
 ENDS_S = 30
@@ -262,7 +264,8 @@ def main(words: Sequence[str] | None = None) -> None:
             continue
         print(f"{row.name} ...", flush=True)
         try:
-            others[row.name] = row.measure(given.scale * row.seconds, left)
+            seconds = given.scale * row.seconds
+            others[row.name] = row.measure(seconds, min(left, START_S + 2 * seconds))
             found[row.name] = others[row.name].pop("")
             print(f"{row.name}: {found[row.name]:,.0f} env steps/s", flush=True)
         except RuntimeError as error:

@@ -91,10 +91,15 @@ def test_no_row_lasts_longer_than_what_is_left(tmp_path, monkeypatch, capsys):
         return {"": 1.0}
 
     rows = [gpu_figures.Row(name, 300.0, takes_all) for name in "abc"]
+    hung = gpu_figures.Row("hangs", 0.0, lambda seconds, left: given.append(left) or {"": 1.0})
     monkeypatch.setattr(gpu_figures, "rows", lambda: rows)
     monkeypatch.setattr(gpu_figures.time, "monotonic", lambda: now[0])
     gpu_figures.main(["--json", str(tmp_path / "figures.json")])
     assert given == [540.0, 240.0]
+    rows[:] = [hung]
+    now[0] = 0.0
+    gpu_figures.main(["--json", str(tmp_path / "figures.json")])
+    assert given[-1] == gpu_figures.START_S
     assert "not measured: c: no time was left" in capsys.readouterr().out
 
 
