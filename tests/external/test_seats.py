@@ -319,6 +319,16 @@ def test_more_clients_than_seats_are_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_refused_in_words() -> None:
     with pytest.raises(sebulba.UsageError, match="token is empty"):
         Seats("0.0.0.0:0", token="")
+    for address in ("nonsense", "127.0.0.1:99999", ":80", "127.0.0.1:http"):
+        with pytest.raises(sebulba.UsageError, match="must be HOST:PORT or unix:PATH"):
+            Seats(address)
+    with (
+        Seats("127.0.0.1:0") as given,
+        pytest.raises(sebulba.UsageError, match=r"nobody can listen at .*in use"),
+    ):
+        Seats(given.address)
+    with pytest.raises(sebulba.UsageError, match="nobody can listen at unix:"):
+        Seats("unix:/no/such/folder/s")
     with (
         Seats() as given,
         pytest.raises(sebulba.UsageError, match="served by one Inferencer"),
@@ -331,6 +341,23 @@ def test_what_cannot_be_served_is_refused_in_words() -> None:
         ) as loop,
     ):
         loop.train(total_env_steps=1024, steps_per_cycle=T)
+
+
+def test_a_socket_that_a_killed_trainer_left_is_replaced_and_one_in_use_is_not(
+    tmp_path: Path,
+) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(f"{tmp_path}/s")
+    left.close()
+    with (
+        Seats(f"unix:{tmp_path}/s"),
+        pytest.raises(sebulba.UsageError, match="in use"),
+    ):
+        Seats(f"unix:{tmp_path}/s")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(sebulba.UsageError, match="in use"):
+        Seats(f"unix:{tmp_path}/file")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_unix_socket_is_open_to_its_owner_alone(tmp_path: Path) -> None:

@@ -189,6 +189,13 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, server: PolicyServer) 
         serve.main([str(tmp_path), "--seats", "0"])
     with pytest.raises(sebulba.UsageError, match="open to other machines"):
         PolicyServer(given("pretrained:cartpole", listen="0.0.0.0:0"), "")
+    with pytest.raises(sebulba.UsageError, match="must be HOST:PORT"):
+        HttpFront("7771", server)
+    with (
+        HttpFront("127.0.0.1:0", server) as taken,
+        pytest.raises(sebulba.UsageError, match="nobody can listen"),
+    ):
+        HttpFront(taken.address, server)
     open_server = argparse.Namespace(token="")
     with pytest.raises(sebulba.UsageError, match="--token-file"):
         HttpFront("0.0.0.0:0", open_server)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sebulba.errors import UsageError
+from sebulba_external import protocol
 from sebulba_external.client import Client
 from sebulba_external.listener import LOOPBACK
 
@@ -51,7 +52,10 @@ class HttpFront:
         Raises:
           UsageError: An address beyond this machine, and the server has no token.
         """
-        host, _, port = address.rpartition(":")
+        try:
+            host, port = protocol.host_and_port(address)
+        except protocol.ProtocolError as error:
+            raise UsageError(str(error)) from None
         if host not in LOOPBACK and not server.token:
             raise UsageError(
                 f"--http {address} is open to other machines; protect it with --token-file FILE"
@@ -64,7 +68,12 @@ class HttpFront:
         """Sessions that are kept; beyond them the one that is longest unused is forgotten."""
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         handler = type("Handler", (_Handler,), {"front": self})
-        self._http = ThreadingHTTPServer((host, int(port)), handler)
+        try:
+            self._http = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise UsageError(
+                f"nobody can listen at {address} ({error.strerror or error}); use another port"
+            ) from None
         self.address = f"{host}:{self._http.server_address[1]}"
         self._hosts = {self.address, f"localhost:{self._http.server_address[1]}"}
         self._is_local = host in LOOPBACK

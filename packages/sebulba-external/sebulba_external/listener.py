@@ -10,6 +10,7 @@ import selectors
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -218,21 +219,47 @@ class Listener:
 
 
 def _listen(address: str) -> tuple[socket.socket, str]:
-    """Return a listening socket and its address; a Unix socket is open to its owner alone."""
-    if address.startswith("unix:"):
-        listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
-        try:
-            listener.bind(address.removeprefix("unix:"))
-        except BaseException:
-            listener.close()
-            raise
-        finally:
-            os.umask(before)
-    else:
-        host, _, port = address.rpartition(":")
-        listener = socket.create_server((host, int(port)))
-        address = f"{host}:{listener.getsockname()[1]}"
+    """Return a listening socket and its address; a Unix socket is open to its owner alone.
+
+    Raises:
+      UsageError: It is no address, or nobody can listen there.
+    """
+    is_unix = address.startswith("unix:")
+    try:
+        host, port = ("", 0) if is_unix else protocol.host_and_port(address)
+        if is_unix:
+            listener = _unix_socket(address.removeprefix("unix:"))
+        else:
+            listener = socket.create_server((host, port))
+            address = f"{host}:{listener.getsockname()[1]}"
+    except ProtocolError as error:
+        raise sebulba.UsageError(str(error)) from None
+    except OSError as error:
+        raise sebulba.UsageError(
+            f"nobody can listen at {address} ({error.strerror or error}); use another address, "
+            "such as 127.0.0.1:0 for a free port, and one Inferencer "
+            "(--num-inferencers-per-device 1) where the address is fixed"
+        ) from None
     listener.listen(MOST_CONNECTIONS)
     listener.setblocking(False)
     return listener, address
+
+
+def _unix_socket(path: str) -> socket.socket:
+    """Return a bound socket; one that nobody listens at any more is replaced."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as left_behind:
+        try:
+            left_behind.connect(path)
+        except ConnectionRefusedError:
+            if Path(path).is_socket():  # a file of another kind refuses as well
+                os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(before)
+    return listener

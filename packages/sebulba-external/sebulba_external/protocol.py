@@ -51,6 +51,20 @@ def _refuse(code: int, data: bytes) -> Any:
     raise ValueError(f"extension type {code} is not allowed")
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the two of ``HOST:PORT``.
+
+    Raises:
+      ProtocolError: It is something else.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ProtocolError(
+            f"address {address!r} must be HOST:PORT or unix:PATH, such as 127.0.0.1:7770"
+        )
+    return host.strip("[]"), int(port)
+
+
 def connect(address: str) -> socket.socket:
     """Return a connection to ``unix:PATH`` or ``HOST:PORT``."""
     if address.startswith("unix:"):
@@ -61,8 +75,7 @@ def connect(address: str) -> socket.socket:
             connection.close()
             raise
         return connection
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)))
+    connection = socket.create_connection(host_and_port(address))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
