@@ -149,7 +149,8 @@ def speed_of(metrics: Path, said: str) -> float:
     lines = metrics.read_text().splitlines() if metrics.exists() else []
     records = [record for line in lines if "env_steps" in (record := json.loads(line))]
     if len(records) < 2:
-        raise RuntimeError(said.strip().rpartition("\n")[2] or "it made no two records")
+        why = "" if records else said.strip().rpartition("\n")[2]
+        raise RuntimeError(why or "it made no two records")
     last = records[-1]
     first = next(one for one in records if one["seconds"] >= last["seconds"] / 2)
     if first is last:
@@ -275,7 +276,8 @@ def main(words: Sequence[str] | None = None) -> None:
         "env steps/s", ["env steps/s"], {name: [f"{speed:,.0f}"] for name, speed in found.items()}
     )
     more = {f"{name}, {what}": x for name, each in others.items() for what, x in each.items()}
-    harness.print_rows("learning", [""], {name: [f"{x:,.1f}"] for name, x in more.items()})
+    if more:
+        harness.print_rows("learning", [""], {name: [f"{x:,.1f}"] for name, x in more.items()})
     quotients = ratios(found)
     harness.print_rows("ratios", [""], {name: [f"{x:.2f}"] for name, x in quotients.items()})
     for name, why in failed.items():

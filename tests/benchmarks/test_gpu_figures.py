@@ -15,6 +15,9 @@ def test_the_speed_is_that_of_the_second_half(tmp_path):
     assert gpu_figures.speed_of(file, "") == (2000 - 800) / 4.0
     with pytest.raises(RuntimeError, match="no GPU"):
         gpu_figures.speed_of(tmp_path / "none", "first line\nno GPU\n")
+    file.write_text('{"env_steps": 1, "seconds": 0.1}\n')
+    with pytest.raises(RuntimeError, match="no two records"):
+        gpu_figures.speed_of(file, "sebulba: warning: something else\n")
 
 
 def test_all_limits_together_leave_time_to_start_and_to_learn_pong():
