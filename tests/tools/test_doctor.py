@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from rich.console import Console
 
 from sebulba.commands import cli
-from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
+from sebulba.envs import gymnasium_adapter
 from sebulba.support import machine
 from sebulba.tools.check import doctor, self_tests
 from sebulba.tools.check.checks import (
@@ -197,7 +197,9 @@ def test_fewer_cores_than_threads_are_sized_by_are_noted(monkeypatch):
 
 def test_an_adapter_that_does_not_copy_is_found(monkeypatch):
     assert problems(self_tests.check_aliasing) == []
-    monkeypatch.setattr(GymnasiumAdapter, "_own", lambda self, obs: obs)
+    monkeypatch.setattr(
+        gymnasium_adapter, "make_obs_check", lambda space, num_envs: lambda obs, name: obs
+    )
     (found,) = problems(self_tests.check_aliasing)
     assert found.name == "aliasing, ours" and "7 of 8 observations changed" in found.seen
 
