@@ -64,7 +64,7 @@ def test_large_trajectories_and_large_networks_are_named():
     many = dataclasses.replace(RUN, num_envs=512, steps_per_cycle=64)
     assert "Use a smaller num_envs=512" in words_of(agent, many)
     assert "6 trajectories of 512 environments x 64 steps" in words_of(agent, many)
-    few = dataclasses.replace(RUN, num_envs=1, steps_per_cycle=1)
+    few = dataclasses.replace(RUN, num_envs=agent.config.minibatches, steps_per_cycle=1)
     assert "Use a smaller agent.torso" in words_of(agent, few)
 
 
