@@ -45,10 +45,18 @@ def needs(library: str) -> None:
         pytest.skip(f"{library} is not installed; pip install 'sebulba[{library}]'")
 
 
+@pytest.fixture
+def ranks_may_differ():
+    """Allow what MJX does and the tests forbid: operands of fewer dimensions."""
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def adapter(env: Any, num_envs: int = 2, **options: Any) -> Any:
     return sebulba.make_env_factory(env, **options)(num_envs, list(range(num_envs)))
 
 
+@pytest.mark.usefixtures("ranks_may_differ")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("env_id", [one for ids in IDS.values() for one in ids])
@@ -91,6 +99,7 @@ def test_what_is_not_there_is_named_with_what_is_near(env_id, words):
         sebulba.make_env_factory(env_id)
 
 
+@pytest.mark.usefixtures("ranks_may_differ")
 @pytest.mark.parametrize(
     ("env_id", "options", "words"),
     [
