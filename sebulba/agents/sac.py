@@ -34,7 +34,7 @@ class SAC(ActorCriticsAgent[SACConfig]):
             num_critics=2,
             log_temperature=config.temperature_learning_rate,
         )
-        self.distribution = SquashedGaussian(spec.action_space)  # type: ignore[arg-type]
+        self.distribution = SquashedGaussian(self.squashing)
         given = config.target_entropy
         self.target_entropy = -float(self.squashing.size) if given is None else given
 

@@ -102,9 +102,8 @@ def note_of_unbounded_actions(spec: EnvSpec | MultiAgentSpec) -> str | None:
         return None
     which = "all components" if len(found) == squashing.size else f"components {found[:8]}"
     return (
-        f"{which} of the action have no bounds: the policy's numbers, about 1 at first, go to the "
-        "environment as they are; where the best are of another size, such as 50, agents hardly "
-        "find them: give the space two bounds"
+        f"{which} of the action lack a bound: the first actions are of size 1 or so; where the "
+        "best are of another size, such as 50, only SAC finds them soon: give the space two bounds"
     )
 
 

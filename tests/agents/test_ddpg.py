@@ -31,7 +31,8 @@ TARGET = {"actor": linear(0.5), "critics": (linear(1.0, 1.0), linear(3.0, 0.0, b
 def loss_and_gradient(num_critics: int, weight: Any = (1.0, 0.5), **config: Any) -> Any:
     """Return ((loss, (priorities, metrics)), gradient)."""
     torso = TorsoConfig(hidden_sizes=())
-    agent: Any = DDPG(UNBOUNDED, DDPGConfig(torso=torso, num_critics=num_critics, **config))
+    config |= {"torso": torso, "num_critics": num_critics}
+    agent: Any = DDPG(UNBOUNDED, DDPGConfig(**config))
     GivenReplay(agent, weight)
     networks, target = (
         {**tree, "critics": tree["critics"][:num_critics]} for tree in (NETWORKS, TARGET)

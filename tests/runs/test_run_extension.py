@@ -134,7 +134,7 @@ def test_a_schedule_by_hand_that_ends_before_the_run_is_told(num_updates, warns)
     [
         (gymnasium.spaces.Box(-1, 1, (3,)), None),
         (gymnasium.spaces.Discrete(3), None),
-        (gymnasium.spaces.Box(0, np.inf, (2,)), "all components of the action have no bounds"),
+        (gymnasium.spaces.Box(0, np.inf, (2,)), "all components of the action lack a bound"),
         (gymnasium.spaces.Box(np.float32([0, 0]), np.float32([1, 1e30])), r"components \[1\] of"),
     ],
     ids=str,

@@ -18,7 +18,7 @@ from tests.support import probes
 spaces = gymnasium.spaces
 
 UNBOUNDED = EnvSpec(spaces.Box(-9, 9, (1,)), spaces.Box(-np.inf, np.inf, (1,)))
-"""One number observed and one done, which is not squashed."""
+"""One number observed and one done."""
 
 
 def column(*x: float) -> jax.Array:

@@ -79,7 +79,8 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         Raises:
           UsageError: Actions that are not continuous, or a space that the networks cannot take.
         """
-        self.squashing = Squashing(_continuous(spec.action_space, type(self).__name__))
+        space = _continuous(spec.action_space, type(self).__name__)
+        self.squashing = Squashing(space, soft=config.single_bounds == "soft")
         self.encode = ObservationEncoder(spec, config.torso)
         self._num_critics = num_critics
         self._actor = Actor(config.torso, params_per_action * self.squashing.size)
@@ -169,7 +170,7 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         unit = self.unit_action(params, noise, step_state, explore=explore)
         left = step_state.random_steps
         if explore and self.config.random_env_steps:
-            at_random = jax.random.uniform(random_key, unit.shape, minval=-1.0, maxval=1.0)
+            at_random = self.squashing.at_random(random_key, unit.shape[0])
             unit = jnp.where(left > 0, at_random, unit)
             left = jnp.maximum(left - 1, 0)
         next_state = step_state._replace(key=key, random_steps=left)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from sebulba.agents.configs.network_and_optimizer import (
     CommonConfig,
@@ -75,12 +77,22 @@ class ContinuousControlConfig(OffPolicyConfig):
     """Correlation of the action noise with that of the step before: 0 draws it anew, 0.85 is the
     Ornstein-Uhlenbeck noise of Lillicrap et al. 2015 (theta 0.15). Its size stays the same, also
     over ends of episodes."""
+    single_bounds: Literal["soft", "clipped"] = "soft"
+    """How a component of the action keeps to its only bound: soft, at a softplus from it, so that
+    critics see what the environment gets; or clipped, so that they do not, as runs from before
+    2026-11-27 have it."""
     torso: TorsoConfig = TorsoConfig(hidden_sizes=(256, 256), activation="relu")
     """Network from observation to features; its MLP is the end of each critic."""
     optimizer: OptimizerConfig = OptimizerConfig(max_grad_norm=0.0, epsilon=1e-8)
     """From gradient to update; each part of the networks has its own."""
     replay: ReplayConfig = ReplayConfig(capacity=1_000_000, batch_size=256)
     target: TargetConfig = TargetConfig(rate=0.005)
+
+    @staticmethod
+    def of_record(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of a record; one from before ``single_bounds`` clips."""
+        is_whole = {"critic_learning_rate", "random_env_steps", "target"} <= fields.keys()
+        return {"single_bounds": "clipped", **fields} if is_whole else fields
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -183,14 +183,16 @@ class Gaussian:
     the standard deviations.
     """
 
-    def __init__(self, space: gymnasium.spaces.Box, bounded: Bound = _bounded) -> None:
-        """Take shape and bounds from ``space``.
+    def __init__(
+        self, squashing: gymnasium.spaces.Box | Squashing, bounded: Bound = _bounded
+    ) -> None:
+        """Take shape and bounds of the actions.
 
         Args:
-          space: Of the actions.
+          squashing: From raw numbers to actions, or the space of the actions.
           bounded: Brings the logarithm of a standard deviation into ``LOG_STD_RANGE``.
         """
-        self.squashing = Squashing(space)
+        self.squashing = squashing if isinstance(squashing, Squashing) else Squashing(squashing)
         self._bounded = bounded
         self.num_params = self.num_free_params = self.squashing.size
 
@@ -260,10 +262,10 @@ class SquashedGaussian(Gaussian):
     is bounded). Source: Haarnoja et al. 2018 (arXiv 1801.01290), appendix C.
     """
 
-    def __init__(self, space: gymnasium.spaces.Box) -> None:
-        """Take shape and bounds from ``space``."""
+    def __init__(self, squashing: gymnasium.spaces.Box | Squashing) -> None:
+        """Take shape and bounds of the actions."""
         # The deviation depends on the observation: other observations bring it back.
-        super().__init__(space, clipped)
+        super().__init__(squashing, clipped)
         self.num_params, self.num_free_params = 2 * self.squashing.size, 0
 
     def log_prob(self, params: jax.Array, raw: jax.Array) -> jax.Array:

@@ -11,17 +11,23 @@ import numpy as np
 
 _WIDEST_RANGE = 1e30
 _NARROWEST_RANGE = 1e-30
+_RANDOM_REACH = 2.5
+"""Random numbers of a component without two bounds are exp or sinh of numbers of up to this size:
+up to 12 from a single bound, and 6 without one. Much wider ones let quadratic costs hide best
+actions of 1."""
 
 
 class Squashing:
     """Maps raw numbers to unit actions, and unit actions to those of a Box of K components.
 
     A component with two sensible bounds has the unit action ``tanh(raw)``, and -1 and 1 are its
-    bounds; any other is the same number everywhere. Raw and unit actions are ``[..., K]`` float32.
+    bounds. Any other is the same number everywhere, clipped into a bound that it has; or, with
+    ``soft``, its distance from a single bound is ``softplus`` of raw, so that every unit action is
+    what the environment gets. Raw and unit actions are ``[..., K]`` float32.
     """
 
-    def __init__(self, space: gymnasium.spaces.Box) -> None:
-        """Take shape and bounds from ``space``."""
+    def __init__(self, space: gymnasium.spaces.Box, *, soft: bool = False) -> None:
+        """Take shape and bounds from ``space``; ``soft``: components with one bound keep to it."""
         self._shape = space.shape
         self._dtype = np.dtype(jax.dtypes.canonicalize_dtype(space.dtype))
         self.size = math.prod(space.shape)
@@ -30,8 +36,14 @@ class Squashing:
             width = high - low
         # Some environments declare bounds of 1e30 or 2e-308, which nobody means.
         self._bounded = (width > _NARROWEST_RANGE) & (width < _WIDEST_RANGE)
+        # 1: from the lower bound upwards, -1: from the upper one downwards, 0: two bounds or none.
+        of_one = 1 * (np.abs(low) < _WIDEST_RANGE / 4) - (np.abs(high) < _WIDEST_RANGE / 4)
+        is_soft = soft & ~(width < _WIDEST_RANGE)
+        self._direction = np.where(is_soft, of_one, 0).astype(np.float32)
         self._scale = np.where(self._bounded, width / 2, 1.0).astype(np.float32)
-        self._shift = np.where(self._bounded, low + self._scale, 0.0).astype(np.float32)
+        shift = np.where(self._bounded, low + self._scale, 0.0)
+        shift = np.select([self._direction > 0, self._direction < 0], [low, high], shift)
+        self._shift = shift.astype(np.float32)
         self._low, self._high = _inside(low, high)
 
     def unbounded(self) -> list[int]:
@@ -40,11 +52,26 @@ class Squashing:
 
     def unit(self, raw: jax.Array) -> jax.Array:
         """Return the unit actions of raw numbers, ``[..., K]``."""
-        return jnp.where(_row(self._bounded, raw), jnp.tanh(raw), raw)
+        unit = jnp.where(_row(self._bounded, raw), jnp.tanh(raw), raw)
+        direction = _row(self._direction, raw)
+        return self._where_soft(jax.nn.softplus(direction * raw) * direction, unit)
 
     def clip(self, unit: jax.Array) -> jax.Array:
-        """Clip unit actions to [-1, 1] where they are bounded."""
-        return jnp.where(_row(self._bounded, unit), jnp.clip(unit, -1.0, 1.0), unit)
+        """Clip unit actions to [-1, 1] where they are bounded, and to a soft bound."""
+        clipped = jnp.where(_row(self._bounded, unit), jnp.clip(unit, -1.0, 1.0), unit)
+        direction = _row(self._direction, unit)
+        return self._where_soft(jnp.maximum(direction * unit, 0.0) * direction, clipped)
+
+    def at_random(self, key: jax.Array, num_rows: int) -> jax.Array:
+        """Draw random unit actions, ``[num_rows, K]``; uniform ones where they are bounded."""
+        unit = jax.random.uniform(key, (num_rows, self.size), minval=-1.0, maxval=1.0)
+        if self._bounded.all():
+            return unit
+        wide = self._where_soft(
+            jnp.exp(_RANDOM_REACH * unit) * _row(self._direction, unit),
+            jnp.sinh(_RANDOM_REACH * unit),
+        )
+        return jnp.where(_row(self._bounded, unit), unit, wide)
 
     def action(self, unit: jax.Array) -> jax.Array:
         """Return the actions that the environment receives, ``[..., *action_shape]``.
@@ -65,7 +92,14 @@ class Squashing:
         """Return ``log |d unit / d raw|``, ``[..., K]``; finite however large raw is."""
         # 1 - tanh(x)^2 = 4 / (e^x + e^-x)^2
         of_tanh = 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
-        return jnp.where(_row(self._bounded, raw), of_tanh, 0.0)
+        slope = jnp.where(_row(self._bounded, raw), of_tanh, 0.0)
+        return self._where_soft(jax.nn.log_sigmoid(_row(self._direction, raw) * raw), slope)
+
+    def _where_soft(self, soft: jax.Array, other: jax.Array) -> jax.Array:
+        """Choose by component; ``other`` alone where none has a soft bound."""
+        if not self._direction.any():
+            return other
+        return jnp.where(_row(self._direction != 0, other), soft, other)
 
 
 def _row(x: np.ndarray, like: jax.Array) -> np.ndarray:
