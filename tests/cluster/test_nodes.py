@@ -109,7 +109,7 @@ def test_who_asks_before_a_version_comes_waits_for_it():
     thread = threading.Thread(target=lambda: taken.append(shared.take(1)))
     thread.start()
     shared.put(1, lambda: [np.zeros(3)], {1})
-    thread.join(30)
+    thread.join(300)
     assert len(taken) == 1
 
 
@@ -351,7 +351,7 @@ def test_a_node_makes_environments_one_after_the_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert Overlap.most == 1
 
 
@@ -497,7 +497,7 @@ def test_a_checkpoint_does_not_wait_for_who_is_being_replaced():
     old.cycle, new.index = 7, 0
     new.position_wanted, new.left_position = threading.Event(), None
     go_on = threading.Event()
-    replacements = Replacements(lambda old: go_on.wait(30) and new)  # type: ignore[arg-type]
+    replacements = Replacements(lambda old: go_on.wait(300) and new)  # type: ignore[arg-type]
     replacements.begin(old, error)
     old.position_wanted.set()
     assert replacements.take() == [] and len(replacements) == 1
@@ -505,7 +505,7 @@ def test_a_checkpoint_does_not_wait_for_who_is_being_replaced():
     old.left_position = None
     old.position_wanted.set()
     go_on.set()
-    replacements.threads[0].join(30)
+    replacements.threads[0].join(300)
     (arrival,) = replacements.take()
     assert arrival.new is new and not replacements
     assert new.left_position is old.left_position is not None

@@ -253,7 +253,7 @@ def test_a_head_that_goes_ends_the_run_which_is_saved(two_nodes, tmp_path, monke
             time.sleep(0.2)
         assert [*run.glob("checkpoints/[0-9]*")], said.read_text()
         two_nodes.head_node.kill_gcs_server()
-        assert train.wait(120) == 1
+        assert train.wait(300) == 1
     finally:
         train.kill()
         train.wait()

@@ -87,7 +87,7 @@ def test_each_inferencer_makes_steps_and_closes_its_environments_in_one_thread(i
         assert len(of_loop) == max(1, inferencers)
         assert (threading.get_ident() in of_loop) == (inferencers == 0)
     for thread in threads_of_envs():
-        thread.join(60.0)
+        thread.join(300)
     assert len(threads_of_envs()) == before
 
 

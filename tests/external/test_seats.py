@@ -285,7 +285,7 @@ def test_what_breaks_the_protocol_is_refused_in_words_and_disturbs_nobody(tmp_pa
             time.sleep(0.05)
         stop.set()
         loop.stop()
-        trained[0].join(60)
+        trained[0].join(300)
 
 
 def test_a_client_that_dawdles_loses_its_connection(
@@ -301,7 +301,7 @@ def test_a_client_that_dawdles_loses_its_connection(
             assert "in time" in protocol.receive(connection)["message"]
             connection.close()
         loop.stop()
-        trained[0].join(60)
+        trained[0].join(300)
 
 
 def test_more_clients_than_seats_are_refused(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_more_clients_than_seats_are_refused(tmp_path: Path) -> None:
             with pytest.raises(ConnectionError, match="all 4 seats are taken"):
                 Client(given.address, given.token)
         loop.stop()
-        trained[0].join(60)
+        trained[0].join(300)
 
 
 def test_what_cannot_be_served_is_refused_in_words() -> None:

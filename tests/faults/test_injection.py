@@ -298,7 +298,7 @@ def test_environments_that_a_thread_hangs_in_are_closed_by_that_thread(make_trap
     assert closed == [other] * 2, "each by its own"
     trap.release.set()
     for thread in our_threads():
-        thread.join(60)
+        thread.join(300)
     assert closed[2:] == [hung] * 2
 
 
@@ -449,12 +449,12 @@ def test_a_stop_saves_what_was_learned_before_it_waits_for_a_slow_environment(
     def step():
         if next(steps) == 170:
             amid.set()
-            release.wait(60)
+            release.wait(300)
 
     saved_early = []
 
     def stop_amid():
-        assert amid.wait(60)
+        assert amid.wait(300)
         loop.stop()
         store = CheckpointStore(tmp_path)
         deadline = time.monotonic() + 300
@@ -470,7 +470,7 @@ def test_a_stop_saves_what_was_learned_before_it_waits_for_a_slow_environment(
         stopper.start()
         with loop:
             result = loop.run(loop.new_state(0, STEPS), CYCLES, STEPS)
-        stopper.join(60)
+        stopper.join(300)
         at_the_end = checkpointer.load_newest()
     assert result.stopped and at_the_end is not None
     (early,) = saved_early

@@ -167,7 +167,7 @@ def test_run_in_a_second_thread_is_refused_and_the_first_goes_on():
     def observe(trajectory, step_infos):
         thread = threading.Thread(target=second)
         thread.start()
-        thread.join(60)
+        thread.join(300)
 
     loop, _ = make_tiny_loop(observe_cycle=observe)
     with loop:

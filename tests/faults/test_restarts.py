@@ -147,7 +147,7 @@ def test_what_hung_and_comes_back_to_fail_fails_no_other(make_trap):
             super().__call__(trajectory, step_infos)
             if loop._session.counters.env_restarts and not came_back.is_set():
                 trap.release.set()
-                came_back.wait(60)
+                came_back.wait(300)
                 time.sleep(0.1)
 
     recorder = ReleasingRecorder()
@@ -233,7 +233,7 @@ def test_an_environment_that_fails_as_the_run_is_stopped_is_replaced_too():
         def step(self, action):
             type(self).num += 1
             if self.num == 40:
-                stopped.wait(60)
+                stopped.wait(300)
                 failed.set()
                 raise Planted("at the stop")
             return super().step(action)
@@ -244,7 +244,7 @@ def test_an_environment_that_fails_as_the_run_is_stopped_is_replaced_too():
             if len(self.trajectories) == 1:
                 loop.stop()
                 stopped.set()
-                failed.wait(60)
+                failed.wait(300)
 
     recorder = Stopping()
     with make_loop(FailsAtTheStop, recorder, num_inferencers_per_device=1) as loop:

@@ -39,7 +39,7 @@ class Waiting(Checkpointer):
 
     def save(self, *what: Any) -> None:
         super().save(*what)
-        assert self._saver.wait(60)
+        assert self._saver.wait(300)
 
 
 def config_of(name: str) -> Any:

@@ -49,7 +49,7 @@ class Trap:
         if self.kind == "hang":
             for supervisor in self.supervisors:
                 supervisor._limit_s = SHORT_LIMIT_S
-            self.release.wait(60)
+            self.release.wait(300)
         if self.kind == "slow":
             time.sleep(0.3)
 

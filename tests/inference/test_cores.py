@@ -56,7 +56,7 @@ def test_threads_that_start_inside_stay_on_the_cores_and_the_caller_does_not():
     go_on = threading.Event()
 
     def look() -> None:
-        go_on.wait(60)
+        go_on.wait(300)
         found.append(os.sched_getaffinity(0))
 
     with threads_run_on(one_core()):

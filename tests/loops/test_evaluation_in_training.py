@@ -229,7 +229,7 @@ def test_a_stop_ends_the_evaluation_and_asks_for_no_other(after_training):
     loop, _ = make_tiny_loop(num_envs=B, evaluator=Evaluator(play, every * ROUND))
 
     def stop() -> None:
-        play.began.wait(60)
+        play.began.wait(300)
         loop.stop()
 
     threading.Thread(target=stop).start()
@@ -251,7 +251,7 @@ def test_an_evaluation_that_a_stop_cut_short_is_played_when_the_run_goes_on():
     )
 
     def stop() -> None:
-        play.began.wait(60)
+        play.began.wait(300)
         loop.stop()
 
     threading.Thread(target=stop).start()
@@ -277,7 +277,7 @@ def test_an_evaluation_that_does_not_end_is_named(monkeypatch):
 
     def play(networks, stop):
         loop.stop()
-        release.wait(60)
+        release.wait(300)
 
     loop, _ = make_tiny_loop(num_envs=B, evaluator=Evaluator(play, ROUND))
     with loop:
@@ -382,7 +382,7 @@ class Waits(Pays):
     closed = threading.Event()
 
     def step(self, action):
-        Waits.may.wait(60)
+        Waits.may.wait(300)
         return super().step(action)
 
     def close(self):
@@ -401,8 +401,8 @@ def test_environments_that_hang_are_closed_when_their_step_returns():
     assert not Waits.closed.is_set()
     stop.set()
     Waits.may.set()
-    player_thread.join(60)
-    assert Waits.closed.wait(60)
+    player_thread.join(300)
+    assert Waits.closed.wait(300)
     player.close()
 
 

@@ -142,7 +142,7 @@ def test_a_fault_in_the_cycle_in_flight_at_a_stop_is_not_lost():
 
     def observe(trajectory, infos):
         if int(trajectory.cycle) == 2:
-            failed.wait(60)
+            failed.wait(300)
             loop.stop()
 
     loop, _ = make_tiny_loop(
@@ -230,7 +230,7 @@ def test_stop_from_another_thread_ends_the_run_cleanly(schedule, per_device):
     )
 
     def stop():
-        started.wait(60)
+        started.wait(300)
         loop.stop()
 
     stopper = threading.Thread(target=stop)
@@ -276,7 +276,7 @@ def test_an_environment_that_hangs_is_named(monkeypatch, schedule):
         def step(self, action):
             if self._steps > 20:
                 loops[0].stop()
-                release.wait(60)
+                release.wait(300)
             return super().step(action)
 
     monkeypatch.setattr("sebulba.inference.hangs.JOIN_S", 1.0)

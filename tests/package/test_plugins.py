@@ -221,7 +221,7 @@ def test_a_value_of_another_kind_is_refused(path, group, ask, words):
 
 def test_importing_sebulba_finds_no_packages():
     code = "import sys, sebulba.commands.cli; print('importlib.metadata' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "False\n", done.stderr
 
 
@@ -253,7 +253,7 @@ def test_old_names_of_modules_that_moved_import_the_new_ones():
         "assert old is new and kind is new.CongestionControlOptions\n"
         "print(new.__name__, new.__spec__.name, fairness.__name__)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     names = "sebulba_networks.options sebulba_networks.options sebulba_networks.tools.fairness\n"
     assert done.stdout == names, done.stderr
     words = ["-m", "sebulba.envs.networks.build"]
@@ -268,7 +268,7 @@ def test_old_names_within_the_package_import_the_new_ones():
         "from sebulba.tools.check.env_check import check_env\n"
         "print(check_env is sebulba.check_env, check_agent is sebulba.check_agent)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout == "True True\n", done.stderr
 
 

@@ -152,7 +152,7 @@ def main(port: str, num_hosts: int, host: int, folder: Path, kind: str) -> None:
         if num_seen == 2 and host == num_hosts - 1:  # one host alone is asked to stop
             if is_late:
                 FAILS.set()
-                assert IN_IT.wait(60)
+                assert IN_IT.wait(300)
             loop.stop()
 
     if is_late:

@@ -54,7 +54,7 @@ class Served:
 
     def __exit__(self, *exception: object) -> None:
         self._server.should_exit = True
-        self._thread.join(60)
+        self._thread.join(300)
         self.socket.close()
         assert not self._thread.is_alive()
 

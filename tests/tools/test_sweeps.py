@@ -366,7 +366,7 @@ def test_a_sweep_that_is_killed_leaves_no_training_and_goes_on(tmp_path):
         wait_for(lambda: "resumed at" in log_file.read_text())
     finally:
         process.terminate()
-    assert process.wait(100) == 143
+    assert process.wait(300) == 143
     assert str(folder.relative_to(tmp_path)) not in commands()
 
 
