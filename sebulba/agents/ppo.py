@@ -77,7 +77,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
         base: Experience = super().new_experience(key, networks, run)
-        no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs))
+        no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs), jnp.float32)
         columns = self._num_columns(run.steps_per_cycle, run.num_envs)
         return PPOExperience(
             batch=self._batch(base.trajectory, no_value, no_value),

@@ -28,7 +28,7 @@ class SimplePolicyGradient(OnPolicyAgent[SimplePolicyGradientConfig]):
         obs = jax.tree.map(lambda x: x[:-1], row.obs)
         params = self.evaluate(networks, obs, experience.core, row.is_first[:-1]).params
         log_prob = self.distribution.log_prob(params, trajectory.extras.raw)
-        no_value = jnp.zeros(row.reward.shape)
+        no_value = jnp.zeros(row.reward.shape, jnp.float32)
         step = transitions(trajectory, config.discount, config.reward_scale, no_value)
         returns = jax.vmap(n_step_returns, in_axes=1, out_axes=1)(no_value, step)
         advantage = _normalized(returns, step.valid) if config.normalize_returns else returns

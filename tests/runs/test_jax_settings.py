@@ -25,6 +25,42 @@ def rows() -> list[tuple[str, str]]:
     return re.findall(r"^\| `(JAX_\w+=\w+)` \| (\w+)", section, re.MULTILINE)
 
 
+def sebulba(words: str, setting: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    name, _, value = setting.partition("=")
+    return subprocess.run(
+        [sys.executable, "-m", "sebulba", *words.split()],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)), name: value},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "impala --env.id CartPole-v1 --total-env-steps 2100",
+        "ppo --env.id CartPole-v1 --total-env-steps 2100",
+        "cartpole-r2d2 --total-env-steps 3000 --agent.replay.warm-up-cycles 4",
+        "cartpole-dqn --total-env-steps 1500 --agent.replay.warm-up-cycles 4",
+        "pendulum-sac --total-env-steps 1500 --agent.replay.warm-up-cycles 4",
+        "pendulum-ddpg --total-env-steps 1500 --agent.replay.warm-up-cycles 4",
+        "kuhn --total-env-steps 3000",
+        "ppo --env.id CartPole-v1 --total-env-steps 2100 --cluster.address processes",
+    ],
+)
+def test_every_agent_is_resumed_with_64_bits(words, tmp_path):
+    """No part of the state has other dtypes after an update than before."""
+    options = "--run-dir run --no-anneal-learning-rate"
+    for command in (f"train {words} {options}", "resume run --total-env-steps 6000"):
+        done = sebulba(command, "JAX_ENABLE_X64=1", tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert " 0 updates" not in done.stdout
+
+
 def test_the_table_has_settings_of_both_kinds():
     assert {said for _, said in rows()} == {"trains", "refused"} and len(rows()) >= 8
 
@@ -34,18 +70,11 @@ def test_the_table_has_settings_of_both_kinds():
 @pytest.mark.parametrize(("setting", "said"), rows())
 def test_a_run_trains_or_is_refused_as_the_table_says(setting, said, tmp_path):
     words = "train cartpole --num-envs 4 --steps-per-cycle 8 --total-env-steps 640 --run-dir run"
-    name, _, value = setting.partition("=")
-    done = subprocess.run(
-        [sys.executable, "-m", "sebulba", *words.split()],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), name: value},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    done = sebulba(words, setting, tmp_path)
     if said == "trains":
         assert done.returncode == 0, done.stderr
         return
+    name = setting.partition("=")[0]
     assert done.returncode == 2 and f"unset {name} in the environment" in done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
 

@@ -246,7 +246,7 @@ def normalized_rewards(
     moments = updated_moments(statistics.moments, sums, ~jnp.asarray(env_step.inserted[1:]))
     factor = jax.lax.rsqrt(moments.variance + _EPSILON)
     so_far = statistics.so_far.at[inferencer].set(last)
-    scaled = jnp.clip(factor * reward, -LARGEST, LARGEST)
+    scaled = jnp.clip(factor.astype(jnp.float32) * reward, -LARGEST, LARGEST)
     return scaled, RewardStatistics(moments, so_far)
 
 
