@@ -44,10 +44,8 @@ def sebulba(words: str, setting: str, folder: Path) -> subprocess.CompletedProce
     [
         "impala --env.id CartPole-v1 --total-env-steps 2100",
         "ppo --env.id CartPole-v1 --total-env-steps 2100",
-        "cartpole-r2d2 --total-env-steps 3000 --agent.replay.warm-up-cycles 4",
+        "cartpole-r2d2 --total-env-steps 4600 --agent.replay.warm-up-cycles 7",
         "cartpole-dqn --total-env-steps 1500 --agent.replay.warm-up-cycles 4",
-        "pendulum-sac --total-env-steps 1500 --agent.replay.warm-up-cycles 4",
-        "pendulum-ddpg --total-env-steps 1500 --agent.replay.warm-up-cycles 4",
         "kuhn --total-env-steps 3000",
         "ppo --env.id CartPole-v1 --total-env-steps 2100 --cluster.address processes",
     ],
