@@ -52,7 +52,6 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba video RUN [--out FILE]      film a trained policy
        sebulba watch RUN                   watch a policy in a window or the terminal
        sebulba export RUN --to FORM        write a policy as StableHLO or ONNX
-       sebulba sweep CONFIG --space FILE   search hyper-parameters
        sebulba bench BENCHMARK [options]   measure speed and memory on this machine
        sebulba doctor [options]            check this machine and the installation
        sebulba check-env ENV [options]     check an environment
@@ -181,7 +180,6 @@ COMMANDS = {
     "video": "playing:video",
     "watch": "playing:watch",
     "export": "playing:export",
-    "sweep": "sweep:main",
     "bench": "bench:main",
     "doctor": "check:doctor",
     "check-env": "check:check_env",

@@ -47,7 +47,7 @@ _APART = {
         **{f"congestion-{agent}": _NETWORKS for agent in ("ppo", "impala", "sac", "ddpg")},
         "shared-bottleneck-ppo": _NETWORKS,
     },
-    COMMANDS: {"networks": _NETWORKS, "serve": _EXTERNAL},
+    COMMANDS: {"networks": _NETWORKS, "serve": _EXTERNAL, "sweep": "sebulba-sweep"},
 }
 """Packages that belong to Sebulba and are installed apart from it, by the names that they bring."""
 

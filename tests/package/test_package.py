@@ -17,7 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sebulba"
-NETWORKS, EXTERNAL = ROOT / "packages/sebulba-networks", ROOT / "packages/sebulba-external"
+NETWORKS, EXTERNAL, SWEEP = PACKAGES = [
+    ROOT / f"packages/sebulba-{name}" for name in ("networks", "external", "sweep")
+]
 
 
 def modules_in(root: Path, package: str) -> dict[str, Path]:
@@ -31,7 +33,7 @@ def modules_in(root: Path, package: str) -> dict[str, Path]:
 MODULES = modules_in(ROOT, "sebulba")
 OF_NETWORKS = modules_in(NETWORKS, "sebulba_networks")
 OF_EXTERNAL = modules_in(EXTERNAL, "sebulba_external")
-APART = {**OF_NETWORKS, **OF_EXTERNAL}
+APART = {**OF_NETWORKS, **OF_EXTERNAL, **modules_in(SWEEP, "sebulba_sweep")}
 EVERY = {**MODULES, **APART}
 
 ORDER = (
@@ -270,7 +272,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
     data = [PACKAGE / "py.typed", *pages, *trained]
     documents = [*(ROOT / "docs").rglob("*.*"), *(ROOT / "examples").rglob("*.*")]
     documents += [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.json")]
-    documents += [NETWORKS / "README.md", EXTERNAL / "README.md", *APART.values()]
+    documents += [*(package / "README.md" for package in PACKAGES), *APART.values()]
     documents += [ROOT / "tests/package/test_package.py", *ROOT.glob("[A-Z]*.*"), ROOT / "Makefile"]
     documents = [path for path in documents if path.suffix != ".pyc" and path.is_file()]
     for path in [ROOT / "pyproject.toml", *documents, *PACKAGE.rglob("*.py"), *data]:
@@ -278,7 +280,7 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     (copy / "agents").symlink_to("sebulba/agents")
-    for package in (NETWORKS, EXTERNAL):
+    for package in PACKAGES:
         to = copy / package.relative_to(ROOT)
         shutil.copytree(package, to, ignore=NOT_COPIED, dirs_exist_ok=True)
     (copy / "LICENSE").write_bytes((ROOT / "LICENSE").read_bytes())
@@ -343,8 +345,7 @@ def test_packages_bring_what_sebulba_says_that_they_bring():
     from sebulba.support import plugins
 
     projects = [
-        tomllib.loads((package / "pyproject.toml").read_text())["project"]
-        for package in (NETWORKS, EXTERNAL)
+        tomllib.loads((package / "pyproject.toml").read_text())["project"] for package in PACKAGES
     ]
     for group, said in plugins._APART.items():
         brought = {

@@ -6,11 +6,11 @@ import os
 
 import optuna
 import pytest
+from sebulba_sweep.space import Choices, Range
+from sebulba_sweep.study import JOURNAL, Ended, Study
 
 from sebulba.errors import UsageError
-from sebulba.tools.sweep.space import Choices, Range
-from sebulba.tools.sweep.study import JOURNAL, Ended, Study
-from tests.tools.test_sweeps import run_sweep  # noqa: F401
+from tests.sweep.test_sweeps import run_sweep  # noqa: F401
 
 SPACE = {"learning-rate": Range(1e-4, 1e-2, log=True), "num-envs": Choices((8, 16))}
 

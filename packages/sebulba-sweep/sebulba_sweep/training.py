@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sebulba.metrics.plots import record_of
 from sebulba.support.files import check_regular
 
-TRAIN = (sys.executable, "-m", "sebulba.tools.sweep.trial_process", "train")
+TRAIN = (sys.executable, "-m", "sebulba_sweep.trial_process", "train")
 """What a training is started by."""
 STOP_S = 300.0
 """Seconds that a training may take to be saved and end, after which it is killed."""

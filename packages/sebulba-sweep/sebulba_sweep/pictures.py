@@ -10,10 +10,10 @@ import numpy as np
 
 from sebulba.metrics.figures import new_figure, open_frame, shorten
 from sebulba.metrics.plots import COLOURS, GREY, marker_of
-from sebulba.tools.sweep.space import Choices, Range, Space
-from sebulba.tools.sweep.study import Ended, Trial
-from sebulba.tools.sweep.sweep import described, shown_value
-from sebulba.tools.sweep.table import ranked
+from sebulba_sweep.space import Choices, Range, Space
+from sebulba_sweep.study import Ended, Trial
+from sebulba_sweep.sweep import described, shown_value
+from sebulba_sweep.table import ranked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sebulba.errors import UsageError, shown
-from sebulba.tools.sweep.space import Choices, Range, Space, Value
+from sebulba_sweep.space import Choices, Range, Space, Value
 
 JOURNAL = "journal.log"
 """In the folder of a sweep: every trial, its values and its returns, as Optuna keeps them."""
@@ -178,7 +178,7 @@ def import_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise UsageError(
-            "sebulba sweep needs Optuna, which is not installed; pip install 'sebulba[sweep]'"
+            "sebulba sweep needs Optuna, which is not installed; pip install 'optuna>=5'"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

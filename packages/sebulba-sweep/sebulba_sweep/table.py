@@ -9,8 +9,8 @@ from rich.text import Text
 
 from sebulba.runs.summary import plain
 from sebulba.tools.compare.tables import console, number, print_table
-from sebulba.tools.sweep.study import Ended, Trial
-from sebulba.tools.sweep.sweep import shown_value
+from sebulba_sweep.study import Ended, Trial
+from sebulba_sweep.sweep import shown_value
 
 _STYLES = {Ended.DONE: "green", Ended.PRUNED: "yellow", Ended.FAILED: "red", Ended.OPEN: "cyan"}
 _ORDER = list(Ended)

@@ -20,11 +20,11 @@ from sebulba.runs.read_config import read_config
 from sebulba.runs.signals import StopOnSignal
 from sebulba.support.checks import at_least
 from sebulba.support.files import check_regular, read_json_object, write_json
-from sebulba.tools.sweep.space import Space, read_space
-from sebulba.tools.sweep.study import Ended, Study, import_optuna
-from sebulba.tools.sweep.sweep import Plan, Sweep, words_of
-from sebulba.tools.sweep.table import print_trials, ranked, record_of_trial
-from sebulba.tools.sweep.training import Measure
+from sebulba_sweep.space import Space, read_space
+from sebulba_sweep.study import Ended, Study, import_optuna
+from sebulba_sweep.sweep import Plan, Sweep, words_of
+from sebulba_sweep.table import print_trials, ranked, record_of_trial
+from sebulba_sweep.training import Measure
 
 if TYPE_CHECKING:
     from sebulba.configs.experiment import ExperimentConfig
@@ -176,7 +176,7 @@ def _plan(
 
 def _report(study: Study, space: Space, plan: Plan, json_file: str | None) -> bool:
     """Print and draw what came of a sweep; tell whether a trial is done."""
-    from sebulba.tools.sweep import pictures
+    from sebulba_sweep import pictures
 
     trials, importances = study.trials(), study.importances()
     print_trials(trials, importances)

@@ -14,9 +14,9 @@ from sebulba.configs.files import option_words
 from sebulba.errors import UsageError
 from sebulba.runs.exit_codes import EXIT_NOT_FINITE, EXIT_OK, MEANINGS
 from sebulba.runs.placement import visible_gpus
-from sebulba.tools.sweep.space import Value
-from sebulba.tools.sweep.study import Ended, Study, Trial
-from sebulba.tools.sweep.training import Measure, Training
+from sebulba_sweep.space import Value
+from sebulba_sweep.study import Ended, Study, Trial
+from sebulba_sweep.training import Measure, Training
 
 POLL_S = 0.5
 """Seconds between looks at the trainings."""
