@@ -19,6 +19,7 @@ import pytest
 from gymnasium import spaces
 from sebulba_external import listener, protocol, seats
 from sebulba_external.client import Client
+from sebulba_external.columns import SeatColumns
 from sebulba_external.seats import ExternalEnv, Seats
 
 import sebulba
@@ -26,11 +27,13 @@ from sebulba.agents.configs import DQNConfig, ImpalaConfig, ReplayConfig
 from sebulba.agents.dqn import DQN
 from sebulba.agents.impala import Impala
 from sebulba.configs.impala_presets import PRESETS
+from sebulba.types import RunSpec
 
 B, T = 4, 8
 ONE = {"num_inferencers_per_device": 1, "inference_devices": [0], "update_devices": [0]}
 SPACE = spaces.Box(-1.0, 1e6, (3,), np.float32)
 ACTIONS = spaces.Discrete(5, start=2)
+AGENT = Impala(sebulba.EnvSpec(SPACE, ACTIONS), ImpalaConfig())
 
 
 def reward_of(observation: np.ndarray, action: int) -> float:
@@ -59,14 +62,15 @@ def tell(client: int, address: str, token: str, stop: threading.Event, num_episo
 class Checker:
     """Checks every transition that the update is given."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: int = T) -> None:
+        self.num_steps = num_steps
         self.valid = self.ends = 0
         self.clients: set[int] = set()
 
     def __call__(self, trajectory: Any, infos: Any) -> None:
         rows, actions = trajectory.env_step, np.asarray(trajectory.action)
         obs, valid = np.asarray(rows.obs), np.asarray(rows.valid[1:])
-        assert obs.shape == (T + 1, B, 3)
+        assert obs.shape == (self.num_steps + 1, B, 3)
         before, after = obs[:-1][valid], obs[1:][valid]
         chosen = actions[valid]
         assert np.array_equal(before[:, :2], after[:, :2])
@@ -139,6 +143,50 @@ def test_every_transition_is_one_that_a_client_made(tmp_path: Path, num_clients:
     assert len(checker.clients) >= num_clients
     assert given.counts["broke_off"] > 0
     assert given.counts["asked"] >= given.counts["batches"] > 0
+
+
+def test_a_new_run_may_have_another_length_while_clients_play(tmp_path: Path) -> None:
+    checker, stop = Checker(), threading.Event()
+    with training(f"unix:{tmp_path}/s", observe_cycle=checker) as (given, loop):
+        tellers(given, B, stop)
+        for checker.num_steps in (8, 4, 16, 8):
+            before, steps = checker.valid, checker.num_steps
+            loop.run(loop.new_state(0, steps), 1024 // (B * steps), steps)
+            assert checker.valid > before + 500
+        stop.set()
+
+
+def test_the_return_of_an_episode_that_broke_off_goes_to_no_other() -> None:
+    like = jax.tree.map(
+        lambda x: np.zeros(x.shape, x.dtype),
+        jax.eval_shape(
+            lambda key: AGENT.empty_trajectory(AGENT.new_networks(key), RunSpec(1, 1, 2, 1)),
+            jax.random.key(0),
+        ),
+    )
+    columns = SeatColumns(like, 2)
+    row, action, extras = jax.tree.map(
+        lambda x: np.zeros(x.shape[2:], x.dtype), (like.env_step, like.action, like.extras)
+    )
+    first = row._replace(is_first=np.True_)
+    rewarded = row._replace(reward=np.float32(1))
+
+    def add(given: Any, *, acted: bool = True) -> Any:
+        column = columns.add(given, list)
+        if acted:
+            columns.act(action, extras)
+        return column
+
+    for acted in (True, False):  # the client is gone after the answer to row T, and before
+        for given in (first, rewarded):
+            add(given)
+        assert add(rewarded, acted=acted).step_infos.episode_returns.tolist() == []
+        columns.cut()
+        for given in (first, rewarded._replace(terminated=np.True_)):
+            last = add(given)
+        last = last or add(first)
+        assert last.step_infos.episode_returns.tolist() == [1.0]
+        columns = SeatColumns(like, 2)
 
 
 def test_all_who_ask_at_once_are_answered_in_one_call() -> None:
@@ -246,6 +294,14 @@ BAD = {
             frame(type="step", reward=float("inf"), observation=OBSERVATION),
         ],
         "reward=inf",
+    ),
+    "huge reward": (
+        [
+            protocol.pack(hello()),
+            BEGIN,
+            frame(type="step", reward=1e300, observation=OBSERVATION),
+        ],
+        "of 32 bits",
     ),
     "impatient": ([protocol.pack(hello()) + BEGIN + BEGIN], "before the last one was answered"),
 }  # fmt: skip

@@ -56,7 +56,7 @@ class Client:
     def end(self, reward: float, observation: Any, *, truncated: bool = False) -> None:
         """Report what the last action led to: the end of the episode, or its cut."""
         packed = self._packed(observation)
-        self._send(type="end", reward=float(reward), observation=packed, truncated=truncated)
+        self._send(type="end", reward=float(reward), observation=packed, truncated=bool(truncated))
 
     def close(self) -> None:
         """Give the seat back."""

@@ -26,6 +26,11 @@ class Column(NamedTuple):
     number: int
     """How many columns the seat had completed before."""
 
+    @property
+    def num_steps(self) -> int:
+        """T."""
+        return len(self.step_infos.episode_end)
+
 
 class SeatColumns:
     """Writes the rows of one seat, and cuts them into columns.
@@ -36,19 +41,21 @@ class SeatColumns:
 
     def __init__(self, like: Trajectory, num_steps: int) -> None:
         """Write columns of ``num_steps`` for one environment of ``like [T, B, ...]``."""
-        self._num_steps = num_steps
+        self.num_steps = num_steps
+        """T."""
         row, extras = like.env_step, like.extras
         self._shapes = jax.tree.map(lambda x: (x.shape[2:], x.dtype), (row, like.action, extras))
         self._like = like
         self._statistics = EpisodeStatistics(1)
-        self._number = -1
+        self.number = -1
+        """That of the latest column."""
         self._at = 0
         """Index of the row that has no action yet, or is the next to be written."""
         self._initial: PyTree = ()
         self._new_arrays()
 
     def _new_arrays(self) -> None:
-        sizes = (self._num_steps + 1, self._num_steps, self._num_steps)
+        sizes = (self.num_steps + 1, self.num_steps, self.num_steps)
         trees = (self._like.env_step, self._like.action, self._like.extras)
         self._rows, self._actions, self._extras = (
             jax.tree.map(lambda x, size=size: np.zeros((size, *x.shape[2:]), x.dtype), tree)
@@ -63,7 +70,7 @@ class SeatColumns:
           own_state: Returns the seat's rows of the step state, before this row is acted in.
         """
         _write(self._rows, self._at, row)
-        if self._at < self._num_steps:
+        if self._at < self.num_steps:
             if self._at == 0:
                 self._initial = own_state()
             return None
@@ -84,6 +91,8 @@ class SeatColumns:
     def cut(self) -> None:
         """End the episode in progress at its last observation: the client is gone."""
         last = self._at - 1
+        if last <= 0:  # its end is in no column: begin new sums
+            self._statistics = EpisodeStatistics(1)
         if last >= 0 and not self._rows.is_first[last]:
             self._rows.truncated[last] = True
 
@@ -93,8 +102,8 @@ class SeatColumns:
         ended = after.terminated | after.truncated
         infos = self._statistics.add(after.reward, ended, after.inserted, after.masked_truncation)
         trajectory = Trajectory(rows, self._actions, self._extras)
-        self._number += 1
-        return Column(trajectory, self._initial, final, infos, self._number)
+        self.number += 1
+        return Column(trajectory, self._initial, final, infos, self.number)
 
 
 def _write(arrays: PyTree, at: int, values: PyTree) -> None:

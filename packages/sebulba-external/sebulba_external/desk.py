@@ -16,6 +16,7 @@ from sebulba.types import EnvStep, PyTree
 from sebulba_external import protocol
 from sebulba_external.protocol import ProtocolError
 
+MOST_REWARD = float(np.finfo(np.float32).max)
 REPORTS = ("begin", "step", "end")
 """Messages of a client that has a seat."""
 
@@ -66,7 +67,11 @@ class Desk:
     @property
     def longest_frame(self) -> int:
         """Most bytes of a message that reports."""
-        return sum(part[0].nbytes for part in self.parts.values()) + protocol.SPARE_BYTES
+        sizes = (
+            part[0].nbytes + len(name.encode()) + protocol.SPARE_BYTES_A_PART
+            for name, part in self.parts.items()
+        )
+        return sum(sizes) + protocol.SPARE_BYTES
 
     def shapes(self) -> dict[str, Any]:
         """Return what a client has to know of observations and actions."""
@@ -151,6 +156,8 @@ def _part(name: str, data: Any, like: np.ndarray) -> np.ndarray:
 
 
 def _finite(reward: Any) -> float:
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not np.isfinite(reward):
-        raise ProtocolError(f"reward={reward!r} must be a finite number")
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
+        raise ProtocolError(f"reward={reward!r} must be a number")
+    if not abs(reward) <= MOST_REWARD:
+        raise ProtocolError(f"reward={reward!r} must be a finite number of 32 bits")
     return float(reward)

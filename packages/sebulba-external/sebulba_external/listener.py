@@ -22,6 +22,7 @@ from sebulba_external.protocol import ProtocolError
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MOST_CONNECTIONS = 256
+"""Beside one for each seat."""
 HELLO_WITHIN_S = 5.0
 """A connection has to say hello, and end a frame that it began, within so many seconds."""
 WAKE_S = 0.05
@@ -135,8 +136,11 @@ class Listener:
         self.counts["batches"] += 1
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._socket.accept()
-        if len(selector.get_map()) > MOST_CONNECTIONS:
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:  # it is gone again, or no file descriptors are left
+            return
+        if len(selector.get_map()) > MOST_CONNECTIONS + self._desk.num_seats:
             connection.close()
             self.counts["refused"] += 1
             return
@@ -171,6 +175,7 @@ class Listener:
             raise ConnectionError("closed")
         client.data += data
         asks, longest = False, self._desk.longest_frame
+        is_due = client.due > 0
         while len(client.data) >= protocol.LENGTH.size:
             (length,) = protocol.LENGTH.unpack_from(client.data)
             if length > longest:
@@ -183,8 +188,11 @@ class Listener:
             message = protocol.unpack(bytes(client.data[protocol.LENGTH.size : end]))
             del client.data[:end]
             asks = self._handle(client, message)
-        is_waiting = client.seat < 0 or bool(client.data)
-        client.due = (client.due or time.monotonic() + HELLO_WITHIN_S) if is_waiting else 0
+            is_due = False
+        if client.seat >= 0 and not client.data:
+            client.due = 0
+        elif not is_due:
+            client.due = time.monotonic() + HELLO_WITHIN_S
         return asks
 
     def _handle(self, client: _Connection, message: dict[str, Any]) -> bool:

@@ -19,7 +19,9 @@ VERSION = 1
 """Version of the protocol; another one is refused."""
 LENGTH = struct.Struct("!I")
 SPARE_BYTES = 1024
-"""What a frame may have beside the bytes of its arrays."""
+"""What a frame may have beside the bytes of its arrays and their names."""
+SPARE_BYTES_A_PART = 10
+"""What msgpack adds to a name and an array, at most."""
 
 
 class ProtocolError(Exception):
@@ -39,7 +41,7 @@ def unpack(body: bytes | memoryview) -> dict[str, Any]:
       ProtocolError: It is not one map with a string ``type``, or has extension types.
     """
     try:
-        message = msgpack.unpackb(body, ext_hook=_refuse, max_map_len=16, max_array_len=1024)
+        message = msgpack.unpackb(body, ext_hook=_refuse, max_map_len=1024, max_array_len=1024)
     except Exception as error:
         raise ProtocolError(f"a frame is not valid msgpack: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

@@ -133,12 +133,15 @@ class ServedCycle:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.use(programs)
+        self._columns = [self._new_columns() for _ in range(num_seats)]
 
     def use(self, programs: CyclePrograms) -> None:
         """Use other programs from the next cycle on."""
         self._programs = programs
-        steps = programs.run.steps_per_cycle
-        self._columns = [SeatColumns(programs.shapes, steps) for _ in range(self._num_seats)]
+
+    def _new_columns(self) -> SeatColumns:
+        programs = self._programs
+        return SeatColumns(programs.shapes, programs.run.steps_per_cycle)
 
     def reset(self) -> None:
         """Do nothing: clients begin episodes."""
@@ -157,13 +160,16 @@ class ServedCycle:
         """Wait for B columns; see ``Cycle.run``."""
         desk = self._desk_with(networks, step_state)
         columns: list[tuple[int, Column]] = []
+        steps = self._programs.run.steps_per_cycle
         with self._timer.phase("take"):  # a wait for clients is no hang
             while len(columns) < self._num_seats:
                 self._raise_what_went_wrong()
                 if stop.is_set():
                     return None, step_state
                 with contextlib.suppress(queue.Empty):
-                    columns.append(self._complete.get(timeout=WAKE_S))
+                    seat, column = self._complete.get(timeout=WAKE_S)
+                    if column.num_steps == steps:  # else of an earlier run
+                        columns.append((seat, column))
         with self._timer.phase("finish"):
             trajectory, initial, final, infos = self._places.joined(columns)
             states = desk.with_own(step_state, initial), desk.with_own(step_state, final)
@@ -205,6 +211,10 @@ class ServedCycle:
     def reported(self, seat: int) -> None:
         """Add a row to the seat's column."""
         assert self._desk is not None
+        if self._columns[seat].num_steps != self._programs.run.steps_per_cycle:
+            old, new = self._columns[seat], self._new_columns()
+            new.number = old.number + 1  # a gap: what it writes continues nothing
+            self._columns[seat] = new  # here, since no row of the seat waits for its action
         own: Callable[[], list[PyTree]] = lambda: self._desk.own(seat)  # type: ignore  # noqa: E731
         row = jax.tree.map(operator.itemgetter(seat), self._desk.row)
         column = self._columns[seat].add(row, own)
