@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import numpy as np
 import pytest
 from sebulba_external import serve
 from sebulba_external.client import Client
-from sebulba_external.http_front import HttpFront
+from sebulba_external.http_front import HttpFront, _arrays
 from sebulba_external.serve import PolicyServer
 
 import sebulba
@@ -154,6 +156,10 @@ REFUSED = {
     "shape": ("POST", "/act", {"observation": [0, 1]}, {}, 400, "expected (4,)"),
     "words": ("POST", "/act", {"observation": ["a"] * 4}, {}, 400, "numbers"),
     "not finite": ("POST", "/act", '{"observation": [NaN, 0, 0, 0]}', {}, 400, "not finite"),
+    "too large": ("POST", "/act", {"observation": [1e300, 0, 0, 0]}, {}, 400, "beyond float32"),
+    "long": ("POST", "/act", {"observation": [10**400, 0, 0, 0]}, {}, 400, "numbers"),
+    "reward": ("POST", "/act", {"observation": [0] * 4, "reward": 1e300}, {}, 400, "32 bits"),
+    "long reward": ("POST", "/act", {"observation": [0] * 4, "reward": 10**400}, {}, 400, "number"),
     "nested": ("POST", "/act", "[" * 50_000, {}, 400, ""),
     "session": ("POST", "/act", {"observation": [0] * 4, "session": 1}, {}, 400, "string"),
     "no page": ("GET", "/else", None, {}, 404, "/healthz"),
@@ -172,6 +178,59 @@ def test_bad_requests_are_refused_in_words(front: HttpFront, case: str) -> None:
     assert got == status
     assert words in json.loads(text)["error"]
     assert ask(front, "GET", "/healthz")[0] == 200
+
+
+def test_many_requests_at_once_are_answered_and_leave_seats_to_others(
+    server: PolicyServer, front: HttpFront
+) -> None:
+    def act(session: str | None) -> int:
+        return ask(front, "POST", "/act", {"observation": [0] * 4, "session": session})[0]
+
+    sessions = [None, *"abcdefghijkl"] * 4
+    with ThreadPoolExecutor(24) as pool:
+        assert set(pool.map(act, sessions)) == {200}
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):  # half of the seats
+            stack.enter_context(client_in_time(server))
+
+
+def client_in_time(server: PolicyServer) -> Client:
+    """Return a client; a connection that was closed just now may still have its seat."""
+    for _ in range(100):
+        with contextlib.suppress(ConnectionError):
+            return Client(server.address, TOKEN)
+        time.sleep(0.02)
+    raise AssertionError("no seat")
+
+
+def test_a_bad_request_leaves_its_session_alone(server: PolicyServer, front: HttpFront) -> None:
+    def act(**more: Any) -> int:
+        body = {"observation": [0] * 4, "session": "kept"} | more
+        return ask(front, "POST", "/act", body)[0]
+
+    assert act() == 200
+    welcomed, broke_off = server.counts["welcomed"], server.counts["broke_off"]
+    assert act(observation=[0]) == act(reward="much") == 400
+    assert act() == 200
+    assert (server.counts["welcomed"], server.counts["broke_off"]) == (welcomed, broke_off)
+
+
+def test_whole_numbers_are_not_changed() -> None:
+    parts = {"": ["|u1", [2]]}
+    assert _arrays([7, 255], parts).tolist() == [7, 255]
+    with pytest.raises(ValueError, match="beyond uint8"):
+        _arrays([7, 256], parts)
+    with pytest.raises(ValueError, match="a fraction"):
+        _arrays([7, 1.5], parts)
+    assert _arrays([1, 0], {"": ["|b1", [2]]}).tolist() == [True, False]
+
+
+def test_all_names_of_this_machine_are_its_own(server: PolicyServer) -> None:
+    with HttpFront("localhost:0", server) as front:
+        port = front.address.rpartition(":")[2]
+        for name in ("127.0.0.1", "localhost"):
+            assert ask(front, "GET", "/healthz", Host=f"{name}:{port}")[0] == 200
+        assert ask(front, "GET", "/healthz", Host="localhost:1")[0] == 403
 
 
 def test_pages_and_metrics(front: HttpFront) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import http.client
 import json
 import threading
 import time
@@ -16,6 +17,7 @@ import numpy as np
 from sebulba.errors import UsageError
 from sebulba_external import protocol
 from sebulba_external.client import Client
+from sebulba_external.desk import MOST_REWARD
 from sebulba_external.listener import LOOPBACK
 
 if TYPE_CHECKING:
@@ -65,17 +67,22 @@ class HttpFront:
         self._idle: deque[Client] = deque()
         self._lock = threading.Lock()
         self._most = max(1, server.desk.num_seats // 2)
-        """Sessions that are kept; beyond them the one that is longest unused is forgotten."""
+        """Clients that are kept; beyond them the session that is longest unused is forgotten."""
+        self._turns = threading.Semaphore(max(1, server.desk.num_seats - self._most))
+        self._parts = server.desk.shapes()["observation"]
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         handler = type("Handler", (_Handler,), {"front": self})
         try:
-            self._http = ThreadingHTTPServer((host, port), handler)
+            self._http = _Server((host, port), handler)
         except OSError as error:
             raise UsageError(
                 f"nobody can listen at {address} ({error.strerror or error}); use another port"
             ) from None
-        self.address = f"{host}:{self._http.server_address[1]}"
-        self._hosts = {self.address, f"localhost:{self._http.server_address[1]}"}
+        port = self._http.server_address[1]
+        self.address = f"{host}:{port}"
+        self._hosts = {f"{name}:{port}" for name in (host, *LOOPBACK)}
+        if port == http.client.HTTP_PORT:
+            self._hosts |= {host, *LOOPBACK}
         self._is_local = host in LOOPBACK
         self._thread = threading.Thread(target=self._http.serve_forever, name="http", daemon=True)
         self._thread.start()
@@ -96,18 +103,20 @@ class HttpFront:
         session = request.get("session")
         if session is not None and not isinstance(session, str):
             raise ValueError("session must be a string; leave it out for single observations")
+        observation = _arrays(request["observation"], self._parts)
+        reward = _reward(request.get("reward", 0.0))
         begin = time.perf_counter()
-        client, is_new = self._client(session)
-        try:
-            observation = _arrays(request["observation"], client.observation)
-            if session is None or is_new or request.get("first") is True:
-                action = client.begin(observation)
-            else:
-                action = client.step(float(request.get("reward", 0.0)), observation)
-        except BaseException:
-            client.close()
-            raise
-        self._give_back(session, client)
+        with self._turns:  # more requests than seats wait
+            client, is_new = self._client(session)
+            try:
+                if session is None or is_new or request.get("first") is True:
+                    action = client.begin(observation)
+                else:
+                    action = client.step(reward, observation)
+            except BaseException:
+                client.close()
+                raise
+            self._give_back(session, client)
         self.latencies.append(time.perf_counter() - begin)
         return {"action": action.tolist()}
 
@@ -115,21 +124,29 @@ class HttpFront:
         with self._lock:
             if session is not None and session in self._sessions:
                 return self._sessions.pop(session), False
-            if session is None and self._idle:
+            if self._idle:
                 return self._idle.pop(), True
             oldest = None
-            if len(self._sessions) + len(self._idle) >= self._most and self._sessions:
+            if len(self._sessions) >= self._most:
                 oldest = self._sessions.popitem(last=False)[1]
         if oldest is not None:
             oldest.close()
         return Client(self._server.address, self._server.token), True
 
     def _give_back(self, session: str | None, client: Client) -> None:
+        gone = []
         with self._lock:
             if session is None:
                 self._idle.append(client)
             else:
+                if session in self._sessions:  # two requests of a session at once
+                    gone.append(self._sessions.pop(session))
                 self._sessions[session] = client
+            while len(self._sessions) + len(self._idle) > self._most:
+                is_idle = bool(self._idle)
+                gone.append(self._idle.pop() if is_idle else self._sessions.popitem(last=False)[1])
+        for one in gone:
+            one.close()
 
     def metrics(self) -> str:
         """Return the server's counts in the text format of Prometheus."""
@@ -191,14 +208,36 @@ def _arrays(given: Any, parts: dict[str, list]) -> Any:
     for name, (dtype, shape) in parts.items():
         try:
             array = np.asarray(given[name], np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"observation {name!r} must be nested lists of numbers") from None
         if array.shape != tuple(shape):
             raise ValueError(f"observation has shape {array.shape}; expected {tuple(shape)}")
-        if not np.isfinite(array).all():
-            raise ValueError("observation has a value that is not finite")
-        arrays[name] = array.astype(dtype)
+        kind = np.dtype(dtype)
+        info = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind) if kind.kind in "iu" else None
+        low, high = (0, 1) if info is None else (info.min, info.max)
+        if not ((array >= low) & (array <= high)).all():  # nor if it is not finite
+            raise ValueError(
+                f"observation has a value that is not finite, or is beyond {kind.name}"
+            )
+        if kind.kind != "f" and (array % 1).any():
+            raise ValueError(f"observation has a fraction; expected {kind.name}")
+        arrays[name] = array.astype(kind)
     return arrays[""] if one else arrays
+
+
+def _reward(given: Any) -> float:
+    try:
+        reward = float(given)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("reward must be a number") from None
+    if not abs(reward) <= MOST_REWARD:
+        raise ValueError("reward must be a finite number of 32 bits")
+    return reward
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256
+    """Connections that wait to be accepted; beyond them some are reset."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -226,6 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_allowed():
             return
         if self.path != "/act":
+            self.close_connection = True  # its body is not read
             self._send(404, {"error": "no such page; use POST /act"})
             return
         length = self.headers.get("Content-Length", "")
