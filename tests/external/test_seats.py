@@ -20,6 +20,7 @@ from gymnasium import spaces
 from sebulba_external import listener, protocol, seats
 from sebulba_external.client import Client
 from sebulba_external.columns import SeatColumns
+from sebulba_external.desk import Desk
 from sebulba_external.seats import ExternalEnv, Seats
 
 import sebulba
@@ -230,6 +231,45 @@ def test_the_memory_of_a_seat_waits_while_it_does_not_ask(
     assert max(differences) < 1e-4
 
 
+def test_what_is_learned_is_normalised_as_it_was_when_it_was_acted_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, run = threading.Event(), seats.ServedCycle.run
+    published, used = [], []
+    config = ImpalaConfig(learning_rate=1e-30, normalize_observations=True)
+
+    def noted(self: Any, networks: Any, *arguments: Any) -> Any:
+        published.append(np.asarray(networks.scaling[0].mean))
+        item, step_state = run(self, networks, *arguments)
+        if item is not None:
+            used.append(np.asarray(item.final_step_state.scaling[0].mean))
+        return item, step_state
+
+    monkeypatch.setattr(seats.ServedCycle, "run", noted)
+    with training(f"unix:{tmp_path}/s", config) as (given, loop):
+        tellers(given, B, stop)
+        loop.train(total_env_steps=4096, steps_per_cycle=T)
+        stop.set()
+    assert all(any(np.array_equal(mean, known) for known in published) for mean in used)
+    assert all(mean.any() for mean in used[len(used) // 2 :])
+
+
+def test_exploration_falls_with_rows_and_not_with_calls() -> None:
+    agent = DQN(sebulba.EnvSpec(SPACE, ACTIONS), DQNConfig())
+    run = RunSpec(B, 1, 1, 1)
+    networks = agent.new_networks(jax.random.key(0))
+    desk = Desk(agent, B, agent.new_step_state(jax.random.key(1), run, 0), explore=True)
+    desk.networks = agent.acting_networks(
+        networks, agent.new_experience(jax.random.key(2), networks, run)
+    )
+    keys = []
+    for call in range(3 * B):
+        desk.answer(np.arange(B) == call % B)
+        assert int(desk._step_state.epsilon.steps) == (call + 1) // B
+        keys.append(tuple(np.asarray(desk._step_state.key)))
+    assert len(set(keys)) == 3 * B
+
+
 def test_a_replay_draws_transitions_of_one_seat_only(tmp_path: Path) -> None:
     # Places of a trajectory change hands: 3 clients at different paces fill 4 columns.
     stop = threading.Event()
@@ -238,6 +278,8 @@ def test_a_replay_draws_transitions_of_one_seat_only(tmp_path: Path) -> None:
         tellers(given, B - 1, stop)
         result = loop.train(total_env_steps=4096, steps_per_cycle=T)
         stop.set()
+    # Ends of episodes are rows that nobody acts in.
+    assert 0.7 * 4096 // B < result.state.step[0].epsilon.steps <= given.counts["asked"] // B
     store = result.state.experience
     starts = np.argwhere(np.asarray(store.weight) > 0)
     assert len(starts) > 400

@@ -73,6 +73,25 @@ def test_one_that_dies_is_begun_again_and_there_are_never_too_many(
         assert started.error is None
 
 
+def test_what_a_simulator_has_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulators, "PAUSE_S", 0.1)
+    monkeypatch.setattr(simulators, "MOST_FRUITLESS", 1000)
+    mark = f"mark-{os.getpid()}-{tmp_path.name}"
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(600)")
+    code = (
+        "import subprocess, sys, time; "
+        "subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(0.2)"
+    )
+    command = command_of(code, f"{tmp_path}/sleeper.py", mark)
+    with contextlib.closing(Simulators(command, 1, "", "", [0])) as started:
+        for restarts in (1, 2, 3):
+            wait_until(lambda expected=restarts: started.restarts >= expected)
+            assert len(processes_with(mark)) <= 2  # a command and what it starts
+    wait_until(lambda: not processes_with(mark), 5)
+
+
 def test_a_command_that_never_connects_ends_the_run_with_its_output(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,9 +18,9 @@ class Column(NamedTuple):
     trajectory: Trajectory
     """Leaves ``[T+1, ...]`` and ``[T, ...]``, without an axis of environments."""
     initial: PyTree
-    """The seat's rows of the step state before row 0."""
+    """Parts of the step state before row 0: the seat's rows, and what all seats share."""
     final: PyTree
-    """The seat's rows of the step state before row T."""
+    """Those before row T."""
     step_infos: StepInfos
     """Statistics of its episodes, ``[T, 1]``."""
     number: int
@@ -62,23 +62,23 @@ class SeatColumns:
             for size, tree in zip(sizes, trees, strict=True)
         )
 
-    def add(self, row: EnvStep, own_state: Callable[[], PyTree]) -> Column | None:
+    def add(self, row: EnvStep, state: Callable[[], PyTree]) -> Column | None:
         """Write the next row, leaves ``[...]``; return the column that it completes.
 
         Args:
           row: What the client reported.
-          own_state: Returns the seat's rows of the step state, before this row is acted in.
+          state: Returns the step state for the seat, before this row is acted in.
         """
         _write(self._rows, self._at, row)
         if self._at < self.num_steps:
             if self._at == 0:
-                self._initial = own_state()
+                self._initial = state()
             return None
-        own = own_state()
-        column = self._complete(own)
+        final = state()
+        column = self._complete(final)
         self._new_arrays()
         _write(self._rows, 0, row)
-        self._at, self._initial = 0, own
+        self._at, self._initial = 0, final
         return column
 
     def act(self, action: PyTree | None, extras: PyTree) -> None:
@@ -127,13 +127,14 @@ class Places:
 
     def joined(
         self, columns: list[tuple[int, Column]]
-    ) -> tuple[Trajectory, PyTree, PyTree, StepInfos]:
+    ) -> tuple[Trajectory, PyTree, PyTree, StepInfos, int]:
         """Return B columns, with their seats, as one trajectory ``[T, B, ...]``.
 
         A seat's column stands in the seat's own place, if it is the first of this seat.
 
         Returns:
-          The trajectory, rows ``[B, ...]`` of the step state before rows 0 and T, statistics.
+          The trajectory, parts ``[B, ...]`` of the step state before rows 0 and T, statistics,
+          and the place of the column that was complete last.
         """
         placed: dict[int, tuple[int, Column]] = {}
         others = []
@@ -150,7 +151,8 @@ class Places:
                 rows.is_first[0, place] = True
                 rows.terminated[0, place] = rows.truncated[0, place] = False
             self._latest[place] = seat, column.number
-        return trajectory, initial, final, infos
+        newest = next(i for i, (_, column) in enumerate(in_order) if column is columns[-1][1])
+        return trajectory, initial, final, infos, newest
 
 
 def _beside(columns: list[Column]) -> tuple[Trajectory, PyTree, PyTree, StepInfos]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from sebulba.agent import Agent
-from sebulba.support.trees import KeyData
+from sebulba.support.trees import KeyData, is_key
 from sebulba.types import EnvStep, PyTree
 from sebulba_external import protocol
 from sebulba_external.protocol import ProtocolError
@@ -56,6 +56,8 @@ class Desk:
         self._spec = jax.tree.structure(spec, is_leaf=is_spec)
         self._keys = KeyData(step_state)
         self._step_state = self._keys.unwrap(jax.tree.map(jnp.copy, step_state))
+        self._rows = 0
+        """Rows since the last step of all seats."""
         self._act = jax.jit(self._act_for_some, donate_argnums=1)
 
     @property
@@ -111,37 +113,62 @@ class Desk:
     def answer(self, asked: np.ndarray) -> Answer:
         """Act in the rows of the seats in ``asked [B]`` bool."""
         row = jax.tree.map(np.copy, self.row)  # JAX may alias what it is given
-        action, extras, self._step_state = self._act(self.networks, self._step_state, row, asked)
+        self._rows += int(asked.sum())
+        is_step = np.bool_(self._rows >= self.num_seats)
+        self._rows -= self.num_seats * int(is_step)
+        action, extras, self._step_state = self._act(
+            self.networks, self._step_state, row, asked, is_step
+        )
         answer = Answer(*jax.tree.map(np.asarray, (action, extras)))
         self.row.prev_action[asked] = answer.action[asked]
         return answer
 
     def _act_for_some(
-        self, networks: PyTree, step_state: PyTree, row: EnvStep, asked: jax.Array
+        self,
+        networks: PyTree,
+        step_state: PyTree,
+        row: EnvStep,
+        asked: jax.Array,
+        is_step: jax.Array,
     ) -> tuple[PyTree, PyTree, PyTree]:
+        """Act; a count that all seats share rises when as many rows were acted in as there are."""
         wrapped = self._keys.wrap(step_state)
         output, new = self._agent.act(networks, wrapped, row, explore=self._explore)
 
         def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(asked.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
-        olds = self._split(step_state)
-        pairs = zip(self._is_own, self._split(self._keys.unwrap(new)), olds, strict=True)
-        parts = [jax.tree.map(chosen, n, o) if own else n for own, n, o in pairs]
+        def counted(new: jax.Array, old: jax.Array) -> jax.Array:
+            is_count = not is_key(new) and jnp.issubdtype(new.dtype, jnp.integer)
+            return jnp.where(is_step, new, old) if is_count else new
+
+        unwrap = self._keys.unwrap
+        parts = [
+            jax.tree.map(chosen, unwrap(n), unwrap(o))
+            if own
+            else unwrap(jax.tree.map(counted, n, o))
+            for own, n, o in zip(self._is_own, self._split(new), self._split(wrapped), strict=True)
+        ]
         return output.action, output.extras, jax.tree.unflatten(self._spec, parts)
 
-    def own(self, seat: int) -> list[PyTree]:
-        """Return a seat's rows of the step state, on the host."""
+    def state_of(self, seat: int) -> list[PyTree]:
+        """Return the step state in parts, on the host: a seat's rows, and what all seats share."""
         pairs = zip(self._is_own, self._split(self._step_state), strict=True)
         of_seat = operator.itemgetter(seat)
-        return [jax.tree.map(lambda x: of_seat(np.array(x)), part) for own, part in pairs if own]
+        return [
+            jax.tree.map(lambda x, own=own: of_seat(np.array(x)) if own else np.array(x), part)
+            for own, part in pairs
+        ]
 
-    def with_own(self, step_state: PyTree, own: list[PyTree]) -> PyTree:
-        """Return a copy of ``step_state`` with rows ``[B, ...]`` in the place of its own."""
-        rows = iter(own)
-        pairs = zip(self._is_own, self._split(step_state), strict=True)
-        parts = [jax.tree.map(jnp.asarray, next(rows) if own else part) for own, part in pairs]
-        return jax.tree.map(jnp.copy, jax.tree.unflatten(self._spec, parts))
+    def step_state(self, parts: list[PyTree], newest: int) -> PyTree:
+        """Return the step state of B ``state_of``, ``[B, ...]``; what seats share is the newest."""
+        of_newest = operator.itemgetter(newest)
+        shared = (
+            part if own else jax.tree.map(of_newest, part)
+            for own, part in zip(self._is_own, parts, strict=True)
+        )
+        leaves = jax.tree.map(jnp.array, list(shared))
+        return self._keys.wrap(jax.tree.unflatten(self._spec, leaves))
 
     def _split(self, step_state: PyTree) -> list[PyTree]:
         """Return the parts of a step state for which the agent's spec has an entry each."""

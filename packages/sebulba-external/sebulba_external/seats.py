@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -171,17 +171,16 @@ class ServedCycle:
                     if column.num_steps == steps:  # else of an earlier run
                         columns.append((seat, column))
         with self._timer.phase("finish"):
-            trajectory, initial, final, infos = self._places.joined(columns)
-            states = desk.with_own(step_state, initial), desk.with_own(step_state, final)
-            return Item(trajectory, *states, infos), step_state
+            trajectory, initial, final, infos, newest = self._places.joined(columns)
+            # The desk goes on with a state of its own; the third is for checkpoints.
+            states = [desk.step_state(parts, newest) for parts in (initial, final, final)]
+            return Item(trajectory, *states[:2], infos), states[2]
 
     def _raise_what_went_wrong(self) -> None:
         simulators = self._simulators
         error = self._error or (None if simulators is None else simulators.error)
         if error is not None:
             raise error
-        if simulators is not None:
-            simulators.seated = self._listener.counts["welcomed"]
 
     def _desk_with(self, networks: PyTree, step_state: PyTree) -> Desk:
         """Return the desk, which acts with ``networks`` from now on."""
@@ -215,9 +214,10 @@ class ServedCycle:
             old, new = self._columns[seat], self._new_columns()
             new.number = old.number + 1  # a gap: what it writes continues nothing
             self._columns[seat] = new  # here, since no row of the seat waits for its action
-        own: Callable[[], list[PyTree]] = lambda: self._desk.own(seat)  # type: ignore  # noqa: E731
+        if self._simulators is not None:  # in this thread, since an update may take long
+            self._simulators.seated = self._listener.counts["welcomed"]
         row = jax.tree.map(operator.itemgetter(seat), self._desk.row)
-        column = self._columns[seat].add(row, own)
+        column = self._columns[seat].add(row, functools.partial(self._desk.state_of, seat))
         if column is not None:
             self._keep(seat, column)
         if not self._desk.in_episode[seat]:

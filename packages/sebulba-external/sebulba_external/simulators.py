@@ -16,21 +16,27 @@ from typing import IO
 import sebulba
 
 SHIM = """
-import os, signal, subprocess, sys, threading
+import contextlib, os, signal, subprocess, sys, threading
+try:
+    child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, process_group=0)
+except OSError as error:
+    print(f"{sys.argv[1]}: {error.strerror}", file=sys.stderr, flush=True)
+    os._exit(127)
+def kill():
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
 def end():
     while os.read(0, 1024):
         pass
-    os.killpg(0, signal.SIGKILL)
+    kill()
 threading.Thread(target=end, daemon=True).start()
-try:
-    code = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL).wait()
-except OSError as error:
-    print(f"{sys.argv[1]}: {error.strerror}", file=sys.stderr, flush=True)
-    code = 127
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+kill()
+code = child.wait()
 os._exit(code if code >= 0 else 128 - code)
 """
-"""Runs a command in a session of its own, and kills the session when its stdin ends: when whoever
-started it closes the pipe, or is gone."""
+"""Runs a command in a process group of its own. It kills the group when the command ends, and when
+its stdin ends: when whoever started it closes the pipe, or is gone."""
 LOOK_EVERY_S = 0.05
 PAUSE_S = 1.0
 """Between the ends of a simulator and its next start, at least."""
