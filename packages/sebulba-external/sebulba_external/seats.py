@@ -174,7 +174,7 @@ class ServedCycle:
             trajectory, initial, final, infos, newest = self._places.joined(columns)
             # The desk goes on with a state of its own; the third is for checkpoints.
             states = [desk.step_state(parts, newest) for parts in (initial, final, final)]
-            return Item(trajectory, *states[:2], infos), states[2]
+            return Item(trajectory, states[0], states[1], infos), states[2]
 
     def _raise_what_went_wrong(self) -> None:
         simulators = self._simulators
