@@ -392,7 +392,15 @@ def _quota(num_episodes: int, num_envs: int) -> np.ndarray:
 
 
 def check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
-    """Raise UsageError unless the policy observes and does what the environment has."""
+    """Raise UsageError unless the policy observes and does what the environment has.
+
+    Nor can it be evaluated where nobody steps the environment.
+    """
+    if hasattr(adapter, "make_cycle"):
+        raise UsageError(
+            "clients drive this environment, so that no policy can be evaluated in it; leave out "
+            "--eval-every-env-steps, or evaluate in the environment that the clients play"
+        )
     for name in ("observation_space", "action_space"):
         of_env, of_policy = getattr(adapter.spec, name), getattr(policy.spec, name)
         if of_env != of_policy:

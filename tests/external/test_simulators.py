@@ -7,9 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from sebulba_external import simulators
@@ -17,6 +20,8 @@ from sebulba_external.environments import ENVIRONMENTS, ClientOptions
 from sebulba_external.simulators import Simulators
 
 import sebulba
+from sebulba.cluster.inferencers.inferencer_server import Server
+from sebulba.inference.places import Given
 
 SLEEPER = "import sys, time; print(sys.argv[1:], flush=True); time.sleep(600)"
 
@@ -121,6 +126,25 @@ def test_what_cannot_be_meant_is_refused() -> None:
         parts({}, None, 1.0)
     with pytest.raises(sebulba.UsageError, match="no option 'port'"):
         parts({"like": "CartPole-v1", "port": 1}, None, 1.0)
+
+
+def test_nobody_evaluates_in_an_environment_that_clients_drive() -> None:
+    policy = sebulba.load_policy("pretrained:cartpole")
+    with pytest.raises(sebulba.UsageError, match=r"leave out --eval-every-env-steps"):
+        sebulba.evaluate(policy, clients_of(SLEEPER), num_episodes=1)
+
+
+def test_clients_are_not_served_in_another_process() -> None:
+    policy = sebulba.load_policy("pretrained:cartpole")
+    given = Given(clients_of(SLEEPER), policy.agent, "auto", "async")
+    shared = SimpleNamespace(given=lambda: given, making=threading.Lock())
+    with pytest.raises(sebulba.UsageError, match=r"--cluster.address threads"):
+        Server(b"", {}, shared).make(2, [0, 1])
+
+
+def clients_of(code: str) -> Any:
+    options = {"like": "CartPole-v1", "command": command_of(code)}
+    return sebulba.make_env_factory("external:clients", **options)
 
 
 PLAYER = """

@@ -57,10 +57,14 @@ def _parts(
         wrong = f"has no option {sorted(unknown)[0]!r}" if unknown else "needs the option 'like'"
         raise UsageError(f"external:clients {wrong}; its options are {', '.join(known)}")
     read = ClientOptions(**options)
-    spec = functools.cache(functools.partial(_spec, read.like))
-    return VectorParts(lambda num_envs, seeds: ClientVector(read, spec(), seeds), spec, 1)
+    return VectorParts(functools.partial(_made, read), functools.partial(_spec, read.like), 1)
 
 
+def _made(options: ClientOptions, num_envs: int, seeds: list[int]) -> ClientVector:
+    return ClientVector(options, _spec(options.like), seeds)
+
+
+@functools.cache
 def _spec(like: str) -> EnvSpec:
     from sebulba.envs import env_spec
     from sebulba.types import EnvSpec

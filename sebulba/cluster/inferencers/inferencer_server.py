@@ -15,7 +15,7 @@ import cloudpickle
 import jax
 
 from sebulba.envs.policy_view import as_policy_sees
-from sebulba.errors import EnvError, is_env_failure
+from sebulba.errors import EnvError, UsageError, is_env_failure
 from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES, without_exit
 from sebulba.inference.places import Given, Places
@@ -157,6 +157,12 @@ class Server:
         self._cycle = None  # that of an Inferencer that was here before
         with self.shared.making:
             env = Places(given).make(num_envs, seeds)
+        if hasattr(env, "make_cycle"):
+            env.close()
+            raise UsageError(
+                "clients drive this environment, whose Inferencer must be in the trainer; use "
+                "--cluster.address threads"
+            )
         if not getattr(given.agent.spec, "eval_only", ()):
             env = as_policy_sees(env)
         self._env = env
