@@ -66,12 +66,16 @@ def main(argv: Sequence[str]) -> int:
 
 def token_in(file: Path) -> str:
     """Return the token in a file, which is made for its owner alone if it is missing."""
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w") as new:
-            new.write(secrets.token_urlsafe(24) + "\n")
-    check_no_link(file)
-    token = file.read_text().strip()
+    try:
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "w") as new:
+                new.write(secrets.token_urlsafe(24) + "\n")
+        check_no_link(file)
+        token = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--token-file {file} cannot be used ({why}); use another") from None
     if not token:
         raise UsageError(f"--token-file {file} is empty; delete it to have a token made")
     return token
