@@ -285,7 +285,7 @@ def test_nothing_compiles_after_two_cycles_of_each_inferencer(compiles, cycle, d
         programs = loop._session.inferencers[0].run_cycle._programs
         updater = loop._parts.updater
         # The update may have been compiled ahead, which is not counted here.
-        update = updater._programs[True, 1].jitted
+        update = updater._programs[True, 1]._jitted
         compiled_later = update._cache_size()
         assert compiled_later <= 1
         used = [updater._acting]
@@ -315,7 +315,7 @@ def test_the_update_is_compiled_ahead_for_what_it_will_be_given(cycle, devices, 
     )
     with loop:
         loop.run(loop.new_state(0, 5), 4, 5)
-        assert loop._parts.updater._programs[True, 1].jitted._cache_size() == 0
+        assert loop._parts.updater._programs[True, 1]._jitted._cache_size() == 0
 
 
 @pytest.fixture
