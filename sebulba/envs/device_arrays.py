@@ -14,15 +14,15 @@ from gymnasium.vector import AutoresetMode
 from sebulba.errors import EnvError, UsageError
 from sebulba.types import EnvOutput, EnvSpec, FinalObs, PyTree, empty_env_step
 
-CPU = (1, 0)
-"""What ``__dlpack_device__`` returns for the memory of the host."""
+HOST = (1, 0), (3, 0)
+"""What ``__dlpack_device__`` returns for the memory of the host, and for pinned memory there."""
 
 
 def are_on_device(obs: Any) -> bool:
     """Tell whether an observation, or a part of it, is an array outside the host's memory."""
     parts = obs.values() if isinstance(obs, dict) else [obs]
     return any(
-        tuple(x.__dlpack_device__()) != CPU for x in parts if hasattr(x, "__dlpack_device__")
+        tuple(x.__dlpack_device__()) not in HOST for x in parts if hasattr(x, "__dlpack_device__")
     )
 
 
@@ -44,7 +44,7 @@ class DeviceArrays:
                 f"environment {spec.name!r} has its arrays on a device and does not reset "
                 "itself; use an autoreset mode of NEXT_STEP or SAME_STEP"
             )
-        example = jax.tree.leaves(obs)[0]
+        example = next(filter(are_on_device, jax.tree.leaves(obs)))
         self._like = empty_env_step(spec, num_envs)
         self._resets_at_once = mode is AutoresetMode.SAME_STEP
         self._native = _from_dlpack_of(example)
@@ -56,13 +56,13 @@ class DeviceArrays:
         self._no_final = jax.device_put(none, self._device)
 
     def action(self, action: PyTree) -> Any:
-        """Return an action as an array of the environment's library, on its device."""
-        return self._native(jax.device_put(action, self._device))
+        """Return a copy of an action, which the environment may write, as its library's array."""
+        return self._native(jnp.copy(jax.device_put(action, self._device)))
 
     def first(self, obs: PyTree) -> EnvOutput:
         """Return the row of a reset."""
         num_envs = len(self._like.reward)
-        first = EnvOutput.first(self._own_obs(_taken(obs)), num_envs, self._no_final)
+        first = EnvOutput.first(self._own_obs(self._taken(obs)), num_envs, self._no_final)
         self._ends = jax.device_put(np.zeros(num_envs, np.bool_), self._device)
         return first
 
@@ -74,10 +74,18 @@ class DeviceArrays:
         if self._no_final and isinstance(info, dict) and "final_obs" in info:
             mask = info.get("_final_obs")
             final = info["final_obs"], terminated | truncated if mask is None else mask
-        given = _taken((obs, reward, terminated, truncated, final))
+        given = self._taken((obs, reward, terminated, truncated, final))
         output = self._own_step(self._ends, self._no_final, *given)
         self._ends = output.episode_end
         return output
+
+    def _taken(self, tree: PyTree) -> PyTree:
+        def one(x: Any) -> jax.Array:
+            if are_on_device(x):
+                return jax.dlpack.from_dlpack(x)
+            return jax.device_put(np.array(x), self._device)
+
+        return jax.tree.map(one, tree)
 
     def _step(
         self, before: jax.Array, no_final: PyTree, obs: PyTree, reward: Any, *rest: Any
@@ -91,10 +99,6 @@ class DeviceArrays:
             no_final = FinalObs(last, given & ends)
         is_first = ends if self._resets_at_once else before
         return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends, no_final)
-
-
-def _taken(tree: PyTree) -> PyTree:
-    return jax.tree.map(jax.dlpack.from_dlpack, tree)
 
 
 def _copied(name: str, tree: PyTree, like: PyTree) -> PyTree:

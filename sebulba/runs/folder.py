@@ -358,8 +358,9 @@ class RunFolder:
     def continued(self, config: ExperimentConfig) -> ExperimentConfig:
         """Return ``config`` as it goes on with the run that is here, if it does.
 
-        The wrapper that the run found for observations far from 0 stays. In a run that is longer
-        now and has an ``extension_learning_rate``, the learning rate falls as it did.
+        The wrapper that the run found for observations far from 0 stays, and so does what its agent
+        did before there was an option for it. In a run that is longer now and has an
+        ``extension_learning_rate``, the learning rate falls as it did.
         """
         if not (config.resume and self.config.exists()):
             return config
@@ -368,6 +369,12 @@ class RunFolder:
         if found and (*config.env.wrappers, *found) == saved.env.wrappers:
             env = dataclasses.replace(config.env, wrappers=saved.env.wrappers)
             config = dataclasses.replace(config, env=env)
+        agent, kind, fields = config.agent, type(saved.agent), self.record()["agent"]
+        if isinstance(agent, kind):
+            new = [one.name for one in dataclasses.fields(kind) if one.name not in fields]
+            new = [name for name in new if getattr(agent, name) == getattr(kind, name, None)]
+            kept = {name: getattr(saved.agent, name) for name in new}
+            config = dataclasses.replace(config, agent=dataclasses.replace(agent, **kept))
         if config.extension_learning_rate is None:
             return config
         annealed = saved.annealed_env_steps

@@ -176,6 +176,15 @@ def test_an_entropy_without_a_coefficient_is_estimated_and_has_no_gradient() -> 
     assert jnp.mean(with_bonus.entropy(params, raw)) == pytest.approx(exact)
 
 
+def test_an_estimated_entropy_falls_as_the_policy_becomes_sure_also_by_samples_of_before() -> None:
+    agent = PPO(BOX_SPEC, PPOConfig(entropy_coefficient=0.0))
+    before = jnp.broadcast_to(jnp.zeros(4), (20_000, 4))
+    raw = agent.distribution.sample(before, jax.random.key(0))
+    sure = before.at[:, 2:].set(-2.0)
+    estimates = [float(jnp.mean(agent.entropy(params, raw))) for params in (before, sure)]
+    assert estimates[1] == pytest.approx(estimates[0] - 2 * 2.0, abs=1e-3)
+
+
 def test_advantages_are_normalized_over_valid_transitions() -> None:
     fed = Fed(PPOConfig(minibatches=1, **SGD), SPEC)
     batch = fed.experience.batch

@@ -170,3 +170,39 @@ def test_resets_by_the_caller_and_other_shapes_are_refused(monkeypatch):
         EnvError, match=r"obs must have shape \(3, 4\) and dtype float32; got \(3, 2"
     ):
         env.step(np.zeros(3, np.int32))
+
+
+class PartlyOnDevice(OnDevice):
+    """Returns its observations on the device, and all else on the host."""
+
+    def there(self, *values: Any) -> list[Any]:
+        return [*super().there(values[0]), *values[1:]]
+
+
+def test_what_comes_on_the_host_is_uploaded():
+    envs = [
+        GymnasiumAdapter(make(cartpoles(3, AutoresetMode.SAME_STEP)), [1, 2, 3])
+        for make in (OnDevice, PartlyOnDevice)
+    ]
+    rows = [[env.reset() for env in envs]]
+    rows += [[env.step(np.array([0, 1, 0], np.int32)) for env in envs] for _ in range(12)]
+    for one, other in rows:
+        assert isinstance(other.obs, jax.Array)
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert sum(int(other.final.given.sum()) for _, other in rows) > 2
+    assert {leaf.device for leaf in jax.tree.leaves(rows[-1])} == {jax.devices()[DEVICE]}
+
+
+def test_an_environment_has_an_action_of_its_own_that_it_may_write(monkeypatch):
+    env = adapter()
+    env.reset()
+    given = []
+    monkeypatch.setattr(env._on_device, "_native", lambda x: given.append(x) or from_dlpack(x))
+    action = jax.device_put(np.array([0, 1, 0], np.int32), jax.devices()[DEVICE])
+    env.step(action)
+    assert given[0].unsafe_buffer_pointer() != action.unsafe_buffer_pointer()
+
+
+def test_pinned_memory_is_on_the_host(monkeypatch):
+    monkeypatch.setattr(There, "__dlpack_device__", lambda self: (3, 0))
+    assert not are_on_device(There(np.zeros(3, np.float32)))

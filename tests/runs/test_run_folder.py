@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -184,6 +185,21 @@ def test_a_run_whose_learning_rate_fell_goes_on_at_a_rate_that_is_given(begun):
     ):
         with pytest.raises(UsageError, match=words):
             folder.check_resumable(dataclasses.replace(saved, **change))
+
+
+def test_the_command_of_a_run_goes_on_with_what_its_agent_did_before_there_was_an_option(tmp_path):
+    config = dataclasses.replace(PRESETS["pendulum-sac"].make(), run_dir=str(tmp_path), resume=True)
+    folder = RunFolder(tmp_path)
+    folder.write_config(config, "pendulum-sac", ["sebulba", "train", "pendulum-sac"])
+    assert folder.continued(config) == config
+    record = json.loads(folder.config.read_text())
+    assert record["agent"].pop("single_bounds") == "soft"
+    folder.config.write_text(json.dumps(record))
+    assert folder.continued(config).agent.single_bounds == "clipped"
+    folder.check_resumable(config)
+    other = dataclasses.replace(config, agent=dataclasses.replace(config.agent, discount=0.5))
+    with pytest.raises(UsageError, match=r"agent\.discount is"):
+        folder.check_resumable(other)
 
 
 def test_a_run_that_is_not_extended_keeps_its_schedule(begun):

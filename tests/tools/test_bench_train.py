@@ -584,11 +584,18 @@ def test_the_raw_environment_steps_as_its_library_does():
     assert [next(raw.steps) for _ in range(9)] == [1] * 9
     assert raw_env.cost_of(raw, 0.01).wall_us > 0
     raw.close()
-    pools = raw_env.raw_envs(EnvConfig("CartPole-v1"), make_env_factory("CartPole-v1"), 6)
-    assert [next(pool.steps) for pool in pools] == [6, 3]
-    assert "in batches of 3" in pools[1].name
-    for pool in pools:
-        pool.close()
+    masked = EnvConfig("Taxi-v4", backend="gymnasium", action_mask="info")
+    assert (
+        raw_env.raw_envs(masked, make_env_factory(masked.id, **masked.factory_arguments()), 4) == []
+    )
+    partly_hidden = EnvConfig("CartpoleBalance-v1", privileged=("velocity",))
+    for config in (EnvConfig("CartPole-v1"), partly_hidden):
+        factory = make_env_factory(config.id, **config.factory_arguments())
+        pools = raw_env.raw_envs(config, factory, 6)
+        assert [next(pool.steps) for pool in pools] == [6, 3]
+        assert "in batches of 3" in pools[1].name
+        for pool in pools:
+            pool.close()
 
 
 def test_a_suspect_measurement_is_said_to_be_wrong():

@@ -339,6 +339,16 @@ def test_runs_are_read_again_only_when_they_change(tmp_path, monkeypatch):
 _read = run_index.read_run
 
 
+def test_of_a_run_that_goes_on_only_the_newest_row_is_kept(tmp_path):
+    run = make_run(tmp_path / "alpha")
+    kept = run_index.Shelf(tmp_path)
+    for _ in range(3):
+        with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+            file.write('{"env_steps": 1}\n')
+        (row,) = kept.table().values()
+        assert [*kept._rows.values()] == [row]
+
+
 def test_a_port_in_use_is_a_sentence(tmp_path, capsys):
     with server.listen(0) as bound:
         port = bound.getsockname()[1]

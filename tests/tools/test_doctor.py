@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import io
 import json
 import os
@@ -216,6 +217,15 @@ def test_a_gradient_that_is_wrong_is_found(monkeypatch):
     monkeypatch.setattr(jax, "grad", lambda loss: lambda w: 0 * w)
     (found,) = problems(self_tests.check_gradient)
     assert "is off by" in found.seen
+
+
+def test_sweeps_are_missing_without_their_package_also_where_optuna_is_there(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n: (n != "sebulba_sweep" and find(n)) or None
+    )
+    (missing,) = [one for one in findings(doctor.check_extras) if one.name == "sebulba_sweep"]
+    assert "sebulba sweep" in missing.seen and "./packages/sebulba-sweep" in missing.remedy
 
 
 @pytest.mark.slow

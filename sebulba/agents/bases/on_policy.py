@@ -175,8 +175,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         distribution = self.distribution
         if self.config.entropy_coefficient or not isinstance(distribution, Gaussian):
             return distribution.entropy(params)
-        slope = jnp.sum(distribution.squashing.log_slope(raw), axis=-1)
-        return jax.lax.stop_gradient(slope - distribution.log_prob(params, raw))
+        return jax.lax.stop_gradient(distribution.entropy_at(params, raw))
 
     def total_loss(
         self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array, obs: PyTree

@@ -233,6 +233,11 @@ class Gaussian:
         of_raw = log_std + 0.5 * math.log(2 * math.pi * math.e)
         return jnp.sum(of_raw + jnp.sum(weights * slope, axis=0), axis=-1)
 
+    def entropy_at(self, params: jax.Array, raw: jax.Array) -> jax.Array:
+        """Return ``entropy``, by samples where there is no closed form: of a policy close to it."""
+        of_raw = self._mean_and_log_std(params)[1] + 0.5 * math.log(2 * math.pi * math.e)
+        return jnp.sum(of_raw + self.squashing.log_slope(raw), axis=-1)
+
     def of_actions(self, params: jax.Array) -> ActionMoments:
         """Return mean and standard deviation of actions, ``[..., *action_shape]``.
 

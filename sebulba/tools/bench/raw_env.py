@@ -16,13 +16,16 @@ import numpy as np
 from sebulba.configs.experiment import EnvConfig
 from sebulba.envs import env_source
 from sebulba.envs.envpool_adapter import envpool_id, import_envpool
+from sebulba.envs.observation_parts import tags_of
 from sebulba.support.machine import num_cores
 from sebulba.tools.bench.ceiling import Cost
 from sebulba.types import EnvFactory
 
 NUM_ACTIONS = 8
 """Random actions that are drawn before the clock starts."""
-OF_ADAPTERS = ("backend", "num_threads", "vectorization", "channels_first", "action_mask")
+OF_ADAPTERS = (
+    *("backend", "num_threads", "vectorization", "channels_first", "action_mask", "privileged"),
+)
 """Options of an environment that its library does not know."""
 
 
@@ -38,7 +41,7 @@ class Raw(NamedTuple):
 
 
 def raw_envs(env: EnvConfig, factory: EnvFactory, num_envs: int) -> list[Raw]:
-    """Return every way to step the environment that its library has; none for JAX environments.
+    """Return every way to step the environment that its library has; none for JAX or with masks.
 
     Args:
       env: The environment.
@@ -51,7 +54,8 @@ def raw_envs(env: EnvConfig, factory: EnvFactory, num_envs: int) -> list[Raw]:
         return [_pool(env, num_envs, num_envs, threads), _pool(env, num_envs, half, num_cores())]
     make_one = getattr(factory, "make_one", None)
     one = None if make_one is None else make_one()
-    return [_single(one)] if isinstance(one, gymnasium.Env) else []
+    has_mask = env.action_mask or tags_of(one).get("legal_actions")
+    return [_single(one)] if isinstance(one, gymnasium.Env) and not has_mask else []
 
 
 def _pool(env: EnvConfig, num_envs: int, batch: int, num_threads: int) -> Raw:

@@ -20,8 +20,8 @@ STAMPED = (
     *(f"best_policy/{BEST_RETURN_FILE}", "last_transition.npz", "videos", "video.mp4"),
 )
 """Files of a run by whose times and sizes it is seen that it has changed."""
-MOST_PAGES, MOST_ROWS = 50, 10_000
-"""Pages and rows of the table that are kept."""
+MOST_PAGES = 50
+"""Pages that are kept."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 Stamp = tuple[Any, ...]
@@ -34,7 +34,7 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         """Look at ``root``, which exists."""
         self._root = root.resolve()
-        self._row = functools.lru_cache(MOST_ROWS)(self._read)
+        self._rows: dict[tuple[Path, Stamp], RunSummary | UsageError] = {}  # as shown last
         self._page = functools.lru_cache(MOST_PAGES)(_made)
 
     def runs(self) -> dict[str, Path]:
@@ -49,8 +49,10 @@ class Shelf:
 
     def table(self) -> dict[str, RunSummary | UsageError]:
         """Return every run, or why it is not shown, by its word; the newest first."""
-        rows = {w: self._row(folder, self._stamp(folder)) for w, folder in self.runs().items()}
-        return dict(sorted(rows.items(), key=lambda item: _changed(item[1]), reverse=True))
+        keys = {word: (folder, self._stamp(folder)) for word, folder in self.runs().items()}
+        self._rows = rows = {k: self._rows.get(k) or self._read(k[0]) for k in keys.values()}
+        found = {word: rows[key] for word, key in keys.items()}
+        return dict(sorted(found.items(), key=lambda item: _changed(item[1]), reverse=True))
 
     def page(self, make: Callable[..., str], folders: tuple[Path, ...]) -> str:
         """Return ``make(*folders)``, or what it returned before these runs changed.
@@ -62,8 +64,7 @@ class Shelf:
             self._check_inside(folder)
         return self._page(make, folders, tuple(map(self._stamp, folders)))
 
-    def _read(self, folder: Path, stamp: Stamp) -> RunSummary | UsageError:
-        del stamp
+    def _read(self, folder: Path) -> RunSummary | UsageError:
         try:
             self._check_inside(folder)
             return read_run(folder, read_newest)

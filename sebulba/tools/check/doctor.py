@@ -55,7 +55,7 @@ EXTRAS = {
     "sebulba_ns3": ("networks on ns-3", "pip install ./packages/sebulba-ns3, in a checkout"),
     "ns3": ("networks on ns-3, with sebulba_ns3", "pip install --no-deps ns3==3.44.post0"),
     "ray": ("Inferencers on several machines", "pip install 'sebulba[cluster]'"),
-    "optuna": ("sebulba sweep", "pip install ./packages/sebulba-sweep, in a checkout"),
+    "sebulba_sweep": ("sebulba sweep", "pip install ./packages/sebulba-sweep, in a checkout"),
     "stable_baselines3": ("python -m benchmarks rivals", "pip install 'sebulba[rivals]'"),
 }
 """Purpose of an optional package and how to get it, by its module."""
