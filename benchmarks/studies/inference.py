@@ -101,7 +101,7 @@ def run(*, repeats: int, num_cycles: int = NUM_CYCLES, json_file: str | None = N
 
     The command has options for ``repeats`` and ``json_file``; ``num_cycles`` are those of a round.
     """
-    configure_jax(compile_cache="off")  # and otherwise as sebulba train does
+    configure_jax(compile_cache="off", preallocate=True)  # and otherwise as sebulba train does
     config = SimplePolicyGradientConfig()
     agent = make_agent(env_spec(ENV), config)
     kinds: dict[str, CycleKind | MakeCycle]

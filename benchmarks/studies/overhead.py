@@ -158,7 +158,7 @@ def run(
 
     The command has options for ``repeats`` and ``json_file``; a round needs 2 cycles at least.
     """
-    configure_jax(compile_cache="off")  # and otherwise as sebulba train does
+    configure_jax(compile_cache="off", preallocate=True)  # and otherwise as sebulba train does
     loops = {name: LoopCase(env, num_cycles, steps_per_cycle) for name, env in ENVS.items()}
     cases: dict[str, Callable[[], float]] = {}
     for name, env in ENVS.items():

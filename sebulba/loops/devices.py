@@ -120,11 +120,11 @@ def _num_inferencers(options: LoopOptions, factory: EnvFactory, on_cpu: bool) ->
     """
     in_processes = options.cluster.address == "processes"
     has_threads = getattr(factory, "num_threads", None) is not None
-    is_local = options.cluster.address == "threads" and not options.distributed.is_on
+    uses_cores = in_processes or (options.cluster.address == "threads" and has_threads)
     cores = num_cores()
-    if options.schedule == "lockstep" or not (in_processes or (is_local and has_threads)):
-        return FEW_INFERENCERS
-    if cores < ENOUGH_CORES:
+    # Hosts that learn together must have equal numbers, and may have other cores.
+    is_fixed = options.schedule == "lockstep" or options.distributed.is_on
+    if is_fixed or not uses_cores or cores < ENOUGH_CORES:
         return FEW_INFERENCERS
     if on_cpu and not in_processes:
         return FEW_INFERENCERS * (2 if cores >= MANY_CORES else 1)

@@ -64,14 +64,12 @@ class Evaluation:
         return float(np.mean(self.returns))
 
     @property
-    def mean_return(self) -> float:
-        """The same, by the name that it had before."""
-        return self.episode_return_mean
-
-    @property
     def episode_length_mean(self) -> float:
         """Mean of the lengths."""
         return float(np.mean(self.lengths))
+
+    mean_return, mean_length = episode_return_mean, episode_length_mean
+    """The same, by the names that they had before."""
 
     @property
     def interval(self) -> float | None:

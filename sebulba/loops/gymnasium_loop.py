@@ -552,9 +552,10 @@ class GymnasiumLoop:
         dropped = jax.random.fold_in(jax.random.key(self._options.seed), DROPPED_STREAM)
         keys = key, fold_in_count(dropped, checkpoint.env_steps)
         updater = self._parts.updater
-        resumed = updater.read(
-            lambda agent: read_state(agent, reader, run_spec, keys, drop_replay), run_spec
-        )
+        with self._memory_in_words(saved.steps_per_cycle):
+            resumed = updater.read(
+                lambda agent: read_state(agent, reader, run_spec, keys, drop_replay), run_spec
+            )
         for index in range(self.num_inferencers):
             if not (resumed.layout_fits and isinstance(reader.env(index), bytes)):
                 # It has the seeds with which the run began, and would play the same episodes again.

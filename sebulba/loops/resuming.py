@@ -100,8 +100,10 @@ def _experience(
         return jax.jit(lambda key: agent.new_state(key, run).experience)(key)
 
     def with_lasting(experience: PyTree) -> PyTree:
-        """Return ``experience`` with what is kept even without the rest."""
+        """Return ``experience`` with what is kept even without the rest; 0.2.0 did not keep it."""
         like = agent.lasting_experience(experience)
+        if reader.lacks("lasting"):
+            return experience
         return agent.with_lasting(experience, reader.tree("lasting", like))
 
     like, saved = shapes(run), reader.run_spec()

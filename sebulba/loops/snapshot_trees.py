@@ -120,6 +120,10 @@ class SnapshotReader:
         impl = self.record["keys"].get(name)
         return array if impl is None else jax.random.wrap_key_data(array, impl=impl)
 
+    def lacks(self, prefix: str) -> bool:
+        """Tell whether nothing was saved under ``prefix``."""
+        return not any(f"{name}/".startswith(f"{prefix}/") for name in self._snapshot.arrays)
+
     def differences(self, prefix: str, like: PyTree) -> list[str]:
         """Return a line for each leaf of the tree under ``prefix`` that differs from ``like``."""
         wanted = dict(zip(*_named(prefix, like), strict=True))

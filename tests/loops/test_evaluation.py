@@ -83,6 +83,8 @@ def test_an_episode_that_does_not_end_is_cut_and_said_to_be():
     assert f"{endless} that would have come after them were not played" in str(evaluation)
     assert evaluation.metrics()["eval_cut_episodes"] == endless
     assert evaluation.record()["cut_episodes"] == endless
+    older = evaluation.mean_return, evaluation.mean_length
+    assert older == (evaluation.episode_return_mean, evaluation.episode_length_mean)
     assert seen[0] == (0, 1) and seen[-2][1] == 49 and seen[-1][0] == 12 - endless
 
 

@@ -20,6 +20,7 @@ from tests.support.loop_helpers import make_tiny_loop
 from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 PONG, CARTPOLE = "Pong-v5", "CartPole-v1"
+HOSTS = DistributedOptions(coordinator="a:1", num_hosts=2, host=0)
 
 
 @pytest.fixture
@@ -84,7 +85,8 @@ def test_what_is_said_holds(machine):
         ({"schedule": "lockstep"}, 2),
         ({"cluster": ClusterOptions(address="processes")}, 8),
         ({"cluster": ClusterOptions(address="auto")}, 2),
-        ({"distributed": DistributedOptions(coordinator="a:1", num_hosts=2, host=0)}, 2),
+        ({"distributed": HOSTS}, 2),
+        ({"distributed": HOSTS, "cluster": ClusterOptions(address="processes")}, 2),
     ],
 )
 def test_where_the_number_decides_what_is_learned_or_cores_are_others_it_stays(
