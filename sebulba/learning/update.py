@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -378,9 +377,10 @@ class DonatingProgram:
         """
         self._jitted = jax.jit(function, donate_argnums=tuple(range(donated)), out_shardings=out)
         self._compiled: Callable | None = None
+        # For good: to put filters back would undo what other threads do to them meanwhile.
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         if not any(getattr(jax.config, name) for name in DEBUGGING):
-            with _no_warning_of_what_stays():
-                self._compiled = self._jitted.lower(*example).compile()
+            self._compiled = self._jitted.lower(*example).compile()
 
     def __call__(self, *arguments: PyTree) -> PyTree:
         """Run it; for other shapes or devices than those of the example it is compiled again."""
@@ -392,12 +392,4 @@ class DonatingProgram:
                 if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
                     raise
                 self._compiled = None  # it was compiled for others and has not run
-        with _no_warning_of_what_stays():
-            return self._jitted(*arguments)
-
-
-@contextlib.contextmanager
-def _no_warning_of_what_stays() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
-        yield
+        return self._jitted(*arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -205,6 +206,29 @@ def test_donation_takes_only_leaves_that_an_output_can_use():
     assert result.shape == (3, 2)
     assert used.is_deleted()
     assert not unused.is_deleted()
+
+
+def test_to_compile_does_not_undo_what_other_threads_do_to_filters_of_warnings():
+    inside, compiles = threading.Event(), threading.Event()
+
+    def make_env():
+        with warnings.catch_warnings(action="ignore"):  # as factories of environments do
+            inside.set()
+            compiles.wait(300)
+
+    thread = threading.Thread(target=make_env)
+
+    def function(a):
+        compiles.set()
+        thread.join()
+        return a + 1
+
+    thread.start()
+    inside.wait(300)
+    DonatingProgram(function, None, jnp.zeros(3), donated=1)
+    with pytest.warns(RuntimeWarning, match="seen"):
+        warnings.warn("seen", RuntimeWarning, stacklevel=1)
+    assert ("ignore", None, Warning, None, 0) not in warnings.filters
 
 
 def test_arrays_of_numpy_in_place_of_those_it_was_compiled_for_compile_it_again():
