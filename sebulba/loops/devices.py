@@ -85,15 +85,17 @@ def place(
     steps = getattr(options, "steps_per_cycle", None)
     number = options.num_inferencers_per_device
     is_free = number is None
+    few = FEW_INFERENCERS if number is None else number
+    chosen = choose_devices(inference, update, what_fits(agent, num_envs, few, steps))
     if number is None:
         number = _num_inferencers(options, factory, on_cpu)
-        sizes = [RunSpec(num_envs, n, steps or 1, 1) for n in (number, FEW_INFERENCERS)]
+        infer, learn = map(len, chosen)
+        sizes = [RunSpec(num_envs, n * infer, steps or 1, learn) for n in (number, few)]
         if (steps is None and hasattr(agent.config, "replay")) or (
             not _accepts(agent, sizes[0]) and _accepts(agent, sizes[1])
         ):
             number = FEW_INFERENCERS
         options = dataclasses.replace(options, num_inferencers_per_device=number)
-    chosen = choose_devices(inference, update, what_fits(agent, num_envs, number, steps))
     share = getattr(factory, "shared_by", None)
     if share is not None and options.cluster.address in ("threads", "processes"):
         factory = share(max(1, number) * len(chosen[0]), on_cpu=on_cpu)

@@ -121,22 +121,29 @@ def test_a_replay_that_begins_too_soon_for_many_has_two(machine):
     config = PRESETS["cartpole-r2d2"].make()
     factory = make_env_factory(CARTPOLE)
 
-    def number(warm_up_cycles):
+    def number(warm_up_cycles, *inference, given=None):
         replay = dataclasses.replace(config.agent.replay, warm_up_cycles=warm_up_cycles)
         changed = dataclasses.replace(
-            config, agent=dataclasses.replace(config.agent, replay=replay)
+            config,
+            agent=dataclasses.replace(config.agent, replay=replay),
+            num_inferencers_per_device=given,
         )
         agent = build_agent(changed, sebulba.env_spec(factory))
         rows = agent.replay.rows_of_start
-        return numbers(devices.place(changed, factory, agent, config.num_envs))[0], rows
+        found = devices.place(changed, factory, agent, config.num_envs, inference or None)
+        return numbers(found)[0], rows, len(found.inference)
 
-    _, rows = number(100)
+    _, rows, _ = number(100)
     others = -(-rows // config.steps_per_cycle) - 1
     assert others > 0
-    assert number(8 * others + 1)[0] == 8
-    assert number(2 * others + 1)[0] == 2
+    assert number(8 * others + 1, 0)[0] == 8
+    assert number(8 * others + 1, 0, 1)[0] == 2, "8 for each of two would be too many"
+    assert number(2 * others + 1, 0)[0] == 2
     # Refused with two as with many, and so by its own message.
-    assert number(1)[0] == 8
+    assert number(1, 0)[0] == 8
+    # No device is idle so that others have more Inferencers.
+    assert number(8 * others + 1) == number(8 * others + 1, given=2)
+    assert number(8 * others + 1)[2] > 1
 
 
 @pytest.mark.slow
