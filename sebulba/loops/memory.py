@@ -43,14 +43,17 @@ def _said(error: Exception, agent: Agent, run: RunSpec, queue_size: int) -> str:
     devices, in_flight = run.num_update_devices, queue_size + 2 * run.num_inferencers
     config: Any = agent.config
     batch = f"num_envs={run.num_envs}"
-    has_replay = hasattr(config, "replay")
+    has_replay = hasattr(getattr(config, "replay", None), "capacity")
     learns_from = f"agent.replay.capacity={config.replay.capacity}" if has_replay else batch
     held = {
         "the replay" if has_replay else "experience": (
             _num_bytes(state.experience) // devices,
             learns_from,
         ),
-        "networks and optimizer": (_num_bytes((state.networks, state.opt)), "agent.torso"),
+        "networks and optimizer": (
+            _num_bytes((state.networks, state.opt)),
+            "agent.torso" if hasattr(config, "torso") else "network",
+        ),
         f"{in_flight} trajectories of {run.num_envs} environments x {run.steps_per_cycle} steps": (
             in_flight * _num_bytes(trajectory) // devices,
             f"{batch} or queue_size={queue_size}",
@@ -58,7 +61,9 @@ def _said(error: Exception, agent: Agent, run: RunSpec, queue_size: int) -> str:
     }
     sizes = ", ".join(f"{name} {_shown(size)}" for name, (size, _) in held.items())
     largest = max(held.values())[1]
-    update = "agent.replay.batch_size" if has_replay else "num_envs, or with more agent.minibatches"
+    update = "agent.replay.batch_size" if has_replay else "num_envs"
+    if hasattr(config, "minibatches"):
+        update += ", or with more agent.minibatches"
     return (
         f"the memory of a device is not enough: {str(error).splitlines()[0][:MOST_SHOWN]}. An "
         f"update device holds {sizes}; the intermediate results of an update come on top. Use a "

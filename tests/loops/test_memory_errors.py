@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import jax
 import pytest
@@ -14,7 +15,7 @@ from sebulba.errors import OutOfMemoryError, is_env_failure
 from sebulba.loops.memory import memory_in_words
 from sebulba.types import RunSpec
 from tests.support.loop_helpers import make_tiny_loop
-from tests.support.tiny import CountingEnv
+from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 SAID = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 12345678 bytes.\nmore"
 RUN = RunSpec(num_envs=4, num_inferencers=2, steps_per_cycle=8, num_update_devices=1)
@@ -66,6 +67,16 @@ def test_large_trajectories_and_large_networks_are_named():
     assert "6 trajectories of 512 environments x 64 steps" in words_of(agent, many)
     few = dataclasses.replace(RUN, num_envs=agent.config.minibatches, steps_per_cycle=1)
     assert "Use a smaller agent.torso" in words_of(agent, few)
+
+
+def test_options_that_an_agent_lacks_are_not_named():
+    agent = TinyAgent(sebulba.env_spec(CountingEnv), TinyConfig())
+    said = words_of(agent)
+    assert "num_envs" in said and not [
+        name for name in ("minibatches", "torso", "replay") if f"agent.{name}" in said
+    ]
+    agent.config = types.SimpleNamespace(replay="of my own")
+    assert "experience" in words_of(agent)
 
 
 def test_other_errors_are_raised_as_they_are():
