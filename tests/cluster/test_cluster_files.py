@@ -158,8 +158,7 @@ def findings_of_cluster(monkeypatch: pytest.MonkeyPatch, address: str | None, ma
     monkeypatch.setattr(ray_actors, "known_cluster", lambda: address)
     monkeypatch.setattr(ray_actors, "machines_of", machines)
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: name)
-    (finding,) = doctor.check_cluster()
-    return finding
+    return doctor.check_cluster()
 
 
 def test_the_doctor_names_the_machines_of_a_cluster(monkeypatch):
